@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "calibrate": ("classifier.calibrate", configs.CalibrateConfig),
     "guard": ("classifier.guard", configs.GuardConfig),
     "quantize": ("quantize.command", configs.QuantizeConfig),
+    "label": ("labelling.command", configs.LabelConfig),
     "score": ("classifier.score", configs.ScoreConfig),
     "audit": ("audit.command", configs.AuditConfig),
     "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),

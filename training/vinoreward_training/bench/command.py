@@ -29,6 +29,7 @@ _BY_MODULE = {
     "rewards": "backends reward-path step camera classifier guard int8",
     "encoders": "encoders joint",
     "command": "memory install",
+    "labelling": "labelling",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
     "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",
     "actor_bits": "actor-bits",

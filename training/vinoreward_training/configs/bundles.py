@@ -329,6 +329,49 @@ class QuantizeConfig:
 
 
 @dataclass(frozen=True)
+class LabelConfig:
+    """Label pictures in the browser, the most useful first: success, failure, skip, undo.
+
+    Opens a page of this machine's own; no other machine can reach it. Each label is on the disk
+    before the next picture appears. Stop with Ctrl-C; the same command goes on where you were. Some
+    pictures come twice, unmarked, to measure how often you agree with yourself.
+
+    Examples:
+        vinoreward label --run runs/mine-policy --bundle runs/mine-classifier/bundle
+        vinoreward label --data data/mine --limit 200
+        vinoreward label --video recordings --video-fps 2
+    """
+
+    run: Path | None = None
+    """A run of vinoreward train: images of what its classifier claimed."""
+    data: Path | None = None
+    """Instead: a capture, or any folder of images."""
+    video: Path | None = None
+    """Instead: a video, or a folder of videos; each video is an episode."""
+    video_fps: float = 2.0
+    """Images per second of a video."""
+    bundle: str | None = None
+    """Classifier that chooses which images come first, never shown: those it is unsure of, and
+    claims that its guard finds odd. A folder, the name of an installed one, or hf:OWNER/NAME. None:
+    what the run recorded, else random order."""
+    labeller: str | None = None
+    """Your name, as written with each label; default: your login name."""
+    limit: int | None = None
+    """Maximum number of new images in this sitting; default: all."""
+    duplicates: float = 0.05
+    """Share of images that are shown a second time."""
+    out: Path | None = None
+    """File of labels, appended to; default: labels.jsonl in the run or data folder, or beside the
+    video."""
+    port: int = 0
+    """Port on 127.0.0.1; 0: any free one."""
+    open: bool = True
+    """Open the browser. The address is printed in any case."""
+    seed: int = 0
+    """Seed of the random order, and of which images are shown twice."""
+
+
+@dataclass(frozen=True)
 class ScoreConfig:
     """Score each image of a dataset with a classifier: a probability, a success and a reward.
 

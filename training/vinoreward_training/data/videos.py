@@ -53,8 +53,8 @@ class Video:
     """Height and width."""
 
 
-def find_videos(source: Path) -> list[Video]:
-    """Return a video, or those at any depth of a folder by name.
+def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
+    """Return a video, or those at any depth of a folder by name; ``option`` named the source.
 
     Raises:
         DatasetError: no video, or one that FFmpeg cannot open.
@@ -62,13 +62,13 @@ def find_videos(source: Path) -> list[Video]:
     if source.is_file():
         if not source.name.isprintable():  # the table of the pictures could not be read again
             raise DatasetError(
-                f"--from-video is {shown_name(source)}. Expected a printable name, as the table "
+                f"{option} is {shown_name(source)}. Expected a printable name, as the table "
                 "of the pictures has it; rename the video."
             )
         return [_opened(source.name, source)]
     if not source.is_dir():
         raise DatasetError(
-            f"--from-video is {source}, which is not there. Expected a video or a folder of "
+            f"{option} is {source}, which is not there. Expected a video or a folder of "
             "videos; check the path."
         )
     names = sorted(
@@ -79,7 +79,7 @@ def find_videos(source: Path) -> list[Video]:
     if not names:
         raise DatasetError(
             f"{source} holds no videos. Expected {', '.join(sorted(SUFFIXES))} files; name their "
-            "folder with --from-video."
+            f"folder with {option}."
         )
     return [_opened(name, inside(source, name)) for name in names]
 
@@ -101,7 +101,7 @@ def read_labels(
     """
     beside = source / LABELS if source.is_dir() else source.parent / LABELS
     table = beside if table is None and beside.is_file() else table
-    every = [np.full(_count(video, fps), -1, np.int8) for video in videos]
+    every = [np.full(count(video, fps), -1, np.int8) for video in videos]
     if table is None:
         for marks, video in zip(every, videos, strict=True):
             marks[:] = _MARKS.get(Path(video.name).parts[0], -1)
@@ -182,35 +182,40 @@ def take_pictures(
             number, free = free, free + 1
         wanted = {}
         for index, category in chosen.items():
-            label = done.get((video.name, _second(index, fps)))
+            label = done.get((video.name, second_of(index, fps)))
             if label is None:
                 wanted[index] = category
             elif (label == "success") != (category == "success"):
                 raise DatasetError(
-                    f"{video.name} was captured with the label {label} at {_second(index, fps)} s, "
-                    "which is another now. Expected the labels as they were when resuming; capture "
-                    "into another folder with --out."
+                    f"{video.name} was captured with the label {label} at "
+                    f"{second_of(index, fps)} s, which is another now. Expected the labels as they "
+                    "were when resuming; capture into another folder with --out."
                 )
-        for index, picture in _decoded(video, fps, wanted):
+        for index, picture in decoded(video, fps, wanted):
             category = wanted[index]
             row: Row = make_row(
                 f"{number:06d}-{index:06d}.png", category == "success", category, number, 0
             )
-            row |= {"video": video.name, "second": _second(index, fps)}
+            row |= {"video": video.name, "second": second_of(index, fps)}
             table.add([(picture if size is None else resized(picture, *size), row)])
             yield 1
 
 
-def _second(index: int, fps: float) -> str:
+def second_of(index: int, fps: float) -> str:
+    """Return the moment that picture number ``index`` shows."""
     return f"{index / fps:.3f}"
 
 
-def _count(video: Video, fps: float) -> int:
+def count(video: Video, fps: float) -> int:
+    """Return how many pictures a video has."""
     return max(1, math.ceil(video.seconds * fps - 1e-6))
 
 
-def _ffmpeg(path: Path, *output: str) -> list[str]:
-    """Return the command that writes a video's pictures to its standard output, as PPM files."""
+def _ffmpeg(path: Path, *output: str, part: Sequence[str] = ()) -> list[str]:
+    """Return the command that writes a video's pictures to its standard output, as PPM files.
+
+    ``part`` are options of the input: which part of it is read.
+    """
     with needed_for("videos", "train"):
         from imageio_ffmpeg import get_ffmpeg_exe  # type: ignore[import-untyped]
     # Nothing but a file of these formats: a playlist could name other files or addresses.
@@ -222,6 +227,7 @@ def _ffmpeg(path: Path, *output: str) -> list[str]:
         "-hide_banner",
         *only,
         *most,
+        *part,
         "-i",
         str(path.resolve()),
     ]
@@ -266,7 +272,7 @@ def _unreadable(path: Path, error: object) -> DatasetError:
     )
 
 
-def _decoded(
+def decoded(
     video: Video, fps: float, wanted: Mapping[int, object]
 ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
     """Yield the wanted pictures ``(H, W, 3)`` of a video with their numbers."""
@@ -295,6 +301,32 @@ def _decoded(
     if (last - index) / fps > SLACK:
         ends = f"it ends after {(index + 1) / fps:.3g} of {video.seconds:.3g} s"
         raise _unreadable(video.path, ends)
+
+
+def frame_at(video: Video, second: float) -> npt.NDArray[np.uint8]:
+    """Return the picture ``(H, W, 3)`` that is on screen at a moment; it need not read the rest.
+
+    DatasetError if there is none.
+    """
+    for before in (1.0, second):  # the last second holds one unless a picture stands longer
+        start = max(0.0, second - before)
+        # Half a millisecond for rounded times, as above; the last picture is the one on screen.
+        until = ["-vf", f"settb=AVTB,trim=end={second - start + 0.0005:.6f}"]
+        command = _ffmpeg(
+            video.path, *until, "-fps_mode", "passthrough", part=["-ss", f"{start:.6f}"]
+        )
+        last = None
+        with (
+            tempfile.TemporaryFile() as messages,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=messages, start_new_session=True
+            ) as process,
+        ):
+            while (picture := _ppm(cast(IO[bytes], process.stdout))) is not None:
+                last = picture
+        if last is not None:
+            return last
+    raise _unreadable(video.path, f"it shows nothing at {second:g} s of {video.seconds:.4g} s")
 
 
 def check_sizes(videos: Sequence[Video]) -> None:

@@ -30,6 +30,7 @@ EXTRAS = {
     "lerobot": ("pyarrow", "av"),
     "timm": ("timm",),
     "hub": ("huggingface-hub",),
+    "label": ("starlette", "uvicorn"),
 }  # fmt: skip
 """Extra to its distributions."""
 

@@ -133,6 +133,15 @@ def after_import(bundle: Path) -> str:
     return f"{line}\n({data} stands for your pictures: a capture, or one folder per class)"
 
 
+def after_labelling(words: Mapping[str, object], left: int) -> str:
+    """Return the command that labels the rest, or asks somebody else once nothing is left.
+
+    ``words`` are the options of this sitting by name, None for those not given.
+    """
+    given = [word for pair in words.items() if pair[1] is not None for word in pair]
+    return command("label", *given, *([] if left else ["--labeller", "SOMEBODY-ELSE"]))
+
+
 def to_train(bundle: Path, spec: BundleSpec) -> str:
     """Return the command that trains a policy in the environment of a bundle's pictures.
 

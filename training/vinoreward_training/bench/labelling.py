@@ -1,0 +1,260 @@
+"""The labelling page: labels a minute in a real browser, and labels lost when its program dies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from vinoreward.errors import RunFolderError
+from vinoreward.processes import python_command
+from vinoreward_training.bench.rows import Row
+from vinoreward_training.configs import BenchConfig
+from vinoreward_training.data.dataset_files import save_picture
+from vinoreward_training.labelling.labels import LABELS, read_labels
+
+SCRIPT = """
+import sys
+from vinoreward_training.cli import main
+sys.exit(main(["label", *sys.argv[1:]]))
+"""
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+QUIET = (
+    "--no-sandbox",  # Chromium has none for root
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-first-run", "--disable-quic", "--disable-gpu",
+)  # fmt: skip
+"""Options with which Chromium asks nobody but the page."""
+PICTURES = 120
+KILLS = 50
+MOST_SECONDS = 0.3
+"""Until a kill."""
+KEYS = ("ArrowRight", "ArrowLeft", "s", "f", " ")
+
+
+class Labelling:
+    """``vinoreward label`` in a process of its own; use it in a ``with`` block."""
+
+    def __init__(self, arguments: Sequence[str], *, limit_bytes: int | None = None) -> None:
+        script = SCRIPT
+        if limit_bytes is not None:  # no file may hold more, as if the disk were full
+            limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
+            script = f"import resource\n{limit}\n{SCRIPT}"
+        self._command = python_command(script, *arguments, "--no-open")
+        self.address = ""
+        """With the token."""
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Labelling:
+        """Start it and wait for its address."""
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        lines = []
+        for line in cast(IO[str], self.process.stdout):
+            lines.append(line)
+            if found := re.match(r"open +(http://\S+)", line):
+                self.address = found[1]
+            if self.address and "Ctrl-C" in line:
+                return self
+        self.process.wait()
+        raise RunFolderError(
+            f"vinoreward label ended with {self.process.returncode}. Expected its page. It wrote:\n"
+            f"{''.join(lines)[-2000:]}"
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Kill it if it still runs."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+
+    def stop(self) -> str:
+        """End it by Ctrl-C; return what it printed since its address."""
+        process = cast("subprocess.Popen[str]", self.process)
+        process.send_signal(signal.SIGINT)
+        return process.communicate(timeout=30)[0]
+
+    @property
+    def port(self) -> int:
+        """Of its page."""
+        return int(self.address.partition("#")[0].rstrip("/").rpartition(":")[2])
+
+    @property
+    def token(self) -> str:
+        """What the address opens with, once."""
+        return self.address.partition("#")[2]
+
+
+class Client:
+    """Says what the page says, without a browser."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.cookie = port, ""
+
+    def ask(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        method: str | None = None,
+        headers: dict[str, str | None] | None = None,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of an answer; a header of None is left out."""
+        own = f"127.0.0.1:{self.port}"
+        given: dict[str, str | None] = {"Host": own, "Cookie": self.cookie or None}
+        data = b""
+        if body is not None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            given |= {"Origin": f"http://{own}", "Content-Type": "application/json"}
+            given["Content-Length"] = str(len(data))
+        given |= headers or {}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            verb = method or ("GET" if body is None else "POST")
+            connection.putrequest(verb, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in given.items():
+                if value is not None:
+                    connection.putheader(name, value)
+            connection.endheaders(data)
+            answer = connection.getresponse()
+            names = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, names, answer.read()
+        finally:
+            connection.close()
+
+    def enter(self, token: str) -> int:
+        """Exchange the token for the cookie; return the status."""
+        status, headers, _ = self.ask("/api/enter", {"token": token})
+        if status == 200:
+            self.cookie = headers["set-cookie"].partition(";")[0]
+        return status
+
+    def value(self, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON of an answer."""
+        status, _, data = self.ask(path, body)
+        return status, json.loads(data)
+
+    def label(self, picture: int, answer: str) -> tuple[int, dict[str, Any]]:
+        """Label a picture."""
+        return self.value("/api/label", {"picture": picture, "label": answer, "seconds": 0.5})
+
+
+def chromium() -> str | None:
+    """Return the path of an installed Chromium; None if there is none, or nothing to drive it."""
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ImportError:
+        return None
+    return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+def write_pictures(folder: Path, count: int) -> Path:
+    """Write pictures of the hover scene's size, of noise, each another one."""
+    random = np.random.default_rng(0)
+    for index in range(count):
+        image = random.integers(0, 256, (96, 128, 3), dtype=np.uint8)
+        save_picture(folder / f"{index:04d}.png", image)
+    return folder
+
+
+def labels_a_minute(folder: Path, browser: str) -> float:
+    """Label a folder by keys in Chromium, each as soon as its picture is there."""
+    from playwright.sync_api import sync_playwright
+
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running, sync_playwright() as p:
+        window = p.chromium.launch(executable_path=browser, args=list(QUIET))
+        page = window.new_page()
+        page.goto(running.address)
+        page.wait_for_selector("body[data-picture]")
+        began, given = time.perf_counter(), 0
+        while (number := page.get_attribute("body", "data-picture")) is not None:
+            page.keyboard.press(KEYS[given % len(KEYS)])
+            given += 1
+            page.wait_for_function(
+                "number => document.body.dataset.picture !== number", arg=number, polling=5
+            )
+        seconds = time.perf_counter() - began
+        window.close()
+        running.stop()
+    found = read_labels(folder / LABELS)
+    if len(found) != given:
+        raise RunFolderError(f"{given} keys gave {len(found)} labels. Expected one each.")
+    return 60.0 * given / seconds
+
+
+def labels_lost(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
+    """Kill the program with SIGKILL at random moments while a client labels.
+
+    Returns:
+        How many labels were acknowledged, how many of them are not in the log, and how many kills
+        fell between a label and its acknowledgement.
+    """
+    random = np.random.default_rng([seed, 0x9])
+    acknowledged: set[float] = set()
+    sent = 0
+    interrupted = 0
+    for kill in range(kills):
+        arguments = ["--data", str(folder), "--duplicates", "0", "--labeller", f"labeller {kill}"]
+        with Labelling(arguments) as running:
+            process = cast("subprocess.Popen[str]", running.process)
+            client = Client(running.port)
+            client.enter(running.token)
+            _, state = client.value("/api/state")
+            timer = threading.Timer(float(random.uniform(0.0, MOST_SECONDS)), process.kill)
+            timer.start()
+            try:
+                while state["picture"] is not None:
+                    sent += 1
+                    # Each label takes another time, by which it is found in the log.
+                    body = {"picture": state["picture"], "label": "success", "seconds": sent / 100}
+                    status, state = client.value("/api/label", body)
+                    if status != 200:
+                        raise RunFolderError(f"a label was answered with {status}, {state}.")
+                    acknowledged.add(sent / 100)
+            except (OSError, http.client.HTTPException, ValueError):
+                interrupted += 1
+            timer.join()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the last line may be cut off
+        found = {label.seconds for label in read_labels(folder / LABELS)}
+    return len(acknowledged), len(acknowledged - found), interrupted
+
+
+def labelling_rows(config: BenchConfig) -> list[Row]:
+    """Label by keys in Chromium; kill the program in the middle of labelling."""
+    with tempfile.TemporaryDirectory(prefix="vinoreward-label-") as temporary:
+        folder, browser = Path(temporary), chromium()
+        what = f"{PICTURES} pictures labelled by keys in headless Chromium"
+        target = ">= 60 labels a minute"
+        if browser is None:
+            note = "no Chromium, or no playwright"
+            first = Row("labelling", what, None, "labels a minute", target=target, note=note)
+        else:
+            rate = labels_a_minute(write_pictures(folder / "rate", PICTURES), browser)
+            first = Row("labelling", what, rate, "labels a minute", target=target)
+        many = write_pictures(folder / "kills", 2 * PICTURES)
+        given, lost, interrupted = labels_lost(many, KILLS, config.seed)
+    return [
+        first,
+        Row(
+            "labelling",
+            f"acknowledged labels lost in {KILLS} kills (SIGKILL) at random moments of labelling",
+            float(lost),
+            "labels",
+            target="<= 0 labels",
+            note=f"{given} were acknowledged; {interrupted} kills came in the middle of a label",
+        ),
+    ]

@@ -1,0 +1,178 @@
+"""Which picture comes first: the one whose label tells most.
+
+In this order: pictures on which labellers disagree; claims of pictures that the guard finds odd,
+and answers of the network that contradict what is recorded; then those whose log-odds are closest
+to the threshold. What nothing is known of comes last, drawn by the seed. One picture of an episode
+comes before a second of it. None of this is shown before the label is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vinoreward.errors import DatasetError, InputError, PictureMismatchError
+from vinoreward.rewards.classifier import Classifier, logit
+from vinoreward_training.labelling.labels import Label, contradictions
+from vinoreward_training.labelling.sources import Floats, Image, Source
+
+BATCH = 32
+BATCH_BYTES = 64 * 2**20
+"""Of the pictures of one inference."""
+GAP = 10
+"""Pictures between one and its blind duplicate, at least."""
+SPREAD = 20
+"""And up to so many more."""
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What is known of each of N pictures before anybody labels them; NaN where nothing is."""
+
+    log_odds: Floats
+    """Of success."""
+    odd: Floats
+    """How strange it is; above 1 the classifier cannot judge it."""
+    true: Floats
+    """1 for a recorded success, 0 for a failure."""
+    threshold: float
+    """Log-odds from which success is claimed."""
+    claimed: bool = False
+    """Whether all were claimed, whatever the log-odds say."""
+
+    @property
+    def claims(self) -> Floats:
+        """``(N,)`` 1 where the network claims a success, 0 where not, NaN where it said nothing."""
+        if self.claimed:
+            return np.ones(len(self.log_odds))
+        known = (self.log_odds >= self.threshold).astype(np.float64)
+        return np.where(np.isnan(self.log_odds), np.nan, known)
+
+
+def recorded(source: Source) -> Opinion:
+    """Return what the source's own table says."""
+    nothing = np.full(len(source.names), np.nan)
+    probability = source.numbers.get("probability", nothing)
+    inside = np.where((probability >= 0) & (probability <= 1), probability, np.nan)
+    return Opinion(
+        log_odds=np.array([logit(p) if math.isfinite(p) else math.nan for p in inside.tolist()]),
+        odd=source.numbers.get("odd", nothing),
+        true=source.numbers.get("true", nothing),
+        threshold=0.0,
+        claimed=source.claimed,
+    )
+
+
+def judged(source: Source, bundle: str) -> Opinion:
+    """Return what a classifier and its guard say, with a progress bar."""
+    from tqdm import tqdm
+
+    before = recorded(source)
+    log_odds, odd = before.log_odds.copy(), before.odd.copy()
+    with (
+        Classifier(bundle, precision="fp32") as classifier,
+        tqdm(total=len(source.names), desc="score", unit="picture") as bar,
+    ):
+        for indices, images in _batches(source):
+            try:
+                said = classifier.judge(images)
+            except (InputError, PictureMismatchError) as error:
+                raise DatasetError(
+                    f"{source.folder / source.names[indices[0]]}: {error} Or leave --bundle out: "
+                    "pictures then come in random order."
+                ) from error
+            log_odds[indices] = said.log_odds
+            if said.odd is not None:
+                odd[indices] = said.odd
+            bar.update(len(indices))
+        threshold = logit(classifier.threshold)
+    return Opinion(log_odds, odd, before.true, threshold)
+
+
+def _batches(source: Source) -> Iterator[tuple[list[int], Image]]:
+    """Yield pictures of one size, few enough at a time."""
+    indices: list[int] = []
+    images: list[Image] = []
+    for index, image in source.pictures():
+        full = len(images) >= BATCH or image.nbytes * (len(images) + 1) > BATCH_BYTES
+        if images and (full or images[0].shape != image.shape):
+            yield indices, np.stack(images)
+            indices, images = [], []
+        indices.append(index)
+        images.append(image)
+    if images:
+        yield indices, np.stack(images)
+
+
+def most_useful_first(
+    source: Source, opinion: Opinion, labels: Sequence[Label], by: str, seed: int
+) -> list[int]:
+    """Return the indices of all pictures in the order in which ``by`` should label them."""
+    count = len(source.names)
+    disagreed = {name for name, _ in contradictions(labels)}
+    others = {label.picture for label in labels if label.by != by}
+    claims = opinion.claims
+    with np.errstate(invalid="ignore"):
+        far = np.abs(opinion.log_odds - opinion.threshold)
+        odd = (claims == 1) & (opinion.odd > 1)
+        wrong = ~np.isnan(claims) & np.isin(opinion.true, (0, 1)) & (claims != opinion.true)
+    drawn = np.random.default_rng([seed, 0x1ABE]).permutation(count)
+    keys = []
+    for index, name in enumerate(source.names):
+        distance = float(far[index])
+        kind = 2 if not (odd[index] or wrong[index]) else 1
+        if name in disagreed:
+            kind = 0
+        elif name in others:
+            kind = 4
+        elif kind == 2 and math.isnan(distance):
+            kind = 3
+        keys.append((kind, math.inf if math.isnan(distance) else distance, int(drawn[index])))
+    order = sorted(range(count), key=keys.__getitem__)
+    if source.episodes is None:
+        return order
+    seen: dict[int, int] = {}
+    rounds = []
+    for index in order:
+        episode = source.episodes[index]
+        rounds.append(seen.get(episode, 0))
+        seen[episode] = rounds[-1] + 1
+    return [index for _, index in sorted(zip(rounds, order, strict=True), key=lambda both: both[0])]
+
+
+def with_duplicates(
+    names: Sequence[str],
+    order: Sequence[int],
+    done: Collection[int],
+    again: Collection[int],
+    share: float,
+    seed: int,
+) -> list[tuple[int, bool]]:
+    """Return the pictures to show, each with whether it is a blind duplicate.
+
+    The duplicates are the same after a restart, whatever the order is then.
+
+    Args:
+        names: of all pictures.
+        order: those to show, the first first.
+        done: those that the labeller has labelled.
+        again: those of them whose duplicate is labelled too.
+        share: of the pictures that are shown twice.
+        seed: chooses which.
+    """
+    random = np.random.default_rng([seed, 0xD0B1])
+    shown = {index: place for place, index in enumerate(order)}
+    # One at the very end would be shown twice in a row.
+    able = [*done, *(index for index in order if shown[index] < len(order) - GAP)]
+    able.sort(key=lambda index: hashlib.sha256(f"{seed}\0{names[index]}".encode()).digest())
+    chosen = able[: round(share * (len(done) + len(order)))]
+    places = [(float(place), index, False) for index, place in shown.items()]
+    for index in sorted(chosen):
+        if index not in again:
+            after = shown.get(index, 0) + GAP + int(random.integers(SPREAD + 1)) + 0.5
+            places.append((after, index, True))
+    return [(index, twice) for _, index, twice in sorted(places)]

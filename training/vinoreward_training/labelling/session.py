@@ -1,0 +1,270 @@
+"""One labeller's sitting: which picture is shown now, what was said, what comes next."""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image as Pillow
+
+from vinoreward.errors import DatasetError, VinorewardError
+from vinoreward_training.labelling.labels import (
+    MAX_SECONDS,
+    Agreement,
+    Answer,
+    Label,
+    LabelLog,
+    Undo,
+    agreement,
+    contradictions,
+    counts,
+    now,
+    standing,
+)
+from vinoreward_training.labelling.order import Opinion
+from vinoreward_training.labelling.sources import Image, Source, digest_of
+
+AHEAD = 2
+"""Pictures that the page fetches before they are shown."""
+LARGEST = 2048
+"""Pixels of a side of a picture as it is shown; the label is for the whole one."""
+_KEPT = 2 * AHEAD + 4
+"""Pictures kept in memory, encoded."""
+
+
+class OutdatedError(VinorewardError):
+    """An answer to a picture that is not the one to be labelled now."""
+
+
+@dataclass(frozen=True)
+class Showing:
+    """A picture in the queue; its duplicate is another one, so that nothing tells them apart."""
+
+    number: int
+    index: int
+    again: bool
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    png: bytes
+    digest: str
+
+
+class Session:
+    """What the page asks for and says, one call at a time.
+
+    Args:
+        source: the pictures.
+        opinion: what was known of them, for the summary at the end only.
+        log: where the labels go, open.
+        by: the labeller.
+        plan: index of each picture to show, and whether it is a blind duplicate.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        opinion: Opinion,
+        log: LabelLog,
+        by: str,
+        plan: Sequence[tuple[int, bool]],
+    ) -> None:
+        self.source, self.opinion, self.log, self.by = source, opinion, log, by
+        self._queue = deque(Showing(n, index, twice) for n, (index, twice) in enumerate(plan))
+        self._next_number = len(plan)
+        self._answers: dict[int, Answer] = {}
+        self._places = {name: index for index, name in enumerate(source.names)}
+        self._mine = [
+            label for label in standing(log.entries)
+            if label.by == by and label.picture in self._places
+        ]  # fmt: skip
+        self._encoded: OrderedDict[int, _Encoded] = OrderedDict()
+        self._turn, self._loading = threading.RLock(), threading.Lock()
+        self.before = len(self._mine)
+        """Labels from earlier sittings."""
+        self.unreadable = 0
+        """Pictures that were passed over, as they cannot be read."""
+
+    @property
+    def labels(self) -> list[Label]:
+        """All labels of the log that stand, everybody's."""
+        return standing(self.log.entries)
+
+    @property
+    def given(self) -> int:
+        """Labels of this sitting that stand."""
+        return max(0, len(self._mine) - self.before)
+
+    @property
+    def left(self) -> int:
+        """Pictures that are still to be labelled."""
+        return len(self._queue)
+
+    @property
+    def unlabelled(self) -> int:
+        """Pictures of the source that this labeller has not labelled, in no sitting."""
+        with self._turn:
+            labelled = {label.picture for label in self._mine}
+            return len(self.source.names) - len(labelled) - self.unreadable
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page shows, as plain values."""
+        with self._turn:
+            current = self._current()
+            ahead = list(self._queue)[1 : 1 + AHEAD]
+            return {
+                "labeller": self.by,
+                "done": len(self._mine),
+                "total": len(self._mine) + len(self._queue),
+                "picture": None if current is None else current.number,
+                "ahead": [showing.number for showing in ahead],
+                "undo": self._undoable(),
+                "unreadable": self.unreadable,
+            }
+
+    def png(self, number: int) -> bytes | None:
+        """Return a picture of the queue's beginning as a PNG; None if it is not there.
+
+        DatasetError if it cannot be read.
+        """
+        with self._turn:
+            near = list(self._queue)[: 1 + AHEAD]
+        showing = next((showing for showing in near if showing.number == number), None)
+        return None if showing is None else self._load(showing.index).png
+
+    def answer(self, number: int, answer: Answer, seconds: float) -> None:
+        """Write the label of the picture shown now; it is on the disk when this returns.
+
+        Raises:
+            OutdatedError: another picture is shown now. The same answer once more is no error, as
+                the page repeats it if the connection broke.
+            RunFolderError: it cannot be written, and the picture is still to be labelled.
+        """
+        with self._turn:
+            if self._answers.get(number) == answer:
+                return
+            current = self._current()
+            if current is None or current.number != number:
+                raise OutdatedError("another picture is to be labelled now")
+            label = Label(
+                self.source.names[current.index],
+                self._load(current.index).digest,
+                answer,
+                self.by,
+                now(),
+                round(min(max(seconds, 0.0), MAX_SECONDS), 2),
+                current.again,
+            )
+            self.log.add(label)
+            self._queue.popleft()
+            self._answers[number] = answer
+            self._mine.append(label)
+
+    def undo(self, done: int) -> None:
+        """Take back the last label, of ``done`` that the page knows of; its picture comes again.
+
+        Raises:
+            OutdatedError: there is another number of labels, or the last cannot be taken back.
+            RunFolderError: it cannot be written.
+        """
+        with self._turn:
+            if done != len(self._mine) or not self._undoable():
+                raise OutdatedError("there is nothing like that to take back")
+            self.log.add(Undo(self.by, now()))
+            label = self._mine.pop()
+            showing = Showing(self._next_number, self._places[label.picture], label.again)
+            self._next_number += 1
+            self._queue.appendleft(showing)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the last page shows: counts, agreement, and at the end the classifier's."""
+        with self._turn:
+            labels = self.labels
+            mine = [label for label in labels if label.by == self.by]
+            agreed = agreement(mine)
+            return {
+                "counts": counts(mine),
+                "agreement": _words(agreed),
+                "contradictions": len(contradictions(labels)),
+                # Not while a picture is left: it would be known what the classifier says.
+                "classifier": None if self._queue else self._against_classifier(mine),
+                "file": self.log.path.name,
+                "unlabelled": self.unlabelled,
+            }
+
+    def _against_classifier(self, mine: Sequence[Label]) -> str | None:
+        """Return in a sentence how the network's claims compare with the labels."""
+        claims = self.opinion.claims
+        pairs = [
+            (label.label, bool(claims[self._places[label.picture]]))
+            for label in mine
+            if not label.again and label.label != "skip" and label.picture in self._places
+            and not math.isnan(claims[self._places[label.picture]])
+        ]  # fmt: skip
+        if not pairs:
+            return None
+        parts = []
+        for answer, name in (("success", "successes"), ("failure", "failures")):
+            said = [claimed for label, claimed in pairs if label == answer]
+            parts.append(f"{sum(said)} of your {len(said)} {name}")
+        return f"The classifier claims {' and '.join(parts)}."
+
+    def _undoable(self) -> bool:
+        """Whether the labeller's last label is of a picture that is here."""
+        last = next(
+            (label for label in reversed(standing(self.log.entries)) if label.by == self.by), None
+        )
+        return last is not None and bool(self._mine) and last == self._mine[-1]
+
+    def _current(self) -> Showing | None:
+        """Return the showing whose turn it is, after dropping those that cannot be shown."""
+        while self._queue:
+            showing = self._queue[0]
+            if showing.again and not self._has_first(showing.index):
+                self._queue.popleft()
+                continue
+            try:
+                self._load(showing.index)
+            except DatasetError:
+                self._queue.popleft()
+                self.unreadable += not showing.again
+                continue
+            return showing
+        return None
+
+    def _has_first(self, index: int) -> bool:
+        """Whether a picture got a success or a failure at first sight."""
+        name = self.source.names[index]
+        first = [label for label in self._mine if label.picture == name and not label.again]
+        return bool(first) and first[-1].label != "skip"
+
+    def _load(self, index: int) -> _Encoded:
+        with self._loading:
+            found = self._encoded.get(index)
+            if found is None:
+                image = self.source.read(index)
+                found = self._encoded[index] = _Encoded(_png(image), digest_of(image))
+                while len(self._encoded) > _KEPT:
+                    self._encoded.popitem(last=False)
+            self._encoded.move_to_end(index)
+            return found
+
+
+def _png(image: Image) -> bytes:
+    picture = Pillow.fromarray(image)
+    if max(picture.size) > LARGEST:
+        picture.thumbnail((LARGEST, LARGEST))
+    stream = io.BytesIO()
+    picture.save(stream, format="PNG", compress_level=1)
+    return stream.getvalue()
+
+
+def _words(agreed: Agreement) -> str:
+    text = str(agreed)
+    return text[:1].upper() + text[1:] + "."

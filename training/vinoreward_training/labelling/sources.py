@@ -1,0 +1,315 @@
+"""Where the pictures to label come from: a folder, a capture, a run's claims, or videos.
+
+A picture has a name in its source's folder. Nothing outside that folder is read, pictures are read
+one at a time, and what cannot be read is left out and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.picture import read_picture, shown_name
+from vinoreward.errors import ConfigError, DatasetError, InputError
+from vinoreward.files import open_to_read
+from vinoreward.saved_state import shown
+from vinoreward_envs.camera.spec import resized
+from vinoreward_training.data.dataset import check_folder
+from vinoreward_training.data.dataset_files import (
+    MAX_TABLE_BYTES,
+    METADATA,
+    free_memory,
+    inside,
+    pictures_below,
+    read_table,
+)
+from vinoreward_training.data.videos import (
+    Video,
+    count,
+    decoded,
+    find_videos,
+    frame_at,
+    second_of,
+)
+from vinoreward_training.labelling.labels import Label, is_name, settled
+
+CLAIMS = "claims"
+"""Folder of a run with the pictures that its network claimed to be successes."""
+TABLE = "claims.csv"
+"""Its table: a column ``picture``, and numbers, any of which may be missing."""
+MAX_FRAMES = 1_000_000
+"""Of all videos together."""
+_FRAME = re.compile(r"(.+)@(\d{1,6}\.\d{3})s")
+
+Image = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
+
+
+def digest_of(image: Image) -> str:
+    """Return the SHA-256 of a picture's shape and decoded uint8 pixels.
+
+    So a label belongs to what was seen, however the file is compressed, and to frames of videos.
+    """
+    digest = hashlib.sha256(f"{image.shape[0]}x{image.shape[1]}x3 ".encode())
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Named pictures, and what is known of them."""
+
+    folder: Path
+    """That names are relative to."""
+    names: list[str]
+    episodes: list[int] | None = None
+    """Of each picture; None if unknown."""
+    numbers: dict[str, Floats] = field(default_factory=dict)
+    """``probability``, ``odd`` and ``true`` (1 for success), as far as known: ``(N,)``, or NaN."""
+    claimed: bool = False
+    """Whether a network claimed each to be a success."""
+    left_out: int = 0
+    """Pictures whose names cannot be shown or written."""
+    videos: Mapping[str, Video] = field(default_factory=dict)
+    fps: float = 0.0
+    """Pictures per second of the videos."""
+
+    def read(self, index: int) -> Image:
+        """Return a picture ``(H, W, 3)`` uint8 RGB; DatasetError if it cannot be read."""
+        return read_named(self.folder, self.names[index], self.videos)
+
+    def pictures(self) -> Iterator[tuple[int, Image]]:
+        """Yield each index and picture in turn, one in memory at a time, but what is damaged."""
+        if self.videos:
+            index = {name: number for number, name in enumerate(self.names)}
+            for video in self.videos.values():
+                wanted = dict.fromkeys(range(count(video, self.fps)))
+                try:
+                    for frame, image in decoded(video, self.fps, wanted):
+                        yield index[_frame_name(video, frame, self.fps)], image
+                except DatasetError as error:  # cut off: what was there has been seen
+                    warnings.warn(str(error), UserWarning, stacklevel=2)
+            return
+        for number in range(len(self.names)):
+            try:
+                image = self.read(number)
+            except DatasetError:
+                continue
+            yield number, image
+
+
+def read_named(folder: Path, name: str, videos: Mapping[str, Video] | None = None) -> Image:
+    """Return the picture of that name in a folder, a file or a frame of a video.
+
+    ``videos`` by name are those already opened. DatasetError if it cannot be read.
+    """
+    if not is_name(name):
+        raise DatasetError(f"{shown(name)!r} is no picture's name. Expected one within {folder}.")
+    frame = _FRAME.fullmatch(name)
+    if frame is not None:
+        video = (videos or {}).get(frame[1]) or find_videos(inside(folder, frame[1]), "--video")[0]
+        return frame_at(video, float(frame[2]))
+    try:
+        return read_picture(inside(folder, name))
+    except InputError as error:
+        raise DatasetError(str(error)) from error
+
+
+def of_folder(folder: Path) -> Source:
+    """Return the pictures of a capture, or of any folder."""
+    check_folder(folder, "a folder of pictures")
+    if not (folder / METADATA).is_file():
+        names = pictures_below(folder)
+        kept = [name for name in names if is_name(name)]
+        _check_any(kept, folder, len(names) - len(kept))
+        return Source(folder=folder, names=kept, left_out=len(names) - len(kept))
+    rows = [row for _, row in read_table(folder)]
+    names = [row["file"] for row in rows]
+    for name in names:
+        inside(folder, name)
+    _check_any(names, folder, 0)
+    known = np.array([{"success": 1.0}.get(row["label"], 0.0) for row in rows])
+    if len(set(known)) < 2:  # the labels have other names, or say nothing
+        known = np.full(len(rows), np.nan)
+    episodes = [int(row["episode"]) for row in rows]
+    return Source(folder=folder, names=names, episodes=episodes, numbers={"true": known})
+
+
+def of_run(run: Path) -> Source:
+    """Return the pictures that a run's network claimed to be successes."""
+    folder = run / CLAIMS
+    if not run.is_dir() or not (folder / TABLE).is_file():
+        missing = "is not a folder" if not run.is_dir() else f"has no {CLAIMS}/{TABLE}"
+        raise ConfigError(
+            f"{run} {missing}. Expected a run of vinoreward train, which keeps pictures of claimed "
+            "successes; name one with --run, or a folder of pictures with --data."
+        )
+    table = inside(run, f"{CLAIMS}/{TABLE}")
+    names: dict[str, dict[str, float]] = {}
+    left_out, line = 0, 1
+    try:
+        with (
+            open_to_read(table, MAX_TABLE_BYTES) as content,
+            io.TextIOWrapper(content, encoding="utf-8", newline="") as stream,
+        ):
+            for row in (reader := csv.DictReader(stream, restkey="", restval="")):
+                line = reader.line_num
+                if "picture" not in row or "" in row:
+                    raise ValueError(f"its columns are {', '.join(filter(None, row))}")
+                name = row.pop("picture")
+                if not is_name(name):
+                    left_out += 1
+                    continue
+                inside(folder, name)
+                names[name] = {column: _number(cell) for column, cell in row.items()}
+    except (csv.Error, ValueError, OSError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        raise DatasetError(
+            f"{table}, line {line}: {shown(error)}. Expected the column picture, and numbers in "
+            "the others; correct the line."
+        ) from error
+    _check_any(list(names), folder, left_out)
+    numbers = {
+        column: np.array([row.get(column, math.nan) for row in names.values()])
+        for column in ("probability", "odd", "true")
+    }
+    episodes = [row.get("episode", math.nan) for row in names.values()]
+    return Source(
+        folder=folder,
+        names=list(names),
+        # A picture of an unknown episode is an episode of its own.
+        episodes=[int(e) if math.isfinite(e) else -1 - n for n, e in enumerate(episodes)],
+        numbers=numbers,
+        claimed=True,
+        left_out=left_out,
+    )
+
+
+def of_videos(path: Path, fps: float) -> Source:
+    """Return the pictures of a video, or of all in a folder; each video is an episode."""
+    if not (math.isfinite(fps) and 0 < fps <= 1000):
+        raise ConfigError(
+            f"found --video-fps {fps}. Expected images per second of a video, above 0 and at most "
+            "1000."
+        )
+    videos = {video.name: video for video in find_videos(path, "--video")}
+    total = sum(count(video, fps) for video in videos.values())
+    if total > MAX_FRAMES:
+        raise ConfigError(
+            f"{path} has {total} pictures at {fps:g} a second. Expected at most {MAX_FRAMES}; take "
+            "fewer with --video-fps, or label a part of the videos."
+        )
+    frames = [
+        (_frame_name(video, frame, fps), episode)
+        for episode, video in enumerate(videos.values())
+        if is_name(video.name)
+        for frame in range(count(video, fps))
+    ]
+    names, episodes = [name for name, _ in frames], [episode for _, episode in frames]
+    _check_any(names, path, total - len(names))
+    return Source(
+        folder=path if path.is_dir() else path.parent,
+        names=names,
+        episodes=episodes,
+        left_out=total - len(names),
+        videos={name: video for name, video in videos.items() if is_name(name)},
+        fps=fps,
+    )
+
+
+def _frame_name(video: Video, frame: int, fps: float) -> str:
+    return f"{video.name}@{second_of(frame, fps)}s"
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _check_any(names: Sequence[str], folder: Path, left_out: int) -> None:
+    if not names:
+        unprintable = f" but {left_out} with unprintable names" if left_out else ""
+        raise DatasetError(
+            f"{shown_name(folder)} holds no pictures{unprintable}. Expected some to label; name "
+            "another folder."
+        )
+
+
+# Pictures that have a label
+
+
+class Labelled(NamedTuple):
+    """Pictures with their settled labels."""
+
+    images: Image
+    """``(N, H, W, 3)`` uint8 RGB."""
+    labels: npt.NDArray[np.int64]
+    """``(N,)``, 1 for success."""
+    names: list[str]
+
+
+def labelled_pictures(folder: Path, labels: Sequence[Label], size: tuple[int, int]) -> Labelled:
+    """Return the pictures on whose label everybody agrees, resized to (height, width).
+
+    Skipped and contradicted ones are left out, see
+    :func:`vinoreward_training.labelling.labels.settled`. So are those that are no longer there or
+    no longer what was seen, with a warning.
+
+    Args:
+        folder: that the labels' names are relative to: a folder of pictures, ``claims`` of a run,
+            or the folder of the videos.
+        labels: what :func:`vinoreward_training.labelling.labels.read_labels` returns.
+        size: (height, width), by PIL's bilinear filter.
+
+    Raises:
+        DatasetError: more pictures than fit into memory.
+    """
+    chosen = settled(labels)
+    needed, free = len(chosen) * size[0] * size[1] * 3, free_memory()
+    if free is not None and needed > 0.9 * free:
+        raise DatasetError(
+            f"{len(chosen)} labelled pictures of {folder} need {needed / 1e9:.1f} GB at "
+            f"{size[0]}x{size[1]} pixels (height x width), and {free / 1e9:.1f} GB are free. "
+            "Expected them to fit into memory; use a smaller size."
+        )
+    images = np.empty((len(chosen), *size, 3), dtype=np.uint8)
+    kept: list[Label] = []
+    lost: list[str] = []
+    videos: dict[str, Video] = {}
+    for label in chosen:
+        try:
+            frame = _FRAME.fullmatch(label.picture)
+            if frame is not None and frame[1] not in videos:
+                (videos[frame[1]],) = find_videos(inside(folder, frame[1]), "--video")
+            image = read_named(folder, label.picture, videos)
+        except DatasetError:
+            lost.append(label.picture)
+            continue
+        if digest_of(image) != label.sha256:
+            lost.append(label.picture)
+            continue
+        images[len(kept)] = resized(image, *size)
+        kept.append(label)
+    if lost:
+        warnings.warn(
+            f"{len(lost)} of {len(chosen)} labelled pictures in {folder} are not there or not what "
+            f"was labelled, the first is {lost[0]}. They are left out.",
+            UserWarning,
+            stacklevel=2,
+        )
+    values = np.array([label.label == "success" for label in kept], dtype=np.int64)
+    return Labelled(images[: len(kept)], values, [label.picture for label in kept])
