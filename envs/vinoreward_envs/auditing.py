@@ -16,11 +16,9 @@ RIM = 0.01
 """Metres beyond the success distance that are too close to call a claim wrong."""
 AROUND = 0.15
 """Objects are searched up to this far (metres) outside the workspace."""
-HEIGHTS = (0.03, 0.25)
-"""Heights of the gripper that are searched, in metres."""
-HEIGHT_OFF = 0.06
-"""A gripper this far (metres) from hover height surely does not hover; closer, a picture of 96 x 128
-pixels hardly shows it."""
+HEIGHTS = (0.18, 0.25)
+"""Heights of a gripper that does not hover, in metres. At 5 cm above hover height a single camera
+can hardly tell it from one that hovers a little aside."""
 
 Point = tuple[float, float]
 State = NDArray[np.float64]
@@ -82,8 +80,6 @@ def spaces(scene: HoverScene) -> list[SearchSpace]:
         return None if within else inside(state)
 
     def higher(state: State) -> bool | None:
-        if abs(state[2] - c.HOVER_HEIGHT) < HEIGHT_OFF:
-            return None
         near = reached(state[:3], (state[3], state[4]))
         return None if near is None else False
 

@@ -25,9 +25,8 @@ from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError, RunFolderError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward_envs.auditing import AROUND, HEIGHT_OFF, HEIGHTS
+from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.constants import (
-    HOVER_HEIGHT,
     OBJECT_MARGIN,
     SUCCESS_DISTANCE,
     WORKSPACE_HIGH,
@@ -117,7 +116,7 @@ def test_placements_are_what_their_category_says() -> None:
         higher = draw("height", random)
         assert higher.gripper and higher.object_last
         assert math.dist(higher.gripper, higher.object_last) <= SUCCESS_DISTANCE
-        assert abs(higher.height - HOVER_HEIGHT) >= HEIGHT_OFF and 0 < higher.height <= HEIGHTS[1]
+        assert HEIGHTS[0] <= higher.height <= HEIGHTS[1]
 
 
 def within(point: tuple[float, float], margin: float) -> bool:

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "label": ("labelling.command", configs.LabelConfig),
     "score": ("classifier.score", configs.ScoreConfig),
     "audit": ("audit.command", configs.AuditConfig),
+    "mend": ("mending", configs.MendConfig),
     "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),
     "import-encoder": ("encoder.import_encoder", configs.ImportEncoderConfig),
     "train": ("policy.train", configs.TrainConfig),
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     That is 0, 1 (an error the message explains), 2 (usage), 3 (finetune or calibrate found the
-    classifier useless, or audit that it fails) or 130 (Ctrl-C).
+    classifier useless, audit that it fails, or mend that the old one is better) or 130 (Ctrl-C).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:

@@ -30,6 +30,7 @@ from vinoreward.rewards.interventions import (
 from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.battery import (
     Battery,
+    Fooled,
     dead_rows,
     faults,
     look,
@@ -49,9 +50,9 @@ from vinoreward_training.data.dataset import (
     origin_of,
     size_for,
 )
-from vinoreward_training.data.dataset_files import Indices, picture_source
-from vinoreward_training.runs.next_command import bundle_name, free
-from vinoreward_training.runs.report import write_report
+from vinoreward_training.data.dataset_files import Indices, picture_source, save_picture
+from vinoreward_training.runs.next_command import bundle_name, command, free
+from vinoreward_training.runs.report import Row, write_report, write_table
 from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import refuse_ignored
 from vinoreward_training.tasks.environments import (
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
 
 FAILED = 3
 """Exit status where the classifier fails."""
+FINDINGS = "findings"
+"""Folder of the pictures that fooled it, to be labelled."""
 LEAST_STATES = 256
 LEAST = 30
 """Fewest pictures of each label: below, no rate under a shift says anything."""
@@ -313,7 +316,7 @@ def run(config: AuditConfig) -> int:
             bundle,
             config.data,
             pairs=config.pairs,
-            **_environment(config, bundle, closing),
+            **environment_of(config, bundle, closing),
             success_label=config.success_label,
             backend=config.backend,
             device=config.device,
@@ -326,6 +329,7 @@ def run(config: AuditConfig) -> int:
         )
     made(out)
     write_report(out / "report.html", f"Audit of {report.bundle}", sections_of(report, config, out))
+    write_findings(out / FINDINGS, report.battery.fooled)
     write_json(out / "audit.json", report.as_dict())
     for fault in report.faults[:PRINTED]:
         print(f"- {fault}")
@@ -334,10 +338,25 @@ def run(config: AuditConfig) -> int:
     print("\n".join(report.notes))
     print(report.verdict)
     print(f"report {out / 'report.html'}")
-    return 0 if report.passed else FAILED
+    if report.battery.fooled:
+        line = command("label", "--data", out / FINDINGS, "--bundle", config.bundle)
+        print(f"next: {line}")
+    return FAILED if report.faults else 0
 
 
-def _environment(
+def write_findings(folder: Path, fooled: Sequence[Fooled]) -> None:
+    """Write the pictures of false claims, the most certain first, and what was done to each."""
+    for number, one in enumerate(fooled):
+        save_picture(folder / f"{number:02d}.png", one.image)
+    if fooled:
+        rows: list[Row] = [
+            {"picture": f"{number:02d}.png", "probability": one.probability, "by": one.by}
+            for number, one in enumerate(fooled)
+        ]
+        write_table(folder / "findings.csv", ("picture", "probability", "by"), rows)
+
+
+def environment_of(
     config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack
 ) -> dict[str, Any]:
     """Return the arguments of :func:`audit` about an environment; none without ``--env``."""

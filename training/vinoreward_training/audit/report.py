@@ -10,8 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward_training.audit.battery import KEPT, Battery, Row
-from vinoreward_training.audit.causes import LEAST_CLAIMS, Causes
+from vinoreward_training.audit.battery import (
+    DEAD_CLAIMED,
+    FALSELY_CLAIMED,
+    KEPT,
+    Battery,
+    Row,
+)
+from vinoreward_training.audit.causes import LEAST_CLAIMS, STAY, Causes
 from vinoreward_training.audit.cheating import Cheating
 from vinoreward_training.audit.pairs import PairRow
 from vinoreward_training.audit.replays import Replays
@@ -61,6 +67,22 @@ class AuditReport:
         replayed = self.replays is not None and self.replays.failures >= LEAST_CLAIMS
         removed = self.causes is not None and self.causes.told
         return removed or replayed or any(row.claimed >= LEAST_CLAIMS for row in self.pairs)
+
+    @property
+    def measures(self) -> dict[str, tuple[float, float]]:
+        """What was measured, each with its bar: larger is worse."""
+        claimed, frames = self.battery.dead_total()
+        found = {"dead-camera frames claimed": (claimed / max(1, frames), DEAD_CLAIMED)}
+        for row in self.battery.rows:
+            name = f"failures claimed under {row.name}"
+            found[name] = row.rates.false_positive_rate, FALSELY_CLAIMED
+        for change in self.causes.changes if self.causes is not None and self.causes.told else ():
+            if not change.success:
+                name = f"claims that stay after this: {change.name}"
+                found[name] = change.stay / max(1, change.claimed), STAY
+        for one in self.searched:
+            found[f"area claimed in the space {one.space!r}"] = one.plane, one.cell
+        return found
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -189,12 +189,11 @@ def search(
         yield from _climb(looked, random, low, span, states // 4)
     known = looked.truth[:count] == _FAILURE
     found.failures, found.claimed = int(known.sum()), int((known & looked.paid[:count]).sum())
-    yield from _holes(looked, random, low, span, found)
-    # The pictures of the sample, before a plane adds others.
     if (worst := looked.worst(1)).size:
         at = looked.states[worst[0]]
         found.at, found.most = tuple(at.tolist()), float(looked.probability[worst[0]])
         yield from _plane(looked, at, found, count, states // 4)
+    yield from _holes(looked, random, low, span, found)
     yield from _shifts(looked, found, count, seed)
     found.states = len(looked.states)
 

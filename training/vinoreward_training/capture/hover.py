@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import InputError
-from vinoreward_envs.auditing import AROUND, HEIGHT_OFF, HEIGHTS
+from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import (
     FIXED_OBJECT,
@@ -163,11 +163,7 @@ def draw(category: str, random: Random) -> Placement:
         gripper = (float(near[0]), float(near[1])) if random.random() < 0.5 else _anywhere(random)
         return Placement(gripper, place, place)
     if category == "height":
-        gripper = _around(random, obj, in_disc)
-        while True:
-            height = random.uniform(*HEIGHTS)
-            if abs(height - HOVER_HEIGHT) >= HEIGHT_OFF:
-                return Placement(gripper, obj, obj, height)
+        return Placement(_around(random, obj, in_disc), obj, obj, random.uniform(*HEIGHTS))
     if category == "elsewhere":
         # The gripper goes where the fixed task has its object, which is somewhere else.
         gripper = _around(random, (FIXED_OBJECT[0], FIXED_OBJECT[1]), in_disc)

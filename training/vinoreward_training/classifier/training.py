@@ -89,6 +89,7 @@ class ClassifierFit(Fit):
     The frames with the indices ``validation`` decide when to stop and which weights are kept, as
     they are and as in other rooms. A share of a batch's frames is changed as in other rooms too.
     ``dead_camera`` frames of a failing camera join a batch, as a share of its other frames.
+    ``shares`` say how often each frame of ``train`` is drawn; None: by :func:`sampling_shares`.
     AdamW's learning rate warms up over 5 % of the steps, then falls to 0 along a cosine.
     """
 
@@ -106,6 +107,7 @@ class ClassifierFit(Fit):
         folder: Path,
         *,
         dead_camera: float = SHARE,
+        shares: npt.NDArray[np.float64] | None = None,
     ) -> None:
         self.config, self._dead_camera = config, dead_camera
         self._data, self._validation = dataset, validation
@@ -114,7 +116,8 @@ class ClassifierFit(Fit):
         # If distances give targets, these frames are as far from success as can be.
         known = bool((~np.isnan(self._targets)).any())
         self._dead_target = torch.tensor(-MARGIN_LIMIT if known else math.nan)
-        shares = sampling_shares(self._targets[train], config.boost)
+        if shares is None:
+            shares = sampling_shares(self._targets[train], config.boost)
         every = steps_per_epoch(train, config.batch_size)
         super().__init__(
             module,

@@ -485,6 +485,58 @@ class AuditConfig:
 
 
 @dataclass(frozen=True)
+class MendConfig:
+    """Refit a classifier from labels, audit it again, and keep the old one if the new one is worse.
+
+    Trains from the bundle's own weights, on the labelled images and a sample of its old data. The
+    exit status is 3 where the old bundle is kept.
+
+    Examples:
+        vinoreward mend --bundle runs/mine-classifier/bundle --data data/mine \\
+            --labels runs/mine-policy --out runs/mine-mended
+        vinoreward mend --bundle runs/mine-classifier/bundle --data data/mine \\
+            --labels runs/mine-audit/findings --env my_package:MyEnv-v0 --out runs/mine-mended
+    """
+
+    bundle: str
+    """A bundle of vinoreward finetune: its folder, or the name of an installed one."""
+    data: Path
+    """The images it was trained on, so that it forgets nothing; only its training part is used."""
+    labels: tuple[Path, ...]
+    """Folders with a labels.jsonl of vinoreward label: runs, captures, findings of an audit."""
+    out: Path = Path("runs/mended")
+    """Run folder; the bundle is written to OUT/bundle if it is no worse."""
+    replay: int = 8000
+    """At most so many of the old training images are used."""
+    share: float = 0.2
+    """Share of the images in a training step that are labelled ones."""
+    epochs: int = 2
+    """Passes over as many images as are used."""
+    learning_rate: float = 2e-4
+    """Highest learning rate, after warm-up; decays to 0 along a cosine."""
+    env: str | None = None
+    """An environment for the audits, as in audit."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Arguments of the environment, as in capture."""
+    interventions: str | None = None
+    """As in audit."""
+    truth_key: str | None = None
+    """Key of the truth in info, as in capture."""
+    truth: str | None = None
+    """Instead of a key, a function of the environment, as in capture."""
+    states: int = 1024
+    """States that each audit looks at in a space of the environment; 0 for none."""
+    success_label: str = "success"
+    """Label or sub-folder of the successes in --data."""
+    seed: int = 0
+    """Seed of the training and of the audits, which draw otherwise than vinoreward audit."""
+    threads: int = 0
+    """Threads of torch; 0 for one per core."""
+    resume: bool = False
+    """Continue the training in --out from its last checkpoint; give the other options again."""
+
+
+@dataclass(frozen=True)
 class TrainVaeConfig:
     """Train a state encoder (a variational autoencoder) and save it as a bundle.
 

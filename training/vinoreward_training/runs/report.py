@@ -66,7 +66,7 @@ MAX_TABLE = 1 << 28
 """Bytes of a table: ten million episodes."""
 EPISODE_COLUMNS = ("step", "reward", "length", "claimed", "true")
 EVALUATION_COLUMNS = ("step", "episodes", "claimed", "true", "mean_return", "mean_length")
-Row = Mapping[str, float | int | None]
+Row = Mapping[str, float | int | str | None]
 
 
 @dataclass(frozen=True)

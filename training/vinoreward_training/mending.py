@@ -1,0 +1,311 @@
+"""``vinoreward mend``: refits a classifier from labels, and keeps it only if it is no worse."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import inside
+from vinoreward.errors import ConfigError, DatasetError, needed_for
+from vinoreward.files import write_json
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.audit.battery import look
+from vinoreward_training.audit.command import audit, environment_of
+from vinoreward_training.audit.report import AuditReport
+from vinoreward_training.configs import AuditConfig, FinetuneConfig, MendConfig
+from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
+from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
+from vinoreward_training.labelling.sources import CLAIMS, labelled_pictures
+from vinoreward_training.runs.next_command import command
+from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.settings import refuse
+from vinoreward_training.tasks.environments import naming
+
+REFUSED = 3
+"""Exit status where the old bundle is kept."""
+CANDIDATE = "candidate"
+"""Folder of the refitted bundle before it is judged, and after it was refused."""
+WEIGHTS = "model.safetensors"
+CATEGORY = "labelled"
+LOST_RECALL = 0.01
+"""Largest loss of recall on the test part."""
+FEW = 10
+"""Fewest labels worth a training."""
+_CHECKED = 0.2
+"""Share of the labelled pictures that are not trained on, by hash."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Pictures that people labelled, as the network takes them."""
+
+    images: npt.NDArray[np.uint8]
+    """``(N, H, W, 3)``."""
+    labels: Indices
+    """``(N,)``, 1 for success."""
+    train: npt.NDArray[np.bool_]
+    """``(N,)`` those to train on; the others check."""
+    sentence: str
+
+
+def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
+    """Read the labelled pictures of some folders, each with its ``labels.jsonl``.
+
+    Raises:
+        DatasetError: no labels, or too few.
+        ConfigError: a bundle of several pictures or of a part of one.
+    """
+    picture = bundle.spec.picture
+    if picture.views or picture.crop is not None:
+        raise ConfigError(
+            f"{bundle.spec.name} looks at several pictures or at a part of one. Expected a bundle "
+            "of whole pictures; label a capture of this kind, and finetune."
+        )
+    images, labels, said = [], [], []
+    for folder in folders:
+        given = read_labels(folder / LABELS)
+        place = folder / CLAIMS if (folder / CLAIMS).is_dir() else folder
+        found = labelled_pictures(place, given, (picture.height, picture.width))
+        images.append(found.images)
+        labels.append(found.labels)
+        against = len(contradictions(given))
+        said.append(
+            f"{folder}: {len(found.labels)} labels, {int(found.labels.sum())} of them successes; "
+            f"{against} contradict each other and are left out; {agreement(given)}"
+        )
+    every = np.concatenate(images)
+    # The same picture may have been labelled in two folders; its last label counts.
+    digests = [hashlib.sha256(image.tobytes()).hexdigest() for image in every]
+    last = {digest: index for index, digest in enumerate(digests)}
+    kept = np.array(sorted(last.values()), np.int64)
+    if len(kept) < FEW:
+        raise DatasetError(
+            f"{', '.join(map(str, folders))} hold {len(kept)} labelled pictures. Expected at least "
+            f"{FEW}; label more: vinoreward label."
+        )
+    train = np.array([int(digests[index][:8], 16) / 2**32 >= _CHECKED for index in kept])
+    return Labelled(every[kept], np.concatenate(labels)[kept], train, "\n".join(said))
+
+
+def joined(dataset: Dataset, labelled: Labelled) -> Dataset:
+    """Return a dataset with the labelled pictures behind the others, an episode each."""
+    count = len(labelled.labels)
+    digest = hashlib.sha256(dataset.sha256.encode() + labelled.images.tobytes())
+    first = int(dataset.episodes.max()) + 1
+    return dataclasses.replace(
+        dataset,
+        images=np.concatenate([dataset.images, labelled.images]),
+        labels=np.concatenate([dataset.labels, labelled.labels]),
+        episodes=np.concatenate([dataset.episodes, first + np.arange(count)]),
+        categories=np.concatenate([dataset.categories, np.full(count, CATEGORY)]),
+        distances=np.concatenate([dataset.distances, np.full(count, np.nan)]),
+        files=(*dataset.files, *(f"{CATEGORY}/{index}" for index in range(count))),
+        sha256=digest.hexdigest(),
+    )
+
+
+def refit(
+    config: MendConfig, bundle: Bundle, dataset: Dataset, labelled: Labelled, folder: Path
+) -> Bundle:
+    """Train from the bundle's weights on its old data and the labels; return the new bundle."""
+    with needed_for("mending", "train"):
+        import torch
+
+        from vinoreward.backends.torch_networks import WithPreprocess
+        from vinoreward_training.classifier import training
+        from vinoreward_training.classifier.bundle import make_bundle
+        from vinoreward_training.classifier.networks import build_for, normalization
+        from vinoreward_training.runs.fit import prepare_torch
+
+    spec = bundle.spec
+    weights = inside(bundle.path, WEIGHTS)
+    before = training.read_record(weights)
+    train, validation, test = split_by_episode(dataset)
+    unseen = training.check_unseen(before, weights, dataset, (train, validation, test))
+    both = joined(dataset, labelled)
+    random = np.random.default_rng([config.seed, 0x3E4D])
+    replayed = np.sort(random.permutation(train)[: config.replay])
+    new = len(dataset.labels) + np.flatnonzero(labelled.train)
+    chosen = np.concatenate([replayed, new])
+    # The share of a batch that the labels get, however few they are.
+    shares = np.full(len(chosen), (1 - config.share) / max(1, len(replayed)))
+    shares[len(replayed) :] = config.share / max(1, len(new))
+    chosen_for = spec.decision.chosen_for if spec.decision is not None else {}
+    fit_config = FinetuneConfig(
+        data=config.data,
+        out=folder,
+        name=spec.name,
+        network=spec.architecture or "",
+        weights=weights,
+        epochs=config.epochs,
+        learning_rate=config.learning_rate,
+        target_fpr=float(chosen_for.get("target_fpr") or 0.01),
+        success_label=config.success_label,
+        seed=config.seed,
+        threads=config.threads,
+        resume=config.resume,
+    )
+    prepare_torch(fit_config)
+    height, width = dataset.images.shape[1:3]
+    net = build_for(fit_config, height, width, [])
+    inner = WithPreprocess(net, *normalization(fit_config))
+    some = validation[:: max(1, len(validation) // config.replay)]
+    fit = training.ClassifierFit(
+        training.ChannelsLast(inner), both, chosen, some, fit_config, folder, shares=shares
+    )
+    fit.show("mend")
+    net.to(memory_format=torch.contiguous_format)
+    inner.eval()
+    record = training.record_of(both, chosen, started=True, before=before)
+    parts = (np.concatenate([train, new]), validation, test)
+    make_bundle(fit_config, both, parts, folder, inner, fit.history, record, unseen)
+    return Bundle.load(folder / "bundle")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The old and the new bundle side by side."""
+
+    rows: list[dict[str, Any]]
+    """Measure, before, after, and whether it is worse where that matters."""
+
+    @property
+    def worse(self) -> list[str]:
+        """A sentence for each measure that is worse."""
+        return [
+            f"{row['measure']}: {row['before']:.3g} before, {row['after']:.3g} after"
+            for row in self.rows
+            if row["worse"]
+        ]
+
+
+def judged(
+    old: Bundle, new: Bundle, audits: tuple[AuditReport, AuditReport], dataset: Dataset,
+    labelled: Labelled,
+) -> Judgement:  # fmt: skip
+    """Compare two bundles on the test part, on the labels kept back, and in their audits."""
+    test = split_by_episode(dataset)[2]
+    success = dataset.labels[test] == 1
+    kept = ~labelled.train
+    rows = []
+    seen = []
+    for bundle in (old, new):
+        with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
+            paid = look(classifier, dataset.images[test]).paid
+            right = np.zeros(0, np.bool_)
+            if kept.any():
+                right = look(classifier, labelled.images[kept]).paid == labelled.labels[kept]
+        wrong = float((~right).mean()) if len(right) else 0.0
+        seen.append((float(paid[success].mean()), float(paid[~success].mean()), wrong))
+    (recall, false, missed), (recall_new, false_new, missed_new) = seen
+    target = float((new.spec.decision.chosen_for if new.spec.decision else {})["target_fpr"])
+    rows = [
+        _row("recall on the test part", recall, recall_new, recall_new < recall - LOST_RECALL),
+        _row("false claims on the test part", false, false_new, false_new > max(false, target)),
+        _row("labels kept back that it gets wrong", missed, missed_new, missed_new > missed),
+    ]
+    before, after = (report.measures for report in audits)
+    for name, (value, bar) in after.items():
+        first = before[name][0]
+        rows.append(_row(name, first, value, value > max(first, bar)))
+    return Judgement(rows)
+
+
+def _row(measure: str, before: float, after: float, worse: bool) -> dict[str, Any]:
+    return {"measure": measure, "before": before, "after": after, "worse": bool(worse)}
+
+
+def run(config: MendConfig) -> int:
+    """Refit, audit, compare; return 0, or ``REFUSED`` where the old bundle is kept."""
+    refuse(
+        "mend",
+        config,
+        {
+            "replay": config.replay < 100,
+            "share": not 0 < config.share < 1,
+            "epochs": config.epochs < 1,
+            "learning_rate": not 0 < config.learning_rate < 1,
+            "states": config.states != 0 and config.states < 256,
+            "seed": config.seed < 0,
+            "threads": config.threads < 0,
+        },
+    )
+    old = Bundle.load(config.bundle)
+    if old.spec.kind != "classifier" or WEIGHTS not in old.spec.files or not old.spec.architecture:
+        raise ConfigError(
+            f"{old.spec.name} has no {WEIGHTS} of a named network, from which a training could go "
+            "on. Expected a classifier of vinoreward finetune; train one on these pictures."
+        )
+    labelled = read_all(config.labels, old)
+    print(labelled.sentence)
+    with RunFolder(config.out, config, resume=config.resume) as folder:
+        dataset = load_labelled(config.data, old.spec.picture, config.success_label)
+        work = folder / CANDIDATE
+        work.mkdir(exist_ok=True)
+        new = refit(config, old, dataset, labelled, work)
+        audits = [_audited(config, bundle) for bundle in (old, new)]
+        judgement = judged(old, new, (audits[0], audits[1]), dataset, labelled)
+        for row in judgement.rows:
+            mark = "  worse" if row["worse"] else ""
+            print(f"{row['measure']}: {row['before']:.4g} -> {row['after']:.4g}{mark}")
+        write_json(
+            folder / "mend.json",
+            {
+                "kept": "old" if judgement.worse else "new",
+                "rows": judgement.rows,
+                "labels": len(labelled.labels),
+                "before": audits[0].as_dict(),
+                "after": audits[1].as_dict(),
+            },
+        )
+        if judgement.worse:
+            print("kept the old bundle, as the new one is worse:")
+            print("\n".join(f"- {one}" for one in judgement.worse))
+            print(f"the new one is in {work / 'bundle'}")
+            return REFUSED
+        saved = folder / "bundle"
+        if saved.exists():
+            shutil.rmtree(saved)
+        (work / "bundle").rename(saved)
+        print(f"bundle {saved}; {audits[1].verdict}")
+        words = ("--bundle", saved, "--data", config.data)
+        print(f"next: {command('audit', *words, *naming(config.env))}")
+        return 0
+
+
+def _audited(config: MendConfig, bundle: Bundle) -> AuditReport:
+    """Audit with pictures, places and episodes that no audit with the usual seed draws."""
+    audit_config = AuditConfig(
+        bundle=str(bundle.path),
+        data=config.data,
+        env=config.env,
+        env_kwargs=config.env_kwargs,
+        interventions=config.interventions,
+        truth=config.truth,
+        truth_key=config.truth_key,
+        learn_steps=0,
+    )
+    with contextlib.ExitStack() as closing:
+        about = environment_of(audit_config, bundle, closing)
+        run_audit = partial(audit, bundle, config.data, **about)
+        return run_audit(
+            success_label=config.success_label,
+            precision="fp32",
+            frames=200,
+            dead=1100,
+            states=config.states,
+            seed=config.seed + 0x3E4D,
+            progress=True,
+        )
