@@ -69,7 +69,7 @@ class Labelling:
                 self.address = found[1]
             if self.address and "Ctrl-C" in line:
                 return self
-        self.process.wait()
+        self.process.communicate()
         raise RunFolderError(
             f"vinoreward label ended with {self.process.returncode}. Expected its page. It wrote:\n"
             f"{''.join(lines)[-2000:]}"

@@ -163,6 +163,7 @@ async function finish() {
   }));
   at("next").textContent = summary.next;
   at("back").hidden = !left;
+  at("picture").classList.remove("waiting");
   at("work").hidden = true;
   at("end").hidden = false;
   at("said").textContent = "";
