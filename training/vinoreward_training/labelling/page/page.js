@@ -50,6 +50,7 @@ async function ask(path, body) {
 function complain(text) {
   at("problem").textContent = text;
   at("problem").hidden = !text;
+  if (text) at("said").textContent = "";
 }
 
 const pause = (time) => new Promise((resolve) => setTimeout(resolve, time));
