@@ -81,6 +81,8 @@ def test_the_wheel_holds_the_assets_with_their_licences(wheel: Path) -> None:
     for name in ("panda-hover-classifier", "panda-hover-encoder"):
         assert f"vinoreward_assets/{name}/bundle.json" in names
     assert any(name.startswith("vinoreward_assets/scene") for name in names)
+    for name in ("index.html", "page.js", "page.css"):
+        assert f"vinoreward_training/labelling/page/{name}" in names
 
 
 def test_the_wheel_registers_command_backends_and_bundle(wheel: Path) -> None:

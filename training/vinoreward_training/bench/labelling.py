@@ -51,7 +51,8 @@ class Labelling:
         script = SCRIPT
         if limit_bytes is not None:  # no file may hold more, as if the disk were full
             limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
-            script = f"import resource\n{limit}\n{SCRIPT}"
+            # Python would leave half of a module's .pyc, and others would load it.
+            script = f"import resource, sys\nsys.dont_write_bytecode = True\n{limit}\n{SCRIPT}"
         self._command = python_command(script, *arguments, "--no-open")
         self.address = ""
         """With the token."""
@@ -69,7 +70,7 @@ class Labelling:
                 self.address = found[1]
             if self.address and "Ctrl-C" in line:
                 return self
-        self.process.wait()
+        self.process.communicate()
         raise RunFolderError(
             f"vinoreward label ended with {self.process.returncode}. Expected its page. It wrote:\n"
             f"{''.join(lines)[-2000:]}"

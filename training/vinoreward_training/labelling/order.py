@@ -154,7 +154,7 @@ def with_duplicates(
 ) -> list[tuple[int, bool]]:
     """Return the pictures to show, each with whether it is a blind duplicate.
 
-    The duplicates are the same after a restart, whatever the order is then.
+    Which they are depends on names and seed, so they stay mostly the same after a restart.
 
     Args:
         names: of all pictures.
@@ -167,12 +167,12 @@ def with_duplicates(
     random = np.random.default_rng([seed, 0xD0B1])
     shown = {index: place for place, index in enumerate(order)}
     # One at the very end would be shown twice in a row.
-    able = [*done, *(index for index in order if shown[index] < len(order) - GAP)]
+    able = [index for index in done if index not in again]
+    able += [index for index in order if shown[index] < len(order) - GAP]
     able.sort(key=lambda index: hashlib.sha256(f"{seed}\0{names[index]}".encode()).digest())
-    chosen = able[: round(share * (len(done) + len(order)))]
+    wanted = round(share * (len(done) + len(order))) - len(again)
     places = [(float(place), index, False) for index, place in shown.items()]
-    for index in sorted(chosen):
-        if index not in again:
-            after = shown.get(index, 0) + GAP + int(random.integers(SPREAD + 1)) + 0.5
-            places.append((after, index, True))
+    for index in sorted(able[: max(0, wanted)]):
+        after = shown.get(index, 0) + GAP + int(random.integers(SPREAD + 1)) + 0.5
+        places.append((after, index, True))
     return [(index, twice) for _, index, twice in sorted(places)]

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from PIL import Image as Pillow
@@ -117,7 +118,7 @@ class Session:
         """Return what the page shows, as plain values."""
         with self._turn:
             current = self._current()
-            ahead = list(self._queue)[1 : 1 + AHEAD]
+            ahead = list(islice(self._queue, 1, 1 + AHEAD))
             return {
                 "labeller": self.by,
                 "done": len(self._mine),
@@ -134,7 +135,7 @@ class Session:
         DatasetError if it cannot be read.
         """
         with self._turn:
-            near = list(self._queue)[: 1 + AHEAD]
+            near = list(islice(self._queue, 1 + AHEAD))
         showing = next((showing for showing in near if showing.number == number), None)
         return None if showing is None else self._load(showing.index).png
 

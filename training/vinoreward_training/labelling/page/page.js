@@ -50,6 +50,7 @@ async function ask(path, body) {
 function complain(text) {
   at("problem").textContent = text;
   at("problem").hidden = !text;
+  if (text) at("said").textContent = "";
 }
 
 const pause = (time) => new Promise((resolve) => setTimeout(resolve, time));
@@ -163,6 +164,7 @@ async function finish() {
   }));
   at("next").textContent = summary.next;
   at("back").hidden = !left;
+  at("picture").classList.remove("waiting");
   at("work").hidden = true;
   at("end").hidden = false;
   at("said").textContent = "";

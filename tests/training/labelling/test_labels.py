@@ -1,0 +1,330 @@
+"""The label log: every prefix of it reads, nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from full_disk import nearly_full_disk
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from label_logs import DIGEST, TIME, label
+
+from vinoreward.errors import DatasetError, RunFolderError
+from vinoreward_training.labelling.labels import (
+    ANSWERS,
+    Entry,
+    Label,
+    LabelLog,
+    Undo,
+    agreement,
+    contradictions,
+    counts,
+    line_of,
+    now,
+    read_labels,
+    settled,
+    standing,
+)
+
+printable = st.text(st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"]), min_size=1)
+names = printable.map(lambda text: text[:100]).filter(lambda n: n[0] != "/" and ".." not in n)
+labels = st.builds(
+    Label,
+    picture=names,
+    sha256=st.just(DIGEST),
+    label=st.sampled_from(ANSWERS),
+    by=st.sampled_from(["ann", "bob", "Zoë 李"]),
+    time=st.just(TIME),
+    seconds=st.floats(0, 3600),
+    again=st.booleans(),
+)
+entries: st.SearchStrategy[Entry] = labels | st.builds(
+    Undo, by=st.sampled_from(["ann", "bob"]), time=st.just(TIME)
+)
+
+
+def quietly_read(path: Path) -> list[Label]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return read_labels(path)
+
+
+def naive(entries: list[Entry]) -> list[Label]:
+    """What stands, by the definition."""
+    found: list[Label] = []
+    for entry in entries:
+        if isinstance(entry, Label):
+            found.append(entry)
+        else:
+            for place in range(len(found) - 1, -1, -1):
+                if found[place].by == entry.by:
+                    del found[place]
+                    break
+    return found
+
+
+@given(st.lists(entries, max_size=12), st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_log_that_was_cut_off_anywhere_reads_as_what_was_whole(
+    tmp_path: Path, given_entries: list[Entry], data: st.DataObject
+) -> None:
+    lines = [line_of(entry) for entry in given_entries]
+    whole = b"".join(lines)
+    cut = data.draw(st.integers(0, len(whole)))
+    path = tmp_path / "labels.jsonl"
+    path.write_bytes(whole[:cut])
+    # Its line break is all that a whole line may lack.
+    ends = [len(b"".join(lines[: n + 1])) - 1 for n in range(len(lines))]
+    kept = sum(end <= cut for end in ends)
+    assert quietly_read(path) == naive(given_entries[:kept]) == standing(given_entries[:kept])
+    # The next start goes on behind what was whole.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with LabelLog(path) as log:
+            assert log.entries == given_entries[:kept]
+            log.add(label("new.png"))
+    assert read_labels(path) == naive([*given_entries[:kept], label("new.png")])
+
+
+def test_a_damaged_last_line_is_dropped_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    good = line_of(label())
+    for tail in (good[:30], good[:30] + b"\n", b"\0\0\0\0", b"\xff\xfe\n", b"[" * 9000):
+        path.write_bytes(good + tail)
+        with pytest.warns(UserWarning, match=r"line 2.*does not count"):
+            assert read_labels(path) == [label()]
+        with pytest.warns(UserWarning, match="line 2"), LabelLog(path):
+            pass
+        assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{", b"[]", b'""', b"", b"\xff", b"null", b"[" * 9000,
+        line_of(label()).replace(b"success", b"maybe"),
+        line_of(label()).replace(b"1.2", b"NaN"),
+        line_of(label()).replace(b"1.2", b"true"),
+        line_of(label()).replace(b"1.2", b"-1"),
+        line_of(label()).replace(b"a.png", b"../a.png"),
+        line_of(label()).replace(b"a.png", b"/etc/passwd"),
+        line_of(label()).replace(b"a.png", b"a\\n.png"),
+        line_of(label()).replace(DIGEST.encode(), b"00"),
+        line_of(label()).replace(b"false", b"0"),
+        b'{"undo": 1, "by": "ann", "time": "t"}', b'{"undo": true, "by": "", "time": "t"}',
+        b'{"undo": true, "by": "' + b"a" * 20000 + b'", "time": "t"}',
+    ],
+)  # fmt: skip
+def test_an_earlier_damaged_line_is_an_error_that_says_which(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "labels.jsonl"
+    good = line_of(label())
+    before = good + line.rstrip(b"\n") + b"\n" + good
+    path.write_bytes(before)
+    for attempt in (lambda: read_labels(path), lambda: LabelLog(path).__enter__()):
+        with pytest.raises(DatasetError, match="line 2:"):
+            attempt()
+    assert path.read_bytes() == before
+
+
+def test_no_log_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="vinoreward label"):
+        read_labels(tmp_path / "labels.jsonl")
+
+
+def test_a_line_is_what_the_documentation_says(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    with LabelLog(path) as log:
+        log.add(label("b/a.png"))
+        log.add(Undo("ann", TIME))
+    first, second = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    assert first == {
+        "picture": "b/a.png", "sha256": DIGEST, "label": "success", "by": "ann", "time": TIME,
+        "seconds": 1.2, "again": False,
+    }  # fmt: skip
+    assert second == {"undo": True, "by": "ann", "time": TIME}
+    assert now().endswith("+00:00")
+
+
+def test_undo_takes_back_ones_own(tmp_path: Path) -> None:
+    mine, theirs = label("a.png"), label("b.png", by="bob")
+    assert standing([mine, theirs, Undo("ann", TIME)]) == [theirs]
+    assert standing([mine, theirs, Undo("cy", TIME)]) == [mine, theirs]
+    assert standing([Undo("ann", TIME), mine]) == [mine]
+    assert standing([mine, mine, Undo("ann", TIME), Undo("ann", TIME), Undo("ann", TIME)]) == []
+
+
+def _locked(path: str, answer: Any) -> None:
+    try:
+        with LabelLog(Path(path)):
+            answer.put("opened")
+    except RunFolderError as error:
+        answer.put(str(error))
+
+
+def test_a_second_labeller_gets_a_clear_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    with LabelLog(path):
+        other = context.Process(target=_locked, args=(str(path), answer))
+        other.start()
+        said = answer.get(timeout=60)
+        other.join()
+    assert "somebody else is labelling" in said and "--out" in said
+    with LabelLog(path):  # and the lock is given back
+        pass
+
+
+def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("mine")
+    (tmp_path / "labels.jsonl").symlink_to(target)
+    with pytest.raises(RunFolderError, match="link"), LabelLog(tmp_path / "labels.jsonl"):
+        pass
+    assert target.read_text() == "mine"
+
+
+# Full disks
+
+
+def test_a_full_disk_acknowledges_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    kept: list[Label] = []
+    with LabelLog(path) as log:
+        log.add(label("0.png"))
+        kept.append(label("0.png"))
+        with nearly_full_disk(600), pytest.raises(RunFolderError, match="large"):
+            for number in range(1, 9):
+                log.add(label(f"{number}.png"))
+                kept.append(label(f"{number}.png"))
+        assert 1 < len(kept) < 6
+        assert path.read_bytes() == b"".join(map(line_of, kept))  # nothing of a half line
+        log.add(label("after.png"))  # there is space again
+    assert read_labels(path) == [*kept, label("after.png")]
+
+
+def test_a_failing_fsync_is_no_acknowledgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "labels.jsonl"
+    real, fails = os.fsync, [True]
+
+    def fsync(descriptor: int) -> None:
+        if fails[0]:
+            fails[0] = False
+            raise OSError(5, "Input/output error")
+        real(descriptor)
+
+    with LabelLog(path) as log:
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(RunFolderError, match="Input/output error"):
+            log.add(label("lost.png"))
+        log.add(label("kept.png"))
+    assert read_labels(path) == [label("kept.png")]
+
+
+def test_what_a_failed_write_left_is_cut_off_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "labels.jsonl"
+    real: Callable[[int, bytes], int] = os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        real(descriptor, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    def cannot(descriptor: int, size: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with LabelLog(path) as log:
+        log.add(label("a.png"))
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "write", half)
+            broken.setattr(os, "ftruncate", cannot)
+            with pytest.raises(RunFolderError, match="No space left"):
+                log.add(label("b.png"))
+        log.add(label("c.png"))
+    assert read_labels(path) == [label("a.png"), label("c.png")]
+
+
+def test_each_label_is_on_the_disk_before_it_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "labels.jsonl"
+    seen: list[bytes] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            seen.append(path.read_bytes())
+
+    with LabelLog(path) as log:
+        monkeypatch.setattr(os, "fsync", fsync)
+        for number in range(3):
+            log.add(label(f"{number}.png"))
+            assert seen[-1] == b"".join(line_of(label(f"{n}.png")) for n in range(number + 1))
+
+
+def test_a_log_that_was_moved_away_takes_no_labels(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    with LabelLog(path) as log:
+        log.add(label())
+        path.rename(tmp_path / "other")
+        with pytest.raises(RunFolderError, match="cannot write"):
+            log.add(label("b.png"))
+        path.write_text("")
+        with pytest.raises(RunFolderError, match="replaced"):
+            log.add(label("b.png"))
+    assert read_labels(tmp_path / "other") == [label()]
+
+
+# What labels say together
+
+
+def test_contradictions_are_left_out_and_reported() -> None:
+    every = [
+        label("same.png"), label("same.png", by="bob"),
+        label("two.png"), label("two.png", "failure", by="bob"),
+        label("twice.png"), label("twice.png", "failure", again=True),
+        label("steady.png", "failure"), label("steady.png", "failure", again=True),
+        label("changed.png"), label("changed.png", "failure"),
+        label("skipped.png", "skip"),
+        label("unsure.png"), label("unsure.png", "skip", by="bob"),
+        label("taken.png"), label("taken.png", "skip"),
+    ]  # fmt: skip
+    assert {name for name, _ in contradictions(every)} == {"two.png", "twice.png"}
+    assert {one.picture: one.label for one in settled(every)} == {
+        "same.png": "success", "steady.png": "failure", "changed.png": "failure",
+        "unsure.png": "success",
+    }  # fmt: skip
+
+
+def test_a_replaced_file_is_another_picture() -> None:
+    other = Label("a.png", "f" * 64, "failure", "ann", TIME, 1.0)
+    assert contradictions([label("a.png"), other]) == {}
+    assert len(settled([label("a.png"), other])) == 2
+
+
+def test_agreement_is_that_of_blind_duplicates() -> None:
+    every = [
+        label("a.png"), label("a.png", again=True),
+        label("b.png"), label("b.png", "failure", again=True),
+        label("c.png"), label("c.png", "skip", again=True),
+        label("d.png"), label("d.png", by="bob"),
+        label("e.png", again=True),
+    ]  # fmt: skip
+    found = agreement(every)
+    assert (found.agreed, found.pairs) == (1, 2)
+    low, high = found.interval
+    assert low < 0.02 and high > 0.98
+    assert "1 of 2" in str(found) and "50 %" in str(found)
+    assert str(agreement([])) == "no picture was labelled twice"
+    assert counts(every) == {"success": 5, "failure": 0, "skip": 0}

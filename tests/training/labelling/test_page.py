@@ -1,0 +1,330 @@
+"""The page in a real Chromium: keys, buttons, a phone, and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from label_logs import write_pictures
+
+from vinoreward_training.bench.labelling import QUIET, Labelling, chromium
+from vinoreward_training.labelling.labels import read_labels
+
+BROWSER = chromium()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium, and playwright to drive it"),
+    # Playwright's transport, which it leaves to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+NAMES = [f"{number:02d}.png" for number in range(24)]
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_pictures(tmp_path / "pictures", NAMES, (96, 128))
+
+
+@pytest.fixture
+def page(window: Any) -> Iterator[Any]:
+    """A page that has asked nobody else, and broken none of its own rules."""
+    context = window.new_context(viewport={"width": 1000, "height": 700})
+    page = context.new_page()
+    page.asked, page.complaints = [], []
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.on("console", lambda message: page.complaints.append(message.text))
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))
+    yield page
+    context.close()
+
+
+def opened(page: Any, running: Labelling) -> None:
+    page.goto(running.address)
+    page.wait_for_selector("body[data-picture]")
+
+
+def answered(page: Any, act: Any) -> None:
+    """Do something that changes the picture, and wait until it has."""
+    before = page.get_attribute("body", "data-picture")
+    act()
+    page.wait_for_function(
+        "before => document.body.dataset.picture !== before && !document.querySelector('.waiting')",
+        arg=before,
+    )
+
+
+def press(page: Any, *keys: str) -> None:
+    for key in keys:
+        answered(page, lambda key=key: page.keyboard.press(key))
+
+
+def answers(folder: Path) -> list[str]:
+    return [label.label for label in read_labels(folder / "labels.jsonl")]
+
+
+def test_keys_label_and_take_back(folder: Path, page: Any) -> None:
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        opened(page, running)
+        assert "#" not in page.url and running.token not in page.content()
+        press(page, "ArrowRight", "ArrowLeft", "s", "F", " ")
+        assert answers(folder) == ["success", "failure", "success", "failure", "skip"]
+        assert "5 of 24 labelled" in page.inner_text("#progress")
+        press(page, "z", "Backspace")
+        assert answers(folder) == ["success", "failure", "success"]
+        for key in ("Control+s", "Alt+ArrowLeft", "q", "1", "Shift"):
+            page.keyboard.press(key)  # these are the browser's
+        page.wait_for_timeout(100)
+        assert len(answers(folder)) == 3
+        assert {url.split("/")[2] for url in page.asked if url.startswith("http")} == {
+            f"127.0.0.1:{running.port}"
+        }
+    assert page.complaints == []
+    assert all(label.seconds > 0 for label in read_labels(folder / "labels.jsonl"))
+
+
+def test_a_small_picture_is_large_and_sharp(folder: Path, page: Any) -> None:
+    with Labelling(["--data", str(folder)]) as running:
+        opened(page, running)
+        box = page.locator("#picture").bounding_box()
+        assert box["width"] > 600 and box["height"] > 400
+        style = page.evaluate("getComputedStyle(document.getElementById('picture')).imageRendering")
+        assert style == "pixelated"
+        assert page.evaluate("document.getElementById('picture').naturalWidth") == 128
+
+
+def test_the_next_picture_is_there_before_it_is_needed(folder: Path, page: Any) -> None:
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        opened(page, running)
+        page.wait_for_timeout(300)
+        fetched = [url for url in page.asked if "/picture/" in url]
+        assert [url.rpartition("/")[2] for url in fetched] == ["0", "1", "2"]
+        press(page, "s")
+        page.wait_for_timeout(300)
+        fetched = [url.rpartition("/")[2] for url in page.asked if "/picture/" in url]
+        assert fetched == ["0", "1", "2", "3"]
+
+
+def test_buttons_label_and_space_then_means_skip(folder: Path, page: Any) -> None:
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        opened(page, running)
+        for name in ("success", "failure", "skip"):
+            answered(page, lambda name=name: page.click(f"#{name}"))
+        press(page, " ")
+        assert answers(folder) == ["success", "failure", "skip", "skip"]
+        answered(page, lambda: page.click("#undo"))
+        assert answers(folder) == ["success", "failure", "skip"]
+        # By the keyboard alone: space presses the button in focus, once.
+        page.focus("#success")
+        press(page, " ", "Enter")
+        assert answers(folder)[3:] == ["success", "success"]
+
+
+def test_a_phone(folder: Path, window: Any) -> None:
+    context = window.new_context(viewport={"width": 360, "height": 640}, has_touch=True)
+    page = context.new_page()
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        opened(page, running)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert page.evaluate("document.documentElement.scrollHeight") <= 640
+        for name in ("failure", "success", "skip", "undo", "stop"):
+            box = page.locator(f"#{name}").bounding_box()
+            assert box["height"] >= 44 and box["y"] + box["height"] <= 640
+        answered(page, lambda: page.tap("#success"))
+        answered(page, lambda: page.tap("#failure"))
+        assert answers(folder) == ["success", "failure"]
+    context.close()
+
+
+def test_the_end(folder: Path, page: Any) -> None:
+    command = ["--data", str(folder), "--duplicates", "0.1", "--bundle", "panda-hover-classifier"]
+    with Labelling(command) as running:
+        opened(page, running)
+        assert "lassifier" not in page.inner_text("body")
+        press(page, "s")
+        page.click("#stop")  # before all is labelled nothing is told of the classifier
+        page.wait_for_selector("#end:visible")
+        assert "lassifier claims" not in page.inner_text("#end")
+        assert "are left" in page.inner_text("#title")
+        page.keyboard.press("s")  # there is no picture
+        answered(page, lambda: page.click("#back"))
+        while page.get_attribute("body", "data-picture") is not None:
+            press(page, "s")
+        page.wait_for_selector("#end:visible")
+        said = page.inner_text("#end")
+        assert "All pictures are labelled" in said and "24 successes" in said
+        assert "2 of 2 pictures that were shown twice got the same label" in said
+        assert "The classifier claims" in said
+        assert f"vinoreward label --data {folder}" in page.inner_text("#next")
+        page.keyboard.press("z")
+        page.wait_for_selector("body[data-picture]")
+        press(page, "f")
+        printed = running.stop()
+    assert "26 labelled now, 0 left" in printed
+    assert page.complaints == []
+
+
+def test_a_reload_goes_on_and_a_stranger_does_not_get_in(
+    folder: Path, page: Any, window: Any
+) -> None:
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        opened(page, running)
+        press(page, "s", "f")
+        page.reload()
+        page.wait_for_selector("body[data-picture]")
+        assert "2 of 24" in page.inner_text("#progress")
+        page.goto("about:blank")
+        opened(page, running)  # the spent token, in the browser that spent it
+        other = window.new_context().new_page()
+        other.goto(running.address)
+        other.wait_for_selector("#problem:visible")
+        assert "was used before" in other.inner_text("#problem")
+        assert not other.is_visible("#work")
+        other.context.close()
+
+
+def test_another_site_cannot_use_the_page(folder: Path, page: Any, tmp_path: Path) -> None:
+    with Labelling(["--data", str(folder)]) as running:
+        opened(page, running)
+        own = f"http://127.0.0.1:{running.port}"
+        evil = page.context.new_page()
+        (tmp_path / "evil.html").write_text(
+            f"<iframe src='{own}/'></iframe><img id=i src='{own}/picture/0'>"
+        )
+        evil.goto((tmp_path / "evil.html").as_uri())
+        told = evil.evaluate(
+            """async (own) => {
+                const tries = [
+                    [own + '/api/state', {credentials: 'include'}],
+                    [own + '/api/label', {method: 'POST', credentials: 'include', mode: 'no-cors',
+                        body: '{"picture": 0, "label": "success", "seconds": 1}'}],
+                    [own + '/api/label', {method: 'POST', credentials: 'include',
+                        headers: {'Content-Type': 'application/json'},
+                        body: '{"picture": 0, "label": "success", "seconds": 1}'}],
+                ];
+                const found = [];
+                for (const [url, options] of tries) {
+                    try { found.push(await (await fetch(url, options)).text()); }
+                    catch { found.push(''); }
+                }
+                return found;
+            }""",
+            own,
+        )
+        assert told == ["", "", ""]
+        assert evil.evaluate("document.getElementById('i').naturalWidth") == 0
+        assert (folder / "labels.jsonl").read_bytes() == b""
+
+
+def test_a_lost_connection_is_said_and_survived(folder: Path, page: Any) -> None:
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        opened(page, running)
+        press(page, "s")
+        page.context.set_offline(True)
+        page.keyboard.press("f")
+        page.wait_for_selector("#problem:visible")
+        assert "no connection to vinoreward label" in page.inner_text("#problem")
+        page.keyboard.press("s")  # one label at a time
+        assert answers(folder) == ["success"]
+        page.context.set_offline(False)
+        page.wait_for_selector("#problem", state="hidden")
+        page.wait_for_function("() => document.body.dataset.picture === '2'")
+        assert answers(folder) == ["success", "failure"]
+        port = str(running.port)
+        running.stop()
+        page.keyboard.press("f")
+        page.wait_for_selector("#problem:visible")
+    with Labelling(["--data", str(folder), "--duplicates", "0", "--port", port]) as running:
+        page.wait_for_function(
+            "() => document.getElementById('problem').textContent.includes('Open the address')"
+        )
+        page.goto(running.address)  # in the same tab
+        page.wait_for_selector("body[data-picture]")
+        page.wait_for_function(
+            "() => document.getElementById('progress').textContent.includes('2 of 24')"
+        )
+        press(page, "s")
+    assert answers(folder) == ["success", "failure", "success"]
+
+
+def test_a_full_disk_is_said_in_a_sentence(folder: Path, page: Any) -> None:
+    with Labelling(["--data", str(folder)], limit_bytes=900) as running:
+        opened(page, running)
+        press(page, "s", "s")
+        for _ in range(10):
+            before = page.get_attribute("body", "data-picture")
+            page.keyboard.press("f")
+            page.wait_for_function(
+                "before => document.body.dataset.picture !== before"
+                " || !document.getElementById('problem').hidden", arg=before,
+            )  # fmt: skip
+            if page.is_visible("#problem"):
+                break
+        said = page.inner_text("#problem")
+        assert said.startswith("cannot write") and "all labels before are safe" in said
+        assert page.get_attribute("body", "data-picture") == before  # still to be labelled
+        count = len(answers(folder))
+        assert f"{count} of" in page.inner_text("#progress") and count >= 2
+
+
+def test_markup_in_a_name_is_never_run(tmp_path: Path, page: Any) -> None:
+    names = ["<img src=x onerror=document.title='owned'>.png", "a\nb.png", "b.png"]
+    write_pictures(tmp_path, names)
+    labeller = "<b onclick=alert(1)>bob</b>"
+    with Labelling(["--data", str(tmp_path), "--labeller", labeller]) as running:
+        opened(page, running)
+        assert labeller in page.inner_text("#progress")
+        while page.get_attribute("body", "data-picture") is not None:
+            press(page, "s")
+        page.wait_for_selector("#end:visible")
+        assert page.title() == "vinoreward label"
+        assert page.locator("main b").count() == 0 and page.locator("img").count() == 1
+    assert page.complaints == []
+
+
+def test_a_video_is_labelled_frame_by_frame(tmp_path: Path, page: Any) -> None:
+    import imageio_ffmpeg
+    import numpy as np
+
+    path = tmp_path / "a.mp4"
+    writer: Any = imageio_ffmpeg.write_frames(str(path), (64, 48), fps=10, macro_block_size=2)
+    writer.send(None)
+    for index in range(30):
+        writer.send(np.full((48, 64, 3), 8 * index, np.uint8))
+    writer.close()
+    with Labelling(["--video", str(path), "--duplicates", "0"]) as running:
+        opened(page, running)
+        while page.get_attribute("body", "data-picture") is not None:
+            press(page, "s")
+    names = [label.picture for label in read_labels(tmp_path / "labels.jsonl")]
+    assert sorted(names) == [f"a.mp4@{second / 2:.3f}s" for second in range(6)]
+
+
+def test_labels_a_minute(folder: Path) -> None:
+    # In a process of its own: playwright's loop runs once in each.
+    import subprocess
+
+    from vinoreward.processes import python_command
+
+    script = (
+        "import sys; from pathlib import Path;"
+        "from vinoreward_training.bench.labelling import *;"
+        "print(labels_a_minute(Path(sys.argv[1]), chromium()))"
+    )
+    done = subprocess.run(
+        python_command(script, str(folder)), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) > 0
+    assert len(answers(folder)) == 24

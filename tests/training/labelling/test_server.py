@@ -1,0 +1,545 @@
+"""The program in a process of its own: attacks, resuming, full disks, SIGKILL."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from label_logs import write_pictures
+from PIL import Image
+
+from vinoreward.bundles.picture import read_picture
+from vinoreward.errors import RunFolderError
+from vinoreward_training.bench.labelling import Client, Labelling, labels_lost
+from vinoreward_training.cli import main
+from vinoreward_training.configs import LabelConfig
+from vinoreward_training.labelling.command import _invite
+from vinoreward_training.labelling.labels import Label, LabelLog, line_of, read_labels
+from vinoreward_training.labelling.server import HEADERS, MAX_BODY
+from vinoreward_training.labelling.sources import digest_of
+
+NAMES = [f"{number:02d}.png" for number in range(30)]
+FILES = ("/", "/page.js", "/page.css")
+ANSWERED = ("/api/state", "/api/summary", "/picture/0")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_pictures(tmp_path / "pictures", NAMES)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labelling]:
+    """A page that nobody has entered."""
+    folder = write_pictures(tmp_path_factory.mktemp("pictures"), NAMES)
+    with Labelling(["--data", str(folder)]) as running:
+        yield running
+
+
+def entered(running: Labelling) -> Client:
+    client = Client(running.port)
+    assert client.enter(running.token) == 200
+    return client
+
+
+def label_all(client: Client, answer: str = "success", most: int = 1000) -> list[int]:
+    """Label until nothing is left; return the numbers of the pictures."""
+    _, state = client.value("/api/state")
+    numbers = []
+    while state["picture"] is not None and len(numbers) < most:
+        numbers.append(state["picture"])
+        status, state = client.label(state["picture"], answer)
+        assert status == 200, state
+    return numbers
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize(
+    "host",
+    [None, "evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:{port}.x",
+     "localhost.evil.example:{port}", "[::1]:{port}", "0.0.0.0:{port}"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/api/state", "/picture/0"])
+def test_another_host_is_refused(running: Labelling, host: str | None, path: str) -> None:
+    given = None if host is None else host.replace("{port}", str(running.port))
+    status, _, body = Client(running.port).ask(path, headers={"Host": given})
+    assert status in (400, 421)  # without a host it is not even HTTP
+    assert b"<html" not in body
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [None, "null", "http://evil.example", "https://127.0.0.1:{port}", "http://127.0.0.1",
+     "http://127.0.0.1:1", "http://localhost:{port}", "http://127.0.0.1:{port}.evil.example"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/api/enter", "/api/label", "/api/undo"])
+def test_another_origin_is_refused(running: Labelling, origin: str | None, path: str) -> None:
+    given = None if origin is None else origin.replace("{port}", str(running.port))
+    body = {"token": running.token}  # and the token is not spent by it
+    status, headers, _ = Client(running.port).ask(path, body, headers={"Origin": given})
+    assert status == 403
+    assert "set-cookie" not in headers
+
+
+def test_without_the_cookie_nothing_is_told(running: Labelling) -> None:
+    client = Client(running.port)
+    for cookie in (None, "", f"vinoreward-label-{running.port}=", "a=b", "vinoreward-label=x"):
+        for path in ANSWERED:
+            status, _, body = client.ask(path, headers={"Cookie": cookie})
+            assert status == 401 and b"png" not in body.lower()
+        for path in ("/api/label", "/api/undo"):
+            status, _, _ = client.ask(path, {}, headers={"Cookie": cookie})
+            assert status == 401
+
+
+@pytest.mark.parametrize("token", ["", "x", None, 1, [], {}, "\ud800", "x" * 2000])
+def test_another_token_opens_nothing(running: Labelling, token: object) -> None:
+    status, headers, _ = Client(running.port).ask("/api/enter", {"token": token})
+    assert status == 403 and "set-cookie" not in headers
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(running: Labelling) -> None:
+    client = Client(running.port)
+    asked = [client.ask(path) for path in (*FILES, *ANSWERED, "/none", "/favicon.ico")]
+    asked += [client.ask("/", headers={"Host": "evil.example"})]
+    asked += [client.ask("/api/label", {}, headers={"Origin": "null"})]
+    asked += [client.ask("/", method=verb) for verb in ("OPTIONS", "PUT", "DELETE", "HEAD")]
+    asked += [client.ask("/api/label", b"x" * (MAX_BODY + 1))]
+    for _, headers, _ in asked:
+        for name, value in HEADERS.items():
+            assert headers[name.lower()] == value
+        assert not [name for name in headers if name.startswith("access-control")]
+        assert "server" not in headers
+
+
+def test_the_policy_is_as_strict_as_promised() -> None:
+    policy = HEADERS["Content-Security-Policy"]
+    parts = {part.strip() for part in policy.split(";")}
+    assert parts >= {
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' blob:",
+        "connect-src 'self'", "frame-ancestors 'none'",
+    }  # fmt: skip
+    assert "unsafe" not in policy
+
+
+def test_only_small_json_is_read(running: Labelling) -> None:
+    client = Client(running.port)
+    assert client.ask("/api/label", b"x" * (MAX_BODY + 1))[0] == 413
+    plain: dict[str, str | None] = {"Content-Type": "text/plain"}
+    assert client.ask("/api/label", {}, headers=plain)[0] == 415
+    # Without a length, in pieces.
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as raw:
+        own = f"127.0.0.1:{running.port}"
+        raw.sendall(
+            f"POST /api/enter HTTP/1.1\r\nHost: {own}\r\nOrigin: http://{own}\r\n"
+            "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        )
+        for _ in range(MAX_BODY // 1024 + 1):
+            raw.sendall(b"400\r\n" + b"x" * 1024 + b"\r\n")
+        assert b" 413 " in raw.recv(100)  # before the end of it
+
+
+def test_it_listens_on_this_machine_alone(running: Labelling) -> None:
+    hexadecimal = f"{running.port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    own = [row[1] for row in rows if row[1].endswith(f":{hexadecimal}") and row[3] == "0A"]
+    assert own == [f"0100007F:{hexadecimal}"]
+    six = [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+    assert not [row for row in six if row[1].endswith(f":{hexadecimal}") and row[3] == "0A"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/picture/../../etc/passwd", "/picture/%2e%2e%2f00.png", "/picture/00.png", "/picture/-1",
+     "/picture/99999999999999999999", "/picture/0x0", "/picture/", "/page/../labels.jsonl",
+     "/labels.jsonl", "/page.js/", "//evil.example/", "/picture/1e3"],
+)  # fmt: skip
+def test_numbers_are_never_paths(folder: Path, running: Labelling, path: str) -> None:
+    assert Client(running.port).ask(path)[0] in (401, 404)
+
+
+def test_the_door(folder: Path) -> None:
+    """The token works once; the cookie is for this page alone; numbers are never paths."""
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        client = Client(running.port)
+        status, headers, body = client.ask("/api/enter", {"token": running.token})
+        assert status == 200 and running.token.encode() not in body
+        cookie = headers["set-cookie"].lower()
+        assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie
+        assert str(running.port) in cookie.partition("=")[0]
+        assert running.token.lower() not in cookie
+        other = Client(running.port)
+        assert other.enter(running.token) == 403
+        client.cookie = headers["set-cookie"].partition(";")[0]
+        _, state = client.value("/api/state")
+        # A picture that is far ahead is not given, nor by a name.
+        for path in ("/picture/29", "/picture/00.png", "/picture/..%2f00.png"):
+            assert client.ask(path)[0] == 404
+        # Nonsense labels nothing.
+        number = state["picture"]
+        for body_of in (
+            {"picture": number, "label": "maybe", "seconds": 1},
+            {"picture": "0", "label": "success", "seconds": 1},
+            {"picture": number, "label": ["success"], "seconds": 1},
+            {"picture": True, "label": "success", "seconds": 1},
+            {"picture": number, "label": "success", "seconds": "1"},
+            {"picture": number, "label": "success", "seconds": -1},
+            {"picture": number, "label": "success", "seconds": float("nan")},
+            {"picture": number, "label": "success", "seconds": float("inf")},
+            {"picture": number, "label": "success"},
+            [], "x", 1, None, {"picture": "../00.png"},
+        ):  # fmt: skip
+            body = json.dumps(body_of).encode()
+            assert client.ask("/api/label", body)[0] == 400, body_of
+        assert client.ask("/api/label", b"[" * 4000)[0] == 400
+        assert client.ask("/api/label", b"\xff")[0] == 400
+        assert client.value("/api/label", {"picture": 7, "label": "skip", "seconds": 1})[0] == 409
+        assert client.value("/api/undo", {"done": 0})[0] == 409
+        assert client.value("/api/undo", {})[0] == 400
+        assert client.value("/api/state")[1] == state
+        assert (folder / "labels.jsonl").read_bytes() == b""
+
+
+# Labelling
+
+
+def test_pictures_and_labels_belong_together(folder: Path) -> None:
+    with Labelling(["--data", str(folder), "--labeller", "Zoë 李", "--seed", "3"]) as running:
+        client = entered(running)
+        digests, answers = [], []
+        _, state = client.value("/api/state")
+        assert state["total"] == 32 and state["done"] == 0  # two of thirty come twice
+        while state["picture"] is not None:
+            status, headers, data = client.ask(f"/picture/{state['picture']}")
+            assert status == 200 and headers["content-type"] == "image/png"
+            with Image.open(io.BytesIO(data)) as opened:
+                digests.append(digest_of(np.asarray(opened)))
+            for ahead in state["ahead"]:
+                assert client.ask(f"/picture/{ahead}")[0] == 200
+            answers.append(("success", "failure", "skip")[len(answers) % 3])
+            status, state = client.label(state["picture"], answers[-1])
+            assert status == 200
+        _, summary = client.value("/api/summary")
+        said = running.stop()
+    labels = read_labels(folder / "labels.jsonl")
+    assert [label.label for label in labels] == answers
+    assert [label.sha256 for label in labels] == digests
+    for label in labels:
+        assert digest_of(read_picture(folder / label.picture)) == label.sha256
+        assert label.by == "Zoë 李" and label.seconds == 0.5
+    first = [label.picture for label in labels if not label.again]
+    assert sorted(first) == NAMES != first
+    skipped = {label.picture for label in labels if label.label == "skip" and not label.again}
+    twice = [label.picture for label in labels if label.again]
+    assert not set(twice) & skipped  # what nobody can say is not asked again
+    assert summary["counts"] == {"success": 10, "failure": 10, "skip": 10}
+    assert f"{len(labels)} labelled now, 0 left" in said
+    assert "next: vinoreward label --data" in said and "--labeller SOMEBODY-ELSE" in said
+
+
+def test_nothing_tells_a_duplicate_apart(folder: Path) -> None:
+    with Labelling(["--data", str(folder), "--duplicates", "0.5"]) as running:
+        client = entered(running)
+        _, state = client.value("/api/state")
+        names, numbers = set(), []
+        while state["picture"] is not None:
+            names.add(tuple(state))
+            numbers.append(state["picture"])
+            _, state = client.label(state["picture"], "failure")
+    assert len(names) == 1 and numbers == list(range(len(numbers)))
+    labels = read_labels(folder / "labels.jsonl")
+    assert sum(label.again for label in labels) == 15
+    assert "again" not in names.pop()
+
+
+def test_undo_shows_the_picture_again(folder: Path) -> None:
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        client = entered(running)
+        label_all(client, "success", most=2)
+        status, state = client.value("/api/undo", {"done": 2})
+        assert status == 200 and state["done"] == 1 and state["total"] == 30
+        assert client.value("/api/undo", {"done": 2})[0] == 409  # repeated, it takes back no more
+        status, state = client.label(state["picture"], "failure")
+        assert client.value("/api/undo", {"done": 2})[1]["done"] == 1
+        assert client.value("/api/undo", {"done": 1})[1]["done"] == 0
+        assert client.value("/api/undo", {"done": 0})[0] == 409
+        _, state = client.value("/api/state")
+        client.label(state["picture"], "skip")
+    lines = [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines()]
+    assert [line.get("undo", False) for line in lines] == [
+        False, False, True, False, True, True, False,
+    ]  # fmt: skip
+    assert lines[1]["picture"] == lines[3]["picture"] and lines[0]["picture"] == lines[6]["picture"]
+    assert [label.label for label in read_labels(folder / "labels.jsonl")] == ["skip"]
+
+
+def test_a_repeated_label_counts_once(folder: Path) -> None:
+    with Labelling(["--data", str(folder)]) as running:
+        client = entered(running)
+        _, before = client.value("/api/state")
+        answers = [client.label(before["picture"], "success") for _ in range(3)]
+        assert [status for status, _ in answers] == [200] * 3
+        assert [state["done"] for _, state in answers] == [1] * 3
+        assert client.label(before["picture"], "failure")[0] == 409
+    assert len(read_labels(folder / "labels.jsonl")) == 1
+
+
+def test_a_second_start_goes_on(folder: Path) -> None:
+    command = ["--data", str(folder), "--labeller", "ann", "--duplicates", "0.1"]
+    with Labelling([*command, "--limit", "12"]) as running:
+        client = entered(running)
+        label_all(client)
+        _, summary = client.value("/api/summary")
+        assert summary["unlabelled"] == 18 and summary["classifier"] is None
+        assert summary["counts"]["success"] == 12
+    with Labelling(command) as running:
+        client = entered(running)
+        _, state = client.value("/api/state")
+        assert state["done"] >= 12 and state["undo"]
+        label_all(client, "failure")
+    labels = read_labels(folder / "labels.jsonl")
+    first = [label.picture for label in labels if not label.again]
+    assert sorted(first) == NAMES
+    assert [label.label for label in labels if not label.again] == ["success"] * 12 + [
+        "failure"
+    ] * 18
+    # Everything is labelled: there is no page to open.
+    with pytest.raises(RunFolderError, match="has labelled all 30"), Labelling(command):
+        pass
+    # Somebody else sees all.
+    with Labelling(["--data", str(folder), "--labeller", "bob"]) as running:
+        assert entered(running).value("/api/state")[1]["done"] == 0
+
+
+def test_undo_reaches_into_an_earlier_sitting(folder: Path) -> None:
+    for expected in (0, 3):
+        with Labelling(["--data", str(folder)]) as running:
+            client = entered(running)
+            assert client.value("/api/state")[1]["done"] == expected
+            if expected == 0:
+                label_all(client, most=3)
+            else:
+                assert client.value("/api/undo", {"done": 3})[1]["done"] == 2
+    assert len(read_labels(folder / "labels.jsonl")) == 2
+
+
+def test_two_labellers_at_once(folder: Path) -> None:
+    with (
+        Labelling(["--data", str(folder)]),
+        pytest.raises(RunFolderError, match="somebody else is labelling there"),
+        Labelling(["--data", str(folder), "--labeller", "bob"]),
+    ):
+        pass
+
+
+def test_pictures_that_cannot_be_read_are_passed_over(folder: Path) -> None:
+    (folder / "00.png").write_bytes(b"no picture")
+    (folder / "01.png").unlink()
+    (folder / "01.png").mkdir()
+    bomb = Image.new("1", (20000, 20000))
+    bomb.save(folder / "02.png")
+    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
+        client = entered(running)
+        label_all(client)
+        _, state = client.value("/api/state")
+        assert state["unreadable"] == 2 and state["done"] == state["total"] == 27
+    labelled = {label.picture for label in read_labels(folder / "labels.jsonl")}
+    assert labelled == set(NAMES[3:])
+
+
+def test_a_large_picture_is_shown_smaller_and_labelled_whole(tmp_path: Path) -> None:
+    write_pictures(tmp_path, ["large.png"], (100, 3000))
+    with Labelling(["--data", str(tmp_path)]) as running:
+        client = entered(running)
+        with Image.open(io.BytesIO(client.ask("/picture/0")[2])) as opened:
+            assert opened.size == (2048, 68)
+        label_all(client)
+    (label,) = read_labels(tmp_path / "labels.jsonl")
+    assert label.sha256 == digest_of(read_picture(tmp_path / "large.png"))
+
+
+# What may go wrong
+
+
+def test_a_full_disk_while_labelling(folder: Path) -> None:
+    with Labelling(["--data", str(folder)], limit_bytes=1200) as running:
+        client = entered(running)
+        _, state = client.value("/api/state")
+        acknowledged = 0
+        while True:
+            status, answer = client.label(state["picture"], "success")
+            if status != 200:
+                break
+            acknowledged, state = acknowledged + 1, answer
+        assert status == 507 and 2 < acknowledged < 10
+        assert "cannot write" in answer["error"] and "free some space" in answer["error"]
+        # The same picture is still to be labelled, and nothing is lost.
+        assert client.value("/api/state")[1] == state
+        assert client.value("/api/undo", {"done": acknowledged})[0] in (200, 507)
+    whole = (folder / "labels.jsonl").read_bytes()
+    assert whole.endswith(b"\n") and len(whole) <= 1200
+    lines = [json.loads(line) for line in whole.splitlines()]
+    assert sum("label" in line for line in lines) == acknowledged
+
+
+@pytest.mark.slow
+def test_no_acknowledged_label_is_lost_by_a_kill(folder: Path) -> None:
+    acknowledged, lost, interrupted = labels_lost(folder, 8, seed=0)
+    assert lost == 0 < acknowledged
+    assert interrupted > 0
+
+
+def test_a_lost_label_would_be_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(path: Path) -> list[Label]:
+        return read_labels(path)[1:]
+
+    monkeypatch.setattr("vinoreward_training.bench.labelling.read_labels", forgetful)
+    monkeypatch.setattr("vinoreward_training.bench.labelling.MOST_SECONDS", 2.0)
+    acknowledged, lost, _ = labels_lost(folder, 1, seed=0)
+    assert acknowledged > 0 and lost == 1
+
+
+def test_a_line_that_a_crash_cut_off_is_told(folder: Path) -> None:
+    with Labelling(["--data", str(folder)]) as running:
+        label_all(entered(running), most=3)
+    path = folder / "labels.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    with Labelling(["--data", str(folder)]) as running:
+        assert entered(running).value("/api/state")[1]["done"] == 2
+    path.write_bytes(b"x" + whole)
+    with pytest.raises(RunFolderError, match="line 1:"), Labelling(["--data", str(folder)]):
+        pass
+
+
+# Where pictures come from
+
+
+def test_a_run_is_labelled_with_its_odd_claims_first(tmp_path: Path) -> None:
+    claims = write_pictures(tmp_path / "claims", [f"{n}.png" for n in range(4)])
+    (claims / "claims.csv").write_text(
+        "picture,step,episode,probability,odd,true\n"
+        "0.png,1,0,0.999,0.2,1\n1.png,2,1,0.99,0.2,1\n2.png,3,2,0.999,3.0,1\n3.png,4,3,0.98,0.2,0\n"
+    )
+    with Labelling(["--run", str(tmp_path), "--duplicates", "0"]) as running:
+        label_all(entered(running))
+        assert f"next: vinoreward label --run {tmp_path}" in running.stop()
+    names = [label.picture for label in read_labels(tmp_path / "labels.jsonl")]
+    assert names == ["3.png", "2.png", "1.png", "0.png"]
+
+
+def test_hostile_names_are_labelled_or_left_out(tmp_path: Path) -> None:
+    names = ["<img src=x onerror=alert(1)>.png", "a\nb.png", "\x1b[2J.png", "good.png"]
+    write_pictures(tmp_path, names)
+    with Labelling(["--data", str(tmp_path)]) as running:
+        client = entered(running)
+        label_all(client)
+        answers = [client.ask(path)[2] for path in ("/api/state", "/api/summary")]
+        assert not any(b"onerror" in answer for answer in answers)
+    found = [label.picture for label in read_labels(tmp_path / "labels.jsonl")]
+    assert sorted(found) == sorted([names[0], names[3]])
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "one of --run, --data and --video"),
+        (["--data", "a", "--run", "b"], "--run, --data"),
+        (["--data", "a", "--duplicates", "0.6"], "0.5"),
+        (["--data", "a", "--duplicates", "nan"], "0.5"),
+        (["--data", "a", "--limit", "0"], "at least 1"),
+        (["--data", "a", "--port", "70000"], "65535"),
+        (["--data", "a", "--labeller", "a\nb"], "printable"),
+        (["--data", "missing"], "is not a folder"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["label", *words]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["label", "--data", str(folder), "--port", port]) == 1
+    assert "--port" in capsys.readouterr().err
+
+
+def test_a_link_as_the_log_of_a_strangers_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "labels.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert main(["label", "--data", str(folder)]) == 1
+    assert "link" in capsys.readouterr().err
+    assert not os.path.lexists(tmp_path / "elsewhere")
+
+
+def test_the_missing_extra_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    assert main(["label", "--data", str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert "vinoreward label needs starlette" in said and "[label]" in said
+    assert not (folder / "labels.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "opened", "ssh"),
+    [
+        ({"DISPLAY": ":0"}, True, False),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, True, False),
+        ({}, False, True),
+        ({"DISPLAY": ":10", "SSH_CONNECTION": "1 2 3 4"}, False, True),
+    ],
+)
+def test_where_there_is_no_browser_the_way_over_ssh_is_printed(
+    environment: dict[str, str], opened: bool, ssh: bool,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asked = threading.Event()
+    monkeypatch.setattr("webbrowser.open", lambda address: asked.set())
+    monkeypatch.setattr("sys.platform", "linux")
+    _invite(LabelConfig(data=Path("x")), "http://127.0.0.1:5000/#token", 5000)
+    assert asked.wait(5 if opened else 0.2) == opened
+    said = capsys.readouterr().out
+    assert "http://127.0.0.1:5000/#token" in said
+    assert ("ssh -L 5000:127.0.0.1:5000" in said) == ssh
+    asked.clear()
+    _invite(LabelConfig(data=Path("x"), open=False), "http://127.0.0.1:5000/#token", 5000)
+    assert not asked.wait(0.2)
+
+
+def test_the_log_of_another_run_is_kept(folder: Path) -> None:
+    with LabelLog(folder / "mine.jsonl") as log:
+        log.add(Label("other.png", "0" * 64, "success", "ann", "t", 1.0))
+    before = (folder / "mine.jsonl").read_bytes()
+    out = str(folder / "mine.jsonl")
+    with Labelling(["--data", str(folder), "--out", out, "--labeller", "ann"]) as running:
+        client = entered(running)
+        assert client.value("/api/state")[1]["undo"] is False  # it is of no picture here
+        label_all(client, most=1)
+    after = (folder / "mine.jsonl").read_bytes()
+    assert after.startswith(before) and after.count(b"\n") == 2
+    assert line_of(read_labels(folder / "mine.jsonl")[0]) == before
