@@ -6,7 +6,7 @@ from .bundles.bundle import Bundle
 from .compression.chain import CompressorChain
 from .encoders import Encoder
 from .policies.wire import load_policy, save_policy
-from .rewards.alarms import FalseClaimAlarm
+from .rewards.alarms import FalseClaimAlarm, RateAlarm
 from .rewards.classifier import Classifier
 from .rewards.interventions import Axis, Intervention, SearchSpace
 from .rewards.success import SuccessDetector
@@ -34,6 +34,7 @@ __all__ = [
     "LearnedReward",
     "PictureInInfo",
     "Player",
+    "RateAlarm",
     "SearchSpace",
     "SuccessDetector",
     "TrueSuccess",

@@ -14,9 +14,10 @@ import pytest
 import toy_environments
 from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv
 from train_runs import config
 
-from vinoreward import ClaimedVsTrue, FalseClaimAlarm, VecLearnedReward
+from vinoreward import ClaimedVsTrue, FalseClaimAlarm, RateAlarm, VecLearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
@@ -443,6 +444,51 @@ def test_the_callback_tells_of_false_claims_or_stops(bundle: Bundle) -> None:
     assert trained(ClaimedVsTrue()).alarms == []
     with pytest.raises(ConfigError, match="tell or stop"):
         ClaimedVsTrue(on_alarm="shout")  # type: ignore[arg-type]
+
+
+class Odd(gym.Env[np.ndarray, int]):
+    """Episodes of three steps; from episode ``since`` on the second picture is odd."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, since: int | None, guarded: bool = True) -> None:
+        self.since, self.guarded, self.episode = since, guarded, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.episode += 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        odd = self.since is not None and self.episode >= self.since and self.steps == 2
+        info = {"reward_ood": np.float32(1.5 if odd else 0.4)} if self.guarded else {}
+        return np.zeros(1, np.float32), 0.0, False, self.steps == 3, info
+
+
+def test_the_callback_tells_of_odd_pictures_without_any_truth() -> None:
+    """In the middle of an episode, of one environment of two."""
+
+    def trained(since: int | None, *, guarded: bool = True, **options: Any) -> ClaimedVsTrue:
+        envs = DummyVecEnv([lambda: Odd(since, guarded), lambda: Odd(None, guarded)])
+        record = ClaimedVsTrue(odd_alarm=RateAlarm(), **options)
+        arguments: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}, "buffer_size": 100}
+        DQN("MlpPolicy", envs, learning_starts=1000, seed=0, **arguments).learn(400, record)
+        return record
+
+    with pytest.warns(UserWarning, match=r"of the last \d+ episodes have a picture unlike"):
+        told = trained(30)
+    flags = [row["odd"] for row in told.episodes]
+    assert sum(flags[:58]) == 0 and len(set(zip(flags[60::2], flags[61::2], strict=False))) == 1
+    assert sum(flags[60:62]) == 1, "of one environment"
+    assert told.odd_alarms and 30 * 6 < told.odd_alarms[0] < 30 * 6 + 60 and not told.alarms
+    with pytest.warns(UserWarning, match="unlike those that the classifier was trained on"):
+        stopped = trained(30, on_alarm="stop")
+    assert stopped.episodes[-1]["step"] == stopped.odd_alarms[0] == told.odd_alarms[0]
+    assert trained(None).odd_alarms == []
+    assert {row["odd"] for row in trained(1, guarded=False).episodes} == {None}
 
 
 def test_a_training_tells_of_false_claims_stops_and_goes_on(

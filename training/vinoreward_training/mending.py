@@ -23,6 +23,8 @@ from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.battery import look
 from vinoreward_training.audit.command import audit, environment_of
 from vinoreward_training.audit.report import AuditReport
+from vinoreward_training.classifier.finetune import enough
+from vinoreward_training.classifier.guard import of_rooms
 from vinoreward_training.configs import AuditConfig, FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
@@ -40,7 +42,7 @@ CANDIDATE = "candidate"
 WEIGHTS = "model.safetensors"
 CATEGORY = "labelled"
 LOST_RECALL = 0.01
-"""Largest loss of recall on the test part."""
+"""Loss of recall on the test part that is no reason to keep the old bundle."""
 FEW = 10
 """Fewest labels worth a training."""
 _CHECKED = 0.2
@@ -151,12 +153,15 @@ def refit(
         weights=weights,
         epochs=config.epochs,
         learning_rate=config.learning_rate,
-        target_fpr=float(chosen_for.get("target_fpr") or 0.01),
+        target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
+        # What it was not trained for would cost it more than a few steps can teach.
+        shifts=FinetuneConfig.shifts if of_rooms(spec.metrics) else 0.0,
         success_label=config.success_label,
         seed=config.seed,
         threads=config.threads,
         resume=config.resume,
     )
+    enough(fit_config, dataset, validation)
     prepare_torch(fit_config)
     height, width = dataset.images.shape[1:3]
     net = build_for(fit_config, height, width, [])
@@ -199,8 +204,7 @@ def judged(
     test = split_by_episode(dataset)[2]
     success = dataset.labels[test] == 1
     kept = ~labelled.train
-    rows = []
-    seen = []
+    claims, rates = [], []
     for bundle in (old, new):
         with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
             paid = look(classifier, dataset.images[test]).paid
@@ -208,11 +212,13 @@ def judged(
             if kept.any():
                 right = look(classifier, labelled.images[kept]).paid == labelled.labels[kept]
         wrong = float((~right).mean()) if len(right) else 0.0
-        seen.append((float(paid[success].mean()), float(paid[~success].mean()), wrong))
-    (recall, false, missed), (recall_new, false_new, missed_new) = seen
+        claims.append(paid[success])
+        rates.append((float(paid[success].mean()), float(paid[~success].mean()), wrong))
+    (recall, false, missed), (recall_new, false_new, missed_new) = rates
+    lost = recall_new < recall - LOST_RECALL and surely_fewer(claims[0], claims[1])
     target = float((new.spec.decision.chosen_for if new.spec.decision else {})["target_fpr"])
     rows = [
-        _row("recall on the test part", recall, recall_new, recall_new < recall - LOST_RECALL),
+        _row("recall on the test part", recall, recall_new, lost),
         _row("false claims on the test part", false, false_new, false_new > max(false, target)),
         _row("labels kept back that it gets wrong", missed, missed_new, missed_new > missed),
     ]
@@ -221,6 +227,19 @@ def judged(
         first = before[name][0]
         rows.append(_row(name, first, value, value > max(first, bar)))
     return Judgement(rows)
+
+
+def surely_fewer(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> bool:
+    """Return whether claims (N,) became fewer by more than chance.
+
+    A one-sided sign test of the pictures on which the two differ, at 5 %.
+    """
+    from scipy.stats import binomtest
+
+    lost, gained = int((before & ~after).sum()), int((~before & after).sum())
+    if lost + gained == 0:
+        return False
+    return bool(binomtest(lost, lost + gained, 0.5, alternative="greater").pvalue < 0.05)
 
 
 def _row(measure: str, before: float, after: float, worse: bool) -> dict[str, Any]:
@@ -238,6 +257,7 @@ def run(config: MendConfig) -> int:
             "epochs": config.epochs < 1,
             "learning_rate": not 0 < config.learning_rate < 1,
             "states": config.states != 0 and config.states < 256,
+            "target_fpr": config.target_fpr is not None and not 0 < config.target_fpr < 1,
             "seed": config.seed < 0,
             "threads": config.threads < 0,
         },
@@ -295,7 +315,7 @@ def _audited(config: MendConfig, bundle: Bundle) -> AuditReport:
         interventions=config.interventions,
         truth=config.truth,
         truth_key=config.truth_key,
-        learn_steps=0,
+        learn_steps=AuditConfig.learn_steps if config.env is None else 0,
     )
     with contextlib.ExitStack() as closing:
         about = environment_of(audit_config, bundle, closing)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.rewards.alarms import FalseClaimAlarm
+from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.success import Scores, Truth, claim_of
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
@@ -326,7 +326,10 @@ class ClaimedVsTrue(BaseCallback):
         window: episodes behind a logged rate, at least 1.
         alarm: tests whether claims are still true successes; None: no test. Its evidence is logged
             as ``rollout/false_claim_evidence``.
-        on_alarm: ``"tell"`` warns at the first alarm, ``"stop"`` ends the training at each.
+        odd_alarm: tests whether episodes with a picture that the bundle's guard finds odd become
+            too many, which needs no truth; None: no test. Logged as ``rollout/odd_evidence``,
+            beside ``rollout/odd_episodes``, the share over the last ``window``.
+        on_alarm: ``"tell"`` warns at the first alarm of each, ``"stop"`` ends the training at any.
         verbose: 1 prints once where the truth is read from, or that it is not known.
 
     Raises:
@@ -340,6 +343,7 @@ class ClaimedVsTrue(BaseCallback):
         *,
         window: int = 50,
         alarm: FalseClaimAlarm | None = None,
+        odd_alarm: RateAlarm | None = None,
         on_alarm: OnAlarm = "tell",
         verbose: int = 0,
     ) -> None:
@@ -348,16 +352,20 @@ class ClaimedVsTrue(BaseCallback):
             raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
         if on_alarm not in get_args(OnAlarm):
             raise ConfigError(f"on_alarm is {on_alarm!r}. Expected tell or stop.")
-        self.alarm, self.on_alarm = alarm, on_alarm
+        self.alarm, self.odd_alarm, self.on_alarm = alarm, odd_alarm, on_alarm
         self.alarms: list[int] = []
-        """Steps of the training at which the alarm was raised."""
+        """Steps of the training at which the alarm of false claims was raised."""
+        self.odd_alarms: list[int] = []
+        """Those at which the alarm of odd pictures was raised."""
+        self._odd: dict[int, bool] = {}
         self.window = window
         self.truth = Truth(truth_key)
         """Reads the truth; its ``key`` is the one in use."""
         self.episodes: list[Mapping[str, float | int | None]] = []
         """One row per finished episode: ``step`` (of the training, at its end), ``reward`` (its
         return) and ``length`` (None without a ``Monitor`` or a learned reward), ``claimed`` and
-        ``true`` (1, 0, or None where not known)."""
+        ``true``, and ``odd``: whether the guard found a picture of it odd (1, 0, or None where not
+        known)."""
         self._said = False
 
     def rates(self) -> dict[str, float]:
@@ -376,17 +384,25 @@ class ClaimedVsTrue(BaseCallback):
             print(text)
 
     def _on_step(self) -> bool:
-        steps = zip(self.locals["infos"], self.locals["dones"], strict=True)
-        ended = [info for info, done in steps if done]
-        before = len(self.alarms)
-        for info in ended:
-            self._note(info)
+        ended = []
+        before = len(self.alarms) + len(self.odd_alarms)
+        for number, info in enumerate(self.locals["infos"]):
+            if "reward_ood" in info:
+                self._odd[number] = self._odd.get(number, False) or bool(info["reward_ood"] > 1)
+            if self.locals["dones"][number]:
+                ended.append(info)
+                self._note(info, self._odd.pop(number, None))
         if ended:
             for name, value in self.rates().items():
                 self.logger.record(f"rollout/{name}_success", value)
             if self.alarm is not None:
                 self.logger.record("rollout/false_claim_evidence", self.alarm.evidence)
-        return self.on_alarm == "tell" or len(self.alarms) == before
+            odd = [row.get("odd") for row in self.episodes[-self.window :]]
+            if known := [value for value in odd if value is not None]:
+                self.logger.record("rollout/odd_episodes", float(np.mean(known)))
+                if self.odd_alarm is not None:
+                    self.logger.record("rollout/odd_evidence", self.odd_alarm.evidence)
+        return self.on_alarm == "tell" or len(self.alarms) + len(self.odd_alarms) == before
 
     def warn(self, text: str) -> None:
         """Tell of an alarm."""
@@ -407,7 +423,23 @@ class ClaimedVsTrue(BaseCallback):
             "(vinoreward play) and audit the classifier (vinoreward audit) before going on."
         )
 
-    def _note(self, info: Mapping[str, Any]) -> None:
+    def _look_odd(self, odd: bool | None) -> None:
+        """Show an episode to the alarm of odd pictures."""
+        if self.odd_alarm is None or not self.odd_alarm.update(odd):
+            return
+        self.odd_alarms.append(self.num_timesteps)
+        if len(self.odd_alarms) > 1:
+            return
+        recent = [row for row in self.episodes[-self.window :] if row.get("odd") is not None]
+        found = sum(bool(row["odd"]) for row in recent)
+        self.warn(
+            f"alarm at step {self.num_timesteps}: {found} of the last {len(recent)} episodes have "
+            "a picture unlike those that the classifier was trained on. Camera or light may have "
+            "changed, or the policy has found where it sees nothing known: watch it (vinoreward "
+            "play), and capture or label such pictures before going on."
+        )
+
+    def _note(self, info: Mapping[str, Any], odd: bool | None = None) -> None:
         claimed, true = claim_of(info), self.truth(info)
         if not self._said and self.truth.key != "true_success":
             self._said = True
@@ -421,9 +453,11 @@ class ClaimedVsTrue(BaseCallback):
                 "length": int(recorded["l"]) if "l" in recorded else None,
                 "claimed": None if claimed is None else int(claimed),
                 "true": None if true is None else int(true),
+                "odd": None if odd is None else int(odd),
             }
         )
         self._look(claimed, true)
+        self._look_odd(odd)
 
 
 # As vinoreward names them.

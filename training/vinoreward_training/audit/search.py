@@ -31,10 +31,8 @@ NEIGHBOURS = 32
 """States around a false claim that show whether it is one of many."""
 NEARBY = 0.01
 """They are within this share of each axis."""
-SHIFTED = 256
-"""States of a space that are looked at under each shift, beside the worst."""
-WORST = 128
-"""Worst states of a space that are looked at under each shift."""
+SHIFTED = 16
+"""One in so many of the states is looked at under each shift, and half as many of the worst."""
 STARTS = 4
 """Places where the cross-entropy method begins."""
 _POPULATION, _ELITE = 32, 8
@@ -194,7 +192,7 @@ def search(
         found.at, found.most = tuple(at.tolist()), float(looked.probability[worst[0]])
         yield from _plane(looked, at, found, count, states // 4)
     yield from _holes(looked, random, low, span, found)
-    yield from _shifts(looked, found, count, seed)
+    yield from _shifts(looked, found, count, states // SHIFTED, seed)
     found.states = len(looked.states)
 
 
@@ -352,11 +350,11 @@ def _plane(looked: _Looked, at: States, found: Searched, spread: int, states: in
     found.plane = found.cell * int(wrong.sum())
 
 
-def _shifts(looked: _Looked, found: Searched, spread: int, seed: int) -> Iterator[str]:
+def _shifts(looked: _Looked, found: Searched, spread: int, states: int, seed: int) -> Iterator[str]:
     """Look at failures under each shift: some of the spread ones, and the worst."""
     failures = np.flatnonzero(looked.truth[:spread] == _FAILURE)
-    some = failures[:: max(1, len(failures) // SHIFTED)]
-    worst = looked.worst(WORST)
+    some = failures[:: max(1, len(failures) // states)]
+    worst = looked.worst(states // 2)
     if not len(some):
         return
     yield f"{looked.space.name}: pictures of the worst"

@@ -506,14 +506,16 @@ class MendConfig:
     """Folders with a labels.jsonl of vinoreward label: runs, captures, findings of an audit."""
     out: Path = Path("runs/mended")
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
-    replay: int = 8000
+    replay: int = 6000
     """At most so many of the old training images are used."""
-    share: float = 0.2
+    share: float = 0.1
     """Share of the images in a training step that are labelled ones."""
-    epochs: int = 2
+    epochs: int = 1
     """Passes over as many images as are used."""
-    learning_rate: float = 2e-4
+    learning_rate: float = 1e-4
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
+    target_fpr: float | None = None
+    """False-positive rate of the threshold, with 95 % confidence; default: the bundle's own."""
     env: str | None = None
     """An environment for the audits, as in audit."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)

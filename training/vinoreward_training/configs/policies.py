@@ -69,7 +69,8 @@ class TrainConfig:
     guard: it does not count (withhold), a warning, an error, or ignore: nothing looks for it."""
     on_alarm: Literal["tell", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
-    environment tells): tell, stop the training as well (go on with --resume), or do not look."""
+    environment tells), or have a picture that the guard finds odd: tell, stop the training as well
+    (go on with --resume), or do not look."""
     num_envs: int = 1
     """Environments that are stepped together, with one classification of all their pictures per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from vinoreward.errors import RunFolderError
 from vinoreward.files import read_json, write_json
-from vinoreward.rewards.alarms import FalseClaimAlarm
+from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.saved_state import shown
 from vinoreward.wrappers.sb3 import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
@@ -78,14 +78,17 @@ class RunCallback(ClaimedVsTrue):
         start: int = 0,
     ) -> None:
         alarm = None if config.on_alarm == "off" else FalseClaimAlarm()
-        super().__init__(config.truth_key, alarm=alarm)
+        odd_alarm = None if alarm is None else RateAlarm()
+        super().__init__(config.truth_key, alarm=alarm, odd_alarm=odd_alarm)
         self.folder = folder
         self.episodes += read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
-        if alarm is not None:  # where it stood when the run was stopped
+        if alarm is not None and odd_alarm is not None:  # as they were when the run was stopped
             for row in self.episodes:
                 if alarm.update(row["claimed"], row["true"]):
                     self.alarms.append(int(row["step"] or 0))
-        self._alarms_before = len(self.alarms)
+                if odd_alarm.update(row["odd"]):
+                    self.odd_alarms.append(int(row["step"] or 0))
+        self._alarms_before = len(self.alarms) + len(self.odd_alarms)
         self.evaluations: list[Row] = []
         self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
         self._advised = False
@@ -145,7 +148,8 @@ class RunCallback(ClaimedVsTrue):
         self._check_interrupt(self._stopped)
         if self.solved_at is not None:
             raise Solved
-        if self._config.on_alarm == "stop" and len(self.alarms) > self._alarms_before:
+        raised = len(self.alarms) + len(self.odd_alarms)
+        if self._config.on_alarm == "stop" and raised > self._alarms_before:
             line = again("train", self.folder, *naming(self._config.env))
             self.say(f"Stopped at step {self.num_timesteps} by the alarm. Continue with: {line}")
             raise Alarmed

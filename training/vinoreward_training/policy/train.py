@@ -330,6 +330,9 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
                     "alarms of false claims at steps": (
                         ", ".join(map(str, callback.alarms[:10])) or "none"
                     ),
+                    "alarms of odd pictures at steps": (
+                        ", ".join(map(str, callback.odd_alarms[:10])) or "none"
+                    ),
                     "seconds of learning": round(result.seconds, 1),
                     "of which evaluations": round(result.evaluation_seconds, 1),
                     "mean return": result.final.mean_return,
@@ -353,6 +356,7 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
             "folder": ".",
             "timesteps": config.timesteps,
             "alarms": callback.alarms,
+            "odd_alarms": callback.odd_alarms,
         },
     )
 

@@ -64,7 +64,7 @@ SHORT = 24
 """Cells of up to this many characters stay on one line."""
 MAX_TABLE = 1 << 28
 """Bytes of a table: ten million episodes."""
-EPISODE_COLUMNS = ("step", "reward", "length", "claimed", "true")
+EPISODE_COLUMNS = ("step", "reward", "length", "claimed", "true", "odd")
 EVALUATION_COLUMNS = ("step", "episodes", "claimed", "true", "mean_return", "mean_length")
 Row = Mapping[str, float | int | str | None]
 

@@ -1,0 +1,198 @@
+"""vinoreward mend: labels in, a bundle that is no worse out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import find
+from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.files import sha256
+from vinoreward_training.audit.report import AuditReport
+from vinoreward_training.audit.search import Searched
+from vinoreward_training.cli import main
+from vinoreward_training.data.dataset import load_dataset
+from vinoreward_training.labelling.labels import Label, LabelLog, now
+from vinoreward_training.labelling.sources import digest_of
+from vinoreward_training.mending import CATEGORY, Labelled, joined, judged, read_all, surely_fewer
+
+
+@pytest.fixture(scope="module")
+def hover(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mend") / "hover"
+    assert main(["capture", "--frames", "900", "--seed", "91", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def shipped() -> Bundle:
+    return Bundle.load("panda-hover-classifier")
+
+
+def label(folder: Path, images: np.ndarray, answers: list[str]) -> Path:
+    """Write pictures and their labels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with LabelLog(folder / "labels.jsonl") as log:
+        for number, (image, answer) in enumerate(zip(images, answers, strict=True)):
+            Image.fromarray(image).save(folder / f"{number:02d}.png")
+            log.add(Label(f"{number:02d}.png", digest_of(image), answer, "ann", now(), 1.0))  # type: ignore[arg-type]
+    return folder
+
+
+def noise(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 96, 128, 3), dtype=np.uint8)
+
+
+# --- labels ------------------------------------------------------------------------------------
+
+
+def test_labels_of_several_folders_are_read_once_each(tmp_path: Path, shipped: Bundle) -> None:
+    images = noise(14)
+    first = label(tmp_path / "a", images[:12], ["failure"] * 12)
+    second = label(tmp_path / "b", images[10:], ["success", "success", "failure", "skip"])
+    found = read_all([first, second], shipped)
+    assert len(found.labels) == 13 and found.labels.sum() == 2, "the last label of a picture counts"
+    assert "12 labels, 0 of them successes" in found.sentence
+    again = read_all([first, second], shipped)
+    assert np.array_equal(found.train, again.train)
+    with pytest.raises(DatasetError, match=r"hold 3 labelled pictures\. Expected at least 10"):
+        read_all([second], shipped)
+    with pytest.raises(DatasetError, match="vinoreward label"):
+        read_all([tmp_path / "none"], shipped)
+
+
+def test_about_a_fifth_of_the_labels_is_kept_back(tmp_path: Path, shipped: Bundle) -> None:
+    found = read_all([label(tmp_path / "a", noise(300), ["failure"] * 300)], shipped)
+    assert 0.12 < (~found.train).mean() < 0.28
+
+
+def test_labelled_pictures_are_episodes_of_their_own(hover: Path) -> None:
+    dataset = load_dataset(hover)
+    more = Labelled(noise(5), np.array([0, 1, 0, 0, 1]), np.ones(5, np.bool_), "")
+    both = joined(dataset, more)
+    count = len(dataset.labels)
+    assert np.array_equal(both.images[count:], more.images)
+    assert np.array_equal(both.labels[count:], more.labels)
+    assert not set(both.episodes[count:]) & set(dataset.episodes)
+    assert len(set(both.episodes[count:])) == 5 and set(both.categories[count:]) == {CATEGORY}
+    assert np.isnan(both.distances[count:]).all() and both.sha256 != dataset.sha256
+    assert len(both.files) == len(both.labels)
+
+
+# --- the verdict -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What judged() reads of an audit."""
+
+    measures: dict[str, tuple[float, float]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse"),
+    [
+        (0.0, 0.0009, False),  # within the bar
+        (0.5, 0.4, False),  # better, though beyond the bar
+        (0.0005, 0.002, True),
+        (0.01, 0.02, True),
+    ],
+)
+def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
+    hover: Path, shipped: Bundle, before: float, after: float, worse: bool
+) -> None:
+    dataset = load_dataset(hover)
+    kept = Labelled(noise(12), np.zeros(12, np.int64), np.arange(12) > 3, "")
+    audits = tuple(
+        Measured({"dead-camera frames claimed": (one, 0.001)}) for one in (before, after)
+    )
+    found = judged(shipped, shipped, audits, dataset, kept)  # type: ignore[arg-type]
+    assert [row["worse"] for row in found.rows] == [False, False, False, worse]
+    assert found.rows[0]["before"] == found.rows[0]["after"] > 0.9
+    assert ("dead-camera" in " ".join(found.worse)) is worse
+
+
+def test_claims_are_fewer_only_where_chance_does_not_explain_it() -> None:
+    before = np.ones(400, np.bool_)
+    few, many, mixed = before.copy(), before.copy(), before.copy()
+    few[:3], many[:12], mixed[:12] = False, False, False
+    assert not surely_fewer(before, before) and not surely_fewer(before, few)
+    assert surely_fewer(before, many) and not surely_fewer(many, before)
+    before[20:30] = False
+    assert not surely_fewer(before, mixed), "12 lost, 10 gained"
+
+
+def test_a_search_gives_its_area_as_a_measure() -> None:
+    from vinoreward_training.audit.battery import Battery
+
+    one = Searched("object removed", (), plane=2e-4, cell=1e-4)
+    report = AuditReport("toy", (), "", Battery(), [], searched=(one,))
+    assert report.measures["area claimed in the space 'object removed'"] == (2e-4, 1e-4)
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_mended_bundle_is_kept_if_it_is_no_worse(
+    hover: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right labels keep the new bundle, wrong ones the old one, and the old one is not touched."""
+    dataset = load_dataset(hover)
+    chosen = np.concatenate([np.flatnonzero(dataset.labels == one)[:20] for one in (0, 1)])
+    bundle = find("panda-hover-classifier")
+    before = sha256(bundle / "bundle.json")
+    right = ["success" if one else "failure" for one in dataset.labels[chosen]]
+    wrong = ["failure" if one else "success" for one in dataset.labels[chosen]]
+    words = ["mend", "--bundle", "panda-hover-classifier", "--data", str(hover)]
+    words += ["--epochs", "1", "--replay", "300", "--threads", "1", "--target-fpr", "0.05"]
+    for name, answers, rate in (("right", right, "1e-6"), ("wrong", wrong, "0.003")):
+        labels = label(tmp_path / name, dataset.images[chosen], answers)
+        out = tmp_path / f"mended-{name}"
+        status = main([*words, "--labels", str(labels), "--out", str(out), "--learning-rate", rate])
+        said, error = capsys.readouterr()
+        assert status in (0, 3), error
+        told = json.loads((out / "mend.json").read_text())
+        assert told["labels"] == 40 and {"before", "after"} <= set(told)
+        if name == "right":
+            assert status == 0 and told["kept"] == "new", said
+            assert Bundle.load(out / "bundle").spec.dataset["counts"][f"category:{CATEGORY}"] == 40
+            assert "next: vinoreward audit" in said
+        else:
+            assert status == 3 and told["kept"] == "old", said
+            assert not (out / "bundle").exists() and (out / "candidate" / "bundle").is_dir()
+            assert "kept the old bundle, as the new one is worse:" in said
+    assert sha256(bundle / "bundle.json") == before
+
+
+def test_what_cannot_be_mended_is_refused(
+    hover: Path, tmp_path: Path, shipped: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = label(tmp_path / "labels", noise(12), ["failure"] * 12)
+    words = ["mend", "--data", str(hover), "--labels", str(labels), "--out", str(tmp_path / "out")]
+    assert main([*words, "--bundle", "panda-hover-encoder"]) == 1
+    assert "Expected a classifier of vinoreward finetune" in capsys.readouterr().err
+    assert main([*words, "--bundle", "panda-hover-classifier", "--share", "1"]) == 1
+    assert "share" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    views = dataclasses.replace(
+        shipped,
+        spec=dataclasses.replace(
+            shipped.spec,
+            picture=dataclasses.replace(
+                shipped.spec.picture, crop=(0, 0, 96, 128), resize="pil_bilinear"
+            ),
+        ),
+    )
+    with pytest.raises(ConfigError, match="at a part of one"):
+        read_all([labels], views)
+    shutil.rmtree(labels)
+    assert main([*words, "--bundle", "panda-hover-classifier"]) == 1
+    assert "Expected labels" in capsys.readouterr().err
