@@ -196,7 +196,7 @@ def test_a_run_writes_what_it_promises_and_names_the_next_command(
         assert (out / name).stat().st_size > 0, name
     assert list((out / "logs").rglob("events.out.tfevents*"))
     episodes = read_table(out / "episodes.csv", EPISODE_COLUMNS)
-    assert list(episodes[0]) == ["step", "reward", "length", "claimed", "true"]
+    assert list(episodes[0]) == ["step", "reward", "length", "claimed", "true", "odd"]
     assert sum(int(row["length"] or 0) for row in episodes) <= 120
     assert [row["step"] for row in read_table(out / "evaluations.csv", EVALUATION_COLUMNS)] == [
         50,
