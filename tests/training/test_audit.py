@@ -35,7 +35,9 @@ from vinoreward_training.audit.bands import BANDS, bands, nice_step
 from vinoreward_training.audit.battery import Battery, Row, faults
 from vinoreward_training.audit.causes import Causes, Change
 from vinoreward_training.audit.command import audit
-from vinoreward_training.audit.report import sections_of
+from vinoreward_training.audit.pairs import PairRow
+from vinoreward_training.audit.replays import Replays
+from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.classifier.evaluation import Rates, rates
 from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 from vinoreward_training.cli import main
@@ -203,6 +205,25 @@ def test_what_the_guard_must_notice() -> None:
     alarmed = dataclasses.replace(clean, withheld=20)
     (alarms,) = faults(Battery([alarmed], {}))
     assert "finds 20 of 600 clean pictures odd; at most 1%" in alarms
+
+
+def test_what_did_not_lose_its_cause_never_passes() -> None:
+    clean = Battery([row("", 290, 1, None)], {"black": (0, 2000)})
+    alone = AuditReport("toy", (), "", clean, [])
+    assert not alone.faults and not alone.passed
+    assert "no test found a fault, but whether claims depend on their cause" in alone.verdict
+    removed = [Change("removed", False, 100, 1)]
+    few, enough = Causes(removed, claims=5), Causes(removed, claims=100)
+    painted = Causes([Change("painted", True, 100, 99)], claims=100)
+    for causes in (few, painted, Causes()):
+        assert not dataclasses.replace(alone, causes=causes).passed
+    known = dataclasses.replace(alone, causes=enough)
+    assert known.passed and known.verdict == "toy passes: no test found a fault."
+    again = Replays(replayed=50, stay=3, failures=40, told=True)
+    assert dataclasses.replace(alone, replays=again).passed
+    pairs = (PairRow("removed", 20, 15, 0, 0.0),)
+    assert dataclasses.replace(alone, pairs=pairs).passed
+    assert not dataclasses.replace(known, faults=("it claims",)).passed
 
 
 # --- the command -------------------------------------------------------------------------------

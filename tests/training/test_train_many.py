@@ -503,7 +503,7 @@ def test_a_training_tells_of_false_claims_stops_and_goes_on(
         and "alarms of false claims" in (out / "report.html").read_text()
     )
     said = capsys.readouterr().out
-    assert "claimed successes are false" in said
+    assert "claimed successes are false" in said and "has no guard: nothing tells" in said
     assert f"Stopped at step {stopped.steps} by the alarm. Continue with: vinoreward train" in said
     more = train(SETTINGS.of(out=out, resume=True, on_alarm="tell", progress=False))
     assert more.steps == 600

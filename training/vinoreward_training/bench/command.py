@@ -30,6 +30,7 @@ _BY_MODULE = {
     "encoders": "encoders joint",
     "command": "memory install",
     "labelling": "labelling",
+    "searches": "search",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
     "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",
     "actor_bits": "actor-bits",

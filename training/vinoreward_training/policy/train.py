@@ -14,6 +14,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.processes import interrupt_between
+from vinoreward.rewards.guard import GUARD_FILE
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (
@@ -26,7 +27,7 @@ from vinoreward_training.policy.checkpoint import (
     save_policy,
 )
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
-from vinoreward_training.runs.next_command import again, command
+from vinoreward_training.runs.next_command import ITS_DATA, again, command
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
 from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
 from vinoreward_training.runs.settings import PRESETS, Settings, read_yaml, refuse_ignored, typed
@@ -127,8 +128,13 @@ def train(config: TrainConfig) -> TrainResult:
     check_bundle_used(config.env, config.bundle, wrap_bundle=config.wrap_bundle)
     _check_reward_used(config)
     if config.bundle is not None and config.backend != "oracle":
-        metrics = Bundle.load(config.bundle).spec.metrics
-        refuse_useless(config.bundle, metrics, force=config.force)
+        spec = Bundle.load(config.bundle).spec
+        refuse_useless(config.bundle, spec.metrics, force=config.force)
+        if GUARD_FILE not in spec.files and config.on_ood != "ignore":
+            print(
+                f"{spec.name} has no guard: nothing tells pictures that it cannot judge. Give it "
+                f"one: {command('guard', '--bundle', config.bundle, '--data', ITS_DATA)}"
+            )
     with needed_for("training", "train"):
         import stable_baselines3  # noqa: F401
         import torch
