@@ -512,7 +512,7 @@ class MendConfig:
     """Share of the images in a training step that are labelled ones."""
     epochs: int = 1
     """Passes over as many images as are used."""
-    learning_rate: float = 1e-4
+    learning_rate: float = 2e-5
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
     target_fpr: float | None = None
     """False-positive rate of the threshold, with 95 % confidence; default: the bundle's own."""
