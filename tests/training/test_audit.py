@@ -160,6 +160,26 @@ def test_a_band_shows_what_the_pooled_rate_hides() -> None:
     assert found[1]["rate at most"] == pytest.approx(beta.ppf(0.95, 11, 40))
 
 
+# --- what is shown -----------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.floats(0, 1, width=32)), max_size=150))
+@settings(deadline=None)
+def test_the_most_certain_pictures_are_shown_and_none_twice(found: list[tuple[int, float]]) -> None:
+    battery = Battery()
+    for start in range(0, len(found), 40):
+        part = found[start : start + 40]
+        images = np.concatenate([red(level) for level, _ in part])
+        battery.show(images, np.array([each for _, each in part], np.float32), "toy")
+    shown = [one.probability for one in battery.fooled]
+    assert shown == sorted(shown, reverse=True) and len(shown) <= 64
+    levels = [int(one.image[0, 0, 0]) for one in battery.fooled]
+    # Of red alone: 6 levels are 2 grey levels on average.
+    assert all(abs(a - b) >= 6 for n, a in enumerate(levels) for b in levels[:n])
+    if found:
+        assert shown[0] == max(each for _, each in found)
+
+
 # --- what fails --------------------------------------------------------------------------------
 
 

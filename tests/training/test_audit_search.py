@@ -144,7 +144,8 @@ def test_a_wide_hole_is_a_fault_that_says_where(classifier: Classifier) -> None:
     assert "claims a failure and most states around it" in first and "x 0.6" in first
     assert "x 0.6" in found.place(found.at)
     assert f"claims {found.claimed} of {found.failures} failures" in second
-    assert len(fooled.fooled) == 64 and fooled.fooled[0].by.startswith("lamp")
+    assert fooled.fooled[0].by.startswith("lamp")
+    assert sum(one.by == "lamp" for one in fooled.fooled) <= 1, "all look alike"
     assert found.as_dict()["area"] == found.area() and "drawn" not in found.as_dict()
 
 
@@ -267,7 +268,7 @@ def replayed(
 def test_claims_of_what_the_robot_did_stay_from_another_start(classifier: Classifier) -> None:
     found, fooled = replayed(classifier, Walk("steps"))
     assert found.replayed == 50 == found.stay
-    assert found.failures == found.false > 15 and len(fooled.fooled) == found.false
+    assert found.failures == found.false > 15 and 1 < len(fooled.fooled) <= found.false
     assert any("it claims" in fault for fault in found.faults())
     honest, fooled = replayed(classifier, Walk("place"))
     assert honest.replayed == 50 and honest.false == 0 < honest.failures and not fooled.fooled

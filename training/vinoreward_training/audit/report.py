@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,9 +228,9 @@ def _searched(one: Searched) -> dict[str, object]:
 def _draw_planes(path: Path, searched: Sequence[Searched]) -> Path:
     """Draw the log-odds of failures in each space's plane, and where they are claimed."""
     drawn = [(one, one.drawn) for one in searched if one.drawn is not None and len(one.axes) > 1]
-    figure = new_figure(4.2 * max(1, len(drawn)), 4.0)
+    figure = new_figure(7.0, 2.9 * max(1, len(drawn)))
     for number, (one, (states, score, wrong)) in enumerate(drawn, 1):
-        axes = figure.add_subplot(1, len(drawn), number)
+        axes = figure.add_subplot(len(drawn), 1, number)
         places = axes.scatter(
             states[:, 1], states[:, 0], c=score, s=4, cmap="viridis", vmin=-8, vmax=8
         )
@@ -261,13 +262,14 @@ def _draw_fooled(path: Path, found: Battery) -> Path:
     columns = min(8, len(found.fooled))
     rows = -(-len(found.fooled) // columns)
     height, width = found.fooled[0].image.shape[:2]
-    figure = new_figure(columns * 1.5, rows * (1.5 * height / width + 0.4))
+    figure = new_figure(columns * 1.5, rows * (1.5 * height / width + 0.5))
     grid = np.atleast_1d(figure.subplots(rows, columns)).reshape(-1)
     for axes in grid:
         axes.axis("off")
     for axes, one in zip(grid, found.fooled, strict=False):
         axes.imshow(one.image, interpolation="nearest")
-        axes.set_title(f"P {one.probability:.3f}\n{one.by}", fontsize=6, parse_math=False)
+        title = "\n".join([f"P {one.probability:.3f}", *textwrap.wrap(one.by, 26)[:2]])
+        axes.set_title(title, fontsize=6, parse_math=False)
     return save_figure(figure, path)
 
 
