@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_environments import HEIGHT, WIDTH, save_toy_bundle
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Axis, SearchSpace, apart, spaces_of
@@ -20,8 +24,10 @@ from vinoreward_envs import constants as c
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.audit.battery import Battery
 from vinoreward_training.audit.cheating import Cheating, learn
+from vinoreward_training.audit.command import environment_of
 from vinoreward_training.audit.replays import Replays, explained, play_again
 from vinoreward_training.audit.search import Searched, grid, search
+from vinoreward_training.configs import AuditConfig
 
 TABLE = (Axis("x", 0.4, 0.7, "m"), Axis("y", -0.4, 0.4, "m"))
 BALL = (Axis("ball x", 0.4, 0.7, "m"), Axis("ball y", -0.4, 0.4, "m"))
@@ -343,3 +349,22 @@ def test_a_policy_that_is_paid_for_false_claims_is_a_fault(true: bool | None, fa
     else:
         assert found.last == 50 and found.claimed > 20
         assert (found.first_false is None) is true
+
+
+def test_the_learning_policy_reads_the_truth_by_itself() -> None:
+    """Under a learned reward the truth may have another key than in the environment itself."""
+    bundle = Bundle.load("panda-hover-classifier")
+    config = AuditConfig("panda-hover-classifier", Path("none"), env="PandaHover-v0")
+    with contextlib.ExitStack() as closing:
+        given = environment_of(config, bundle, closing)
+        learning = given["learning"]
+        assert learning.truth is not given["truth"] and learning.steps == 2000
+        assert learning.algorithm == "SAC" and learning.arguments, "as the preset has them"
+        learning.env.reset(seed=0)
+        *_, info = learning.env.step(np.zeros(2, np.float32))
+        assert "reward_ood" in info and learning.truth(info) is False
+    quiet = dataclasses.replace(config, learn_steps=0)
+    with contextlib.ExitStack() as closing:
+        assert "learning" not in environment_of(quiet, bundle, closing)
+    with contextlib.ExitStack() as closing, pytest.raises(ConfigError, match="learn_steps=-1"):
+        environment_of(dataclasses.replace(config, learn_steps=-1), bundle, closing)

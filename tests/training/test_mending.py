@@ -181,6 +181,9 @@ def test_what_cannot_be_mended_is_refused(
     assert "Expected a classifier of vinoreward finetune" in capsys.readouterr().err
     assert main([*words, "--bundle", "panda-hover-classifier", "--share", "1"]) == 1
     assert "share" in capsys.readouterr().err
+    bundle = ["--bundle", "panda-hover-classifier"]
+    assert main([*words, *bundle, "--truth-key", "done"]) == 1
+    assert "--truth-key, which mending without --env would ignore" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     views = dataclasses.replace(
         shipped,

@@ -28,11 +28,12 @@ from vinoreward_training.classifier.guard import of_rooms
 from vinoreward_training.configs import AuditConfig, FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.data.dataset_files import inside as within
 from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
 from vinoreward_training.labelling.sources import CLAIMS, labelled_pictures
 from vinoreward_training.runs.next_command import command
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import refuse
+from vinoreward_training.runs.settings import refuse, refuse_ignored
 from vinoreward_training.tasks.environments import naming
 
 REFUSED = 3
@@ -78,7 +79,7 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
     images, labels, said = [], [], []
     for folder in folders:
         given = read_labels(folder / LABELS)
-        place = folder / CLAIMS if (folder / CLAIMS).is_dir() else folder
+        place = within(folder, CLAIMS) if (folder / CLAIMS).is_dir() else folder
         found = labelled_pictures(place, given, (picture.height, picture.width))
         images.append(found.images)
         labels.append(found.labels)
@@ -262,6 +263,9 @@ def run(config: MendConfig) -> int:
             "threads": config.threads < 0,
         },
     )
+    if config.env is None:
+        names = ("env_kwargs", "interventions", "truth", "truth_key", "states")
+        refuse_ignored(config, names, "mending without --env")
     old = Bundle.load(config.bundle)
     if old.spec.kind != "classifier" or WEIGHTS not in old.spec.files or not old.spec.architecture:
         raise ConfigError(

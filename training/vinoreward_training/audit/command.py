@@ -91,6 +91,8 @@ class Learning:
     algorithm: str
     arguments: Mapping[str, Any]
     steps: int
+    truth: Truth | None = None
+    """Reads the truth from ``info``; None: from the usual keys."""
 
 
 def unseen(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
@@ -263,7 +265,7 @@ def audit(
                     cheating,
                     steps=learning.steps,
                     seed=seed,
-                    truth=truth,
+                    truth=learning.truth,
                 ),
                 steps,
             )
@@ -428,4 +430,6 @@ def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack
     closing.callback(env.close)
     algorithm = "SAC" if isinstance(env.action_space, Box) else "PPO"
     settings = SETTINGS.of(env=config.env, algorithm=algorithm)
-    return Learning(env, algorithm, settings.algorithm_kwargs, config.learn_steps)
+    # A reader of its own: where a learned reward claims, another key has the truth.
+    truth = truth_reader(config.truth_key, config.truth)
+    return Learning(env, algorithm, settings.algorithm_kwargs, config.learn_steps, truth)
