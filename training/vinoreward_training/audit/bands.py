@@ -13,6 +13,10 @@ BANDS = 6
 """About so many bands, up to the distance that half of the failures do not exceed."""
 
 
+LEAST_SPAN = 1e-9
+"""Metres; distances that differ by less are one."""
+
+
 def nice_step(span: float) -> float:
     """Return 1, 2 or 5 times a power of ten, at least ``span`` over ``BANDS``."""
     least = span / BANDS
@@ -48,7 +52,7 @@ def bands(
     known = failed & np.isfinite(distances)
     if known.any():
         first, half = float(distances[known].min()), float(np.median(distances[known]))
-        if half > first:
+        if half - first > LEAST_SPAN:
             step = nice_step(half - first)
             edge = math.floor(first / step) * step
             while edge < half:
