@@ -17,6 +17,7 @@ from vinoreward.rewards.calibration import (
     negatives_needed,
     temperature,
     threshold_for_fpr,
+    threshold_for_recall,
 )
 from vinoreward.rewards.success import shaping
 
@@ -95,6 +96,31 @@ def test_the_threshold_is_the_smallest_that_holds_both_bounds(
     assert chosen.episodes_reach_target == enough
     assert bool(chosen.notes) != enough
     assert chosen.as_dict()["value"] == chosen.value
+
+
+@given(
+    negative=hnp.arrays(np.float32, st.integers(0, 30), elements=st.floats(0, 1, width=32)),
+    positive=hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32)),
+    recall=st.floats(0, 1),
+)
+def test_the_threshold_is_the_largest_that_keeps_a_recall(
+    negative: np.ndarray, positive: np.ndarray, recall: float
+) -> None:
+    probabilities = np.concatenate([negative, positive])
+    labels = np.repeat([0, 1], [len(negative), len(positive)])
+    chosen = threshold_for_recall(probabilities, labels, np.arange(len(labels)), recall)
+    claimed = int((positive >= np.float32(chosen.value)).sum())
+    fewer = int((positive > np.float32(chosen.value)).sum())
+    assert claimed == chosen.true_positives and claimed / len(positive) >= recall - 1e-9
+    assert fewer == 0 or fewer / len(positive) < recall
+    assert chosen.false_positives == int((negative >= np.float32(chosen.value)).sum())
+
+
+def test_a_recall_that_cannot_be_kept_is_refused() -> None:
+    with pytest.raises(InputError, match="no success frame"):
+        threshold_for_recall(np.zeros(3), np.zeros(3, int), np.arange(3), 0.9)
+    with pytest.raises(InputError, match=r"recall=1\.2"):
+        threshold_for_recall(np.zeros(3), np.ones(3, int), np.arange(3), 1.2)
 
 
 def test_too_few_negatives_are_refused_with_the_number_needed() -> None:

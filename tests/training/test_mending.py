@@ -152,7 +152,7 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
     right = ["success" if one else "failure" for one in dataset.labels[chosen]]
     wrong = ["failure" if one else "success" for one in dataset.labels[chosen]]
     words = ["mend", "--bundle", "panda-hover-classifier", "--data", str(hover)]
-    words += ["--epochs", "1", "--replay", "300", "--threads", "1", "--target-fpr", "0.05"]
+    words += ["--epochs", "1", "--replay", "300", "--threads", "1"]
     for name, answers, rate in (("right", right, "1e-6"), ("wrong", wrong, "0.003")):
         labels = label(tmp_path / name, dataset.images[chosen], answers)
         out = tmp_path / f"mended-{name}"

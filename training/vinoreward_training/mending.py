@@ -162,7 +162,8 @@ def refit(
         threads=config.threads,
         resume=config.resume,
     )
-    enough(fit_config, dataset, validation)
+    if config.target_fpr is not None:
+        enough(fit_config, dataset, validation)
     prepare_torch(fit_config)
     height, width = dataset.images.shape[1:3]
     net = build_for(fit_config, height, width, [])
@@ -176,8 +177,16 @@ def refit(
     inner.eval()
     record = training.record_of(both, chosen, started=True, before=before)
     parts = (np.concatenate([train, new]), validation, test)
-    make_bundle(fit_config, both, parts, folder, inner, fit.history, record, unseen)
+    recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
+    make_bundle(fit_config, both, parts, folder, inner, fit.history, record, unseen, recall)
     return Bundle.load(folder / "bundle")
+
+
+def _recall(bundle: Bundle, dataset: Dataset, part: Indices) -> float:
+    """Return the share of the successes of a part of the data that a bundle claims."""
+    with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
+        claims = look(classifier, dataset.images[part[dataset.labels[part] == 1]]).claims
+    return float(claims.mean())
 
 
 @dataclass(frozen=True)

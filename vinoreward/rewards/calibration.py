@@ -194,6 +194,38 @@ def threshold_for_fpr(
     return _measured(values, success, peaks, smallest, target_fpr, confidence, needed)
 
 
+def threshold_for_recall(
+    probabilities: NDArray[np.floating[Any]],
+    labels: NDArray[np.integer[Any]],
+    episodes: NDArray[np.integer[Any]],
+    recall: float,
+    target_fpr: float = 0.01,
+    confidence: float = 0.95,
+) -> Threshold:
+    """Return the largest threshold that claims at least a share ``recall`` of the successes.
+
+    Args:
+        probabilities, labels, episodes, confidence: as in :func:`threshold_for_fpr`.
+        recall: from 0 to 1.
+        target_fpr: recorded, and what ``episodes_reach_target`` and ``notes`` compare with.
+
+    Raises:
+        InputError: arrays that cannot work, no success frame, or a rate beyond its range.
+    """
+    if not 0 <= recall <= 1:
+        raise InputError(f"found recall={recall}. Expected a share from 0 to 1.")
+    values, success, groups = _checked(probabilities, labels, episodes)
+    if not success.any():
+        raise InputError("found no success frame. Expected some, to keep a recall.")
+    needed = negatives_needed(target_fpr, confidence)
+    highest = np.sort(values[success])[::-1]
+    # Less than a billionth of a frame is rounding.
+    least = min(len(highest), max(1, math.ceil(recall * len(highest) - 1e-9)))
+    peaks = _peaks(values[~success], groups[~success])
+    value = float(highest[least - 1])
+    return _measured(values, success, peaks, value, target_fpr, confidence, needed)
+
+
 def _measured(
     values: NDArray[np.float64],
     success: NDArray[np.bool_],

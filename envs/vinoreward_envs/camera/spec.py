@@ -139,6 +139,13 @@ def missing_warp() -> MissingExtraError:
     )
 
 
+def camera_eye() -> Floats:
+    """Return where the camera stands, ``(3,)`` in metres."""
+    rotation, shift = np.split(view_matrix()[:3], [3], axis=1)
+    eye: Floats = -(rotation.T @ shift)[:, 0]
+    return eye
+
+
 def view_matrix() -> Floats:
     """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z)."""
     yaw, pitch = math.radians(c.CAMERA_YAW), math.radians(c.CAMERA_PITCH)

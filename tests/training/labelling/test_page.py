@@ -166,7 +166,9 @@ def test_the_end(folder: Path, page: Any) -> None:
         assert "All pictures are labelled" in said and "24 successes" in said
         assert "2 of 2 pictures that were shown twice got the same label" in said
         assert "The classifier claims" in said
-        assert f"vinoreward label --data {folder}" in page.inner_text("#next")
+        following = page.inner_text("#next")
+        assert "vinoreward mend --bundle panda-hover-classifier" in following
+        assert f"--labels {folder}" in following and "stands for the images" in following
         page.keyboard.press("z")
         page.wait_for_selector("body[data-picture]")
         press(page, "f")

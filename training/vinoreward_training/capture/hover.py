@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import InputError
 from vinoreward_envs.auditing import AROUND, HEIGHTS
-from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.camera.spec import CameraSpec, camera_eye
 from vinoreward_envs.constants import (
     FIXED_OBJECT,
     HOVER_HEIGHT,
@@ -125,6 +125,24 @@ def _away(random: Random, gripper: Point) -> Point:
             return point
 
 
+def _raised(random: Random, eye: npt.NDArray[np.float64]) -> Placement:
+    """Draw a gripper above hover height that looks as if it hovered.
+
+    Half of them are above the object. The others are on the line from a place where the gripper
+    would hover to the camera's ``eye`` (3,), so that hand and object meet in the picture.
+    """
+    while True:
+        obj = _object(random)
+        place = _around(random, obj, in_disc)
+        height = random.uniform(*HEIGHTS)
+        if random.random() < 0.5:
+            return Placement(place, obj, obj, height)
+        share = (height - HOVER_HEIGHT) / (eye[2] - HOVER_HEIGHT)
+        x, y = ((1 - share) * np.asarray(place) + share * eye[:2]).tolist()
+        if all(np.less_equal(WORKSPACE_LOW, (x, y))) and all(np.less_equal((x, y), WORKSPACE_HIGH)):
+            return Placement((x, y), obj, obj, height)
+
+
 def in_disc(random: Random) -> float:
     """Radius of a point drawn uniformly from the success disc."""
     return SUCCESS_DISTANCE * math.sqrt(random.random())
@@ -163,7 +181,7 @@ def draw(category: str, random: Random) -> Placement:
         gripper = (float(near[0]), float(near[1])) if random.random() < 0.5 else _anywhere(random)
         return Placement(gripper, place, place)
     if category == "height":
-        return Placement(_around(random, obj, in_disc), obj, obj, random.uniform(*HEIGHTS))
+        return _raised(random, camera_eye())
     if category == "elsewhere":
         # The gripper goes where the fixed task has its object, which is somewhere else.
         gripper = _around(random, (FIXED_OBJECT[0], FIXED_OBJECT[1]), in_disc)

@@ -59,6 +59,7 @@ def make_bundle(
     history: Sequence[dict[str, float]],
     record: TrainedOn,
     unseen: str | None = None,
+    recall: float | None = None,
 ) -> Verdict:
     """Turn a trained network into FOLDER/bundle and FOLDER/report.html; return the verdict on it.
 
@@ -71,6 +72,7 @@ def make_bundle(
         history: one record per epoch.
         record: what the network was trained on.
         unseen: whether the initial weights had seen the held-out frames, in words.
+        recall: on validation frames, which the threshold keeps; None chooses by the target rate.
     """
     train, validation, test = parts
     held_out = np.concatenate([validation, test])
@@ -92,6 +94,7 @@ def make_bundle(
         falling=falling,
         seen=seen,
         network=config.network,
+        recall=recall,
     )
     height, width = dataset.images.shape[1:3]
     compared = spread(dataset.images, np.arange(len(dataset.images)), 64)

@@ -16,6 +16,7 @@ from vinoreward.rewards.calibration import (
     negatives_needed,
     temperature,
     threshold_for_fpr,
+    threshold_for_recall,
 )
 from vinoreward.rewards.classifier import log_odds as log_odds_of
 
@@ -430,6 +431,7 @@ def evaluate(
     falling: bool | None,
     seen: Labels | None = None,
     network: str | None = None,
+    recall: float | None = None,
 ) -> Evaluation:
     """Calibrate and choose the threshold on validation frames, then measure on test frames.
 
@@ -437,18 +439,25 @@ def evaluate(
     The dead-camera frames ``dead`` of both are counted apart: among the failures they would dilute
     the false-positive rate, as they are easy. They only raise the threshold. ``falling`` is as in
     :func:`judge`. Of a ``network`` trained here, ``seen`` are indices of training frames with
-    logits, to tell what was learnt from what was seen.
+    logits, to tell what was learnt from what was seen. A ``recall`` is kept: the threshold is the
+    largest that claims this share of the validation successes, whatever its false-positive rate.
     """
     validation, test = parts
     labels, test_labels = dataset.labels[validation], dataset.labels[test]
     heat = temperature(logits[validation], labels, success)
     log_odds = log_odds_of(logits, success, heat)
     probabilities = sigmoid(log_odds[validation])
-    chosen = threshold_for_fpr(probabilities, labels, dataset.episodes[validation], target_fpr)
+    frames = probabilities, labels, dataset.episodes[validation]
+    if recall is None:
+        chosen = threshold_for_fpr(*frames, target_fpr)
+    else:
+        chosen = threshold_for_recall(*frames, recall, target_fpr)
     successes = probabilities[labels == 1]
     dead_logits = np.concatenate([*dead[0].values()])
     dead_probabilities = sigmoid(log_odds_of(dead_logits, success, heat))
-    value = raised_threshold(float(chosen.value), successes, dead_probabilities)
+    value = float(chosen.value)
+    if recall is None:
+        value = raised_threshold(value, successes, dead_probabilities)
 
     def claims(these: Floats) -> npt.NDArray[np.bool_]:
         return these.astype(np.float32) >= np.float32(value)  # in float32, as at run time

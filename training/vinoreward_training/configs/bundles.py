@@ -515,7 +515,8 @@ class MendConfig:
     learning_rate: float = 2e-5
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
     target_fpr: float | None = None
-    """False-positive rate of the threshold, with 95 % confidence; default: the bundle's own."""
+    """False-positive rate of the threshold, with 95 % confidence. Default: the threshold keeps the
+    recall that the bundle has on the validation part of --data."""
     env: str | None = None
     """An environment for the audits, as in audit."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)

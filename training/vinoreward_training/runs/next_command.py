@@ -133,19 +133,21 @@ def after_import(bundle: Path) -> str:
     return f"{line}\n({data} stands for your pictures: a capture, or one folder per class)"
 
 
-ITS_DATA = "WHAT-IT-WAS-TRAINED-ON"
+ITS_DATA = "data/its-training"
+"""Stands for the images that a bundle was trained on."""
 
 
 def after_labelling(words: Mapping[str, object], left: int) -> str:
     """Return the command that labels the rest; once nothing is left, that uses the labels.
 
-    Without a classifier to mend, somebody else may label the same. ``words`` are the options of
+    Without a classifier to mend, somebody else may label the same. ``ITS_DATA`` stands for the
+    data of one to mend, and a further line says so. ``words`` are the options of
     this sitting by name, None for those not given.
     """
     folder = words.get("--run") or words.get("--data")
     if not left and words.get("--bundle") and folder and not words.get("--out"):
         given = ("--bundle", words["--bundle"], "--data", ITS_DATA, "--labels", folder)
-        return command("mend", *given)
+        return f"{command('mend', *given)}\n({ITS_DATA} stands for the images it was trained on)"
     named = [word for pair in words.items() if pair[1] is not None for word in pair]
     return command("label", *named, *([] if left else ["--labeller", "SOMEBODY-ELSE"]))
 
