@@ -9,7 +9,9 @@ from .policies.wire import load_policy, save_policy
 from .rewards.alarms import FalseClaimAlarm, RateAlarm
 from .rewards.classifier import Classifier
 from .rewards.interventions import Axis, Intervention, SearchSpace
+from .rewards.precision import PrecisionBound
 from .rewards.success import SuccessDetector
+from .rewards.trust import TrustMonitor
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
 from .wrappers.render_once import PictureInInfo
@@ -34,10 +36,12 @@ __all__ = [
     "LearnedReward",
     "PictureInInfo",
     "Player",
+    "PrecisionBound",
     "RateAlarm",
     "SearchSpace",
     "SuccessDetector",
     "TrueSuccess",
+    "TrustMonitor",
     "VecEncodedObservation",
     "VecLearnedReward",
     "VectorEncodedObservation",

@@ -198,6 +198,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self.action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
         self._steps: int | None = None
         self._frame: tuple[int, NDArray[np.uint8]] | None = None
+        self._claimed: NDArray[np.uint8] | None = None
 
     @property
     def classifier(self) -> Classifier | None:
@@ -248,9 +249,15 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         claimed, reward = bool(scores.claimed[0]), float(scores.rewards[0])
         if self._judged:
             info["is_success"] = claimed
+        if claimed and self._classifier is not None:
+            self._claimed = self._picture()  # a new array at every pose
         self._show()
         truncated = not claimed and self._steps >= c.MAX_EPISODE_STEPS
         return self._observe(), reward, claimed, truncated, info
+
+    def claimed_picture(self) -> NDArray[np.uint8] | None:
+        """Return the picture of the last claim; None before it, and for the oracle."""
+        return None if self._claimed is None else self._claimed.copy()
 
     def audit_interventions(self) -> list[Intervention]:
         """Return changes after which a success is none: object or arm taken elsewhere."""

@@ -126,6 +126,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             "accept_foreign_pictures": accept_foreign_pictures,
             **vars(options),
         }
+        self._claims: dict[int, NDArray[np.uint8]] = {}
         inside = self._inside(env)
         if isinstance(inside.scene, Mapping) and not (callable(source) or accept_foreign_pictures):
             check_origin(self._classifier.bundle)
@@ -164,6 +165,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         new = np.flatnonzero(begins).tolist() if scored or self._source.remembers else []
         pictures = self._source.batch(observations, old, new, last, env)[:, -1]
         judged = self._classifier.judge(pictures if scored else pictures[: len(old)])
+        self._seen = pictures[: len(old)]
         probability, log_odds, odd, first = np.zeros((4, len(ends)), np.float32)
         probability[old], log_odds[old] = (
             judged.probability[: len(old)],
@@ -174,6 +176,16 @@ class LearnedRewardBase(Form[AnyEnv]):
         if scored:
             first[new] = self._potential(judged)[len(old) :]
         return Looked(probability, log_odds, None if judged.odd is None else odd, first)
+
+    def claimed_picture(self, index: int = 0) -> NDArray[np.uint8] | None:
+        """Return the picture of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
+        return self._claims.get(index)
+
+    def _keep(self, claimed: NDArray[np.bool_]) -> None:
+        """Keep the pictures of a step's claims, when all environments were scored."""
+        for i in np.flatnonzero(claimed).tolist():
+            # A copy: the environment may write its next picture into the same array.
+            self._claims[i] = np.array(self._seen[i])
 
     def _potential(self, judged: Judged) -> NDArray[np.float32]:
         """Return the probability of first pictures, zero where one is withheld."""
@@ -367,7 +379,8 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             OddPictureError: the picture is odd, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        judged = self._classifier.judge(self._picture(observation))
+        self._seen = self._picture(observation)
+        judged = self._classifier.judge(self._seen)
         scores = self._core.transition(
             _ALL,
             judged.probability,
@@ -377,6 +390,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             [observation],
             judged.odd,
         )
+        self._keep(scores.claimed)
         info = dict(info)
         self._record(info, scores, 0, reward)
         if scores.terminated[0] or truncated:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.success import Scores, Truth, claim_of
+from vinoreward.rewards.trust import TESTS, Alarm, Ended, TrustMonitor
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
 from vinoreward.wrappers.render_once import PICTURE, LastPictures, PictureInInfo, own_last
@@ -239,6 +240,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             looked.odd,
         )
         counter = self._core.detector.counter
+        self._keep(scores.claimed)
         if (scores.terminated & ~dones).any():
             observations = self._restart(scores.terminated & ~dones, observations, infos)
         ended = dones | scores.terminated
@@ -299,6 +301,22 @@ def _check_restarts(venv: VecEnv) -> None:
             raise strict_monitor()
 
 
+def claimed_picture(env: VecEnv, index: int) -> NDArray[np.uint8] | None:
+    """Return the picture of an environment's last claim, ``(H, W, 3)`` RGB; None without any.
+
+    It may be that of an earlier episode if the last one claimed nothing.
+    """
+    layer = env
+    while isinstance(layer, VecEnvWrapper):
+        if isinstance(layer, LearnedReward):
+            return layer.claimed_picture(index)
+        layer = layer.venv
+    if not env.has_attr("claimed_picture"):
+        return None
+    picture: NDArray[np.uint8] | None = env.env_method("claimed_picture", indices=[index])[0]
+    return picture
+
+
 OnAlarm = Literal["tell", "stop"]
 
 
@@ -309,7 +327,8 @@ class ClaimedVsTrue(BaseCallback):
     ``rollout/claimed_success`` and ``rollout/true_success``, from 0 to 1, over the last ``window``
     episodes. Where the two part, the policy has found what fools the classifier. A curve is missing
     where its side is not known: the claim without a learned reward, the truth where the environment
-    does not tell. The truth is only recorded, the policy never sees it.
+    does not tell. The truth is only recorded, the policy never sees it. The rates and the evidence
+    of the alarms' tests are under ``trust/``, see :class:`~vinoreward.TrustMonitor`.
 
     Works with one environment and with many, on-policy and off-policy::
 
@@ -324,11 +343,11 @@ class ClaimedVsTrue(BaseCallback):
         truth_key: key of the truth in ``info``; None finds the usual ones, see
             :class:`~vinoreward.rewards.success.Truth`.
         window: episodes behind a logged rate, at least 1.
-        alarm: tests whether claims are still true successes; None: no test. Its evidence is logged
-            as ``rollout/false_claim_evidence``.
+        alarm: tests whether claims are still true successes; None: no test.
         odd_alarm: tests whether episodes with a picture that the bundle's guard finds odd become
-            too many, which needs no truth; None: no test. Logged as ``rollout/odd_evidence``,
-            beside ``rollout/odd_episodes``, the share over the last ``window``.
+            too many, which needs no truth; None: no test.
+        earliest: tests whether claims come before this step of an episode, from 1, where no success
+            is possible yet; needs lengths of episodes. None: no test.
         on_alarm: ``"tell"`` warns at the first alarm of each, ``"stop"`` ends the training at any.
         verbose: 1 prints once where the truth is read from, or that it is not known.
 
@@ -344,19 +363,18 @@ class ClaimedVsTrue(BaseCallback):
         window: int = 50,
         alarm: FalseClaimAlarm | None = None,
         odd_alarm: RateAlarm | None = None,
+        earliest: int | None = None,
         on_alarm: OnAlarm = "tell",
         verbose: int = 0,
     ) -> None:
         super().__init__(verbose)
-        if window < 1:
-            raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
         if on_alarm not in get_args(OnAlarm):
             raise ConfigError(f"on_alarm is {on_alarm!r}. Expected tell or stop.")
-        self.alarm, self.odd_alarm, self.on_alarm = alarm, odd_alarm, on_alarm
-        self.alarms: list[int] = []
-        """Steps of the training at which the alarm of false claims was raised."""
-        self.odd_alarms: list[int] = []
-        """Those at which the alarm of odd pictures was raised."""
+        self.on_alarm = on_alarm
+        self.trust = TrustMonitor(false=alarm, odd=odd_alarm, earliest=earliest, window=window)
+        """What tests the episodes."""
+        self.raised: dict[str, list[int]] = {test: [] for test in TESTS}
+        """Steps of the training at which each test raised its alarm."""
         self._odd: dict[int, bool] = {}
         self.window = window
         self.truth = Truth(truth_key)
@@ -367,6 +385,21 @@ class ClaimedVsTrue(BaseCallback):
         ``true``, and ``odd``: whether the guard found a picture of it odd (1, 0, or None where not
         known)."""
         self._said = False
+
+    @property
+    def alarms(self) -> list[int]:
+        """Steps of the training at which the alarm of false claims was raised."""
+        return self.raised["false"]
+
+    @property
+    def odd_alarms(self) -> list[int]:
+        """Those at which the alarm of odd pictures was raised."""
+        return self.raised["odd"]
+
+    @property
+    def alarm_count(self) -> int:
+        """Alarms of all tests so far."""
+        return sum(map(len, self.raised.values()))
 
     def rates(self) -> dict[str, float]:
         """Return ``claimed`` and ``true`` over the last ``window`` episodes, where known."""
@@ -385,7 +418,7 @@ class ClaimedVsTrue(BaseCallback):
 
     def _on_step(self) -> bool:
         ended = []
-        before = len(self.alarms) + len(self.odd_alarms)
+        before = self.alarm_count
         for number, info in enumerate(self.locals["infos"]):
             if "reward_ood" in info:
                 self._odd[number] = self._odd.get(number, False) or bool(info["reward_ood"] > 1)
@@ -395,49 +428,20 @@ class ClaimedVsTrue(BaseCallback):
         if ended:
             for name, value in self.rates().items():
                 self.logger.record(f"rollout/{name}_success", value)
-            if self.alarm is not None:
-                self.logger.record("rollout/false_claim_evidence", self.alarm.evidence)
-            odd = [row.get("odd") for row in self.episodes[-self.window :]]
-            if known := [value for value in odd if value is not None]:
-                self.logger.record("rollout/odd_episodes", float(np.mean(known)))
-                if self.odd_alarm is not None:
-                    self.logger.record("rollout/odd_evidence", self.odd_alarm.evidence)
-        return self.on_alarm == "tell" or len(self.alarms) + len(self.odd_alarms) == before
+            for name, value in self.trust.readings().items():
+                self.logger.record(f"trust/{name}", value)
+        return self.on_alarm == "tell" or self.alarm_count == before
 
     def warn(self, text: str) -> None:
         """Tell of an alarm."""
         warnings.warn(text, UserWarning, stacklevel=2)
 
-    def _look(self, claimed: bool | None, true: bool | None) -> None:
-        """Show an episode to the alarm."""
-        if self.alarm is None or not self.alarm.update(claimed, true):
-            return
-        self.alarms.append(self.num_timesteps)
-        if len(self.alarms) > 1:
-            return  # a policy that cheats goes on; once is enough
-        recent = [row for row in self.episodes[-self.window :] if row["claimed"]]
-        false = sum(row["true"] == 0 for row in recent)
-        self.warn(
-            f"alarm at step {self.num_timesteps}: {false} of the last {len(recent)} claimed "
-            "successes are false. The policy may have found what fools the classifier: watch it "
-            "(vinoreward play) and audit the classifier (vinoreward audit) before going on."
-        )
-
-    def _look_odd(self, odd: bool | None) -> None:
-        """Show an episode to the alarm of odd pictures."""
-        if self.odd_alarm is None or not self.odd_alarm.update(odd):
-            return
-        self.odd_alarms.append(self.num_timesteps)
-        if len(self.odd_alarms) > 1:
-            return
-        recent = [row for row in self.episodes[-self.window :] if row.get("odd") is not None]
-        found = sum(bool(row["odd"]) for row in recent)
-        self.warn(
-            f"alarm at step {self.num_timesteps}: {found} of the last {len(recent)} episodes have "
-            "a picture unlike those that the classifier was trained on. Camera or light may have "
-            "changed, or the policy has found where it sees nothing known: watch it (vinoreward "
-            "play), and capture or label such pictures before going on."
-        )
+    def tell(self, alarms: Sequence[Alarm]) -> None:
+        """Note alarms; tell of the first of each test."""
+        for alarm in alarms:
+            self.raised[alarm.test].append(self.num_timesteps)
+            if alarm.first:
+                self.warn(f"alarm at step {self.num_timesteps}: {alarm.text}.")
 
     def _note(self, info: Mapping[str, Any], odd: bool | None = None) -> None:
         claimed, true = claim_of(info), self.truth(info)
@@ -446,18 +450,18 @@ class ClaimedVsTrue(BaseCallback):
             read = f"true success is read from info[{self.truth.key!r}]"
             self.say(self.truth.missing(info) if true is None else read)
         recorded = info.get("episode", {})
+        length = int(recorded["l"]) if "l" in recorded else None
         self.episodes.append(
             {
                 "step": self.num_timesteps,
                 "reward": round(float(recorded["r"]), 6) if "r" in recorded else None,
-                "length": int(recorded["l"]) if "l" in recorded else None,
+                "length": length,
                 "claimed": None if claimed is None else int(claimed),
                 "true": None if true is None else int(true),
                 "odd": None if odd is None else int(odd),
             }
         )
-        self._look(claimed, true)
-        self._look_odd(odd)
+        self.tell(self.trust.add(Ended(claimed, true, odd, length)))
 
 
 # As vinoreward names them.

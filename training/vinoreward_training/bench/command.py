@@ -32,6 +32,7 @@ _BY_MODULE = {
     "labelling": "labelling",
     "searches": "search",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
+    "alarms": "alarms",
     "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",
     "actor_bits": "actor-bits",
     "actor_trainings": "actor-cartpole actor-classic actor-samples actor-pong actor-curves",

@@ -354,6 +354,9 @@ class LabelConfig:
     """Classifier that chooses which images come first, never shown: those it is unsure of, and
     claims that its guard finds odd. A folder, the name of an installed one, or hf:OWNER/NAME. None:
     what the run recorded, else random order."""
+    order: Literal["useful", "drawn"] = "useful"
+    """useful: the most useful first, to mend a classifier. drawn, with --run: in the order of the
+    run's random draw, so that few labels bound the precision of all its claims."""
     labeller: str | None = None
     """Your name, as written with each label; default: your login name."""
     limit: int | None = None

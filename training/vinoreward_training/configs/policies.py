@@ -67,10 +67,20 @@ class TrainConfig:
     on_ood: OnOdd = "withhold"
     """What becomes of a picture unlike all that the classifier was trained on, if the bundle has a
     guard: it does not count (withhold), a warning, an error, or ignore: nothing looks for it."""
-    on_alarm: Literal["tell", "stop", "off"] = "tell"
+    on_alarm: Literal["tell", "pause", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
-    environment tells), or have a picture that the guard finds odd: tell, stop the training as well
-    (go on with --resume), or do not look."""
+    environment tells), have a picture that the guard finds odd, or end before --earliest-success,
+    or surely too few of the labelled claims are successes: tell; pause, too, until Enter is pressed
+    or a file named continue appears in the run's folder; stop (go on with --resume); or off."""
+    earliest_success: int | None = None
+    """First step of an episode at which a success is possible: an alarm for claims before it. None:
+    no such alarm."""
+    sample_claims: int = 200
+    """Claims drawn at random, each as likely, whose images are kept in claims/ for vinoreward label
+    --run. 0: none."""
+    precision_alarm: float = 0.9
+    """Share of the claims that must be successes, by the labels of the sampled ones: an alarm once
+    it is surely lower."""
     num_envs: int = 1
     """Environments that are stepped together, with one classification of all their pictures per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per

@@ -11,6 +11,8 @@ import threading
 import webbrowser
 from pathlib import Path
 
+import numpy as np
+
 from vinoreward.bundles.picture import shown_name
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward_training.configs import LabelConfig
@@ -78,6 +80,11 @@ def _check(config: LabelConfig) -> None:
         raise ConfigError(
             f"found {found}. Expected one of --run, --data and --video; name what to label."
         )
+    if config.order == "drawn" and config.run is None:
+        raise ConfigError(
+            "found --order drawn without --run. Expected a run of vinoreward train, which draws a "
+            "sample of its claims; name one with --run, or leave --order out."
+        )
     if not 0 <= config.duplicates <= MOST_DUPLICATES or config.seed < 0:
         raise ConfigError(
             f"found --duplicates {config.duplicates} and --seed {config.seed}. Expected a share "
@@ -126,11 +133,15 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     mine = [label for label in labels if label.by == by and label.picture in places]
     done = {places[label.picture] for label in mine if not label.again}
     again = {places[label.picture] for label in mine if label.again}
-    if config.bundle is None or len(done) == len(places):  # what is not asked needs no scores
+    drawn = config.order == "drawn"
+    if config.bundle is None or drawn or len(done) == len(places):  # what is not asked: no scores
         opinion = recorded(source)
     else:
         opinion = judged(source, config.bundle)
-    order = most_useful_first(source, opinion, labels, by, config.seed)
+    if drawn:
+        order = np.argsort(source.numbers["drawn"], kind="stable").tolist()  # unknown ones last
+    else:
+        order = most_useful_first(source, opinion, labels, by, config.seed)
     order = [index for index in order if index not in done][: config.limit]
     skipped = {places[label.picture] for label in mine if label.label == "skip"}
     plan = with_duplicates(

@@ -76,7 +76,8 @@ class Source:
     episodes: list[int] | None = None
     """Of each picture; None if unknown."""
     numbers: dict[str, Floats] = field(default_factory=dict)
-    """``probability``, ``odd`` and ``true`` (1 for success), as far as known: ``(N,)``, or NaN."""
+    """``probability``, ``odd`` and ``true`` (1 for success), and ``drawn``, by which a run drew its
+    sample, as far as known: ``(N,)``, or NaN."""
     claimed: bool = False
     """Whether a network claimed each to be a success."""
     left_out: int = 0
@@ -183,7 +184,7 @@ def of_run(run: Path) -> Source:
     _check_any(list(names), folder, left_out)
     numbers = {
         column: np.array([row.get(column, math.nan) for row in names.values()])
-        for column in ("probability", "odd", "true")
+        for column in ("probability", "odd", "true", "drawn")
     }
     episodes = [row.get("episode", math.nan) for row in names.values()]
     return Source(

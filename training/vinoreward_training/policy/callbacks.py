@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 from tqdm import tqdm
 
-from vinoreward.errors import RunFolderError
+from vinoreward.errors import DatasetError, RunFolderError
 from vinoreward.files import read_json, write_json
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
+from vinoreward.rewards.precision import PrecisionBound
+from vinoreward.rewards.trust import TESTS, Ended, TrustMonitor
 from vinoreward.saved_state import shown
-from vinoreward.wrappers.sb3 import ClaimedVsTrue
+from vinoreward.wrappers.sb3 import ClaimedVsTrue, claimed_picture
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
+from vinoreward_training.policy.claims import ClaimSample
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
-from vinoreward_training.runs.next_command import again
+from vinoreward_training.policy.pausing import how_to_go_on, wait
+from vinoreward_training.runs.next_command import again, command
 from vinoreward_training.runs.report import (
     EPISODE_COLUMNS,
     EVALUATION_COLUMNS,
@@ -33,6 +37,12 @@ EVAL_SEED = 10_000
 """First seed of evaluations, far from those of training."""
 LONG_EVALUATIONS = 60.0
 """Seconds of evaluations without which nothing is said about them."""
+ALARMS = "alarms.csv"
+"""Steps at which alarms were raised, with a 1 in the column of the test."""
+IN_ORDER = ("--order", "drawn")
+"""Options of ``vinoreward label`` with which few labels say much of all claims."""
+LABELS_EVERY = 20.0
+"""Seconds between two looks at the labels."""
 CLOCK = "clock.json"
 """Seconds of a run up to its checkpoint."""
 
@@ -77,18 +87,21 @@ class RunCallback(ClaimedVsTrue):
         check_interrupt: Callable[[Callable[[], None]], None],
         start: int = 0,
     ) -> None:
-        alarm = None if config.on_alarm == "off" else FalseClaimAlarm()
-        odd_alarm = None if alarm is None else RateAlarm()
-        super().__init__(config.truth_key, alarm=alarm, odd_alarm=odd_alarm)
+        tested = config.on_alarm != "off"
+        super().__init__(config.truth_key)
         self.folder = folder
-        self.episodes += read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
-        if alarm is not None and odd_alarm is not None:  # as they were when the run was stopped
-            for row in self.episodes:
-                if alarm.update(row["claimed"], row["true"]):
-                    self.alarms.append(int(row["step"] or 0))
-                if odd_alarm.update(row["odd"]):
-                    self.odd_alarms.append(int(row["step"] or 0))
-        self._alarms_before = len(self.alarms) + len(self.odd_alarms)
+        self.trust = TrustMonitor(
+            false=FalseClaimAlarm() if tested else None,
+            odd=RateAlarm() if tested else None,
+            earliest=config.earliest_success if tested else None,
+            precision=config.precision_alarm,
+        )
+        self.claims: ClaimSample | None = None
+        if config.sample_claims:
+            self.claims = ClaimSample(folder, config.sample_claims, config.seed, until=start)
+        self._next_labels = 0.0
+        self._take_over(start)
+        self._alarms_before = self.alarm_count
         self.evaluations: list[Row] = []
         self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
         self._advised = False
@@ -107,6 +120,21 @@ class RunCallback(ClaimedVsTrue):
             total=config.timesteps, initial=start, unit="step", disable=not config.progress,
             desc="train",
         )  # fmt: skip
+
+    def _take_over(self, start: int) -> None:
+        """Bring the alarms to where they were when the run was stopped."""
+        self.episodes += read_table(self.folder / "episodes.csv", EPISODE_COLUMNS, until=start)
+        for row in self.episodes:
+            length = None if row["length"] is None else int(row["length"])
+            ended = Ended(row["claimed"], row["true"], row["odd"], length)
+            for alarm in self.trust.add(ended):
+                self.raised[alarm.test].append(int(row["step"] or 0))
+        for row in read_table(self.folder / ALARMS, ("step", "precision"), until=start):
+            if row["precision"]:
+                self.raised["precision"].append(int(row["step"] or 0))
+        self.trust.raised["precision"] = len(self.raised["precision"])
+        if self.raised["precision"]:  # told before; the same labels are no new alarm
+            self.trust.bound = self._labelled()
 
     @property
     def seconds(self) -> float:
@@ -134,6 +162,8 @@ class RunCallback(ClaimedVsTrue):
     def warn(self, text: str) -> None:
         """Tell of an alarm above the progress bar."""
         self.say(text)
+        if self.claims is not None and len(self.claims):
+            self.say(f"Pictures of the claims: {command('label', '--run', self.folder, *IN_ORDER)}")
 
     def _on_rollout_start(self) -> None:
         """Evaluate, write a checkpoint or stop when due; every transition is in the buffer now."""
@@ -146,13 +176,77 @@ class RunCallback(ClaimedVsTrue):
             )
             self.checkpoint_now()
         self._check_interrupt(self._stopped)
+        self.look_at_labels()
         if self.solved_at is not None:
             raise Solved
-        raised = len(self.alarms) + len(self.odd_alarms)
-        if self._config.on_alarm == "stop" and raised > self._alarms_before:
-            line = again("train", self.folder, *naming(self._config.env))
+        if self.alarm_count > self._alarms_before:
+            self._alarmed()
+
+    def _alarmed(self) -> None:
+        """Stop or wait after an alarm, as configured."""
+        self._alarms_before = self.alarm_count
+        line = again("train", self.folder, *naming(self._config.env))
+        if self._config.on_alarm == "stop":
             self.say(f"Stopped at step {self.num_timesteps} by the alarm. Continue with: {line}")
             raise Alarmed
+        if self._config.on_alarm == "pause":
+            self.checkpoint_now()
+            self.say(
+                f"Paused at step {self.num_timesteps} by the alarm; the checkpoint is written. To "
+                f"go on, {how_to_go_on(self.folder)}; Ctrl-C stops, and {line} goes on later."
+            )
+            began = time.perf_counter()
+            wait(self.folder, lambda: self._check_interrupt(self._stopped))
+            self._began = (self._began or began) + time.perf_counter() - began
+            self.say(f"Going on from step {self.num_timesteps}.")
+
+    def look_at_labels(self, *, now: bool = False) -> None:
+        """Read what people have labelled meanwhile, every few seconds or ``now``."""
+        if self.claims is None or (not now and time.perf_counter() < self._next_labels):
+            return
+        self._next_labels = time.perf_counter() + LABELS_EVERY
+        bound = self._labelled()
+        if bound is None or self._config.on_alarm == "off":
+            return
+        self.tell(self.trust.labelled(bound))
+        for name, value in self.trust.readings().items():
+            self.logger.record(f"trust/{name}", value)
+        self.say(
+            f"{bound.labels} labels of claims: surely {bound.low:.0%} to {bound.high:.0%} of the "
+            "claims are successes."
+        )
+
+    def _labelled(self) -> PrecisionBound | None:
+        """Return what the labels say, None if they say nothing new; tell of damaged ones."""
+        try:
+            return None if self.claims is None else self.claims.labelled()
+        except DatasetError as error:
+            self.say(str(error))
+            return None
+
+    def _note(self, info: Mapping[str, Any], odd: bool | None = None) -> None:
+        super()._note(info, odd)
+        self._sample(info)
+
+    def _sample(self, info: Mapping[str, Any]) -> None:
+        """Keep the picture of the last episode's claim if the sample wants it."""
+        row, episode = self.episodes[-1], len(self.episodes) - 1
+        drawn = self.claims.wants(episode) if self.claims is not None and row["claimed"] else None
+        if self.claims is None or drawn is None:
+            return
+        infos = self.locals["infos"]
+        number = next(at for at, one in enumerate(infos) if one is info)
+        picture = claimed_picture(self.training_env, number)
+        if picture is not None and picture.ndim == 3:
+            self.claims.add(
+                picture,
+                drawn,
+                step=self.num_timesteps,
+                episode=episode,
+                probability=info.get("reward_prob"),
+                odd=info.get("reward_ood"),
+                true=None if row["true"] is None else int(row["true"]),
+            )
 
     def _stopped(self) -> None:
         self.checkpoint_now()
@@ -242,9 +336,15 @@ class RunCallback(ClaimedVsTrue):
         self._last_checkpoint = self.num_timesteps
 
     def write_tables(self) -> None:
-        """Write ``episodes.csv`` and ``evaluations.csv``."""
+        """Write ``episodes.csv``, ``evaluations.csv``, ``alarms.csv`` and the sampled claims."""
         write_table(self.folder / "episodes.csv", EPISODE_COLUMNS, self.episodes)
         write_table(self.folder / "evaluations.csv", EVALUATION_COLUMNS, self.evaluations)
+        raised = sorted((step, test) for test, steps in self.raised.items() for step in steps)
+        if raised:
+            rows: list[Row] = [{"step": step, test: 1} for step, test in raised]
+            write_table(self.folder / ALARMS, ("step", *TESTS), rows)
+        if self.claims is not None:
+            self.claims.write()
 
     def close(self) -> None:
         """Close the progress bar."""

@@ -15,6 +15,7 @@ from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, 
 from vinoreward.files import read_json, write_json
 from vinoreward.processes import interrupt_between
 from vinoreward.rewards.guard import GUARD_FILE
+from vinoreward.rewards.trust import TITLES
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 
 _RATES = ("claimed", "true")
+MAX_SAMPLE = 100_000
+"""Claims that a run may keep pictures of."""
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 _POSITIVE = (
     "timesteps", "eval_every", "eval_episodes", "final_episodes", "checkpoint_every", "frame_stack",
@@ -78,6 +81,11 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
             f"found stop_when_solved={config.stop_when_solved!r}. Expected a share of episodes "
             "above 0 and up to 1, or None to use every step; change --stop-when-solved."
         )
+    if not 0 < config.precision_alarm < 1:
+        raise ConfigError(
+            f"found precision_alarm={config.precision_alarm!r}. Expected a share of the claims "
+            "above 0 and below 1; change --precision-alarm."
+        )
     if config.exit_threshold is not None and config.hold == 1:
         raise ConfigError(
             f"found exit_threshold={config.exit_threshold:g} with hold=1, where the first claim "
@@ -89,7 +97,12 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
 
 SETTINGS: Settings[TrainConfig] = Settings(
     TrainConfig,
-    limits={**dict.fromkeys(_POSITIVE, (1, math.inf)), "threads": (1, 1000)},
+    limits={
+        **dict.fromkeys(_POSITIVE, (1, math.inf)),
+        "threads": (1, 1000),
+        "sample_claims": (0, MAX_SAMPLE),
+        "earliest_success": (1, math.inf),
+    },
     fixed=("env", "algorithm", "seed", "frame_stack", "num_envs", "hold", "exit_threshold"),
     preset=_preset,
     check=_checked,
@@ -223,6 +236,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             else:
                 callback.init_callback(model)
             seconds = callback.seconds
+            callback.look_at_labels(now=True)
             callback.checkpoint_now()
         result = _conclude(model, callback, folder, seconds)
         save_policy(folder, model, _description(config))
@@ -333,12 +347,13 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
                 facts={
                     "steps": result.steps,
                     "goal reached at step": solved,
-                    "alarms of false claims at steps": (
-                        ", ".join(map(str, callback.alarms[:10])) or "none"
-                    ),
-                    "alarms of odd pictures at steps": (
-                        ", ".join(map(str, callback.odd_alarms[:10])) or "none"
-                    ),
+                    **{
+                        f"alarms of {title} at steps": (
+                            ", ".join(map(str, callback.raised[test][:10])) or "none"
+                        )
+                        for test, title in TITLES.items()
+                    },
+                    **_labelled(callback),
                     "seconds of learning": round(result.seconds, 1),
                     "of which evaluations": round(result.evaluation_seconds, 1),
                     "mean return": result.final.mean_return,
@@ -363,8 +378,22 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
             "timesteps": config.timesteps,
             "alarms": callback.alarms,
             "odd_alarms": callback.odd_alarms,
+            "early_alarms": callback.raised["early"],
+            "precision_alarms": callback.raised["precision"],
+            "labelled_claims": plain(callback.trust.bound),
         },
     )
+
+
+def _labelled(callback: RunCallback) -> dict[str, str]:
+    """Return for the report what people said of the sampled claims."""
+    bound = callback.trust.bound
+    if bound is None:
+        return {}
+    return {
+        "labelled claims that are successes": f"{bound.successes} of {bound.labels}",
+        "so surely of all claims": f"{bound.low:.0%} to {bound.high:.0%}",
+    }
 
 
 def check_device(name: str) -> None:

@@ -1,0 +1,207 @@
+"""Pictures of a random sample of a training's claims, for people to label."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vinoreward.bundles.picture import read_picture
+from vinoreward.errors import DatasetError, InputError
+from vinoreward.files import write_bytes
+from vinoreward.rewards.precision import PrecisionBound
+from vinoreward_training.labelling.labels import LABELS, Label, read_labels, settled
+from vinoreward_training.labelling.sources import CLAIMS, TABLE, digest_of
+from vinoreward_training.runs.report import read_table, write_table
+
+COLUMNS = ("picture", "step", "episode", "probability", "odd", "true", "drawn")
+NUMBERS = COLUMNS[1:]
+MAX_WAITING = 32 << 20
+"""Bytes of pictures that wait in memory to be written."""
+MAX_LOG = 16 << 20
+"""Bytes of labels that a training reads: tens of thousands."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the sample; None where nobody knows."""
+
+    picture: str
+    """The file's name."""
+    step: int
+    """Of the training."""
+    episode: int
+    """Of the training, from 0."""
+    probability: float | None
+    odd: float | None
+    """How strange the picture is to the guard, odd above 1."""
+    true: int | None
+    drawn: float
+    """A random number from 0 to 1. The sample is the claims with the smallest ones; in this order
+    they are a random sample of any size."""
+
+
+class ClaimSample:
+    """Keeps ``size`` claims of a training in its folder, each claim as likely as any other.
+
+    Each episode's claim draws a number, from the seed and the episode alone; the smallest ones are
+    kept (reservoir sampling by random keys). A training that is killed and repeats episodes so
+    draws the same again. Pictures wait in memory until :meth:`write`; the table is written after
+    the pictures that it names, and what it no longer names is removed after that. What somebody has
+    labelled is never removed.
+
+    Args:
+        run: folder of the run.
+        size: of the sample.
+        seed: of the draws.
+        until: step of the checkpoint that the run goes on from; later claims are dropped.
+    """
+
+    def __init__(self, run: Path, size: int, seed: int, until: int = 0) -> None:
+        self.folder = run / CLAIMS
+        self.size = size
+        self._labels_path = run / LABELS
+        self._seed = seed
+        self._claims: dict[str, Claim] = {}
+        self._digests: dict[str, str] = {}
+        self._waiting: dict[str, npt.NDArray[np.uint8]] = {}
+        self._removed: set[str] = set()
+        self._labels: list[Label] = []
+        self._state: tuple[int, int] | None = None
+        self._changed = False
+        self._read(until)
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def wants(self, episode: int) -> float | None:
+        """Return the number that an episode's claim draws if it belongs to the sample, else None.
+
+        So that a picture is only fetched if it is kept.
+        """
+        drawn = float(np.random.default_rng([self._seed, 0xC1A1, episode]).random())
+        kept = self._sample()
+        return drawn if len(kept) < self.size or drawn < kept[-1].drawn else None
+
+    def add(
+        self,
+        picture: npt.NDArray[np.uint8],
+        drawn: float,
+        *,
+        step: int,
+        episode: int,
+        probability: float | None = None,
+        odd: float | None = None,
+        true: int | None = None,
+    ) -> None:
+        """Take a claim that :meth:`wants` gave a number, with its ``(H, W, 3)`` RGB picture."""
+        name = f"{episode:06d}.png"
+        self._removed.discard(name)
+        self._claims[name] = Claim(name, step, episode, probability, odd, true, drawn)
+        self._digests[name] = digest_of(picture)
+        self._waiting[name] = picture
+        self._changed = True
+        labelled = {label.picture for label in self._labels}
+        for claim in self._ordered()[self.size :]:
+            if claim.picture not in labelled:
+                self._drop(claim.picture)
+        if sum(one.nbytes for one in self._waiting.values()) > MAX_WAITING:
+            self.write()
+
+    def write(self) -> None:
+        """Write what is new: pictures, then the table; then remove what left the sample."""
+        if not self._changed:
+            return
+        for name, picture in self._waiting.items():
+            stream = io.BytesIO()
+            Image.fromarray(picture).save(stream, format="PNG", compress_level=1)
+            write_bytes(self.folder / name, stream.getvalue())
+        self._waiting.clear()
+        rows = sorted(self._claims.values(), key=lambda claim: claim.episode)
+        write_table(self.folder / TABLE, COLUMNS, [asdict(row) for row in rows])
+        for name in self._removed:
+            (self.folder / name).unlink(missing_ok=True)
+        self._removed.clear()
+        self._changed = False
+
+    def labelled(self) -> PrecisionBound | None:
+        """Return what the labels say of the precision; None if nothing new was labelled.
+
+        Only labels of a random part count. People label what is most doubtful first, and doubtful
+        claims alone would make a good classifier look bad. So the claims are taken in the order of
+        their random numbers, up to the first that nobody has labelled; those newer than the newest
+        with a label are left out. Claims that were skipped, or called both, count as unclear.
+
+        Raises:
+            DatasetError: the log is damaged or too large.
+        """
+        try:
+            status = os.stat(self._labels_path)
+        except OSError:
+            return None
+        state = (status.st_mtime_ns, status.st_size)
+        if state == self._state:
+            return None
+        self._state = state
+        if status.st_size > MAX_LOG:
+            raise DatasetError(
+                f"{self._labels_path} has {status.st_size} bytes. Expected at most {MAX_LOG} while "
+                "a training reads it; its labels do not count."
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # somebody is writing the last line just now
+            labels = read_labels(self._labels_path)
+        self._labels = [one for one in labels if one.sha256 == self._digests.get(one.picture)]
+        return self._bound()
+
+    def _bound(self) -> PrecisionBound | None:
+        answers = {label.picture: "unclear" for label in self._labels}
+        answers |= {label.picture: label.label for label in settled(self._labels)}
+        if not answers:
+            return None
+        newest = max(self._claims[name].episode for name in answers)
+        counts = {"success": 0, "failure": 0, "unclear": 0}
+        for claim in self._sample():
+            if claim.episode <= newest:
+                answer = answers.get(claim.picture)
+                if answer is None:
+                    break
+                counts[answer] += 1
+        return PrecisionBound(counts["success"], counts["failure"], counts["unclear"])
+
+    def _ordered(self) -> list[Claim]:
+        return sorted(self._claims.values(), key=lambda claim: claim.drawn)
+
+    def _sample(self) -> list[Claim]:
+        return self._ordered()[: self.size]
+
+    def _drop(self, name: str) -> None:
+        del self._claims[name], self._digests[name]
+        self._waiting.pop(name, None)
+        self._removed.add(name)
+
+    def _read(self, until: int) -> None:
+        """Take over what the run has kept up to its checkpoint."""
+        for row in read_table(self.folder / TABLE, NUMBERS) if until else []:
+            step, episode, drawn = (row[name] for name in ("step", "episode", "drawn"))
+            if not (isinstance(step, int) and isinstance(episode, int)) or drawn is None:
+                continue
+            name = f"{episode:06d}.png"
+            if step > until:
+                self._removed.add(name)
+                self._changed = True
+                continue
+            try:
+                digest = digest_of(read_picture(self.folder / name))
+            except (InputError, OSError):
+                continue  # removed by somebody
+            true = None if row["true"] is None else int(bool(row["true"]))
+            probability, odd = row["probability"], row["odd"]
+            self._claims[name] = Claim(name, step, episode, probability, odd, true, float(drawn))
+            self._digests[name] = digest
