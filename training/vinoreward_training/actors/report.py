@@ -157,13 +157,14 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
     lag = draw_lag(folder / "lag.png", rows)
     readings = draw_readings(folder / "readings.png", rows)
     compression = draw_compression(folder / "compression.png", rows)
-    changes, events = (
+    changes, events, alarms = (
         [{"step": row["step"], "what": row["text"]} for row in _kind(rows, kind)]
-        for kind in ("change", "event")
+        for kind in ("change", "event", "alarm")
     )
     sections = [
         Section("Does compression pay here?", f"{outcome.verdict}\n{gap_words(pair)}"),
         *_results(pair),
+        *([Section("Alarms", rows=alarms)] if alarms else []),
         Section("In figures", facts=_figures(config, outcome)),
         Section(
             "Return",

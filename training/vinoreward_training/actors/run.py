@@ -23,6 +23,8 @@ from vinoreward.closing import Closing
 from vinoreward.errors import RunFolderError, needed_for
 from vinoreward.files import open_plain, parse_json, read_json, read_plain, write_bytes, write_text
 from vinoreward.policies import save_policy
+from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
+from vinoreward.rewards.trust import Ended, TrustMonitor
 from vinoreward.saved_state import check_counts
 from vinoreward_training.actors.build import Parts, build, evaluation_environment
 from vinoreward_training.actors.report import SUMMARY, Outcome, Row, write_summary
@@ -109,7 +111,9 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
     with Recorder(
         folder, total=config.steps, start=trainer.steps, progress=config.progress
     ) as recorder:
-        watcher = Watcher(config.target, parts, trainer, recorder, trainer.steps)
+        trust = trust_of(config)
+        watcher = Watcher(config.target, parts, trainer, recorder, trainer.steps, trust=trust)
+        watcher.stops_at_alarm = config.on_alarm == "stop"
         try:
             # If the run was stopped in its final evaluation, only that remains.
             summary = trainer.learn(trainer.steps if watcher.reached else config.steps, watcher)
@@ -127,7 +131,19 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
                 print(f"{command(config)} --resume")
             raise
     write_summary(config, outcome, recorder.rows)
+    if watcher.alarmed:
+        line = again("actors", folder, *naming(config.task, "--task"))
+        print(f"Stopped at step {outcome.steps} by the alarm. Continue with: {line}")
     return outcome
+
+
+def trust_of(config: ActorsConfig) -> TrustMonitor | None:
+    """Return what tests the training's episodes; None with --on-alarm off."""
+    if config.on_alarm == "off":
+        return None
+    return TrustMonitor(
+        false=FalseClaimAlarm(), odd=RateAlarm(), earliest=config.earliest_success, window=100
+    )
 
 
 def _conclude(
@@ -203,6 +219,11 @@ class Watcher:
     evaluation_seconds: float = 0.0
     reached: tuple[int, float] | None = None
     """Step and seconds of the first evaluation that reached the target."""
+    trust: TrustMonitor | None = None
+    """Tests the episodes of this process."""
+    stops_at_alarm: bool = False
+    alarmed: bool = False
+    """Whether an alarm stopped the training."""
 
     def __post_init__(self) -> None:
         for row in self.recorder.rows:
@@ -212,13 +233,29 @@ class Watcher:
     def __call__(self, progress: Progress) -> bool:
         """Record a training's progress; return whether to stop."""
         monitor = self.parts.monitor
+        raised = self._test(progress)
         due = self.recorder.note(progress, None if monitor is None else monitor.setting)
         if self.warm is None:
             if self.parts.warm(progress):
                 self.warm = self.trainer.profile()[0]
         elif due:
             self.recorder.profile(difference(self.trainer.profile()[0], self.warm), progress.steps)
-        return self.record(progress.evaluations)
+        self.alarmed = raised and self.stops_at_alarm
+        return self.record(progress.evaluations) or self.alarmed
+
+    def _test(self, progress: Progress) -> bool:
+        """Show the episodes that ended to the alarms; return whether one was raised."""
+        if self.trust is None:
+            return False
+        raised = False
+        for one in progress.ended:
+            ended = Ended(one.claimed_success, one.true_success, one.odd, one.length)
+            for alarm in self.trust.add(ended):
+                raised = True
+                if alarm.first:
+                    self.recorder.alarm(alarm.text, progress)
+        self.recorder.trust = self.trust.readings()
+        return raised
 
     def record(self, evaluations: Sequence[Evaluation]) -> bool:
         """Record evaluations; return whether there are some and the target is reached."""
@@ -288,6 +325,13 @@ class Recorder(Closing):
         self._ended: deque[Episode] = deque(maxlen=100)
         self._reports: list[Mapping[str, Any]] = []
         self._last_text = ""
+        self.trust: dict[str, float] = {}
+        """The alarms' latest readings."""
+
+    def alarm(self, text: str, progress: Progress) -> None:
+        """Record an alarm, and tell of it."""
+        base = {"step": progress.steps, "seconds": self.before + progress.seconds}
+        self._say("alarm", base, f"alarm at step {progress.steps}: {text}.")
 
     def note(self, progress: Progress, setting: CompressionSetting | None) -> bool:
         """Record a training's progress; return whether a row was due."""
@@ -314,6 +358,7 @@ class Recorder(Closing):
             "readings": progress.readings,
             "setting": None if setting is None else setting.to_dict(),
             "compressor": self._compressor(),
+            "trust": self.trust,
         }
         self._write(row)
         self._show(row)
@@ -344,7 +389,7 @@ class Recorder(Closing):
             "return/behaviour": row["mean_return"],
             **{f"behaviour/{name}": row[name] for name in _NAMES},
         }
-        for group in ("learner", "readings", "compressor", "setting"):
+        for group in ("learner", "readings", "compressor", "setting", "trust"):
             scalars |= {f"{group}/{name}": value for name, value in (row[group] or {}).items()}
         self._scalars(scalars, step)
         shown = {"return": f"{row['mean_return']:.1f}"}
@@ -391,7 +436,7 @@ class Recorder(Closing):
         self._last_text = text
         self._write({"kind": kind, **base, "text": text})
         self._board.add_text(f"{kind}s", text, int(base["step"]))
-        if kind == "event":
+        if kind in ("event", "alarm"):
             self._bar.write(text)
 
     def _write(self, row: Row) -> None:

@@ -41,6 +41,7 @@ _LEAST = {
 _LIMITS = {
     **{name: (least, LIMIT) for name, least in _LEAST.items()},
     "actors": (1, 1000),
+    "earliest_success": (1, LIMIT),
     "threads": (1, 1000),
     "seed": (0, 2**32 - 1),  # NumPy and Stable-Baselines3 accept no larger ones
 }

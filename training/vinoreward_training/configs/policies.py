@@ -236,6 +236,13 @@ class ActorsConfig:
     truth: str | None = None
     """Instead of a key, a function of the environment, as package.module:function or
     file.py:function. It gets the environment inside all wrappers and returns True or False."""
+    on_alarm: Literal["tell", "stop", "off"] = "tell"
+    """When surely more than 5 % of the episodes end with a claim that is no true success (where the
+    environment tells), have a picture that the guard finds odd, or end before --earliest-success:
+    tell, stop (go on with --resume), or off."""
+    earliest_success: int | None = None
+    """First step of an episode at which a success is possible: an alarm for claims before it. None:
+    no such alarm."""
     evaluate_every: int = 5000
     """Steps between evaluations, which a separate process plays during training: both policies of
     one version. If one is still running, the next starts after it. 0: only at the end."""

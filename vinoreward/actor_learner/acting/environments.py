@@ -211,6 +211,7 @@ class Episode:
     true_success: bool | None = None  # the simulator's verdict; None if there is none
     claimed_success: bool | None = None  # the learned reward's verdict; None if there is none
     score: float | None = None  # sum of the task's own rewards if they differ from the training's
+    odd: bool | None = None  # whether the guard found a picture of it odd; None without a guard
 
 
 @dataclass
@@ -219,16 +220,19 @@ class EpisodeSum:
 
     reward: float = 0.0
     length: int = 0
+    odd: bool | None = None
 
-    def add(self, reward: float) -> None:
+    def add(self, reward: float, info: Mapping[str, Any]) -> None:
         """Add a step."""
         self.reward += float(reward)
         self.length += 1
+        if "reward_ood" in info:
+            self.odd = bool(self.odd) or bool(info["reward_ood"] > 1)
 
     def finished(self, env: int, info: Mapping[str, Any], truth: Truth) -> Episode:
         """Return the episode that ended with a step of this ``info``."""
         score = None if info.get("score") is None else float(info["score"])
-        return Episode(env, self.reward, self.length, truth(info), claim_of(info), score)
+        return Episode(env, self.reward, self.length, truth(info), claim_of(info), score, self.odd)
 
 
 class Stepped(NamedTuple):
@@ -288,7 +292,7 @@ class Environments:
             rewards[at], terminated[at] = reward, ended
             truncated[at] = cut and not ended
             following[at] = observed(observation, self._policy)
-            self._sums[at].add(float(reward))
+            self._sums[at].add(float(reward), info)
             if ended or cut:
                 episodes.append(self._sums[at].finished(at, info, self._truth))
                 self._sums[at] = EpisodeSum()

@@ -293,7 +293,7 @@ class Evaluator(Closing):
                 stepped = self._call(env.step, int(action) if spec.discrete else action)
                 observation, reward, terminated, truncated, info = stepped
                 observations[at] = self._row(spec, observation)
-                sums[at].add(float(reward))
+                sums[at].add(float(reward), info)
                 if terminated or truncated:
                     played[at] = sums[at].finished(at, info, self._truth)
         return [played[at] for at in range(len(seeds))]

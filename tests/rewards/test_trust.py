@@ -1,0 +1,136 @@
+"""All alarms behind one object; the bound on the precision of claims from a few labels."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pytest
+
+from vinoreward import FalseClaimAlarm, PrecisionBound, RateAlarm, TrustMonitor
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.trust import Ended
+
+ALPHA = 0.05
+
+
+@functools.cache
+def bounds(successes: int, failures: int) -> tuple[float, float]:
+    bound = PrecisionBound(successes, failures, alpha=ALPHA)
+    return bound.low, bound.high
+
+
+@pytest.mark.parametrize(
+    ("successes", "failures"), [(0, 0), (3, 0), (0, 3), (1, 1), (40, 10), (7, 93), (180, 2)]
+)
+def test_the_bounds_are_where_the_mixture_is_twenty_times_as_likely(
+    successes: int, failures: int
+) -> None:
+    """The mixture by a sum over a fine grid, without any gamma function."""
+    grid = (np.arange(200_000) + 0.5) / 200_000
+    likelihood = grid**successes * (1 - grid) ** failures
+    inside = grid[likelihood > ALPHA * likelihood.mean()]
+    assert bounds(successes, failures) == pytest.approx((inside.min(), inside.max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("precision", [0.3, 0.5, 0.9, 0.97])
+@pytest.mark.parametrize("population", [None, 120])
+def test_the_precision_is_within_the_bounds_after_every_label(
+    precision: float, population: int | None
+) -> None:
+    """In 95 % of all sittings at least; also where all claims of a small run are labelled."""
+    random, sittings, missed = np.random.default_rng(0), 1000, 0
+    for _ in range(sittings):
+        if population is None:
+            true, labels = precision, random.random(300) < precision
+        else:
+            labels = random.permutation(np.arange(population) < round(precision * population))
+            true = float(labels.mean())
+        sums = np.cumsum(labels)
+        pairs = [(int(s), count - int(s)) for count, s in enumerate(sums, 1)]
+        missed += any(not low <= true <= high for low, high in (bounds(*one) for one in pairs))
+    assert missed <= ALPHA * sittings
+    assert population is not None or missed > 0, "a bound that never fails would pass too"
+
+
+def test_what_nobody_can_tell_widens_the_bounds() -> None:
+    clear, unclear = PrecisionBound(20, 5), PrecisionBound(20, 5, unclear=5)
+    assert unclear.low < clear.low and unclear.high > clear.high and unclear.labels == 30
+    assert unclear.high == PrecisionBound(25, 5).high
+    for wrong in ({"failures": -1}, {"failures": 0, "alpha": 1.0}):
+        with pytest.raises(ConfigError, match="counts from 0"):
+            PrecisionBound(1, **wrong)  # type: ignore[arg-type]
+
+
+def every_test(**more: object) -> TrustMonitor:
+    return TrustMonitor(false=FalseClaimAlarm(), odd=RateAlarm(), earliest=3, **more)  # type: ignore[arg-type]
+
+
+HONEST = Ended(claimed=True, true=True, odd=False, length=4)
+
+
+@pytest.mark.parametrize(
+    ("test", "ended", "said"),
+    [
+        ("false", Ended(True, False, False, 4), "of the last .* claimed successes are false"),
+        ("odd", Ended(True, True, True, 4), "a picture unlike those"),
+        ("early", Ended(True, True, False, 2), "claim before step 3, where no success"),
+    ],
+)
+def test_each_kind_of_episode_raises_its_alarm_alone(test: str, ended: Ended, said: str) -> None:
+    monitor = every_test()
+    assert not any(monitor.add(HONEST) for _ in range(100))
+    alarms = [alarm for _ in range(12) for alarm in monitor.add(ended)]
+    assert {alarm.test for alarm in alarms} == {test} and len(alarms) >= 2
+    assert [alarm.first for alarm in alarms] == [True] + [False] * (len(alarms) - 1)
+    assert re.search(said, alarms[0].text)
+    assert monitor.raised[test] == len(alarms) == monitor.readings()["alarms"]
+
+
+def test_a_test_says_nothing_where_what_it_needs_is_not_known() -> None:
+    monitor = every_test()
+    assert not any(monitor.add(Ended(claimed=True)) for _ in range(100))
+    assert monitor.readings() == {"claim_rate": 1.0, "alarms": 0.0}
+    none = TrustMonitor()
+    assert not any(none.add(Ended(True, False, True, 1)) for _ in range(100))
+
+
+def test_rates_are_of_the_last_episodes() -> None:
+    monitor = every_test(window=4)
+    for claimed, odd in ((1, 0), (1, 1), (0, 1), (0, 1), (0, 0)):
+        monitor.add(Ended(claimed, claimed, odd, 2))
+    readings = monitor.readings()
+    assert (readings["claim_rate"], readings["odd_rate"], readings["early_rate"]) == (
+        0.25,
+        0.75,
+        0.25,
+    )
+    assert monitor.false is not None and readings["false_evidence"] == monitor.false.evidence
+
+
+def test_labels_raise_an_alarm_once_until_the_bound_recovers() -> None:
+    monitor = TrustMonitor(precision=0.9)
+    assert monitor.labelled(PrecisionBound(9, 1)) == []
+    (alarm,) = monitor.labelled(PrecisionBound(9, 9))
+    assert alarm.test == "precision" and alarm.first and "9 are no successes" in alarm.text
+    assert monitor.labelled(PrecisionBound(9, 10)) == [], "the same finding"
+    assert monitor.labelled(PrecisionBound(400, 10)) == []
+    (again,) = monitor.labelled(PrecisionBound(400, 100))
+    assert not again.first and monitor.raised["precision"] == 2
+    readings = monitor.readings()
+    assert readings["precision_low"] < 0.8 < readings["precision_high"] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"window": 0}, "window is 0"),
+        ({"earliest": 0}, "earliest is 0"),
+        ({"precision": 1.0}, "precision is 1.0"),
+        ({"precision": float("nan")}, "precision is nan"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TrustMonitor(**wrong)  # type: ignore[arg-type]

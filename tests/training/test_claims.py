@@ -1,0 +1,187 @@
+"""The sample of claims that a training keeps for people to label, and what their labels say."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vinoreward.errors import DatasetError
+from vinoreward.rewards.trust import TrustMonitor
+from vinoreward_training.labelling.labels import Label, LabelLog, now
+from vinoreward_training.labelling.sources import digest_of, of_run
+from vinoreward_training.policy.claims import ClaimSample
+from vinoreward_training.runs.report import read_table
+
+
+def picture(episode: int) -> np.ndarray:
+    return np.random.default_rng(episode).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+
+
+def claim(sample: ClaimSample, episode: int, **more: Any) -> bool:
+    drawn = sample.wants(episode)
+    if drawn is not None:
+        sample.add(picture(episode), drawn, step=10 * episode, episode=episode, **more)
+    return drawn is not None
+
+
+def kept(run: Path) -> list[int]:
+    rows = read_table(run / "claims" / "claims.csv", ("episode",)) or []
+    return [int(row["episode"] or 0) for row in rows]
+
+
+def episodes_of(folder: Path) -> set[int]:
+    return {int(file.stem) for file in folder.glob("*.png")}
+
+
+def label(run: Path, answers: dict[int, str], by: str = "ann") -> None:
+    with LabelLog(run / "labels.jsonl") as log:
+        for episode, answer in answers.items():
+            digest = digest_of(picture(episode))
+            log.add(Label(f"{episode:06d}.png", digest, answer, by, now(), 1.0))  # type: ignore[arg-type]
+
+
+def test_every_claim_is_as_likely_to_be_kept(tmp_path: Path) -> None:
+    counts = np.zeros(60)
+    for seed in range(400):
+        sample = ClaimSample(tmp_path / str(seed), 12, seed)
+        for episode in range(60):
+            claim(sample, episode)
+        for name in sample._claims:
+            counts[int(name[:6])] += 1
+    assert counts.sum() == 400 * 12
+    # Five standard deviations of a binomial count of 400 with 0.2.
+    assert np.abs(counts - 80).max() < 5 * np.sqrt(400 * 0.2 * 0.8)
+
+
+def test_folder_and_table_agree_and_stay_small(tmp_path: Path) -> None:
+    sample = ClaimSample(tmp_path, 10, seed=3)
+    for episode in range(200):
+        claim(sample, episode, probability=0.9, odd=0.2, true=episode % 2)
+        if episode % 30 == 0:
+            sample.write()
+            assert episodes_of(tmp_path / "claims") == set(kept(tmp_path))
+    sample.write()
+    assert len(kept(tmp_path)) == 10 == len(sample)
+    source = of_run(tmp_path)
+    for index, name in enumerate(source.names):
+        assert np.array_equal(source.read(index), picture(int(name[:6])))
+        assert source.numbers["true"][index] == int(name[:6]) % 2
+    assert sorted(source.numbers["drawn"]) == list(np.sort(source.numbers["drawn"]))
+
+
+def test_a_killed_training_ends_with_the_sample_of_one_that_was_not(tmp_path: Path) -> None:
+    whole = ClaimSample(tmp_path / "whole", 10, seed=3)
+    for episode in range(100):
+        claim(whole, episode)
+    whole.write()
+    killed = ClaimSample(tmp_path / "killed", 10, seed=3)
+    for episode in range(70):
+        claim(killed, episode)
+    killed.write()  # at an evaluation, after the last checkpoint at episode 50
+    (tmp_path / "killed" / "claims" / "000003.png").write_bytes(b"torn")  # never of the table
+    again = ClaimSample(tmp_path / "killed", 10, seed=3, until=500)
+    assert all(claim.step <= 500 for claim in again._claims.values())
+    for episode in range(51, 100):
+        claim(again, episode)
+    again.write()
+    assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
+    assert episodes_of(tmp_path / "killed" / "claims") - {3} == set(kept(tmp_path / "whole")) - {3}
+
+
+def test_what_is_labelled_is_not_removed(tmp_path: Path) -> None:
+    sample = ClaimSample(tmp_path, 5, seed=1)
+    for episode in range(5):
+        claim(sample, episode)
+    sample.write()
+    label(tmp_path, {0: "success", 4: "failure"})
+    assert sample.labelled() is not None
+    for episode in range(5, 400):
+        claim(sample, episode)
+    sample.write()
+    assert {0, 4} < episodes_of(tmp_path / "claims") == set(kept(tmp_path))
+    assert len(kept(tmp_path)) <= 7
+
+
+def in_order(sample: ClaimSample) -> list[int]:
+    return [one.episode for one in sorted(sample._claims.values(), key=lambda one: one.drawn)]
+
+
+def test_labels_count_in_the_order_of_the_draw_up_to_the_first_without(tmp_path: Path) -> None:
+    sample = ClaimSample(tmp_path, 50, seed=1)
+    for episode in range(20):
+        claim(sample, episode)
+    assert sample.labelled() is None, "no labels yet"
+    order = in_order(sample)
+    # The doubtful ones first, wherever they are in the draw: they say nothing of all claims.
+    label(tmp_path, dict.fromkeys(order[1:6], "failure"))
+    if (bound := sample.labelled()) is not None:
+        newest = max(order[1:6])
+        assert order[0] > newest or bound.labels == 0
+    answers = dict(zip(order, ["success", "failure", "skip"] * 7, strict=False))
+    label(tmp_path, {episode: answers[episode] for episode in order})
+    bound = sample.labelled()
+    assert bound is not None and sample.labelled() is None, "nothing new"
+    assert (bound.successes, bound.failures, bound.unclear) == (7, 7, 6)
+    for episode in range(20, 30):
+        claim(sample, episode)
+    label(tmp_path, {order[0]: "success"}, by="bob")
+    bound = sample.labelled()
+    assert bound is not None and bound.labels == 20, "newer ones than the newest label are left out"
+
+
+def test_people_who_disagree_leave_it_unclear_and_a_replaced_picture_does_not_count(
+    tmp_path: Path,
+) -> None:
+    sample = ClaimSample(tmp_path, 50, seed=1)
+    for episode in range(3):
+        claim(sample, episode)
+    label(tmp_path, dict.fromkeys(range(3), "success"))
+    label(tmp_path, {1: "failure"}, by="bob")
+    bound = sample.labelled()
+    assert bound is not None and (bound.successes, bound.unclear) == (2, 1)
+    other = ClaimSample(tmp_path, 50, seed=1)
+    drawn = other.wants(0)
+    assert drawn is not None
+    other.add(picture(99), drawn, step=0, episode=0)
+    assert other.labelled() is None
+
+
+def test_a_half_written_label_is_waited_for_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+    sample = ClaimSample(tmp_path, 50, seed=1)
+    for episode in range(3):
+        claim(sample, episode)
+    label(tmp_path, dict.fromkeys(range(3), "failure"))
+    whole = (tmp_path / "labels.jsonl").read_bytes()
+    (tmp_path / "labels.jsonl").write_bytes(whole[:-40])
+    bound = sample.labelled()
+    assert bound is not None and bound.labels <= 2
+    (tmp_path / "labels.jsonl").write_bytes(whole)
+    bound = sample.labelled()
+    assert bound is not None and bound.failures == 3
+    assert len(TrustMonitor().labelled(bound)) == 1
+    (tmp_path / "labels.jsonl").write_bytes(b"no label\n" + whole)
+    with pytest.raises(DatasetError, match="line 1"):
+        sample.labelled()
+    assert sample.labelled() is None, "told once"
+
+
+def test_a_strangers_table_does_no_harm(tmp_path: Path) -> None:
+    sample = ClaimSample(tmp_path, 5, seed=1)
+    for episode in range(3):
+        claim(sample, episode)
+    sample.write()
+    table = tmp_path / "claims" / "claims.csv"
+    outside = tmp_path.parent / f"{tmp_path.name}.png"
+    shutil.copy(tmp_path / "claims" / "000001.png", outside)
+    lines = table.read_text().splitlines()
+    lines += [f"../../{outside.name},1,9,0.5,,,0.1", "x,nan,inf,0.5,,,0.1", "x,1,-7,,,,0.2"]
+    table.write_text("\n".join(lines) + "\n")
+    again = ClaimSample(tmp_path, 5, seed=1, until=1000)
+    assert {one.episode for one in again._claims.values()} == {0, 1, 2}
+    claim(again, 4)
+    again.write()
+    assert outside.is_file() and kept(tmp_path) == [0, 1, 2, 4]
