@@ -163,6 +163,7 @@ class RunCallback(ClaimedVsTrue):
         """Tell of an alarm above the progress bar."""
         self.say(text)
         if self.claims is not None and len(self.claims):
+            self.claims.write()
             self.say(f"Pictures of the claims: {command('label', '--run', self.folder, *IN_ORDER)}")
 
     def _on_rollout_start(self) -> None:
@@ -327,6 +328,8 @@ class RunCallback(ClaimedVsTrue):
         if self._last_checkpoint == self.num_timesteps:
             return
         self.write_tables()
+        if self.claims is not None:  # not more often: the sample would soon replace them
+            self.claims.write()
         save_checkpoint(self.folder / "checkpoint.pt", self.model, replay=self._config.save_replay)
         # After the checkpoint: steps that are repeated must not be timed twice.
         write_json(
@@ -336,15 +339,13 @@ class RunCallback(ClaimedVsTrue):
         self._last_checkpoint = self.num_timesteps
 
     def write_tables(self) -> None:
-        """Write ``episodes.csv``, ``evaluations.csv``, ``alarms.csv`` and the sampled claims."""
+        """Write ``episodes.csv``, ``evaluations.csv`` and ``alarms.csv``."""
         write_table(self.folder / "episodes.csv", EPISODE_COLUMNS, self.episodes)
         write_table(self.folder / "evaluations.csv", EVALUATION_COLUMNS, self.evaluations)
         raised = sorted((step, test) for test, steps in self.raised.items() for step in steps)
         if raised:
             rows: list[Row] = [{"step": step, test: 1} for step, test in raised]
             write_table(self.folder / ALARMS, ("step", *TESTS), rows)
-        if self.claims is not None:
-            self.claims.write()
 
     def close(self) -> None:
         """Close the progress bar."""

@@ -75,7 +75,10 @@ class ClaimSample:
         self._labels: list[Label] = []
         self._state: tuple[int, int] | None = None
         self._changed = False
+        self._limit = 1.0
+        """Numbers below it belong to the sample."""
         self._read(until)
+        self._find_limit()
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -86,8 +89,7 @@ class ClaimSample:
         So that a picture is only fetched if it is kept.
         """
         drawn = float(np.random.default_rng([self._seed, 0xC1A1, episode]).random())
-        kept = self._sample()
-        return drawn if len(kept) < self.size or drawn < kept[-1].drawn else None
+        return drawn if drawn < self._limit else None
 
     def add(
         self,
@@ -111,6 +113,7 @@ class ClaimSample:
         for claim in self._ordered()[self.size :]:
             if claim.picture not in labelled:
                 self._drop(claim.picture)
+        self._find_limit()
         if sum(one.nbytes for one in self._waiting.values()) > MAX_WAITING:
             self.write()
 
@@ -180,6 +183,10 @@ class ClaimSample:
 
     def _sample(self) -> list[Claim]:
         return self._ordered()[: self.size]
+
+    def _find_limit(self) -> None:
+        kept = self._sample()
+        self._limit = 1.0 if len(kept) < self.size else kept[-1].drawn
 
     def _drop(self, name: str) -> None:
         del self._claims[name], self._digests[name]
