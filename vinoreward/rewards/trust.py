@@ -17,7 +17,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.precision import PrecisionBound
 
-TESTS = ("false", "odd", "early", "precision")
+TESTS: tuple[str, ...] = ("false", "odd", "early", "precision")
 """Names of the tests; their evidence is logged under them."""
 TITLES = {
     "false": "false claims",
