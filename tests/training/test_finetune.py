@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,22 +230,72 @@ def test_training_sees_other_rooms_and_resumes_with_the_same(tmp_path: Path) -> 
     assert not np.array_equal(drawn[0], fits[0]._shift(batch, 1.0, 1, 8))
 
 
-def test_a_guard_knows_other_light_where_the_network_was_trained_for_it() -> None:
-    count = 400
+def lit_scene(count: int = 400) -> Dataset:
+    """Noisy pictures of one scene; in every second one the middle is a success's."""
     random = np.random.default_rng(0)
     scene = np.kron(random.integers(60, 190, (6, 8, 3)), np.ones((4, 4, 1)))
     images = np.clip(scene + random.normal(0, 2, (count, 24, 32, 3)), 0, 255).astype(np.uint8)
-    dataset = dataclasses.replace(dataset_of(count), images=images)
-    parts = split_by_episode(dataset)
-    lit, strict = (fit_guard(dataset, parts, rooms=rooms) for rooms in (True, False))
+    return dataclasses.replace(dataset_of(count), images=images)
+
+
+def truth_in(dataset: Dataset, images: np.ndarray) -> np.ndarray:
+    """Return the labels (N,) of validation frames, one of each label and episode, in any light."""
+    assert len(images) > 0
+    validation = split_by_episode(dataset)[1]
+    found = []
+    for label in (0, 1):
+        some = validation[dataset.labels[validation] == label]
+        found.append(some[np.unique(dataset.episodes[some], return_index=True)[1]])
+    labels = dataset.labels[np.concatenate(found)] == 1
+    assert len(labels) == len(images)
+    return labels
+
+
+def test_a_guard_knows_other_light_where_the_network_was_trained_for_it() -> None:
+    dataset = lit_scene()
+    parts, images = split_by_episode(dataset), dataset.images
+    lit = fit_guard(dataset, parts, partial(truth_in, dataset))
+    strict = fit_guard(dataset, parts, None)
     assert lit.guard is not None and strict.guard is not None
     assert lit.metrics["rooms"] and not strict.metrics["rooms"]
+    assert lit.metrics["light"] == [0.7, 1.3] and strict.metrics["light"] == [1.0, 1.0]
+    assert "light from 0.7 to 1.3 times" in str(lit) and "light" not in str(strict)
     darker = (images * 0.8).astype(np.uint8)
     assert (strict.guard.odd(darker) > 1).mean() > 0.95 > 0.05 > (lit.guard.odd(darker) > 1).mean()
     night = (images * 0.4).astype(np.uint8)
     assert (lit.guard.odd(night) > 1).mean() > 0.95
     assert of_rooms({"guard": lit.metrics}) and not of_rooms({"guard": strict.metrics})
     assert not of_rooms({}) and not of_rooms({"guard": {"rooms": "yes"}})
+
+
+@pytest.mark.parametrize(
+    ("fails_below", "fails", "light"),
+    [
+        (0.75, "claims", [0.85, 1.3]),
+        (0.9, "claims", [1.0, 1.3]),
+        (0.9, "misses", [1.0, 1.3]),
+        (2.0, "claims", [1.0, 1.0]),
+    ],
+)
+def test_a_guard_lets_no_light_pass_in_which_the_network_is_wrong(
+    fails_below: float, fails: str, light: list[float]
+) -> None:
+    dataset = lit_scene()
+    usual = dataset.images.mean()
+
+    def claims(images: np.ndarray) -> np.ndarray:
+        right = truth_in(dataset, images)
+        gain = images.mean() / usual
+        if abs(gain - 1) < 0.02 or gain >= fails_below:
+            return right
+        wrong = np.flatnonzero(right == (fails == "misses"))
+        right[wrong[: max(2, len(wrong) // 3)]] ^= True
+        return right
+
+    found = fit_guard(dataset, split_by_episode(dataset), claims)
+    assert found.guard is not None and found.metrics["light"] == light
+    darker = (dataset.images * 0.74).astype(np.uint8)
+    assert (found.guard.odd(darker) > 1).mean() > 0.95
 
 
 def test_distances_become_log_odds_that_change_sign_at_the_success_distance() -> None:

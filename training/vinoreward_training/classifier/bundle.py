@@ -17,6 +17,7 @@ from vinoreward_training.classifier.evaluation import (
     Labels,
     Verdict,
     average_precision,
+    claims_of,
     evaluate,
     pr_curve,
     roc_curve,
@@ -100,7 +101,8 @@ def make_bundle(
     compared = spread(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
     golden = golden_of(dataset, test, result)
-    guard = fit_guard(dataset, parts, rooms=config.shifts > 0)
+    claims = partial(claims_of, partial(predict, inner), result.decision)
+    guard = fit_guard(dataset, parts, claims if config.shifts > 0 else None)
     mean, std = normalization(config)
     spec = BundleSpec(
         name=config.name,

@@ -23,6 +23,7 @@ from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
+    claims_of,
     evaluate,
     roc_area,
 )
@@ -190,7 +191,9 @@ def run(config: CalibrateConfig) -> int:
         result = dataclasses.replace(result, verdict=verdict, metrics=metrics)
         golden = dataset.images[golden_of(dataset, test, result)]
         outputs = backend.infer(golden)
-    guard = fit_guard(dataset, split_by_episode(dataset), rooms=of_rooms(spec.metrics))
+        claims = partial(claims_of, score, result.decision, success=spec.success_index)
+        trained = claims if of_rooms(spec.metrics) else None
+        guard = fit_guard(dataset, split_by_episode(dataset), trained)
     _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
     say(result, guard)
     if verdict.level == "useless":

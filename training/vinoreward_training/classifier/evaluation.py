@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -522,6 +522,19 @@ def evaluate(
         ),
         verdict=verdict,
     )
+
+
+def claims_of(
+    predict: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.floating[Any]]],
+    decision: Decision,
+    images: npt.NDArray[np.uint8],
+    *,
+    success: int = 1,
+) -> npt.NDArray[np.bool_]:
+    """Return (N,) which pictures (N, H, W, 3) are claimed; ``predict`` gives logits (N, K)."""
+    logits = np.asarray(predict(images), np.float64)
+    probability = sigmoid(log_odds_of(logits, success, decision.temperature))
+    return probability.astype(np.float32) >= np.float32(decision.threshold)
 
 
 def refuse_useless(name: str, metrics: Mapping[str, Any], *, force: bool) -> None:

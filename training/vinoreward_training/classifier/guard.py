@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vinoreward.bundles.save import with_guard
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.guard import GUARD_FILE, LEAST_EPISODES, PictureGuard
-from vinoreward_training.classifier.shifts import TRAINED, in_rooms
+from vinoreward_training.classifier.shifts import TRAINED, Shift, in_rooms, shifted
 from vinoreward_training.configs import GuardConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
@@ -25,6 +29,15 @@ LIT = 0.5
 LIGHT = tuple(shift for shift in TRAINED if shift.name in ("less light", "more light"))
 """What a guard lets pass then, as light changes through a day. To let other changes pass too would
 hide from it what stands in the way and stronger blur."""
+JUDGED = 500
+"""At most so many validation frames of each label, one of an episode, are judged in other light."""
+KEPT_RECALL = 0.8
+"""Share of the recall that the network must keep in a light that the guard lets pass."""
+FALSE_RATE = 0.01
+"""Rate of false claims in such a light, unless it is higher on clean pictures."""
+
+Claims = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.bool_]]
+"""Says which pictures (N, H, W, 3) a network claims, (N,)."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +56,19 @@ class Fitted:
     def __str__(self) -> str:
         if self.guard is None:
             return f"none: {self.metrics['why']}"
+        low, high = self.metrics["light"]
+        light = "" if low == high else f"; it lets light from {low:g} to {high:g} times pass"
         return (
             f"{self.metrics['odd']} of {self.metrics['frames']} clean test frames are odd (at "
-            f"most {self.metrics['odd_high']:.2%})"
+            f"most {self.metrics['odd_high']:.2%}){light}"
         )
 
 
-def fit_guard(dataset: Dataset, parts: Sequence[Indices], *, rooms: bool) -> Fitted:
+def fit_guard(dataset: Dataset, parts: Sequence[Indices], claims: Claims | None) -> Fitted:
     """Fit a guard on the training part, choose its limit on the second, count on the third.
 
-    ``rooms``: whether the network was trained for shifted pictures too.
+    ``claims`` of a network that was trained for shifted pictures: the guard lets the light pass in
+    which it stays right on the second part. None lets none pass.
     """
     train, validation, test = parts
     episodes = dataset.episodes
@@ -61,16 +77,56 @@ def fit_guard(dataset: Dataset, parts: Sequence[Indices], *, rooms: bool) -> Fit
         why = f"it takes {LEAST_EPISODES} episodes to choose its limit, and there are {found}"
         return Fitted(None, {"why": why})
     images = dataset.images[train[:: max(1, len(train) // FITTED_ON)]]
-    if rooms:
-        random = np.random.default_rng(0x600B)
-        images = in_rooms(images, LIT, random, dataset.views, LIGHT)
+    light = () if claims is None else _light(dataset, validation, claims)
+    if light:
+        images = in_rooms(images, LIT, np.random.default_rng(0x600B), dataset.views, light)
     guard = PictureGuard.fit(images, dataset.images[validation], episodes[validation])
     odd = guard.odd(dataset.images[test]) > 1.0
     high = clopper_pearson(int(odd.sum()), len(odd), 0.95, "upper")[1]
-    counts = {"rooms": rooms, "odd": int(odd.sum()), "frames": len(odd), "odd_high": high}
-    counts["odd_episodes"] = len(np.unique(episodes[test][odd]))
-    counts["episodes"] = len(np.unique(episodes[test]))
+    ends = [1.0, *(end for shift in light for end in shift.trained or ())]
+    counts = {
+        "rooms": claims is not None,
+        "light": [min(ends), max(ends)],
+        "odd": int(odd.sum()),
+        "frames": len(odd),
+        "odd_high": high,
+        "odd_episodes": len(np.unique(episodes[test][odd])),
+        "episodes": len(np.unique(episodes[test])),
+    }
     return Fitted(guard, counts)
+
+
+def _light(dataset: Dataset, part: Indices, claims: Claims) -> tuple[Shift, ...]:
+    """Return the shifts ``LIGHT``, only as strong as the network stays right under them."""
+    chosen = []
+    for label in (0, 1):
+        some = part[dataset.labels[part] == label]
+        first = some[np.unique(dataset.episodes[some], return_index=True)[1]]
+        chosen.append(first[:: -(-len(first) // JUDGED)] if len(first) else first)
+    frames = np.concatenate(chosen)
+    images, success = dataset.images[frames], dataset.labels[frames] == 1
+    if success.all() or not success.any():
+        return ()
+
+    def rates(pictures: npt.NDArray[np.uint8]) -> tuple[float, float]:
+        claimed = claims(pictures)
+        return float(claimed[success].mean()), float(claimed[~success].mean())
+
+    recall, false = rates(images)
+    kept = []
+    for shift in LIGHT:
+        low, high = shift.trained or (1.0, 1.0)
+        right = 1.0
+        for strength in shift.strengths:
+            if not low <= strength <= high:
+                break
+            now = rates(shifted(shift, strength, images, seed=0, views=dataset.views))
+            if now[0] < KEPT_RECALL * recall or now[1] > max(FALSE_RATE, false):
+                break
+            right = strength
+        if right != 1.0:
+            kept.append(dataclasses.replace(shift, trained=(min(right, 1.0), max(right, 1.0))))
+    return tuple(kept)
 
 
 def of_rooms(metrics: Mapping[str, Any]) -> bool:
@@ -89,7 +145,13 @@ def run(config: GuardConfig) -> int:
             "claims from counting; give such a --bundle."
         )
     dataset = load_labelled(config.data, spec.picture, config.success_label)
-    fitted = fit_guard(dataset, split_by_episode(dataset), rooms=of_rooms(spec.metrics))
+    with contextlib.closing(Classifier(bundle, precision="fp32", guarded=False)) as classifier:
+
+        def claims(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+            return classifier.judge(images).probability >= np.float32(classifier.threshold)
+
+        trained = claims if of_rooms(spec.metrics) else None
+        fitted = fit_guard(dataset, split_by_episode(dataset), trained)
     if fitted.guard is None:
         raise DatasetError(
             f"{config.data} gives no guard: {fitted.metrics['why']}. Expected more episodes; "
