@@ -18,7 +18,7 @@ from PIL import Image
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import Decision, Picture
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.classifier import Classifier, Judged
 from vinoreward_training.capture import command as capture
 from vinoreward_training.classifier import score
 from vinoreward_training.classifier.evaluation import episode_rates, reliability, roc_area
@@ -98,13 +98,13 @@ def test_a_stopped_run_scores_the_rest(
     whole = column.read_bytes()
     lines = whole.splitlines(keepends=True)
     column.write_bytes(b"".join(lines[:41]) + lines[41][:9])  # as a kill leaves it
-    looked, probability = [], Classifier.probability
+    looked, judge = [], Classifier.judge
 
-    def counted(self: Classifier, images: np.ndarray) -> np.ndarray:
+    def counted(self: Classifier, images: np.ndarray) -> Judged:
         looked.append(len(images))
-        return probability(self, images)
+        return judge(self, images)
 
-    monkeypatch.setattr(Classifier, "probability", counted)
+    monkeypatch.setattr(Classifier, "judge", counted)
     assert main(asked) == 0
     assert sum(looked) == 96 - 40
     assert column.read_bytes() == whole
@@ -239,3 +239,42 @@ def test_rewards_that_are_no_numbers_are_refused(
     bundle = bundle_of(tmp_path / "bundle")
     with pytest.raises(ConfigError, match=r"Expected finite numbers, and at least 1 image"):
         score.run(ScoreConfig(str(bundle), recordings, **wrong))
+
+
+def test_what_is_odd_to_the_guard_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "camera"
+    assert main(["capture", "--frames", "9", "--seed", "3", "--out", str(folder)]) == 0
+    (folder / "metadata.csv").unlink()
+    (folder / "dataset.json").unlink()
+    lit = sorted((folder / "success").iterdir())
+    for path in lit:
+        bright = np.asarray(Image.open(path)).astype(np.float32) * 1.9
+        Image.fromarray(bright.clip(0, 255).astype(np.uint8)).save(
+            folder / "success" / f"b{path.name}"
+        )
+    asked = ["score", "--data", str(folder), "--bundle", "panda-hover-classifier"]
+
+    def rows(*words: str) -> dict[str, dict[str, str]]:
+        assert main([*asked, *words]) == 0
+        with (folder / "scores/panda-hover-classifier/scores.csv").open(newline="") as stream:
+            return {row["file"]: row for row in csv.DictReader(stream)}
+
+    found = rows()
+    strange = {name for name, row in found.items() if float(row["odd"]) > 1}
+    assert strange == {name for name in found if name.startswith("success/b")} != set()
+    assert f"{len(lit)} of them are odd" in capsys.readouterr().out
+    assert all(found[name]["success"] == "0" for name in strange)
+    assert sum(row["success"] == "1" for row in found.values()) > 0
+    before = (folder / "scores/panda-hover-classifier/scores.csv").read_bytes()
+    rows()
+    assert (folder / "scores/panda-hover-classifier/scores.csv").read_bytes() == before
+    capsys.readouterr()
+    assert main([*asked, "--on-ood", "ignore"]) == 1
+    assert "scores with another settings" in capsys.readouterr().err
+    blind = rows("--on-ood", "ignore", "--overwrite")
+    assert {row["odd"] for row in blind.values()} == {""}
+    assert {name: row["probability"] for name, row in blind.items()} == {
+        name: row["probability"] for name, row in found.items()
+    }

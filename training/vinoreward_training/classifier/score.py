@@ -57,8 +57,8 @@ from vinoreward_training.runs.run_folder import RunFolder
 
 COLUMN = "scores.csv"
 ABOUT = "scores.json"
-FORMAT = "vinoreward scores 1"
-NAMES = ("file", "episode", "frame", "label", "probability", "success", "reward")
+FORMAT = "vinoreward scores 2"
+NAMES = ("file", "episode", "frame", "label", "probability", "odd", "success", "reward")
 LABELS = {-1: "", 0: "failure", 1: "success"}
 _KEY = 3
 """Of these columns, the first so many say which picture it is."""
@@ -149,12 +149,35 @@ def _of_recordings(config: ScoreConfig, seed: object) -> Source:
     return Source(config.data, keys, shown, origin, (reader, every))
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What network and guard say of pictures; NaN where they have not been asked."""
+
+    probability: Floats
+    """``(N,)``."""
+    odd: Floats
+    """``(N,)`` how strange each is, above 1 for odd; NaN without a guard too."""
+    threshold: float
+
+    @property
+    def claimed(self) -> npt.NDArray[np.bool_]:
+        """``(N,)`` probable enough, and not odd."""
+        # In the precision in which a wrapper compares them.
+        probable = self.probability.astype(np.float32) >= np.float32(self.threshold)
+        return np.asarray(probable & ~(self.odd > 1.0))
+
+    def __getitem__(self, chosen: Any) -> Scores:
+        """Return those of some pictures."""
+        return Scores(self.probability[chosen], self.odd[chosen], self.threshold)
+
+
 class _Column:
     """The file of scores: rows are added as they are made, so that a stopped run goes on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[Key, float] = {}
+        self.known: dict[Key, tuple[float, float]] = {}
+        """Probability and oddness of each picture that has a score."""
 
     def read(self) -> None:
         """Read the rows that are there, without one that a kill cut off."""
@@ -174,7 +197,10 @@ class _Column:
                     probability = float(row[_KEY + 1])
                     if not 0 <= probability <= 1:
                         raise ValueError(f"{probability} is no probability")
-                    self.known[row[0], row[1], row[2]] = probability
+                    odd = float(row[_KEY + 2]) if row[_KEY + 2] else np.nan
+                    if odd < 0:
+                        raise ValueError(f"{odd} is below 0")
+                    self.known[row[0], row[1], row[2]] = probability, odd
         except (csv.Error, ValueError) as error:
             raise self._wrong(str(error)) from error
 
@@ -213,6 +239,7 @@ def run(config: ScoreConfig) -> int:
         device=config.device,
         precision=config.precision,
         threshold=config.threshold,
+        guarded=config.on_ood == "withhold",
     ) as classifier:
         spec = classifier.bundle.spec
         if is_lerobot(config.data):
@@ -231,11 +258,11 @@ def run(config: ScoreConfig) -> int:
                 column.read()
             write_json(folder / ABOUT, {**identity, "complete": False})
             try:
-                probabilities = _score(config, source, classifier, column)
+                scores = _score(config, source, classifier, column)
             except KeyboardInterrupt:
                 print(line)
                 raise
-            figures = _publish(config, source, classifier, probabilities, folder)
+            figures = _publish(config, source, classifier, scores, folder)
             write_json(folder / ABOUT, {**identity, "complete": True, "figures": figures})
     print(f"scores {out / COLUMN}, report {out / 'report.html'}")
     return 0
@@ -245,7 +272,7 @@ def _identity(config: ScoreConfig, classifier: Classifier) -> dict[str, Any]:
     """Return what decides the scores, beside the pictures."""
     settings = (
         "camera", "label_column", "label_above", "label_frame", "success_label", "success_reward",
-        "step_reward", "backend", "precision",
+        "step_reward", "backend", "precision", "on_ood",
     )  # fmt: skip
     return {
         "format": FORMAT,
@@ -276,29 +303,35 @@ def _check_same(config: ScoreConfig, folder: Path, identity: Mapping[str, Any]) 
         )
 
 
-def _score(config: ScoreConfig, source: Source, classifier: Classifier, column: _Column) -> Floats:
-    """Score what is not in the column; return all probabilities (N,)."""
+def _score(config: ScoreConfig, source: Source, classifier: Classifier, column: _Column) -> Scores:
+    """Score what is not in the column; return what is known of all."""
     from tqdm import tqdm
 
-    keys = source.keys
-    done = np.array([column.known.get(key, np.nan) for key in keys], dtype=np.float64)
-    column.rewrite([_row(config, source, classifier, n, done[n]) for n in _there(done)])
-    wanted = np.flatnonzero(np.isnan(done)).tolist()
+    keys, nothing = source.keys, (np.nan, np.nan)
+    done = np.array([column.known.get(key, nothing) for key in keys], np.float64).reshape(-1, 2)
+    scores = Scores(done[:, 0], done[:, 1], classifier.threshold)
+
+    def rows(indices: Sequence[int]) -> list[list[str]]:
+        chosen = np.asarray(indices, np.int64)
+        return list(_rows(config, source, scores, chosen))
+
+    column.rewrite(rows(_there(done)))
+    wanted = np.flatnonzero(np.isnan(scores.probability)).tolist()
     batch: list[tuple[int, Picture]] = []
 
     def flush() -> None:
         if not batch:
             return
         try:
-            images = np.stack([picture for _, picture in batch])
-            values = classifier.probability(images)
+            judged = classifier.judge(np.stack([picture for _, picture in batch]))
         except (InputError, PictureMismatchError) as error:
             key = keys[batch[0][0]]
             where = f"{source.folder}, {key[0] or f'episode {key[1]}, frame {key[2]}'}"
             raise DatasetError(f"{shown_name(where)}: {error}") from error
-        for (index, _), value in zip(batch, values, strict=True):
-            done[index] = float(f"{value:.9g}")
-        column.add([_row(config, source, classifier, n, done[n]) for n, _ in batch])
+        odd = [np.nan] * len(batch) if judged.odd is None else judged.odd
+        for (index, _), value, strange in zip(batch, judged.probability, odd, strict=True):
+            done[index] = float(f"{value:.9g}"), float(f"{strange:.9g}")
+        column.add(rows([index for index, _ in batch]))
         bar.update(len(batch))
         batch.clear()
 
@@ -308,37 +341,38 @@ def _score(config: ScoreConfig, source: Source, classifier: Classifier, column: 
                 flush()
             batch.append((index, picture))
         flush()
-    column.rewrite([_row(config, source, classifier, n, done[n]) for n in _there(done)])
-    return done
+    column.rewrite(rows(_there(done)))
+    return scores
 
 
 def _there(done: Floats) -> list[int]:
-    return [int(each) for each in np.flatnonzero(~np.isnan(done))]
+    return [int(each) for each in np.flatnonzero(~np.isnan(done[:, 0]))]
 
 
-def _row(
-    config: ScoreConfig, source: Source, classifier: Classifier, index: int, probability: float
-) -> list[str]:
-    success = bool(_claims(np.array([probability]), classifier.threshold)[0])
-    reward = config.success_reward if success else config.step_reward
-    label = LABELS[int(source.labels[index])]
-    return [*source.keys[index], label, f"{probability:.9g}", str(int(success)), f"{reward:g}"]
-
-
-def _claims(probabilities: Floats, threshold: float) -> npt.NDArray[np.bool_]:
-    # In the precision in which a wrapper compares them.
-    return np.asarray(probabilities.astype(np.float32) >= np.float32(threshold))
+def _rows(
+    config: ScoreConfig, source: Source, scores: Scores, chosen: npt.NDArray[np.int64]
+) -> Iterator[list[str]]:
+    """Yield the table's row of each chosen picture."""
+    some = scores[chosen]
+    for index, probability, odd, success in zip(
+        chosen, some.probability, some.odd, some.claimed, strict=True
+    ):
+        reward = config.success_reward if success else config.step_reward
+        label = LABELS[int(source.labels[index])]
+        strange = "" if np.isnan(odd) else f"{odd:.9g}"
+        numbers = f"{probability:.9g}", strange, str(int(success)), f"{reward:g}"
+        yield [*source.keys[index], label, *numbers]
 
 
 def _publish(
     config: ScoreConfig,
     source: Source,
     classifier: Classifier,
-    probabilities: Floats,
+    scores: Scores,
     folder: Path,
 ) -> dict[str, Any]:
     """Print and report what the scores show; return the figures."""
-    claimed, episodes = _claims(probabilities, classifier.threshold), source.episodes
+    claimed, episodes = scores.claimed, source.episodes
     figures: dict[str, Any] = {
         "frames": len(claimed),
         "claimed": int(claimed.sum()),
@@ -349,6 +383,9 @@ def _publish(
         f"{figures['claimed']} of {figures['frames']} pictures are claimed as successes, in "
         f"{figures['claimed episodes']} of {figures['episodes']} episodes."
     )
+    if classifier.guard is not None:
+        figures["odd"] = int((scores.odd > 1.0).sum())
+        print(f"{figures['odd']} of them are odd to the bundle's guard and are no success.")
     sections = [Section("Claims", facts=figures)]
     judged = source.labels >= 0
     note = _seen(source, classifier, judged)
@@ -360,8 +397,8 @@ def _publish(
             note = "All labels are the same, so there are no rates to compare."
             sections.append(Section("Against the labels", note))
         else:
-            values = probabilities[judged], source.labels[judged], episodes[judged]
-            parts, more = _against_labels(values, classifier.threshold, note, Path(drawn))
+            values = scores[judged], source.labels[judged], episodes[judged]
+            parts, more = _against_labels(*values, note, Path(drawn))
             figures |= more
             sections += parts
         print(note)
@@ -393,16 +430,15 @@ def _seen(source: Source, classifier: Classifier, judged: npt.NDArray[np.bool_])
 
 
 def _against_labels(
-    values: tuple[Floats, Labels, Labels], threshold: float, note: str, folder: Path
+    scores: Scores, labels: Labels, episodes: Labels, note: str, folder: Path
 ) -> tuple[list[Section], dict[str, Any]]:
     with needed_for("rates and their report", "train"):  # the scores are written by now
         from vinoreward_training.classifier.bundle import draw_curves
 
-    probabilities, labels, episodes = values
+    probabilities, claimed = scores.probability, scores.claimed
     # Finite where the probability rounds to 0 or 1.
     inner = np.clip(probabilities, 1e-9, 1 - 1e-9)
     log_odds = np.log(inner) - np.log1p(-inner)
-    claimed = _claims(probabilities, threshold)
     frames, by_episode = rates(claimed, labels), episode_rates(claimed, labels, episodes)
     table = reliability(probabilities, labels)
     area, precision = roc_area(probabilities, labels), average_precision(probabilities, labels)
@@ -420,7 +456,7 @@ def _against_labels(
     print(_sentence(frames, by_episode))
     print(f"area under ROC {area:.4f}, calibration error {error:.4f}")
     pictures = [
-        *draw_curves(folder, log_odds, labels, logit(threshold), "frames with a label"),
+        *draw_curves(folder, log_odds, labels, logit(scores.threshold), "frames with a label"),
         _draw_reliability(folder / "calibration.png", table),
     ]
     facts = {

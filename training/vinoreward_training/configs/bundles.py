@@ -416,6 +416,9 @@ class ScoreConfig:
     """Device of the backend."""
     precision: Literal["fp32", "auto", "int8"] = "fp32"
     """INT8 is checked for its decisions, not for the probabilities."""
+    on_ood: Literal["withhold", "ignore"] = "withhold"
+    """What becomes of an image unlike all that the classifier was trained on, if the bundle has a
+    guard: it is no success (withhold), or nothing looks for it (ignore)."""
     batch_size: int = 32
     """Images per inference."""
     overwrite: bool = False
