@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
+from scipy.spatial.distance import cdist
 
 from vinoreward.bundles.schema import View
 from vinoreward.rewards.calibration import clopper_pearson
@@ -19,6 +22,7 @@ from vinoreward_training.classifier.shifts import SHIFTS, shifted
 Picture = npt.NDArray[np.uint8]
 Claims = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 DEAD_CLAIMED = 0.001
 """Largest share of a dead camera's frames that may be claimed."""
@@ -31,9 +35,11 @@ TOLD = 0.95
 ALARMS = 0.01
 """Largest share of clean pictures that the guard may find odd."""
 SHOWN = 64
-"""Pictures of wrong claims that are kept, the most certain of them."""
+"""Pictures of wrong claims that are kept."""
+PARTS = 8
+"""Rows and columns of the parts by whose means pictures are compared."""
 ALIKE = 12.0
-"""Grey levels by which the means of a picture's parts differ, where two look alike: 8 x 8 parts."""
+"""Grey levels by which no part of two pictures that look alike differs more."""
 _PART = 0xA0D1
 """Number of :func:`held_out`'s frames that only an audit draws."""
 _BATCH = 64
@@ -84,21 +90,42 @@ class Battery:
     """Family of a dead camera's frames to (claimed, frames)."""
     fooled: list[Fooled] = field(default_factory=list)
     """The most certain first, at most ``SHOWN``."""
+    _parts: list[Floats] = field(default_factory=list)
+    """What each of them looks like."""
+    _nearest: float = 0.0
+    """How far the two of them are apart that look most alike, once there are ``SHOWN``."""
 
     def show(self, images: Picture, probabilities: npt.NDArray[np.float32], by: str) -> None:
-        """Keep pictures of wrong claims, if they are among the most certain.
+        """Keep pictures of wrong claims that look different from each other.
 
-        Of pictures that look alike one is kept.
+        They are to be labelled, and a network learns little from the same picture twice. If there
+        are too many, of the two that look most alike the less certain one goes.
         """
         for index in np.argsort(-probabilities, kind="stable"):
-            image, probability = images[index], float(probabilities[index])
-            if len(self.fooled) == SHOWN and probability <= self.fooled[-1].probability:
-                break
-            if any(_alike(image, other.image) for other in self.fooled):
+            parts, probability = _parts_of(images[index]), float(probabilities[index])
+            apart = [float(np.abs(parts - other).max()) for other in self._parts]
+            if any(
+                far <= max(ALIKE, self._nearest) and one.probability >= probability
+                for far, one in zip(apart, self.fooled, strict=True)
+            ):
                 continue
-            self.fooled.append(Fooled(image.copy(), probability, by))
-            self.fooled.sort(key=lambda each: -each.probability)
-            del self.fooled[SHOWN:]
+            for place in reversed(np.flatnonzero(np.array(apart) <= ALIKE)):
+                del self.fooled[place], self._parts[place]
+            place = bisect.bisect(self.fooled, -probability, key=lambda one: -one.probability)
+            self.fooled.insert(place, Fooled(images[index].copy(), probability, by))
+            self._parts.insert(place, parts)
+            if len(self.fooled) > SHOWN:
+                place = int(self._most_alike()[1].max())
+                del self.fooled[place], self._parts[place]
+            self._nearest = self._most_alike()[0] if len(self.fooled) == SHOWN else 0.0
+
+    def _most_alike(self) -> tuple[float, Indices]:
+        """Return how far the two are apart that look most alike, and which they are."""
+        flat = np.stack([parts.ravel() for parts in self._parts])
+        apart = cdist(flat, flat, "chebyshev")
+        np.fill_diagonal(apart, np.inf)
+        both = np.array(np.unravel_index(np.argmin(apart), apart.shape))
+        return float(apart[tuple(both)]), both
 
     def dead_total(self) -> tuple[int, int]:
         """Return (claimed, frames) of all dead cameras."""
@@ -106,15 +133,10 @@ class Battery:
         return int(counts[:, 0].sum()), int(counts[:, 1].sum())
 
 
-def _alike(one: Picture, other: Picture) -> bool:
-    """Return whether two pictures differ little in each part: something small may decide."""
-    if one.shape != other.shape:
-        return False
-    rows, columns = (np.linspace(0, side, min(8, side) + 1).astype(int) for side in one.shape[:2])
-    apart = one.astype(np.float32) - other
-    sums = np.add.reduceat(np.add.reduceat(apart, rows[:-1], axis=0), columns[:-1], axis=1)
-    pixels = np.outer(np.diff(rows), np.diff(columns))
-    return float(np.abs(sums / pixels[..., None]).max()) < ALIKE
+def _parts_of(picture: Picture) -> Floats:
+    """Return the means of a picture's parts, ``(PARTS, PARTS, 3)``."""
+    small = Image.fromarray(picture).resize((PARTS, PARTS), Image.Resampling.BOX)
+    return np.asarray(small, np.float64)
 
 
 @dataclass(frozen=True)

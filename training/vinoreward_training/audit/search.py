@@ -358,7 +358,9 @@ def _shifts(looked: _Looked, found: Searched, spread: int, states: int, seed: in
     if not len(some):
         return
     yield f"{looked.space.name}: pictures of the worst"
-    images = np.stack([looked.look_at(looked.states[index])[1] for index in (*some, *worst)])
+    both = np.concatenate([some, worst])
+    images = np.stack([looked.look_at(looked.states[index])[1] for index in both])
+    before = looked.paid[both]
     for shift in SHIFTS:
         for strength in shift.strengths:
             name = f"{looked.space.name}, {shift.name} {strength:g}"
@@ -366,7 +368,8 @@ def _shifts(looked: _Looked, found: Searched, spread: int, states: int, seed: in
             changed = shifted(shift, strength, images, seed=seed)
             seen = look(looked.classifier, changed)
             paid = seen.paid
-            looked.fooled.show(changed[paid], seen.probability[paid], name)
+            new = paid & ~before
+            looked.fooled.show(changed[new], seen.probability[new], name)
             claimed = int(paid[: len(some)].sum())
             found.under.append(
                 Under(shift.name, strength, len(some), claimed, int(paid[len(some) :].sum()))
