@@ -31,6 +31,8 @@ _BY_MODULE = {
     "command": "memory install",
     "labelling": "labelling",
     "searches": "search",
+    "audits": "audit mend",
+    "label_orders": "label-order",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
     "alarms": "alarms",
     "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",

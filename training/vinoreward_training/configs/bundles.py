@@ -514,11 +514,11 @@ class MendConfig:
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
     replay: int = 6000
     """At most so many of the old training images are used."""
-    share: float = 0.1
+    share: float = 0.3
     """Share of the images in a training step that are labelled ones."""
     epochs: int = 1
     """Passes over as many images as are used."""
-    learning_rate: float = 2e-5
+    learning_rate: float = 3e-4
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
     target_fpr: float | None = None
     """False-positive rate of the threshold, with 95 % confidence. Default: the threshold keeps the

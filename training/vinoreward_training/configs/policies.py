@@ -363,10 +363,12 @@ class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
     Rows: backends, reward-path, step, camera, classifier, int8, encoders, joint, memory, install,
-    labelling, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms (20
-    minutes), and those of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire,
-    actor-bits, actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors``
-    stands for the latter, ``quick`` for the first ones, which need no training, ``all`` for all.
+    labelling, search, audit, mend, label-order, overhead, overhead-pixels, solve, solve-random,
+    solve-pixels, wall, alarms, and those of compressed actors: actor-step, actor-refresh,
+    actor-tasks, actor-wire, actor-bits, actor-cartpole, actor-classic, actor-samples, actor-pong,
+    actor-curves. ``actors`` stands for the latter, ``quick`` for the first ones, which need no
+    training, ``all`` for all. search, audit, mend, label-order and alarms take about 20 minutes
+    each.
     Rows with pixels, and most of encoders, need an encoder (--encoder) and are skipped with a note
     without one. labelling needs Chromium.
 
