@@ -26,7 +26,9 @@ from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError, RunFolderError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.auditing import AROUND, HEIGHTS
+from vinoreward_envs.camera.spec import camera_eye
 from vinoreward_envs.constants import (
+    HOVER_HEIGHT,
     OBJECT_MARGIN,
     SUCCESS_DISTANCE,
     WORKSPACE_HIGH,
@@ -89,9 +91,28 @@ def line_id() -> str:
 
 
 def test_a_third_each_is_success_near_miss_and_others() -> None:
-    names = [category_of(index) for index in range(420)]
-    assert names.count("success") == names.count("near_miss") == 140
-    assert all(names.count(name) == 20 for name in CATEGORIES[2:])
+    names = [category_of(index) for index in range(480)]
+    assert names.count("success") == names.count("near_miss") == 160
+    counts = {name: names.count(name) for name in CATEGORIES[2:]}
+    assert counts.pop("height") == 40 and set(counts.values()) == {20}
+
+
+def test_raised_hands_are_above_the_object_or_hide_it() -> None:
+    """Above it, or on the line from a place of hovering to the camera."""
+    random, eye = np.random.default_rng(0), camera_eye()
+    above = 0
+    for _ in range(300):
+        placed = draw("height", random)
+        assert placed.gripper is not None and placed.object_last is not None
+        assert HEIGHTS[0] <= placed.height <= HEIGHTS[1]
+        share = (placed.height - HOVER_HEIGHT) / (eye[2] - HOVER_HEIGHT)
+        hover = (np.array(placed.gripper) - share * eye[:2]) / (1 - share)
+        straight = math.dist(placed.gripper, placed.object_last) <= SUCCESS_DISTANCE
+        above += straight
+        assert straight or math.dist(hover, placed.object_last) <= SUCCESS_DISTANCE + 1e-9
+        assert np.less_equal(WORKSPACE_LOW, placed.gripper).all()
+        assert np.less_equal(placed.gripper, WORKSPACE_HIGH).all()
+    assert 0.15 < above / 300 < 0.4
 
 
 def test_placements_are_what_their_category_says() -> None:
@@ -113,10 +134,6 @@ def test_placements_are_what_their_category_says() -> None:
         assert outside.gripper and outside.object_last
         assert within(outside.gripper, 0.0) and within(outside.object_last, AROUND)
         assert not within(outside.object_last, -OBJECT_MARGIN)
-        higher = draw("height", random)
-        assert higher.gripper and higher.object_last
-        assert math.dist(higher.gripper, higher.object_last) <= SUCCESS_DISTANCE
-        assert HEIGHTS[0] <= higher.height <= HEIGHTS[1]
 
 
 def within(point: tuple[float, float], margin: float) -> bool:

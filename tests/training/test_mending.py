@@ -15,10 +15,11 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
+from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.audit.search import Searched
 from vinoreward_training.cli import main
-from vinoreward_training.data.dataset import load_dataset
+from vinoreward_training.data.dataset import load_dataset, split_by_episode
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.mending import CATEGORY, Labelled, joined, judged, read_all, surely_fewer
@@ -115,7 +116,12 @@ def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
     )
     found = judged(shipped, shipped, audits, dataset, kept)  # type: ignore[arg-type]
     assert [row["worse"] for row in found.rows] == [False, False, False, worse]
-    assert found.rows[0]["before"] == found.rows[0]["after"] > 0.9
+    test = split_by_episode(dataset)[2]
+    success = dataset.images[test[dataset.labels[test] == 1]]
+    with Classifier(shipped, precision="fp32") as classifier:
+        judged_ones = classifier.judge(success)
+        recall = (judged_ones.probability >= np.float32(classifier.threshold)).mean()
+    assert found.rows[0]["before"] == found.rows[0]["after"] == pytest.approx(recall)
     assert ("dead-camera" in " ".join(found.worse)) is worse
 
 

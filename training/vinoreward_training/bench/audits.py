@@ -38,7 +38,7 @@ from vinoreward_training.labelling.labels import LABELS, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.mending import run as mend
 
-POSES = 1200
+POSES = 1600
 """Pictures that a classifier learns the arm's pose from, half of each label."""
 SHOWN = 200
 """Pictures that the audit of it gets."""

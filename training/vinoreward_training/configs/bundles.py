@@ -512,13 +512,13 @@ class MendConfig:
     """Folders with a labels.jsonl of vinoreward label: runs, captures, findings of an audit."""
     out: Path = Path("runs/mended")
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
-    replay: int = 6000
+    replay: int = 12000
     """At most so many of the old training images are used."""
-    share: float = 0.3
+    share: float = 0.4
     """Share of the images in a training step that are labelled ones."""
     epochs: int = 1
     """Passes over as many images as are used."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 2e-4
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
     target_fpr: float | None = None
     """False-positive rate of the threshold, with 95 % confidence. Default: the threshold keeps the
