@@ -425,6 +425,7 @@ def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack
         wrap_bundle=not own,
         truth=config.truth,
         truth_key=config.truth_key,
+        accept_foreign_pictures=True,  # whether it suits these is what an audit finds out
         **source,  # type: ignore[arg-type]
     )
     closing.callback(env.close)
