@@ -10,7 +10,7 @@ import pytest
 
 from vinoreward import FalseClaimAlarm, PrecisionBound, RateAlarm, TrustMonitor
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.trust import Ended
+from vinoreward.rewards.trust import Ended, OddPictures
 
 ALPHA = 0.05
 
@@ -74,7 +74,7 @@ HONEST = Ended(claimed=True, true=True, odd=False, length=4)
     ("test", "ended", "said"),
     [
         ("false", Ended(True, False, False, 4), "of the last .* claimed successes are false"),
-        ("odd", Ended(True, True, True, 4), "a picture unlike those"),
+        ("odd", Ended(True, True, True, 4), "unlike all"),
         ("early", Ended(True, True, False, 2), "claim before step 3, where no success"),
     ],
 )
@@ -134,3 +134,18 @@ def test_labels_raise_an_alarm_once_until_the_bound_recovers() -> None:
 def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         TrustMonitor(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_episode_is_odd_where_a_tenth_of_its_pictures_are() -> None:
+    def many(*strange: float) -> bool | None:
+        seen = OddPictures()
+        for one in strange:
+            seen.add({"reward_ood": one, "is_success": False})
+        return seen.many
+
+    assert many() is None and many(1.0) is False and many(1.01) is True
+    assert many(2.0, *[0.1] * 9) is True and many(2.0, *[0.1] * 10) is False
+    assert many(*[0.1] * 180, *[3.0] * 20) is True
+    blind = OddPictures()
+    blind.add({"is_success": True})
+    assert blind.many is None

@@ -8,8 +8,9 @@ recorded training can be replayed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ TITLES = {
     "precision": "labelled claims",
 }
 """What each test is called in a report."""
+ODD_SHARE = 0.1
+"""Share of an episode's pictures that are odd where the episode is: a guard that was calibrated on
+a few pictures of each episode may find one of hundreds odd by chance."""
 PRECISION = 0.9
 """Share of the claims that must be successes, as far as people have labelled them."""
 
@@ -39,9 +43,28 @@ class Ended:
     true: float | None = None
     """Whether it was one."""
     odd: float | None = None
-    """Whether the guard found any picture of it odd."""
+    """Whether a tenth or more of its pictures were odd to the guard, see :class:`OddPictures`."""
     length: int | None = None
     """Its steps."""
+
+
+@dataclass
+class OddPictures:
+    """Counts the pictures of an episode that a guard finds odd."""
+
+    looked: int = 0
+    odd: int = 0
+
+    def add(self, info: Mapping[str, Any]) -> None:
+        """Take a step's ``info``."""
+        if "reward_ood" in info:
+            self.looked += 1
+            self.odd += bool(info["reward_ood"] > 1.0)
+
+    @property
+    def many(self) -> bool | None:
+        """Whether a share of ``ODD_SHARE`` or more is odd; None where no guard looked."""
+        return None if self.looked == 0 else 0 < self.odd >= ODD_SHARE * self.looked
 
 
 @dataclass(frozen=True)
@@ -62,7 +85,7 @@ class TrustMonitor:
     Each test runs only where what it needs is known:
 
     - ``false``: claims that are no true successes. Needs the truth.
-    - ``odd``: episodes with a picture that the bundle's guard finds odd. Needs a guard.
+    - ``odd``: episodes of which a tenth or more is odd to the bundle's guard. Needs a guard.
     - ``earliest``: claims before this step of an episode, where no success is possible yet. Needs
       you to know that step.
     - labels of people, see :meth:`labelled`. Needs a random sample of the claims.
@@ -182,8 +205,8 @@ class TrustMonitor:
     def _odd(self) -> str:
         known = [one.odd for one in self._recent if one.odd is not None]
         return (
-            f"{sum(map(bool, known))} of the last {len(known)} episodes have a picture unlike "
-            "those that the classifier was trained on. Camera or light may have changed, or the "
+            f"{sum(map(bool, known))} of the last {len(known)} episodes show what is unlike "
+            "all that the classifier was trained on. Camera or light may have changed, or the "
             "policy has found where it sees nothing known: watch it (vinoreward play), and capture "
             "or label such pictures before going on"
         )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.success import Scores, Truth, claim_of
-from vinoreward.rewards.trust import TESTS, Alarm, Ended, TrustMonitor
+from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMonitor
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
 from vinoreward.wrappers.render_once import PICTURE, LastPictures, PictureInInfo, own_last
@@ -344,8 +344,8 @@ class ClaimedVsTrue(BaseCallback):
             :class:`~vinoreward.rewards.success.Truth`.
         window: episodes behind a logged rate, at least 1.
         alarm: tests whether claims are still true successes; None: no test.
-        odd_alarm: tests whether episodes with a picture that the bundle's guard finds odd become
-            too many, which needs no truth; None: no test.
+        odd_alarm: tests whether episodes of which a tenth or more is odd to the bundle's guard
+            become too many, which needs no truth; None: no test.
         earliest: tests whether claims come before this step of an episode, from 1, where no success
             is possible yet; needs lengths of episodes. None: no test.
         on_alarm: ``"tell"`` warns at the first alarm of each, ``"stop"`` ends the training at any.
@@ -375,15 +375,15 @@ class ClaimedVsTrue(BaseCallback):
         """What tests the episodes."""
         self.raised: dict[str, list[int]] = {test: [] for test in TESTS}
         """Steps of the training at which each test raised its alarm."""
-        self._odd: dict[int, bool] = {}
+        self._odd: dict[int, OddPictures] = {}
         self.window = window
         self.truth = Truth(truth_key)
         """Reads the truth; its ``key`` is the one in use."""
         self.episodes: list[Mapping[str, float | int | None]] = []
         """One row per finished episode: ``step`` (of the training, at its end), ``reward`` (its
         return) and ``length`` (None without a ``Monitor`` or a learned reward), ``claimed`` and
-        ``true``, and ``odd``: whether the guard found a picture of it odd (1, 0, or None where not
-        known)."""
+        ``true``, and ``odd``: whether a tenth of its pictures or more were odd to the guard (1, 0,
+        or None where not known)."""
         self._said = False
 
     @property
@@ -420,11 +420,10 @@ class ClaimedVsTrue(BaseCallback):
         ended = []
         before = self.alarm_count
         for number, info in enumerate(self.locals["infos"]):
-            if "reward_ood" in info:
-                self._odd[number] = self._odd.get(number, False) or bool(info["reward_ood"] > 1)
+            self._odd.setdefault(number, OddPictures()).add(info)
             if self.locals["dones"][number]:
                 ended.append(info)
-                self._note(info, self._odd.pop(number, None))
+                self._note(info, self._odd.pop(number).many)
         if ended:
             for name, value in self.rates().items():
                 self.logger.record(f"rollout/{name}_success", value)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from vinoreward.errors import ConfigError, InputError, VinorewardError
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.rewards.success import Truth, claim_of
+from vinoreward.rewards.trust import OddPictures
 from vinoreward.wrappers.true_success import TrueSuccess
 
 Array = npt.NDArray[Any]
@@ -211,7 +212,7 @@ class Episode:
     true_success: bool | None = None  # the simulator's verdict; None if there is none
     claimed_success: bool | None = None  # the learned reward's verdict; None if there is none
     score: float | None = None  # sum of the task's own rewards if they differ from the training's
-    odd: bool | None = None  # whether the guard found a picture of it odd; None without a guard
+    odd: bool | None = None  # whether many of its pictures were odd; None without a guard
 
 
 @dataclass
@@ -220,19 +221,19 @@ class EpisodeSum:
 
     reward: float = 0.0
     length: int = 0
-    odd: bool | None = None
+    pictures: OddPictures = field(default_factory=OddPictures)
 
     def add(self, reward: float, info: Mapping[str, Any]) -> None:
         """Add a step."""
         self.reward += float(reward)
         self.length += 1
-        if "reward_ood" in info:
-            self.odd = bool(self.odd) or bool(info["reward_ood"] > 1)
+        self.pictures.add(info)
 
     def finished(self, env: int, info: Mapping[str, Any], truth: Truth) -> Episode:
         """Return the episode that ended with a step of this ``info``."""
         score = None if info.get("score") is None else float(info["score"])
-        return Episode(env, self.reward, self.length, truth(info), claim_of(info), score, self.odd)
+        odd = self.pictures.many
+        return Episode(env, self.reward, self.length, truth(info), claim_of(info), score, odd)
 
 
 class Stepped(NamedTuple):
