@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
-from scipy.stats import beta
+from scipy.stats import beta, binomtest
 from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle, save_views_bundle
 
 from vinoreward.bundles.bundle import Bundle
@@ -32,7 +32,7 @@ from vinoreward_envs.constants import FIXED_OBJECT, WORKSPACE_HIGH, WORKSPACE_LO
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit.bands import BANDS, bands, nice_step
-from vinoreward_training.audit.battery import SHOWN, Battery, Row, faults
+from vinoreward_training.audit.battery import SHOWN, Battery, Row, faults, not_surely_above
 from vinoreward_training.audit.causes import Causes, Change
 from vinoreward_training.audit.command import audit
 from vinoreward_training.audit.pairs import PairRow
@@ -68,6 +68,19 @@ def write_folder(folder: Path, count: int = 40, *, success: int = 200, failure: 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_toy_bundle(tmp_path_factory.mktemp("audit") / "toy")
+
+
+@pytest.mark.parametrize("count", [0, 1, 101, 200, 3014])
+def test_a_rate_that_surely_misses_a_bar_is_above_it_with_its_whole_interval(count: int) -> None:
+    rate = not_surely_above(0.01, count)
+    claimed = round(rate * count)
+
+    def low(successes: int) -> float:
+        test = binomtest(successes, count, alternative="greater")
+        return float(test.proportion_ci(0.95, "exact").low)
+
+    assert rate <= 1 and (count == 0 or low(claimed) <= 0.01)
+    assert claimed == count or low(claimed + 1) > 0.01
 
 
 # --- the pictures that are shown ---------------------------------------------------------------

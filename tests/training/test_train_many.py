@@ -478,7 +478,7 @@ def test_the_callback_tells_of_odd_pictures_without_any_truth() -> None:
         DQN("MlpPolicy", envs, learning_starts=1000, seed=0, **arguments).learn(400, record)
         return record
 
-    with pytest.warns(UserWarning, match=r"of the last \d+ episodes have a picture unlike"):
+    with pytest.warns(UserWarning, match=r"of the last \d+ episodes show what is unlike all"):
         told = trained(30)
     flags = [row["odd"] for row in told.episodes]
     assert sum(flags[:58]) == 0 and len(set(zip(flags[60::2], flags[61::2], strict=False))) == 1

@@ -241,6 +241,14 @@ def dead_rows(
         found.dead[family] = int(wrong.sum()), len(wrong)
 
 
+def not_surely_above(bar: float, count: int) -> float:
+    """Return the largest rate in ``count`` pictures that does not surely miss a bar."""
+    claimed = 0
+    while claimed < count and clopper_pearson(claimed + 1, count, 0.95, "lower")[0] <= bar:
+        claimed += 1
+    return claimed / max(1, count)
+
+
 def faults(found: Battery) -> list[str]:
     """Return a sentence for each bar that is surely missed, false claims first."""
     sentences = []

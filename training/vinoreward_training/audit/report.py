@@ -17,6 +17,7 @@ from vinoreward_training.audit.battery import (
     KEPT,
     Battery,
     Row,
+    not_surely_above,
 )
 from vinoreward_training.audit.causes import LEAST_CLAIMS, STAY, Causes
 from vinoreward_training.audit.cheating import Cheating
@@ -71,12 +72,15 @@ class AuditReport:
 
     @property
     def measures(self) -> dict[str, tuple[float, float]]:
-        """What was measured, each with its bar: larger is worse."""
+        """What was measured, each with the largest value that does not surely miss its bar."""
         claimed, frames = self.battery.dead_total()
-        found = {"dead-camera frames claimed": (claimed / max(1, frames), DEAD_CLAIMED)}
+        bar = not_surely_above(DEAD_CLAIMED, frames)
+        found = {"dead-camera frames claimed": (claimed / max(1, frames), bar)}
         for row in self.battery.rows:
             name = f"failures claimed under {row.name}"
-            found[name] = row.rates.false_positive_rate, FALSELY_CLAIMED
+            failures = row.rates.false_positives + row.rates.true_negatives
+            bar = not_surely_above(FALSELY_CLAIMED, failures)
+            found[name] = row.rates.false_positive_rate, bar
         for change in self.causes.changes if self.causes is not None and self.causes.told else ():
             if not change.success:
                 name = f"claims that stay after this: {change.name}"
