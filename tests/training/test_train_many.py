@@ -484,7 +484,7 @@ def test_the_callback_tells_of_odd_pictures_without_any_truth() -> None:
     assert sum(flags[:58]) == 0 and len(set(zip(flags[60::2], flags[61::2], strict=False))) == 1
     assert sum(flags[60:62]) == 1, "of one environment"
     assert told.odd_alarms and 30 * 6 < told.odd_alarms[0] < 30 * 6 + 60 and not told.alarms
-    with pytest.warns(UserWarning, match="unlike those that the classifier was trained on"):
+    with pytest.warns(UserWarning, match="unlike all that the classifier was trained on"):
         stopped = trained(30, on_alarm="stop")
     assert stopped.episodes[-1]["step"] == stopped.odd_alarms[0] == told.odd_alarms[0]
     assert trained(None).odd_alarms == []
