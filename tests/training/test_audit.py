@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import onnx
 import pytest
+import tiny_network as tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -23,7 +24,7 @@ from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle, save_view
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import BundleSpec, Decision, View
+from vinoreward.bundles.schema import BundleSpec, Decision, Picture, View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.rewards.interventions import interventions_of
@@ -34,7 +35,7 @@ from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit.bands import BANDS, bands, nice_step
 from vinoreward_training.audit.battery import SHOWN, Battery, Row, faults, not_surely_above
 from vinoreward_training.audit.causes import Causes, Change
-from vinoreward_training.audit.command import audit
+from vinoreward_training.audit.command import audit, environment_of
 from vinoreward_training.audit.pairs import PairRow
 from vinoreward_training.audit.replays import Replays
 from vinoreward_training.audit.report import AuditReport, sections_of
@@ -81,6 +82,26 @@ def test_a_rate_that_surely_misses_a_bar_is_above_it_with_its_whole_interval(cou
 
     assert rate <= 1 and (count == 0 or low(claimed) <= 0.01)
     assert claimed == count or low(claimed + 1) > 0.01
+
+
+def test_a_policy_learns_from_a_bundle_of_pictures_from_elsewhere(tmp_path: Path) -> None:
+    """Whether it suits them is what an audit finds out."""
+    pytest.importorskip("pybullet")
+    size = (96, 128)
+    images = np.random.default_rng(0).integers(0, 256, (4, *size, 3), dtype=np.uint8)
+    weights = np.array([[0.0, -4.0], [0.0, 4.0], [0.0, 0.0]], np.float32)
+    spec = dataclasses.replace(
+        tiny.SPEC, picture=Picture(*size, mean=tiny.MEAN, std=tiny.STD), decision=Decision(0.5)
+    )
+    tiny.network(tmp_path / "m.onnx", weights=weights, size=size)
+    outputs = tiny.expected_logits(images, weights)
+    files = {"model.onnx": tmp_path / "m.onnx"}
+    saved = save_bundle(tmp_path / "foreign", spec, files, images, outputs, "# tiny")
+    config = AuditConfig(bundle=str(saved), data=tmp_path, env="PandaHover-v0")
+    with contextlib.ExitStack() as closing:
+        learning = environment_of(config, Bundle.load(saved), closing)["learning"]
+        learning.env.reset(seed=0)
+        assert "reward_prob" in learning.env.step(learning.env.action_space.sample())[-1]
 
 
 # --- the pictures that are shown ---------------------------------------------------------------
