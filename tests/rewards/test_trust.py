@@ -74,7 +74,7 @@ HONEST = Ended(claimed=True, true=True, odd=False, length=4)
     ("test", "ended", "said"),
     [
         ("false", Ended(True, False, False, 4), "of the last .* claimed successes are false"),
-        ("odd", Ended(True, True, True, 4), "unlike all"),
+        ("odd", Ended(True, True, True, 4), "unlike those of"),
         ("early", Ended(True, True, False, 2), "claim before step 3, where no success"),
     ],
 )

@@ -236,7 +236,7 @@ def acted(out: Path, *more: str) -> int:
     ("kwargs", "more", "said"),
     [
         (("true", "False"), (), "claimed successes are false"),
-        (("true", "True", "odd", "True"), (), "unlike all"),
+        (("true", "True", "odd", "True"), (), "unlike those of"),
         (("true", "True"), ("--earliest-success", "5"), "before step 5"),
     ],
 )

@@ -478,13 +478,13 @@ def test_the_callback_tells_of_odd_pictures_without_any_truth() -> None:
         DQN("MlpPolicy", envs, learning_starts=1000, seed=0, **arguments).learn(400, record)
         return record
 
-    with pytest.warns(UserWarning, match=r"of the last \d+ episodes show what is unlike all"):
+    with pytest.warns(UserWarning, match=r"of the last \d+ episodes show pictures unlike"):
         told = trained(30)
     flags = [row["odd"] for row in told.episodes]
     assert sum(flags[:58]) == 0 and len(set(zip(flags[60::2], flags[61::2], strict=False))) == 1
     assert sum(flags[60:62]) == 1, "of one environment"
     assert told.odd_alarms and 30 * 6 < told.odd_alarms[0] < 30 * 6 + 60 and not told.alarms
-    with pytest.warns(UserWarning, match="unlike all that the classifier was trained on"):
+    with pytest.warns(UserWarning, match="unlike those of the classifier.s training"):
         stopped = trained(30, on_alarm="stop")
     assert stopped.episodes[-1]["step"] == stopped.odd_alarms[0] == told.odd_alarms[0]
     assert trained(None).odd_alarms == []

@@ -205,8 +205,8 @@ class TrustMonitor:
     def _odd(self) -> str:
         known = [one.odd for one in self._recent if one.odd is not None]
         return (
-            f"{sum(map(bool, known))} of the last {len(known)} episodes show what is unlike "
-            "all that the classifier was trained on. Camera or light may have changed, or the "
+            f"{sum(map(bool, known))} of the last {len(known)} episodes show pictures "
+            "unlike those of the classifier's training. Camera or light may have changed, or the "
             "policy has found where it sees nothing known: watch it (vinoreward play), and capture "
             "or label such pictures before going on"
         )

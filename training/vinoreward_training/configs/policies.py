@@ -69,9 +69,10 @@ class TrainConfig:
     guard: it does not count (withhold), a warning, an error, or ignore: nothing looks for it."""
     on_alarm: Literal["tell", "pause", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
-    environment tells), show much that the guard finds odd, or end before --earliest-success,
-    or surely too few of the labelled claims are successes: tell; pause, too, until Enter is pressed
-    or a file named continue appears in the run's folder; stop (go on with --resume); or off."""
+    environment tells), show a tenth of their images odd to the guard, or end before
+    --earliest-success, or surely too few of the labelled claims are successes: tell; pause, too,
+    until Enter is pressed or a file named continue appears in the run's folder; stop (go on with
+    --resume); or off."""
     earliest_success: int | None = None
     """First step of an episode at which a success is possible: an alarm for claims before it. None:
     no such alarm."""
@@ -238,8 +239,8 @@ class ActorsConfig:
     file.py:function. It gets the environment inside all wrappers and returns True or False."""
     on_alarm: Literal["tell", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
-    environment tells), show much that the guard finds odd, or end before --earliest-success:
-    tell, stop (go on with --resume), or off."""
+    environment tells), show a tenth of their images odd to the guard, or end before
+    --earliest-success: tell, stop (go on with --resume), or off."""
     earliest_success: int | None = None
     """First step of an episode at which a success is possible: an alarm for claims before it. None:
     no such alarm."""
