@@ -160,6 +160,26 @@ def test_pictures_of_any_size(size: tuple[int, int]) -> None:
     assert (guard.odd(np.full((1, *size, 3), 200, np.uint8)) > 1).all()
 
 
+@given(
+    height=st.integers(1, 60),
+    width=st.integers(1, 60),
+    place=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    channel=st.integers(0, 2),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_new_colour_counts_in_each_channel_of_each_pixel(
+    height: int, width: int, place: tuple[float, float], channel: int
+) -> None:
+    """Pictures are uniform, so that one pixel is all that is strange; the last one too."""
+    grey = np.full((60, height, width, 3), 100, np.uint8)
+    guard = PictureGuard.fit(grey, grey, np.arange(60))
+    pixel = round(place[0] * (height - 1)), round(place[1] * (width - 1))
+    changed = grey[:1].copy()
+    changed[0, pixel[0], pixel[1], channel] = 200
+    assert guard.odd(grey[:1])[0] == 0.0
+    assert guard.odd(changed)[0] > 0.0
+
+
 def test_what_it_cannot_learn_from(guard: PictureGuard) -> None:
     few = LEAST_EPISODES - 1
     with pytest.raises(InputError, match=f"of {few} episodes.*at least {LEAST_EPISODES}"):

@@ -260,7 +260,7 @@ class _Places:
         down, across = min(_CELLS[0], rows), min(_CELLS[1], columns)
         self.count = down * across
         place = _cell(down, rows)[:, None] * across + _cell(across, columns)
-        self._offset = (place * _COLOURS).astype(np.int32)
+        self._offset = (place * _COLOURS).astype(np.uint32)
         self._down, self._across = _means(down, rows), _means(across, columns).T.copy()
         # Every pixel of some rows: what blurs or adds noise does so between neighbours.
         self._rows = max(1, height // _SIDE)
@@ -270,13 +270,19 @@ class _Places:
         self._rough_down = _means(down, rows)
         self._rough_across = _means(across, columns).T.copy()
 
-    def colours(self, images: Images) -> NDArray[np.int32]:
+    def colours(self, images: Images) -> NDArray[np.uint32]:
         """Return the number of each looked-at pixel's colour and place, ``(N, rows, columns)``."""
-        pixels = images[:, :: self._step, :: self._step]
-        number = (pixels[..., 0] >> 5).astype(np.int32)
-        for channel in (1, 2):  # shifts: the quickest of several ways
-            number <<= 3
-            number |= pixels[..., channel] >> 5
+        count, height, width, channels = images.shape
+        # Four bytes from each pixel on, of which the last is masked, are one number: three times as
+        # fast as channel by channel. The last pixel of all has no fourth byte.
+        flat = np.zeros(images.size + 1, np.uint8)
+        flat[:-1] = images.reshape(-1)
+        across = channels * self._step
+        strides = (channels * height * width, width * across, across)
+        pixels = np.ndarray((count, *self._offset.shape), "<u4", flat, 0, strides)
+        number: NDArray[np.uint32] = pixels & np.uint32(0xE0E0E0)
+        number *= 0x400801  # three bits of each channel, side by side from bit 21
+        number >>= 21
         number += self._offset
         return number
 
@@ -290,7 +296,10 @@ class _Places:
         green = images[:, :: self._rows, :, 1].astype(np.int16)
         if not self.rough_count:
             return np.zeros((len(images), 0), np.float32)
-        bend = np.abs(2 * green[:, :, 1:-1] - green[:, :, 2:] - green[:, :, :-2])
+        bend = 2 * green[:, :, 1:-1]
+        bend -= green[:, :, 2:]
+        bend -= green[:, :, :-2]
+        np.abs(bend, out=bend)
         means = np.matmul(np.matmul(self._rough_down, bend.astype(np.float32)), self._rough_across)
         return np.asarray(np.log1p(means.reshape(len(images), self.rough_count)))
 
