@@ -612,7 +612,7 @@ def test_a_classifier_of_the_arms_pose_alone_is_caught(tmp_path: Path) -> None:
     (data / "dataset.json").write_text(json.dumps(about))
     made = save_linear_bundle(tmp_path / "posed", load_dataset(data))
     env = PandaHoverEnv(backend="oracle", bundle=made, render_mode="rgb_array")
-    report = audit(made, data, env=env, frames=30, dead=22, seed=1)
+    report = audit(made, data, env=env, frames=30, dead=22, states=256, seed=1)
     env.close()
     assert report.causes is not None
     stay = {one.name: one.stay / one.claimed for one in report.causes.changes}

@@ -40,6 +40,9 @@ RANDOM = (120, 240, 480)
 OLD = 3000
 """Pictures of the old camera, which are replayed."""
 FRESH = 4000
+EPOCHS = 4
+"""Of each training. Another camera asks for more than what ``vinoreward mend`` does by default."""
+LEARNING_RATE = 5e-4
 FALSE_RATE = 0.01
 
 Images = npt.NDArray[np.uint8]
@@ -159,7 +162,13 @@ def _refitted(start: Bundle, task: Task, known: Sequence[int] | Labels, name: st
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     config = MendConfig(
-        bundle=str(start.path), data=task.folder / "old", labels=(), out=out, seed=task.seed
+        bundle=str(start.path),
+        data=task.folder / "old",
+        labels=(),
+        epochs=EPOCHS,
+        learning_rate=LEARNING_RATE,
+        out=out,
+        seed=task.seed,
     )
     return refit(config, start, task.old, labelled, out)
 
