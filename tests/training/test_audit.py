@@ -7,6 +7,7 @@ import dataclasses
 import html
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -343,6 +344,33 @@ def test_the_command_reports_how_it_was_fooled(
     assert html.escape(report["verdict"]) in page and page.count("<img") == 2
     assert main(words) == 1, "an audit is not overwritten"
     assert "already holds an audit" in capsys.readouterr().err
+
+
+def test_a_card_says_what_the_last_audit_found(bundle: Bundle, tmp_path: Path) -> None:
+    """What else the card says stays, and the bundle is the same to whoever loads it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle.path, copy)
+    (copy / "README.md").write_text("# mine\n\nWords.\n\n## In INT8\n\n- flips: 0\n")
+    data = write_folder(tmp_path / "data")
+    words = ["audit", "--bundle", str(copy), "--data", str(data), "--dead-frames", "22", "--card"]
+    for number in range(2):
+        out = tmp_path / f"audit{number}"
+        assert main([*words, "--seed", str(number), "--out", str(out)]) == 3
+    card = (copy / "README.md").read_text()
+    assert card.startswith(
+        "# mine\n\nWords.\n\n## In INT8\n\n- flips: 0\n\n## Audit\n\n**toy-corridor fails"
+    )
+    assert card.count("## Audit") == 1 and "seed 1" in card and "seed 0" not in card
+    assert "of 22 frames are claimed" in card and "toy-corridor fails: " in card
+    (copy / "README.md").write_text(card + "\n## Mine\n\nLast.\n")
+    assert main([*words, "--out", str(tmp_path / "audit2")]) == 3
+    assert (copy / "README.md").read_text().endswith("\n\n## Mine\n\nLast.\n")
+    assert Bundle.load(copy).spec == bundle.spec
+    (tmp_path / "card.md").write_text(card)
+    (copy / "README.md").unlink()
+    (copy / "README.md").symlink_to(tmp_path / "card.md")
+    assert main([*words, "--out", str(tmp_path / "audit3")]) == 1
+    assert (tmp_path / "card.md").read_text() == card and not (tmp_path / "audit3").exists()
 
 
 def test_a_seed_gives_the_same_audit(bundle: Bundle, tmp_path: Path) -> None:

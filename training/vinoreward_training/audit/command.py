@@ -36,6 +36,7 @@ from vinoreward_training.audit.battery import (
     look,
     shift_rows,
 )
+from vinoreward_training.audit.card import own_card, write_card
 from vinoreward_training.audit.causes import STAY, Causes, remove_causes
 from vinoreward_training.audit.cheating import Cheating, learn
 from vinoreward_training.audit.pairs import PairRow, pair_rows
@@ -313,6 +314,8 @@ def run(config: AuditConfig) -> int:
         raise ConfigError(
             f"{out} already holds an audit. Expected a new folder; choose another with --out."
         )
+    if config.card:
+        own_card(bundle.path)
     with contextlib.ExitStack() as closing:
         report = audit(
             bundle,
@@ -340,6 +343,8 @@ def run(config: AuditConfig) -> int:
     print("\n".join(report.notes))
     print(report.verdict)
     print(f"report {out / 'report.html'}")
+    if config.card:
+        print(f"card {write_card(bundle.path, report, config)}")
     if report.battery.fooled:
         line = command("label", "--data", out / FINDINGS, "--bundle", config.bundle)
         print(f"next: {line}")

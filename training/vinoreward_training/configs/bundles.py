@@ -474,6 +474,8 @@ class AuditConfig:
     """The environment's image: render, obs or obs:KEY."""
     out: Path | None = None
     """New folder for the report; default: runs/NAME-audit."""
+    card: bool = False
+    """Write what was found into the bundle's model card, README.md, too."""
     success_label: str = "success"
     """Label or sub-folder of the successes."""
     backend: str = "openvino"

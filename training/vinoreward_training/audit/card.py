@@ -1,0 +1,77 @@
+"""What an audit found, as a section of the bundle's model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vinoreward.bundles.save import card_of
+from vinoreward.errors import BundleError
+from vinoreward.files import write_text
+from vinoreward_training.audit.report import NOT_CHECKED, AuditReport
+from vinoreward_training.configs import AuditConfig
+from vinoreward_training.runs.report import bullets, markdown_table
+
+TITLE = "## Audit"
+
+
+def own_card(folder: Path) -> Path:
+    """Return the path of a bundle's card; BundleError if it is a link."""
+    path = folder / "README.md"
+    if path.is_symlink():
+        raise BundleError(
+            f"{path} is a link to {path.resolve()}. Expected a card of the bundle's own; copy the "
+            "bundle to write an audit into its card."
+        )
+    return path
+
+
+def write_card(folder: Path, report: AuditReport, config: AuditConfig) -> Path:
+    """Write the section in place of an earlier one; return the card's path.
+
+    BundleError if the card is a link, or cannot be read.
+    """
+    path = own_card(folder)
+    before, _, rest = (card_of(folder) or f"# {report.bundle}\n").partition(f"\n{TITLE}\n")
+    later = rest.partition("\n## ")
+    after = f"\n\n## {later[2].strip()}" if later[1] else ""
+    write_text(path, f"{before.rstrip()}\n\n{TITLE}\n\n{_section(report, config)}{after}\n")
+    return path
+
+
+def _section(report: AuditReport, config: AuditConfig) -> str:
+    clean, *shifts = report.battery.rows
+    claimed, frames = report.battery.dead_total()
+    worst = max(shifts, key=lambda row: row.rates.false_positives)
+    failures = sum(row.rates.false_positives + row.rates.true_negatives for row in shifts)
+    facts: dict[str, object] = {
+        "made by": "`vinoreward audit`"
+        + (f" in {config.env}" if config.env else " without an environment")
+        + f", seed {config.seed}, precision {config.precision}",
+        "clean pictures": f"recall {clean.rates.recall:.1%}, false claims "
+        f"{clean.rates.false_positives} of "
+        f"{clean.rates.false_positives + clean.rates.true_negatives}"
+        + ("" if clean.withheld is None else f"; {clean.withheld} are odd to the guard"),
+        "dead cameras": f"{claimed} of {frames} frames are claimed",
+        f"{len(shifts)} shifts": f"{sum(row.rates.false_positives for row in shifts)} of "
+        f"{failures} failures are claimed, most under {worst.name}: {worst.rates.false_positives}",
+    }
+    if report.causes is not None:
+        facts |= {
+            f"claims after this: {one.name}": f"{one.stay} of {one.claimed} stay"
+            for one in report.causes.changes
+        }
+    facts |= {
+        f"search, {one.space}": f"{one.claimed} of {one.failures} failures are claimed, area "
+        f"{one.area()}"
+        for one in report.searched
+    }
+    rows = [{**row, "rate at most": f"{row['rate at most']:.2%}"} for row in report.bands]
+    parts = [
+        f"**{report.verdict}**",
+        "\n".join(f"- {fault}" for fault in report.faults),
+        bullets(facts),
+        "False claims on clean pictures, by kind of failure and by distance:",
+        markdown_table(rows),
+        "\n".join([*report.notes, NOT_CHECKED]),
+    ]
+    return "\n\n".join(part for part in parts if part)
