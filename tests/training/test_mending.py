@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from vinoreward.bundles.bundle import Bundle
@@ -16,13 +19,21 @@ from vinoreward.bundles.locate import find
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.audit.report import AuditReport
+from vinoreward_training.audit.report import AuditReport, Measure
 from vinoreward_training.audit.search import Searched
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
-from vinoreward_training.mending import CATEGORY, Labelled, joined, judged, read_all, surely_fewer
+from vinoreward_training.mending import (
+    CATEGORY,
+    Labelled,
+    joined,
+    judged,
+    read_all,
+    surely_fewer,
+    surely_worse,
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +105,7 @@ def test_labelled_pictures_are_episodes_of_their_own(hover: Path) -> None:
 class Measured:
     """What judged() reads of an audit."""
 
-    measures: dict[str, tuple[float, float]]
+    measures: dict[str, Measure]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +123,8 @@ def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
     dataset = load_dataset(hover)
     kept = Labelled(noise(12), np.zeros(12, np.int64), np.arange(12) > 3, "")
     audits = tuple(
-        Measured({"dead-camera frames claimed": (one, 0.001)}) for one in (before, after)
+        Measured({"dead-camera frames claimed": Measure(one, 0.001, 20000)})
+        for one in (before, after)
     )
     found = judged(shipped, shipped, audits, dataset, kept)  # type: ignore[arg-type]
     assert [row["worse"] for row in found.rows] == [False, False, False, worse]
@@ -140,7 +152,30 @@ def test_a_search_gives_its_area_as_a_measure() -> None:
 
     one = Searched("object removed", (), plane=2e-4, cell=1e-4)
     report = AuditReport("toy", (), "", Battery(), [], searched=(one,))
-    assert report.measures["area claimed in the space 'object removed'"] == (2e-4, 1e-4)
+    assert report.measures["area claimed in the space 'object removed'"] == Measure(2e-4, 1e-4)
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_share_is_worse_only_where_chance_does_not_explain_it(
+    old_of: int, new_of: int, data: st.DataObject
+) -> None:
+    """The oracle is the binomial sum itself."""
+    old, new = data.draw(st.integers(0, old_of)), data.draw(st.integers(0, new_of))
+    p = new_of / (old_of + new_of)
+    chance = sum(
+        math.comb(old + new, k) * p**k * (1 - p) ** (old + new - k)
+        for k in range(new, old + new + 1)
+    )
+    found = surely_worse(Measure(old / old_of, 0.0, old_of), Measure(new / new_of, 0.0, new_of))
+    assert found == (new / new_of > old / old_of and chance < 0.05)
+
+
+def test_an_area_is_worse_where_it_is_larger() -> None:
+    """A search of the same states finds it or not; there is no chance in that."""
+    small, large = Measure(1e-4, 2e-4), Measure(3e-4, 2e-4)
+    assert surely_worse(small, large) and not surely_worse(large, small)
+    assert not surely_worse(Measure(0.0, 2e-4), small), "within the bar"
 
 
 # --- the command -------------------------------------------------------------------------------

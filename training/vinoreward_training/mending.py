@@ -22,7 +22,7 @@ from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.battery import look
 from vinoreward_training.audit.command import audit, environment_of
-from vinoreward_training.audit.report import AuditReport
+from vinoreward_training.audit.report import AuditReport, Measure
 from vinoreward_training.classifier.finetune import enough
 from vinoreward_training.classifier.guard import of_rooms
 from vinoreward_training.configs import AuditConfig, FinetuneConfig, MendConfig
@@ -214,7 +214,7 @@ def judged(
     test = split_by_episode(dataset)[2]
     success = dataset.labels[test] == 1
     kept = ~labelled.train
-    claims, rates = [], []
+    claims, false_claims, rates = [], [], []
     for bundle in (old, new):
         with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
             paid = look(classifier, dataset.images[test]).paid
@@ -223,20 +223,41 @@ def judged(
                 right = look(classifier, labelled.images[kept]).paid == labelled.labels[kept]
         wrong = float((~right).mean()) if len(right) else 0.0
         claims.append(paid[success])
+        false_claims.append(paid[~success])
         rates.append((float(paid[success].mean()), float(paid[~success].mean()), wrong))
     (recall, false, missed), (recall_new, false_new, missed_new) = rates
     lost = recall_new < recall - LOST_RECALL and surely_fewer(claims[0], claims[1])
     target = float((new.spec.decision.chosen_for if new.spec.decision else {})["target_fpr"])
+    more = false_new > max(false, target) and surely_fewer(false_claims[1], false_claims[0])
     rows = [
         _row("recall on the test part", recall, recall_new, lost),
-        _row("false claims on the test part", false, false_new, false_new > max(false, target)),
+        _row("false claims on the test part", false, false_new, more),
         _row("labels kept back that it gets wrong", missed, missed_new, missed_new > missed),
     ]
     before, after = (report.measures for report in audits)
-    for name, (value, bar) in after.items():
-        first = before[name][0]
-        rows.append(_row(name, first, value, value > max(first, bar)))
+    rows += [
+        _row(name, before[name].value, one.value, surely_worse(before[name], one))
+        for name, one in after.items()
+    ]
     return Judgement(rows)
+
+
+def surely_worse(before: Measure, after: Measure) -> bool:
+    """Return whether a measure is beyond its bar, and worse than before by more than chance.
+
+    An area is what a search found. Of shares: given how many claims both audits have in all, a
+    one-sided binomial test at 5 % of how many the second has.
+    """
+    if after.value <= max(before.value, after.bar):
+        return False
+    if not after.of or not before.of:
+        return True
+    from scipy.stats import binomtest
+
+    counts = [round(one.value * one.of) for one in (after, before)]
+    share = after.of / (after.of + before.of)
+    test = binomtest(counts[0], sum(counts), share, alternative="greater")
+    return bool(test.pvalue < 0.05)
 
 
 def surely_fewer(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> bool:

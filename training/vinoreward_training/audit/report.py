@@ -37,6 +37,22 @@ CAUSE_UNKNOWN = "whether claims depend on their cause is not known"
 
 
 @dataclass(frozen=True)
+class Measure:
+    """A value that is better the lower it is."""
+
+    value: float
+    """A share of ``of``, or an area in the square of a space's unit."""
+    bar: float
+    """The largest value that is no fault."""
+    of: int = 0
+    """Pictures or claims that a share is of; 0 for an area."""
+
+
+def _share(count: int, of: int, bar: float) -> Measure:
+    return Measure(count / max(1, of), not_surely_above(bar, of), of)
+
+
+@dataclass(frozen=True)
 class AuditReport:
     """What an audit found."""
 
@@ -71,22 +87,22 @@ class AuditReport:
         return removed or replayed or any(row.claimed >= LEAST_CLAIMS for row in self.pairs)
 
     @property
-    def measures(self) -> dict[str, tuple[float, float]]:
+    def measures(self) -> dict[str, Measure]:
         """What was measured, each with the largest value that does not surely miss its bar."""
         claimed, frames = self.battery.dead_total()
-        bar = not_surely_above(DEAD_CLAIMED, frames)
-        found = {"dead-camera frames claimed": (claimed / max(1, frames), bar)}
+        found = {"dead-camera frames claimed": _share(claimed, frames, DEAD_CLAIMED)}
         for row in self.battery.rows:
-            name = f"failures claimed under {row.name}"
             failures = row.rates.false_positives + row.rates.true_negatives
-            bar = not_surely_above(FALSELY_CLAIMED, failures)
-            found[name] = row.rates.false_positive_rate, bar
+            found[f"failures claimed under {row.name}"] = _share(
+                row.rates.false_positives, failures, FALSELY_CLAIMED
+            )
         for change in self.causes.changes if self.causes is not None and self.causes.told else ():
             if not change.success:
                 name = f"claims that stay after this: {change.name}"
-                found[name] = change.stay / max(1, change.claimed), STAY
+                share = change.stay / max(1, change.claimed)
+                found[name] = Measure(share, STAY, change.claimed)
         for one in self.searched:
-            found[f"area claimed in the space {one.space!r}"] = one.plane, one.cell
+            found[f"area claimed in the space {one.space!r}"] = Measure(one.plane, one.cell)
         return found
 
     @property
