@@ -24,7 +24,7 @@ from scipy.stats import beta, binomtest
 from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle, save_views_bundle
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.save import MAX_CARD_BYTES, save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Picture, View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
@@ -360,12 +360,18 @@ def test_a_card_says_what_the_last_audit_found(bundle: Bundle, tmp_path: Path) -
     assert card.startswith(
         "# mine\n\nWords.\n\n## In INT8\n\n- flips: 0\n\n## Audit\n\n**toy-corridor fails"
     )
-    assert card.count("## Audit") == 1 and "seed 1" in card and "seed 0" not in card
+    assert card.count("## Audit") == 1 and "seed 1, FP32" in card and "seed 0" not in card
     assert "of 22 frames are claimed" in card and "toy-corridor fails: " in card
     (copy / "README.md").write_text(card + "\n## Mine\n\nLast.\n")
     assert main([*words, "--out", str(tmp_path / "audit2")]) == 3
     assert (copy / "README.md").read_text().endswith("\n\n## Mine\n\nLast.\n")
     assert Bundle.load(copy).spec == bundle.spec
+    (copy / "README.md").write_bytes(card.replace("\n", "\r\n").encode())  # as some editors save
+    assert main([*words, "--out", str(tmp_path / "audit4")]) == 3
+    assert (copy / "README.md").read_text().count("## Audit") == 1
+    (copy / "README.md").write_text("x" * (MAX_CARD_BYTES + 1))
+    assert main([*words, "--out", str(tmp_path / "audit5")]) == 1
+    assert not (tmp_path / "audit5").exists(), "refused before the audit, not after it"
     (tmp_path / "card.md").write_text(card)
     (copy / "README.md").unlink()
     (copy / "README.md").symlink_to(tmp_path / "card.md")

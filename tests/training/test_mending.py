@@ -137,6 +137,18 @@ def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
     assert ("dead-camera" in " ".join(found.worse)) is worse
 
 
+def test_a_new_bundle_that_claims_failures_is_refused(hover: Path, shipped: Bundle) -> None:
+    """And not the other way round: fewer false claims are no fault."""
+    assert shipped.spec.decision is not None
+    lax = dataclasses.replace(shipped.spec.decision, threshold=1e-6, exit_threshold=None)
+    careless = dataclasses.replace(shipped, spec=dataclasses.replace(shipped.spec, decision=lax))
+    kept = Labelled(noise(12), np.zeros(12, np.int64), np.ones(12, np.bool_), "")
+    audits = Measured({}), Measured({})
+    for old, new, worse in ((shipped, careless, True), (careless, shipped, False)):
+        found = judged(old, new, audits, load_dataset(hover), kept)  # type: ignore[arg-type]
+        assert ("false claims on the test part" in " ".join(found.worse)) is worse, found.rows
+
+
 def test_claims_are_fewer_only_where_chance_does_not_explain_it() -> None:
     before = np.ones(400, np.bool_)
     few, many, mixed = before.copy(), before.copy(), before.copy()

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
-from vinoreward_training.runs.report import Section, shown, write_report
+from vinoreward_training.runs.report import Section, markdown, shown, write_report
 
 
 class Reader(HTMLParser):
@@ -70,6 +70,15 @@ def test_text_is_escaped_everywhere(tmp_path: Path) -> None:
 )
 def test_shown(value: object, text: str) -> None:
     assert shown(value) == text
+
+
+def test_names_from_data_stay_text_in_a_model_card() -> None:
+    """A category of a stranger's table may look like a border, or like HTML."""
+    name = "<img src='http://there/x.png'> | 0 |"
+    card = markdown("mine", "Words.", [Section("Counts", facts={name: 1}, rows=[{"kind": name}])])
+    assert "<img" not in card
+    assert card.count("&lt;img src='http://there/x.png'> \\| 0 \\|") == 2
+    assert "<0.5 %" in markdown("mine", "", [Section("Bound", facts={"rate": "<0.5 %"})])
 
 
 def test_a_missing_picture_and_one_no_browser_shows_are_refused(tmp_path: Path) -> None:

@@ -11,34 +11,38 @@ from vinoreward_training.audit.report import NOT_CHECKED, AuditReport
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.runs.report import bullets, markdown_table
 
+CARD = "README.md"
 TITLE = "## Audit"
 
 
-def own_card(folder: Path) -> Path:
-    """Return the path of a bundle's card; BundleError if it is a link."""
-    path = folder / "README.md"
+def own_card(folder: Path) -> str:
+    """Return the card of a bundle, empty without one.
+
+    BundleError if it is a link, as what that points to is not ours to change, or cannot be read.
+    """
+    path = folder / CARD
     if path.is_symlink():
         raise BundleError(
             f"{path} is a link to {path.resolve()}. Expected a card of the bundle's own; copy the "
             "bundle to write an audit into its card."
         )
-    return path
+    return (card_of(folder) or "").replace("\r\n", "\n")
 
 
-def write_card(folder: Path, report: AuditReport, config: AuditConfig) -> Path:
+def write_card(folder: Path, report: AuditReport, config: AuditConfig, precision: str) -> Path:
     """Write the section in place of an earlier one; return the card's path.
 
-    BundleError if the card is a link, or cannot be read.
+    ``precision`` is what the network ran in. Errors are those of :func:`own_card`.
     """
-    path = own_card(folder)
-    before, _, rest = (card_of(folder) or f"# {report.bundle}\n").partition(f"\n{TITLE}\n")
-    later = rest.partition("\n## ")
-    after = f"\n\n## {later[2].strip()}" if later[1] else ""
-    write_text(path, f"{before.rstrip()}\n\n{TITLE}\n\n{_section(report, config)}{after}\n")
-    return path
+    before, _, rest = (own_card(folder) or f"# {report.bundle}\n").partition(f"\n{TITLE}\n")
+    _, others, later = rest.partition("\n## ")
+    after = f"\n\n## {later.strip()}" if others else ""
+    section = _section(report, config, precision)
+    write_text(folder / CARD, f"{before.rstrip()}\n\n{TITLE}\n\n{section}{after}\n")
+    return folder / CARD
 
 
-def _section(report: AuditReport, config: AuditConfig) -> str:
+def _section(report: AuditReport, config: AuditConfig, precision: str) -> str:
     clean, *shifts = report.battery.rows
     claimed, frames = report.battery.dead_total()
     worst = max(shifts, key=lambda row: row.rates.false_positives)
@@ -46,7 +50,7 @@ def _section(report: AuditReport, config: AuditConfig) -> str:
     facts: dict[str, object] = {
         "made by": "`vinoreward audit`"
         + (f" in {config.env}" if config.env else " without an environment")
-        + f", seed {config.seed}, precision {config.precision}",
+        + f", seed {config.seed}, {precision.upper()}",
         "clean pictures": f"recall {clean.rates.recall:.1%}, false claims "
         f"{clean.rates.false_positives} of "
         f"{clean.rates.false_positives + clean.rates.true_negatives}"
@@ -65,13 +69,12 @@ def _section(report: AuditReport, config: AuditConfig) -> str:
         f"{one.area()}"
         for one in report.searched
     }
-    rows = [{**row, "rate at most": f"{row['rate at most']:.2%}"} for row in report.bands]
     parts = [
         f"**{report.verdict}**",
         "\n".join(f"- {fault}" for fault in report.faults),
         bullets(facts),
         "False claims on clean pictures, by kind of failure and by distance:",
-        markdown_table(rows),
+        markdown_table(report.shown_bands),
         "\n".join([*report.notes, NOT_CHECKED]),
     ]
     return "\n\n".join(part for part in parts if part)

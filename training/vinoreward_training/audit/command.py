@@ -344,7 +344,8 @@ def run(config: AuditConfig) -> int:
     print(report.verdict)
     print(f"report {out / 'report.html'}")
     if config.card:
-        print(f"card {write_card(bundle.path, report, config)}")
+        precision = bundle.resolve_precision(config.backend, config.precision)
+        print(f"card {write_card(bundle.path, report, config, precision)}")
     if report.battery.fooled:
         line = command("label", "--data", out / FINDINGS, "--bundle", config.bundle)
         print(f"next: {line}")

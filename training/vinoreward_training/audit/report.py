@@ -106,6 +106,11 @@ class AuditReport:
         return found
 
     @property
+    def shown_bands(self) -> list[dict[str, object]]:
+        """The bands, with bounds in percent."""
+        return [{**row, "rate at most": f"{row['rate at most']:.2%}"} for row in self.bands]
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """How much the tests say, in sentences."""
         others = (self.causes, self.replays, self.cheating)
@@ -219,7 +224,7 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         Section(
             "False claims by kind and distance",
             "On clean pictures, all frames.",
-            rows=[{**row, "rate at most": f"{row['rate at most']:.2%}"} for row in report.bands],
+            rows=report.shown_bands,
         ),
         configuration(config),
     ]

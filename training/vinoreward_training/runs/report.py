@@ -9,6 +9,7 @@ import html
 import io
 import math
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +128,7 @@ def markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
 
 def bullets(facts: Mapping[str, object]) -> str:
     """Return names and values as a Markdown list."""
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    return "\n".join(f"- {_plain(name)}: {_plain(value)}" for name, value in facts.items())
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -136,8 +137,14 @@ def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
         return ""
     names = list(rows[0])
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in rows]
+    cells = ([_plain(row.get(name, "")) for name in names] for row in rows)
+    lines += ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    """Return text that is no Markdown table's border and no HTML: names come from anyone's data."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", str(value).replace("|", r"\|"))
 
 
 def _section(section: Section) -> str:
