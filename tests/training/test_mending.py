@@ -140,7 +140,7 @@ def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
 def test_a_new_bundle_that_claims_failures_is_refused(hover: Path, shipped: Bundle) -> None:
     """And not the other way round: fewer false claims are no fault."""
     assert shipped.spec.decision is not None
-    lax = dataclasses.replace(shipped.spec.decision, threshold=1e-6, exit_threshold=None)
+    lax = dataclasses.replace(shipped.spec.decision, threshold=1e-6)
     careless = dataclasses.replace(shipped, spec=dataclasses.replace(shipped.spec, decision=lax))
     kept = Labelled(noise(12), np.zeros(12, np.int64), np.ones(12, np.bool_), "")
     audits = Measured({}), Measured({})
