@@ -8,6 +8,7 @@ over all seeds. Run it again after a stop: what is finished is not repeated.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -27,11 +28,15 @@ FRESH = 10_000
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """Return the commands in a page's console blocks, without the program's name."""
+    """Return the commands in a page's console blocks, without the program's name.
+
+    Those after ``label`` are left out: they need a person.
+    """
     blocks = re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     lines = re.sub(r"\\\n\s*", "", "\n".join(blocks)).splitlines()
     start = "$ vinoreward "
-    return [shlex.split(line.removeprefix(start)) for line in lines if line.startswith(start)]
+    found = [shlex.split(line.removeprefix(start)) for line in lines if line.startswith(start)]
+    return list(itertools.takewhile(lambda words: words[0] != "label", found))
 
 
 def changed(words: Sequence[str], **options: Any) -> list[str]:

@@ -29,5 +29,6 @@ for _id, _arguments in _ENVIRONMENTS.items():
         register(
             id=_id,
             entry_point="vinoreward_envs.panda_hover:PandaHoverEnv",
+            vector_entry_point="vinoreward_envs.panda_hover_vector:PandaHoverVectorEnv",
             kwargs=_arguments,
         )

@@ -13,6 +13,7 @@ from .rewards.precision import PrecisionBound
 from .rewards.success import SuccessDetector
 from .rewards.trust import TrustMonitor
 from .wrappers.encoded import EncodedObservation
+from .wrappers.later import RewardLater
 from .wrappers.learned_reward import LearnedReward
 from .wrappers.render_once import PictureInInfo
 from .wrappers.sb3 import ClaimedVsTrue, VecEncodedObservation, VecLearnedReward
@@ -38,6 +39,7 @@ __all__ = [
     "Player",
     "PrecisionBound",
     "RateAlarm",
+    "RewardLater",
     "SearchSpace",
     "SuccessDetector",
     "TrueSuccess",

@@ -23,6 +23,8 @@ SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps Python 3.11 or newer from putting the current folder on the path."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask a training to end; often they reach all of its processes."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables by which numeric libraries learn how many threads to start."""
 _OURS = "vinoreward"
 """Any text will do as the value of SAFE_PATH; this one says who set it."""
 _STARTING = threading.RLock()
@@ -77,6 +79,34 @@ def starting_processes(environment: Mapping[str, str] | None = None) -> Iterator
     safe = {} if os.environ.get(SAFE_PATH) else {SAFE_PATH: _OURS}
     with environment_variables({**(environment or {}), **safe}):
         yield
+
+
+def thread_limits() -> dict[str, str]:
+    """Return variables that let a new process compute on one thread, or on what the user has set.
+
+    Else each of 16 workers starts as many threads as the machine has cores.
+    """
+    set_by_user = os.environ.get(THREADS[0], "1")
+    return {name: os.environ.get(name, set_by_user) for name in THREADS}
+
+
+def limit_threads(limits: Mapping[str, str]) -> None:
+    """Let this process compute on its parent's :func:`thread_limits`, also if it was forked.
+
+    Libraries that are loaded already do not look at the variables again: PyTorch and, where
+    ``threadpoolctl`` is installed, NumPy's library are told.
+    """
+    os.environ.update(limits)
+    try:
+        count = max(1, int(limits[THREADS[0]]))
+    except ValueError:  # such as "4,2" for nested loops: the user's own business
+        return
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+    with contextlib.suppress(ImportError):
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(count)
 
 
 def forget_safe_path() -> None:

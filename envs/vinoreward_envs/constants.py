@@ -27,6 +27,8 @@ REWARD_STEP: float = -1.0
 """Reward of any other step."""
 REWARD_REFUSED: float = -5.0
 """Reward of a step whose move would have left the workspace (the arm then stays where it is)."""
+EDGE_TOLERANCE: float = 1e-4
+"""Rounding (0.1 in float32, a pose reached to 1e-6 m) must not refuse a move to the very edge."""
 OBJECT_MARGIN: float = 0.02
 """Objects placed at random stay this far inside the workspace, so that a hover is reachable."""
 

@@ -39,8 +39,6 @@ ORACLE = "oracle"
 UNJUDGED = "none"
 # With motion="dynamics" the arm may come to rest slightly outside of the workspace.
 _SLACK = 0.05
-# Rounding (0.1 in float32, a pose reached to 1e-6 m) must not refuse a move to the very edge.
-_EDGE_TOLERANCE = 1e-4
 _SMALLEST_SIDE = 480
 """Pixels of a window."""
 REWARDS: dict[str, Any] = {
@@ -53,7 +51,7 @@ REWARDS: dict[str, Any] = {
 _SCORED, _NO_END = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 
 
-def _check_picture(spec: CameraSpec, bundle: Bundle) -> None:
+def check_picture(spec: CameraSpec, bundle: Bundle) -> None:
     """Check that the camera makes the bundle's training pictures; without a scene, their size."""
     picture = bundle.spec.picture
     ours, theirs = dict(spec.as_dict()), dict(picture.scene)
@@ -110,6 +108,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             :class:`~vinoreward.LearnedReward`; nothing looks for it with ``fidelity="article"``.
         accept_foreign_pictures: take a bundle that does not say what drew the pictures it was
             trained on (a foreign model, or one trained on a folder of pictures).
+        service: ``"shared"``: one process runs the network for all workers of this machine; None:
+            it runs in this one.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -142,12 +142,13 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         success_hold_steps: int = 1,
         on_ood: OnOdd = "withhold",
         accept_foreign_pictures: bool = False,
+        service: str | None = None,
     ) -> None:
         check_choice("fidelity", fidelity, (None, "article"))
         check_choice("observation", observation, ("state", "pixels"))
         check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
         self.render_mode = render_mode
-        self._object_position = _checked_object_position(object_position)
+        self._object_position = checked_object_position(object_position)
         self._view = HumanView() if render_mode == "human" else None
         if backend != ORACLE or bundle is not None:
             named = DEFAULT_BUNDLE if bundle is None else bundle
@@ -175,7 +176,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             if fidelity == "article":
                 self._network_size = size_before_crop(loaded)
             else:
-                _check_picture(spec, loaded)
+                check_picture(spec, loaded)
             self._classifier = Classifier(
                 loaded,
                 backend=backend,
@@ -185,6 +186,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 threshold=success_threshold,
                 exit_threshold=success_exit_threshold,
                 guarded=on_ood != "ignore" and fidelity is None,
+                service=service,
             )
             threshold = self._classifier.threshold
         rewards = RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS)
@@ -209,6 +211,11 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def picture_scene(self) -> dict[str, str | int]:
         """What the picture depends on; a wrapper compares it with its bundle's."""
         return self.scene.camera_spec.as_dict()
+
+    @property
+    def renders_in_threads(self) -> bool:
+        """Whether any thread may render, while no other uses the environment."""
+        return self.scene.camera_spec.renderer == "fast"
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -283,10 +290,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def _observation_space(self, spec: CameraSpec) -> gym.spaces.Box:
         if self._pixels:
             return gym.spaces.Box(0, 255, (spec.height, spec.width, 3), np.uint8)
-        repeats = 2 if self._object_position == "random" else 1
-        low = np.tile(np.array(c.WORKSPACE_LOW) - _SLACK, repeats).astype(np.float32)
-        high = np.tile(np.array(c.WORKSPACE_HIGH) + _SLACK, repeats).astype(np.float32)
-        return gym.spaces.Box(low, high, dtype=np.float32)
+        return state_space(self._object_position)
 
     def _next_object(self, options: dict[str, Any]) -> tuple[float, float]:
         unknown = sorted(set(options) - {"object_position"})
@@ -295,7 +299,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 f'Found reset options {unknown}; expected only "object_position". Remove them.'
             )
         if "object_position" in options:
-            return _place(options["object_position"], 'reset option "object_position"')
+            return place(options["object_position"], 'reset option "object_position"')
         if self._object_position == "random":
             low = np.array(c.WORKSPACE_LOW) + c.OBJECT_MARGIN
             high = np.array(c.WORKSPACE_HIGH) - c.OBJECT_MARGIN
@@ -309,7 +313,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         """Move the gripper unless that leaves the workspace; return whether it moved."""
         target = self.scene.gripper[:2] + move
         low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
-        if (target < low - _EDGE_TOLERANCE).any() or (target > high + _EDGE_TOLERANCE).any():
+        if (target < low - c.EDGE_TOLERANCE).any() or (target > high + c.EDGE_TOLERANCE).any():
             return False
         x, y = np.clip(target, low, high).tolist()
         self.scene.move_gripper((x, y))
@@ -324,6 +328,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         if self._network_size is not None:
             frame = resized(frame, *self._network_size)
         judged = self._classifier.judge(frame[None])
+        if self._classifier.service is not None:
+            self._core.follow(self._classifier.threshold, self._classifier.exit_threshold)
         info["reward_prob"] = float(judged.probability[0])
         if judged.odd is not None:
             info["reward_ood"] = float(judged.odd[0])
@@ -348,10 +354,18 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             self._view.show(self._picture())
 
 
-def _checked_object_position(value: ObjectPosition) -> ObjectPosition:
+def state_space(object_position: ObjectPosition) -> gym.spaces.Box:
+    """Return the space of states as observations."""
+    repeats = 2 if object_position == "random" else 1
+    low = np.tile(np.array(c.WORKSPACE_LOW) - _SLACK, repeats).astype(np.float32)
+    high = np.tile(np.array(c.WORKSPACE_HIGH) + _SLACK, repeats).astype(np.float32)
+    return gym.spaces.Box(low, high, dtype=np.float32)
+
+
+def checked_object_position(value: ObjectPosition) -> ObjectPosition:
     """Return ``value`` if the object can be there, else raise ``ConfigError`` or ``InputError``."""
     if not isinstance(value, str):
-        return _place(value, "object_position")
+        return place(value, "object_position")
     if value not in ("fixed", "random"):
         raise ConfigError(
             f'Found object_position={value!r}; expected "fixed", "random" or (x, y) in metres. '
@@ -360,7 +374,7 @@ def _checked_object_position(value: ObjectPosition) -> ObjectPosition:
     return value
 
 
-def _place(value: Any, what: str) -> tuple[float, float]:
+def place(value: Any, what: str) -> tuple[float, float]:
     """Return x, y in metres if they are a place in the workspace, else raise ``InputError``."""
     xy = _numbers(value)
     # NaN compares false, so this refuses it as well.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from toy_environments import (
 )
 
 from vinoreward import EncodedObservation, LearnedReward
+from vinoreward.backends.serving.places import FOLDER
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import BundleError, ModelNotFoundError
 
@@ -44,6 +46,7 @@ EVERY_ARGUMENT: dict[str, Any] = {
     "gamma": 0.9,
     "hold_in_observation": False,
     "accept_foreign_pictures": True,
+    "service": "shared" if sys.platform == "linux" else None,
 }
 
 
@@ -87,7 +90,12 @@ def rollout(env: gym.Env[Any, Any]) -> list[tuple[float, bool, float]]:
 
 
 @pytest.mark.parametrize("way", ["spec", "json"])
-def test_every_argument_is_made_again(tmp_path: Path, way: str) -> None:
+def test_every_argument_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv(FOLDER, str(runtime))
     bundle = save_toy_bundle(tmp_path / "toy")
     assert set(EVERY_ARGUMENT) == set(inspect.signature(LearnedReward).parameters) - {
         "env",
@@ -100,7 +108,7 @@ def test_every_argument_is_made_again(tmp_path: Path, way: str) -> None:
     assert again.spec == env.spec
     assert again.classifier.threshold == 0.99
     assert again.classifier.bundle == bundle
-    for name in ("backend_name", "device", "precision", "threads"):
+    for name in ("backend_name", "device", "precision", "threads", "service"):
         assert getattr(again.classifier, name) == getattr(env.classifier, name)
     assert rollout(again) == rollout(env)
 

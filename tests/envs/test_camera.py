@@ -15,7 +15,7 @@ from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.bullet import pybullet_data_folder, quaternion
-from vinoreward_envs.camera.fast import background
+from vinoreward_envs.camera.fast import FastCamera, background
 from vinoreward_envs.camera.spec import Camera, CameraSpec, clip_matrix, view_matrix
 from vinoreward_envs.scene import make_camera, object_rest_pose
 
@@ -63,6 +63,21 @@ def test_fast_draws_what_tiny_draws(
     assert (difference > 16).any(axis=-1).mean() < share_limit
     # No single scene may hide behind the average.
     assert difference.mean(axis=(1, 2, 3)).max() < 1.0
+
+
+@pytest.mark.parametrize("size", [{}, {"mesh": "full"}, {"height": 75, "width": 101}])
+def test_scene_after_scene_is_drawn_as_pixel_by_pixel(size: dict[str, Any]) -> None:
+    """As on a processor, and as on CUDA; arms in any pose, near the camera and behind it too."""
+    draw = np.random.default_rng(4)
+    joints, poses, present = scenes(40)
+    joints[10:, :7] = draw.uniform(c.JOINT_LOW, c.JOINT_HIGH, (30, 7))
+    spec = CameraSpec(**size)
+    with FastCamera(spec, in_turn=True) as one, FastCamera(spec, in_turn=False) as other:
+        for part in (slice(0, 40), slice(0, 1), slice(7, 8)):
+            arguments = joints[part], poses[part], present[part]
+            np.testing.assert_array_equal(
+                one.render_batch(*arguments), other.render_batch(*arguments)
+            )
 
 
 @pytest.mark.pybullet

@@ -169,6 +169,15 @@ def test_the_hover_tasks_example_runs(project_root: Path) -> None:
     names["env"].close()
 
 
+def test_the_example_of_a_batch_runs(project_root: Path) -> None:
+    code = block(project_root / "docs" / "batched.md", "vector_entry_point")
+    assert "num_envs=256" in code
+    names = ran(code.replace("num_envs=256", "num_envs=8"))
+    assert names["observations"].shape == (8, 4)
+    assert names["infos"]["final_info"]["_is_success"].any()
+    names["envs"].close()
+
+
 @pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="needs Stable-Baselines3")
 def test_the_callback_example_records_both_rates(project_root: Path, tmp_path: Path) -> None:
     code = block(project_root / "docs" / "your-own-robot.md", "ClaimedVsTrue(")

@@ -137,7 +137,7 @@ def test_a_short_profile_says_whether_compression_can_pay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, "--compress", "int8", "--profile-only", "2000"]
+    arguments = ["actors", *SMALL, "--compress", "int8", "--profile-only", "6000"]
     assert main([*arguments, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "step: network" in said and "deserialize" in said

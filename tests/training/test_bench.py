@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward_training.bench import command as bench
+from vinoreward_training.bench.batches import batch_rows
 from vinoreward_training.bench.command import memory_rows, run_script
 from vinoreward_training.bench.rewards import backends_rows
 from vinoreward_training.bench.rows import (
@@ -309,3 +310,12 @@ def test_a_measured_process_runs_no_code_of_the_current_folder(
     monkeypatch.chdir(tmp_path)
     script = "import json, sys, vinoreward; print(json.dumps(sys.argv[1:]))"
     assert run_script(script, ["a", "b"]) == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_a_batch_is_timed_with_and_without_the_learned_reward() -> None:
+    rows = batch_rows(BenchConfig(rounds=2))
+    assert {row.name for row in rows} == {"batch"}
+    rates = [row for row in rows if row.unit == "steps/s"]
+    assert [row.target for row in rates] == [">= 100000 steps/s", ">= 2000 steps/s"]
+    assert all(row.value is not None and row.value > 0 for row in rows)

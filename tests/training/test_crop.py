@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,8 +16,16 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError, PictureMismatchError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward_training import mending
 from vinoreward_training.classifier import calibrate, finetune
-from vinoreward_training.configs import CalibrateConfig, FinetuneConfig, QuantizeConfig
+from vinoreward_training.configs import (
+    CalibrateConfig,
+    FinetuneConfig,
+    MendConfig,
+    QuantizeConfig,
+)
+from vinoreward_training.labelling.labels import Answer, Label, LabelLog, now
+from vinoreward_training.labelling.sources import digest_of, labelled_pictures
 from vinoreward_training.quantize import command as quantize
 
 TOP, LEFT, WHOLE = 10, 24, (48, 72)
@@ -70,6 +79,8 @@ def test_the_bundle_cuts_out_what_it_was_trained_on(
             PictureMismatchError, match=r"at least 42 x 64 .*crops 32 x 40 at row 10"
         ):
             classifier.probability(parts)
+        with Classifier(mending.of_cut_pictures(bundle)) as of_parts:
+            np.testing.assert_array_equal(of_parts.probability(parts[:40]), probabilities)
     # The commands after it read the whole pictures.
     gated = QuantizeConfig(bundle=bundle.path, data=data, max_second_looks=1.0, calibration=32)
     assert quantize.run(gated) == 0
@@ -78,6 +89,39 @@ def test_the_bundle_cuts_out_what_it_was_trained_on(
     again = CalibrateConfig(bundle=bundle.path, data=fresh, target_fpr=0.2)
     assert calibrate.run(again) == 0
     assert Bundle.load(bundle.path).spec.picture.crop == (TOP, LEFT, *SIZE)
+    # Labels are of whole pictures too.
+    labelled = tmp_path / "labelled"
+    labelled.mkdir()
+    with LabelLog(labelled / "labels.jsonl") as log:
+        images = write_whole(labelled, 40, seed=2)
+        for file in sorted(labelled.glob("*/*.png")):
+            image, answer = images[int(file.stem)], cast(Answer, file.parent.name)
+            name = f"{file.parent.name}/{file.name}"
+            log.add(Label(name, digest_of(image), answer, "ann", now(), 1.0))
+    mended = mending.run(
+        MendConfig(
+            bundle=bundle.path, data=data, labels=(labelled,), out=tmp_path / "mended",
+            learning_rate=1e-6, replay=100, epochs=1, threads=1,
+        )
+    )  # fmt: skip
+    assert mended == 0
+    better = Bundle.load(tmp_path / "mended" / "bundle").spec
+    assert better.picture == bundle.spec.picture
+    assert better.dataset["counts"]["category:labelled"] == 40
+
+
+def test_labelled_pictures_are_cut(tmp_path: Path) -> None:
+    whole = write_whole(tmp_path, 4)
+    labels = [
+        Label("failure/0000.png", digest_of(whole[0]), "failure", "ann", now(), 1.0),
+        Label("success/0001.png", digest_of(whole[1]), "success", "ann", now(), 1.0),
+    ]
+    parts, answers = pictures(4)
+    found = labelled_pictures(tmp_path, labels, SIZE, crop=(TOP, LEFT, *SIZE))
+    np.testing.assert_array_equal(found.images, parts[:2])
+    np.testing.assert_array_equal(found.labels, answers[:2])
+    with pytest.raises(DatasetError, match=r"0000.png has 48x72 .*at least 49x64"):
+        labelled_pictures(tmp_path, labels, SIZE, crop=(TOP + 7, LEFT, *SIZE))
 
 
 def test_a_crop_that_cannot_be(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 
 from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import DatasetError, InputError
+from vinoreward.machine import free_memory
 from vinoreward_training.data.dataset import (
     load_dataset,
     load_frames,
@@ -27,7 +28,7 @@ from vinoreward_training.data.dataset import (
     split_by_episode,
     telling_numbers,
 )
-from vinoreward_training.data.dataset_files import free_memory, stack_pictures
+from vinoreward_training.data.dataset_files import stack_pictures
 
 
 def picture(path: Path, value: int, size: tuple[int, int] = (16, 20)) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
+from vinoreward.machine import usable_cores
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_training.cli import main
 from vinoreward_training.configs import DemoConfig
@@ -31,7 +32,6 @@ from vinoreward_training.demo.command import (
     settled,
 )
 from vinoreward_training.demo.report import STAGES, claim_sentence, verdict
-from vinoreward_training.runs.machine import usable_cores
 
 TINY = {
     "frames": 801,

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from vinoreward.errors import install_command
+from vinoreward.machine import cores
 from vinoreward_training import doctor
 from vinoreward_training.configs import DoctorConfig
 from vinoreward_training.doctor import Finding, core_works
 from vinoreward_training.runs.machine import (
-    cores,
     cpu_model,
     describe_machine,
     git_commit,

@@ -18,11 +18,13 @@ from toy_environments import save_toy_bundle
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import PictureMismatchError
 from vinoreward_training.cli import main
+from vinoreward_training.configs import MendConfig
 from vinoreward_training.runs.next_command import (
     WRAPPED,
     YOURS,
     after_bundle,
     after_capture,
+    after_mending,
     after_play,
     after_profile,
     beside,
@@ -265,3 +267,14 @@ def test_a_folder_beside_the_current_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert beside(Path("."), "profile") == beside(Path("in/.."), "profile") == expected
     assert beside(Path("runs/lift"), "int8") == Path("runs/lift-int8")
     assert str(expected) in after_play(Path("."), {"env": "PandaHover-v0"})
+
+
+def test_a_mended_bundle_is_audited_as_it_was() -> None:
+    config = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),), env="Pendulum-v1",
+                        env_kwargs={"g": 9.0}, truth="up.py:up", success_label="good")  # fmt: skip
+    assert after_mending(Path("new"), config) == (
+        "vinoreward audit --bundle new --data d --success-label good --env Pendulum-v1 "
+        "--env-kwargs g 9.0 --truth up.py:up"
+    )
+    bare = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),))
+    assert after_mending(Path("new"), bare) == "vinoreward audit --bundle new --data d"

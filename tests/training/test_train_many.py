@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import toy_environments
+from many_runs import SMALL_DQN, TOY, assert_equal, one_by_one, together, toy_config
 from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -21,86 +22,17 @@ from vinoreward import ClaimedVsTrue, FalseClaimAlarm, RateAlarm, VecLearnedRewa
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.configs import PlayConfig, TrainConfig
+from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env, make_envs
 
-TOY = "toy_environments:ToyCorridor-v0"
-SMALL_DQN: dict[str, Any] = {
-    "learning_starts": 20,
-    "batch_size": 8,
-    "policy_kwargs": {"net_arch": [8]},
-}
-
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return toy_environments.save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
-
-
-def toy_config(out: Path, bundle: Bundle, **changes: Any) -> TrainConfig:
-    settings: dict[str, Any] = {
-        "env": TOY,
-        "backend": "openvino",
-        "bundle": str(bundle.path),
-        "wrap_bundle": True,
-        "algorithm": "DQN",
-        "algorithm_kwargs": SMALL_DQN,
-        "num_envs": 3,
-        "vec_env": "dummy",
-        "stop_when_solved": None,
-    }
-    return config(out, **{**settings, **changes})
-
-
-def one_by_one(count: int, actions: Any, *arguments: Any, **options: Any) -> list[list[Any]]:
-    """The oracle: what each of ``count`` single environments pays and claims in a plain loop."""
-    found = []
-    for index in range(count):
-        with contextlib.closing(make_env(*arguments, **options)) as env:
-            env.reset(seed=7 + index)
-            steps = []
-            for action in actions[:, index]:
-                observation, reward, terminated, truncated, info = env.step(action)
-                over = terminated or truncated
-                steps.append((observation, reward, over, info["is_success"], info["reward_prob"]))
-                if over:
-                    env.reset()
-            found.append(steps)
-    return found
-
-
-def together(count: int, actions: Any, *arguments: Any, **options: Any) -> list[list[Any]]:
-    found: list[list[Any]] = [[] for _ in range(count)]
-    with contextlib.closing(make_envs(count, *arguments, **options)) as env:
-        env.seed(7)
-        env.reset()
-        for row in actions:
-            observations, rewards, dones, infos = env.step(row)
-            for i, info in enumerate(infos):
-                rows = observations
-                last = info["terminal_observation"] if dones[i] else row_of(rows, i)
-                claim = info["is_success"], info["reward_prob"]
-                found[i].append((last, rewards[i], dones[i], *claim))
-    return found
-
-
-def row_of(observations: Any, i: int) -> Any:
-    if isinstance(observations, dict):
-        return {key: values[i] for key, values in observations.items()}
-    return observations[i]
-
-
-def assert_equal(found: list[list[Any]], expected: list[list[Any]]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        for one, two in zip(ours, theirs, strict=True):
-            np.testing.assert_equal(one[0], two[0])
-            assert one[1] == pytest.approx(two[1], rel=1e-5, abs=1e-5)
-            assert (bool(one[2]), one[3]) == (two[2], two[3])
-            assert one[4] == pytest.approx(two[4], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command
 from vinoreward.files import write_json
+from vinoreward.machine import cores
 from vinoreward_training.configs import DoctorConfig
 from vinoreward_training.runs.machine import (
     EXTRAS,
-    cores,
     cpu_features,
     cpu_model,
     git_commit,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import inside
+from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError, needed_for
 from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
@@ -26,15 +27,14 @@ from vinoreward_training.audit.report import AuditReport, Measure
 from vinoreward_training.classifier.finetune import enough
 from vinoreward_training.classifier.guard import of_rooms
 from vinoreward_training.configs import AuditConfig, FinetuneConfig, MendConfig
-from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
+from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.dataset_files import inside as within
 from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
 from vinoreward_training.labelling.sources import CLAIMS, labelled_pictures
-from vinoreward_training.runs.next_command import command
+from vinoreward_training.runs.next_command import after_mending
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import refuse, refuse_ignored
-from vinoreward_training.tasks.environments import naming
 
 REFUSED = 3
 """Exit status where the old bundle is kept."""
@@ -46,6 +46,12 @@ LOST_RECALL = 0.01
 """Loss of recall on the test part that is no reason to keep the old bundle."""
 FEW = 10
 """Fewest labels worth a training."""
+MOST_SHARE = 0.4
+"""Share of a training step for labels all of which the bundle gets wrong."""
+LEAST_SHARE = 0.02
+IMAGES = 24000
+"""At most so many are trained on where the number of passes is not given, but one pass at least.
+A network that was trained on few images loses in one pass what it regains in some."""
 _CHECKED = 0.2
 """Share of the labelled pictures that are not trained on, by hash."""
 
@@ -68,19 +74,20 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
 
     Raises:
         DatasetError: no labels, or too few.
-        ConfigError: a bundle of several pictures or of a part of one.
+        ConfigError: a bundle of several pictures.
     """
     picture = bundle.spec.picture
-    if picture.views or picture.crop is not None:
+    if picture.views:
         raise ConfigError(
-            f"{bundle.spec.name} looks at several pictures or at a part of one. Expected a bundle "
-            "of whole pictures; label a capture of this kind, and finetune."
+            f"{bundle.spec.name} looks at several pictures. Expected a bundle of one; label a "
+            "capture of this kind, and finetune."
         )
     images, labels, said = [], [], []
     for folder in folders:
         given = read_labels(folder / LABELS)
         place = within(folder, CLAIMS) if (folder / CLAIMS).is_dir() else folder
-        found = labelled_pictures(place, given, (picture.height, picture.width))
+        size = picture.height, picture.width
+        found = labelled_pictures(place, given, size, crop=picture.crop)
         images.append(found.images)
         labels.append(found.labels)
         against = len(contradictions(given))
@@ -100,6 +107,34 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
         )
     train = np.array([int(digests[index][:8], 16) / 2**32 >= _CHECKED for index in kept])
     return Labelled(every[kept], np.concatenate(labels)[kept], train, "\n".join(said))
+
+
+def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:
+    """Return the labelled pictures of a folder, cut and resized as a bundle's network takes them.
+
+    Raises:
+        DatasetError: the folder is damaged, or its pictures are of another size.
+    """
+    wanted = picture.height, picture.width
+    dataset = load_dataset(
+        folder,
+        size=wanted if picture.resize != "none" else None,
+        crop=picture.crop,
+        success_label=success_label,
+    )
+    if (found := dataset.images.shape[1:3]) != wanted:
+        raise DatasetError(
+            f"{folder} has pictures of {found[0]}x{found[1]} pixels (height x width). Expected "
+            f"{wanted[0]}x{wanted[1]}, as the bundle's network takes them; give the pictures that "
+            "it was trained on, or others of that size."
+        )
+    return dataset
+
+
+def of_cut_pictures(bundle: Bundle) -> Bundle:
+    """Return a bundle that takes pictures from which its part is already cut."""
+    picture = dataclasses.replace(bundle.spec.picture, crop=None)
+    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
 
 
 def joined(dataset: Dataset, labelled: Labelled) -> Dataset:
@@ -142,9 +177,9 @@ def refit(
     replayed = np.sort(random.permutation(train)[: config.replay])
     new = len(dataset.labels) + np.flatnonzero(labelled.train)
     chosen = np.concatenate([replayed, new])
-    # The share of a batch that the labels get, however few they are.
-    shares = np.full(len(chosen), (1 - config.share) / max(1, len(replayed)))
-    shares[len(replayed) :] = config.share / max(1, len(new))
+    share = share_of_labels(bundle, labelled) if config.share is None else config.share
+    shares = np.full(len(chosen), (1 - share) / max(1, len(replayed)))
+    shares[len(replayed) :] = share / max(1, len(new))
     chosen_for = spec.decision.chosen_for if spec.decision is not None else {}
     fit_config = FinetuneConfig(
         data=config.data,
@@ -152,7 +187,7 @@ def refit(
         name=spec.name,
         network=spec.architecture or "",
         weights=weights,
-        epochs=config.epochs,
+        epochs=config.epochs or passes(len(chosen)),
         learning_rate=config.learning_rate,
         target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
         # What it was not trained for would cost it more than a few steps can teach.
@@ -182,9 +217,28 @@ def refit(
     return Bundle.load(folder / "bundle")
 
 
+def passes(images: int) -> int:
+    """Return how often to go over so many images."""
+    return max(1, IMAGES // images)
+
+
+def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
+    """Return the share of a training step for labels: the more, the more of them it gets wrong.
+
+    What it gets right teaches little, and a share of its own would teach only how often successes
+    are among the labels.
+    """
+    some = labelled.train
+    with contextlib.closing(Classifier(of_cut_pictures(bundle), precision="fp32")) as classifier:
+        right = look(classifier, labelled.images[some]).claims == labelled.labels[some]
+    wrong = 1 - float(right.mean()) if len(right) else 0.0
+    return max(LEAST_SHARE, MOST_SHARE * wrong)
+
+
 def _recall(bundle: Bundle, dataset: Dataset, part: Indices) -> float:
     """Return the share of the successes of a part of the data that a bundle claims."""
-    with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
+    cut = of_cut_pictures(bundle)
+    with contextlib.closing(Classifier(cut, precision="fp32")) as classifier:
         claims = look(classifier, dataset.images[part[dataset.labels[part] == 1]]).claims
     return float(claims.mean())
 
@@ -214,8 +268,8 @@ def judged(
     test = split_by_episode(dataset)[2]
     success = dataset.labels[test] == 1
     kept = ~labelled.train
-    claims, false_claims, rates = [], [], []
-    for bundle in (old, new):
+    claims, false_claims, answers, rates = [], [], [], []
+    for bundle in map(of_cut_pictures, (old, new)):
         with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
             paid = look(classifier, dataset.images[test]).paid
             right = np.zeros(0, np.bool_)
@@ -224,6 +278,7 @@ def judged(
         wrong = float((~right).mean()) if len(right) else 0.0
         claims.append(paid[success])
         false_claims.append(paid[~success])
+        answers.append(right)
         rates.append((float(paid[success].mean()), float(paid[~success].mean()), wrong))
     (recall, false, missed), (recall_new, false_new, missed_new) = rates
     lost = recall_new < recall - LOST_RECALL and surely_fewer(claims[0], claims[1])
@@ -232,7 +287,12 @@ def judged(
     rows = [
         _row("recall on the test part", recall, recall_new, lost),
         _row("false claims on the test part", false, false_new, more),
-        _row("labels kept back that it gets wrong", missed, missed_new, missed_new > missed),
+        _row(
+            "labels kept back that it gets wrong",
+            missed,
+            missed_new,
+            surely_fewer(answers[0], answers[1]),
+        ),
     ]
     before, after = (report.measures for report in audits)
     rows += [
@@ -261,7 +321,7 @@ def surely_worse(before: Measure, after: Measure) -> bool:
 
 
 def surely_fewer(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> bool:
-    """Return whether claims (N,) became fewer by more than chance.
+    """Return whether claims, or right answers, (N,) became fewer by more than chance.
 
     A one-sided sign test of the pictures on which the two differ, at 5 %.
     """
@@ -284,8 +344,8 @@ def run(config: MendConfig) -> int:
         config,
         {
             "replay": config.replay < 100,
-            "share": not 0 < config.share < 1,
-            "epochs": config.epochs < 1,
+            "share": config.share is not None and not 0 < config.share < 1,
+            "epochs": config.epochs < 0,
             "learning_rate": not 0 < config.learning_rate < 1,
             "states": config.states != 0 and config.states < 256,
             "target_fpr": config.target_fpr is not None and not 0 < config.target_fpr < 1,
@@ -305,7 +365,7 @@ def run(config: MendConfig) -> int:
     labelled = read_all(config.labels, old)
     print(labelled.sentence)
     with RunFolder(config.out, config, resume=config.resume) as folder:
-        dataset = load_labelled(config.data, old.spec.picture, config.success_label)
+        dataset = read_data(config.data, old.spec.picture, config.success_label)
         work = folder / CANDIDATE
         work.mkdir(exist_ok=True)
         new = refit(config, old, dataset, labelled, work)
@@ -334,8 +394,7 @@ def run(config: MendConfig) -> int:
             shutil.rmtree(saved)
         (work / "bundle").rename(saved)
         print(f"bundle {saved}; {audits[1].verdict}")
-        words = ("--bundle", saved, "--data", config.data)
-        print(f"next: {command('audit', *words, *naming(config.env))}")
+        print(f"next: {after_mending(saved, config)}")
         return 0
 
 

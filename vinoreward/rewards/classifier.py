@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.backends.serving import service_name
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import columns
 from vinoreward.bundles.picture import in_color, layout_of
@@ -21,6 +22,7 @@ from vinoreward.rewards.guard import PictureGuard, guard_of
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import Backend
+    from vinoreward.backends.serving.client import SharedBackend
     from vinoreward.bundles.schema import BundleSpec
 
 RewardKind = Literal["claim", "probability", "log_odds"]
@@ -64,6 +66,8 @@ class Classifier(Runner):
         exit_threshold: probability below which a claim ends, for hysteresis; second looks are
             around it too. ``None`` is the threshold.
         guarded: whether the bundle's guard, if it has one, looks at the pictures too.
+        service: ``"shared"``: one process runs the networks for all workers of this machine; None:
+            they run in this one. The guard stays in this process.
 
     Raises:
         ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or a
@@ -84,12 +88,18 @@ class Classifier(Runner):
         threshold: float | None = None,
         exit_threshold: float | None = None,
         guarded: bool = True,
+        service: str | None = None,
     ) -> None:
         self.guarded = guarded
         """Whether the guard looks at the pictures too."""
         self._auto = precision == "auto"
         super().__init__(
-            bundle, backend=backend, device=device, precision=precision, threads=threads
+            bundle,
+            backend=backend,
+            device=device,
+            precision=precision,
+            threads=threads,
+            service=service,
         )
         spec = self.bundle.spec
         if threshold is not None and not 0.0 <= threshold <= 1.0:
@@ -106,6 +116,7 @@ class Classifier(Runner):
             )
         self.exit_threshold = self.threshold if exit_threshold is None else float(exit_threshold)
         """Success that is claimed goes on while the probability is at least this."""
+        self._thresholds = (threshold, exit_threshold)
         self.looks = 0
         """Pictures scored in this process."""
         self.second_looks = 0
@@ -177,6 +188,7 @@ class Classifier(Runner):
             threshold=self.threshold,
             exit_threshold=self.exit_threshold,
             guarded=self.guarded,
+            service=self.service,
         )
         return _RewardFunction(exact, reward)
 
@@ -190,20 +202,113 @@ class Classifier(Runner):
         if pictures is None:
             return np.zeros(0)
         first, *again = self.backends
-        odds = self._odds_on(first, pictures)
+        odds = None
+        while odds is None:  # again if a service swaps its networks between the two looks
+            odds = self._look(first, again, pictures)
         self.looks += len(odds)
-        if again and self.band is not None:
-            near = unsure(odds, logit(self.threshold), self.band)
-            if self.exit_threshold < self.threshold:
-                near |= unsure(odds, logit(self.exit_threshold), self.band)
-            rows = np.flatnonzero(near)
-            if len(rows):
-                odds[rows] = self._odds_on(again[0], pictures[rows])
-                self.second_looks += len(rows)
         return odds
 
-    def _odds_on(self, backend: Backend, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
-        return success_log_odds(backend.infer(pictures), self.bundle.spec)
+    def _look(
+        self, first: Backend, again: list[Backend], pictures: NDArray[np.uint8]
+    ) -> NDArray[np.float64] | None:
+        """Return log-odds of the networks of one version; None if it changed."""
+        odds = self._odds_on(first, pictures)
+        if odds is None or not again or self.band is None:
+            return odds
+        near = unsure(odds, logit(self.threshold), self.band)
+        if self.exit_threshold < self.threshold:
+            near |= unsure(odds, logit(self.exit_threshold), self.band)
+        rows = np.flatnonzero(near)
+        if len(rows):
+            exact = self._odds_on(again[0], pictures[rows])
+            if exact is None:
+                return None
+            odds[rows] = exact
+            self.second_looks += len(rows)
+        return odds
+
+    def _odds_on(self, backend: Backend, pictures: NDArray[np.uint8]) -> NDArray[np.float64] | None:
+        """Return log-odds; None if another version answered than that of the bundle."""
+        outputs, version = backend.infer_versioned(pictures)
+        if version != self._version:
+            self._follow(backend)
+            return None
+        return success_log_odds(outputs, self.bundle.spec)
+
+    def swap(self, bundle: Bundle | str | Path) -> None:
+        """Let all callers of this classifier's service judge by another bundle from now on.
+
+        Each request is answered wholly by one bundle; network, calibration, threshold and guard
+        change together. Callers that gave a threshold of their own keep it.
+
+        Args:
+            bundle: a saved one, of the same pictures and labels.
+
+        Raises:
+            ConfigError: the service has no name (``service="shared:NAME"``), or the bundle is of
+                another kind.
+            VinorewardError: the bundle cannot be loaded; then nothing is changed.
+        """
+        new = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        self._check_swap(new)
+        first, *again = self.backends
+        precisions = [one.precision for one in (first, *again)]
+        for precision in precisions:  # checked here, before anybody is judged by it
+            new.backend(
+                self.backend_name, device=self.device, precision=precision, threads=self.threads
+            ).close()
+        note = {"bundle": str(new.path), "sha256": new.sha256, "trusted": new.trusted}
+        networks = [new.network(precision) for precision in precisions]
+        cast("SharedBackend", first).swap(networks, note)
+        self._follow(first)
+
+    def _check_swap(self, new: Bundle) -> None:
+        if self.service is None or not service_name(self.service):
+            raise ConfigError(
+                f"a swap was asked of a classifier with service={self.service!r}. Expected "
+                "service='shared:NAME', with a name of this training's own: nobody else's rewards "
+                "may change."
+            )
+        ours, theirs = self.bundle.spec, new.spec
+        for name in ("kind", "picture", "labels", "success_index", "output"):
+            if getattr(ours, name) != getattr(theirs, name):
+                raise ConfigError(
+                    f"a swap was asked to the bundle {theirs.name!r}, whose {name} differs from "
+                    f"that of {ours.name!r}. Expected the same kind, pictures, labels and output; "
+                    "start new workers with it instead."
+                )
+        new.resolve_precision(self.backend_name, self.precision)
+        if new.second_look_band(self.precision) is not None and self.band is None:
+            raise ConfigError(
+                f"a swap was asked to the bundle {theirs.name!r}, which needs second looks and "
+                f"{ours.name!r} does not. Expected both alike; start new workers with it instead."
+            )
+
+    def _follow(self, backend: Backend) -> None:
+        if backend.version == self._version:
+            return
+        note, version = cast("SharedBackend", backend).note()
+        if version == 0:  # of a new service, while this is a copy of a classifier that had followed
+            self.bundle = self._own
+        elif set(note) == {"bundle", "sha256", "trusted"}:
+            self.bundle = Bundle.load(
+                note["bundle"], sha256=note["sha256"], trusted=note["trusted"]
+            )
+        else:
+            raise ConfigError(
+                f"the service {self.service!r} swapped its networks and does not say to which "
+                "bundle. Expected a swap by Classifier.swap."
+            )
+        decision = self.bundle.spec.decision
+        if self._thresholds[0] is None:
+            self.threshold = decision.threshold
+        if self._thresholds[1] is None:
+            self.exit_threshold = self.threshold
+        self.exit_threshold = min(self.exit_threshold, self.threshold)
+        self.band = self.bundle.second_look_band(self.precision)
+        if "guard" in self.__dict__:
+            del self.guard
+        self._version = version
 
 
 _METHODS = {"claim": "compute_reward", "probability": "probability", "log_odds": "log_odds"}

@@ -84,6 +84,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         hold_in_observation: bool = False,
         on_ood: OnOdd = "withhold",
         accept_foreign_pictures: bool = False,
+        service: str | None = None,
     ) -> None:
         options = RewardOptions(
             success_reward=success_reward,
@@ -108,6 +109,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             threshold=success_threshold,
             exit_threshold=success_exit_threshold,
             guarded=on_ood != "ignore",
+            service=service,
         )
         source = sources_of(image_source, self._classifier.bundle, self._default_source)
         if success_threshold is None:
@@ -124,6 +126,7 @@ class LearnedRewardBase(Form[AnyEnv]):
                 None if success_exit_threshold is None else self._classifier.exit_threshold
             ),
             "accept_foreign_pictures": accept_foreign_pictures,
+            "service": service,
             **vars(options),
         }
         self._claims: dict[int, NDArray[np.uint8]] = {}
@@ -164,7 +167,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         scored = self._core.needs_first_pictures
         new = np.flatnonzero(begins).tolist() if scored or self._source.remembers else []
         pictures = self._source.batch(observations, old, new, last, env)[:, -1]
-        judged = self._classifier.judge(pictures if scored else pictures[: len(old)])
+        judged = self._judge(pictures if scored else pictures[: len(old)])
         self._seen = pictures[: len(old)]
         probability, log_odds, odd, first = np.zeros((4, len(ends)), np.float32)
         probability[old], log_odds[old] = (
@@ -176,6 +179,12 @@ class LearnedRewardBase(Form[AnyEnv]):
         if scored:
             first[new] = self._potential(judged)[len(old) :]
         return Looked(probability, log_odds, None if judged.odd is None else odd, first)
+
+    def _judge(self, pictures: NDArray[np.uint8]) -> Judged:
+        judged = self._classifier.judge(pictures)
+        if self._classifier.service is not None:
+            self._core.follow(self._classifier.threshold, self._classifier.exit_threshold)
+        return judged
 
     def claimed_picture(self, index: int = 0) -> NDArray[np.uint8] | None:
         """Return the picture of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
@@ -340,6 +349,8 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             ``"raise"``: OddPictureError; ``"ignore"``: nothing looks for it.
         accept_foreign_pictures: around an environment that says what draws its pictures (a
             ``picture_scene``, as PandaHover has), take a bundle that does not say it.
+        service: ``"shared"``: one process runs the network for all workers of this machine that
+            ask for the same bundle and settings (``docs/serving.md``). None: it runs in this one.
 
     Raises:
         ConfigError: arguments that cannot work, on their own or with this environment.
@@ -366,7 +377,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         if self._core.needs_first_pictures or self._source.remembers:
             picture = self._picture(observation, first=True)
             if self._core.needs_first_pictures:
-                first = self._potential(self._classifier.judge(picture))
+                first = self._potential(self._judge(picture))
         self._core.begin(_ALL, first)
         return self._observed(observation), info
 
@@ -380,7 +391,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._seen = self._picture(observation)
-        judged = self._classifier.judge(self._seen)
+        judged = self._judge(self._seen)
         scores = self._core.transition(
             _ALL,
             judged.probability,

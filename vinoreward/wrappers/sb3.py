@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import gymnasium as gym
@@ -20,9 +21,15 @@ from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.success import Scores, Truth, claim_of
 from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMonitor
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
-from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
+from vinoreward.wrappers.learned_reward import (
+    LearnedRewardBase,
+    Looked,
+    append_hold,
+    strict_monitor,
+)
 from vinoreward.wrappers.render_once import PICTURE, LastPictures, PictureInInfo, own_last
 from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource, takes_render
+from vinoreward.wrappers.unscored import Answer, Background, Unscored
 from vinoreward.wrappers.views import ViewSource
 
 with needed_for("vinoreward.wrappers.sb3", "train"):
@@ -97,15 +104,67 @@ def _rendered_in_time(env: VecEnv) -> bool:
     return all(env.env_is_wrapped(PictureInInfo))
 
 
-class _Rendered:
-    """Stands for a vector environment whose environments have put their pictures into infos."""
+def _draw_in_threads(env: VecEnv) -> bool:
+    """Return whether environments can be rendered from a thread of this process.
 
-    def __init__(self, infos: Sequence[Mapping[str, Any]]) -> None:
+    Those of other processes render in their own. OpenGL's contexts belong to one thread, so an
+    environment must say that it can.
+    """
+    if not isinstance(env.unwrapped, DummyVecEnv):
+        return True
+    return env.has_attr("renders_in_threads") and all(env.get_attr("renders_in_threads"))
+
+
+class _Rendered:
+    """Stands for a vector environment whose environments have put their pictures into infos.
+
+    Where one has put none, it is asked for it; see :class:`~vinoreward.PictureInInfo`.
+    """
+
+    def __init__(self, env: VecEnv, infos: Sequence[Mapping[str, Any]]) -> None:
+        self._env = env
         self._infos = infos
+        self._pictures: list[Any] | None = None
 
     def render(self) -> list[Any]:
-        """Return each environment's picture, None where there is none."""
-        return [info.get(PICTURE) for info in self._infos]
+        """Return each environment's picture."""
+        if self._pictures is None:
+            found = [info.get(PICTURE) for info in self._infos]
+            missing = [i for i, picture in enumerate(found) if picture is None]
+            if missing:
+                drawn = self._env.env_method("picture", indices=missing)
+                for i, picture in zip(missing, drawn, strict=True):
+                    found[i] = picture
+            self._pictures = found
+        return self._pictures
+
+
+@dataclass
+class _Step:
+    """A step of the environments, before and after its pictures are scored."""
+
+    observations: Any
+    env_rewards: NDArray[np.float32]
+    dones: NDArray[np.bool_]
+    infos: list[dict[str, Any]]
+    last: dict[int, Any]
+    rendered: _Rendered
+    scores: Scores | None = None
+
+
+def _with_rows(observations: Any, rows: Mapping[int, Any]) -> Any:
+    """Return a copy of a batch of observations with these at their places."""
+    fresh = copy.deepcopy(observations)
+    for i, observation in rows.items():
+        if isinstance(fresh, dict):
+            for key, batch in fresh.items():
+                batch[i] = observation[key]
+        elif isinstance(fresh, tuple):
+            for batch, part in zip(fresh, observation, strict=True):
+                batch[i] = part
+        else:
+            fresh[i] = observation
+    return fresh
 
 
 class EncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
@@ -204,6 +263,11 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         if self._core.options.terminate_on_success:
             _check_restarts(env)
         super()._enclose(env, source, arguments)
+        self.meanwhile: Callable[[Unscored], None] | None = None
+        """What runs in each step while its pictures are scored in a thread; None: nothing.
+        :class:`~vinoreward.RewardLater` trains there."""
+        self._background = Background("vinoreward-scores")
+        self._draws_in_threads = not takes_render(source) or _draw_in_threads(env)
 
     def reset(self) -> Any:
         """Start new episodes everywhere."""
@@ -220,32 +284,83 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             InputError: a picture of a wrong shape or dtype, or no ``terminal_observation``.
             OutputError: the network returned NaN or infinity.
         """
+        step = self._stepped()
+        if self.meanwhile is None:
+            self._earn(step, self._look(step))
+        else:
+            self._overlapped(step, self.meanwhile)
+        return self._told(step)
+
+    @property
+    def appends_hold(self) -> bool:
+        """Whether an observation depends on the score of its picture (``hold_in_observation``)."""
+        return self._core.options.hold_in_observation
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the environments and free the network."""
+        self._background.close()
+        super().close(**kwargs)
+
+    def _stepped(self) -> _Step:
         observations, env_rewards, dones, env_infos = self.venv.step_wait()
         dones = np.array(dones, np.bool_)
         infos = [dict(info) for info in env_infos]
         self.reset_infos = list(self.venv.reset_infos)
         last = self._finals(self._source, dones, observations, infos)
+        rendered = _Rendered(self.venv, infos)
+        return _Step(observations, env_rewards, dones, infos, last, rendered)
+
+    def _look(self, step: _Step) -> Looked:
         everyone = np.ones(self.num_envs, np.bool_)
-        looked = self._score(_Rendered(infos), observations, everyone, ~everyone, last)
-        truncated = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
-        terminated = dones & ~np.array(truncated, np.bool_)
-        guarded = self._guarded(observations, last)
-        scores = self._core.transition(
-            everyone,
-            looked.probability,
-            looked.log_odds,
-            np.asarray(env_rewards, np.float64),
-            terminated,
-            guarded,
-            looked.odd,
-        )
+        return self._score(step.rendered, step.observations, everyone, ~everyone, step.last)
+
+    def _overlapped(self, step: _Step, meanwhile: Callable[[Unscored], None]) -> None:
+        """Score in a thread while ``meanwhile`` runs in this one."""
+        if not self._draws_in_threads:
+            step.rendered.render()
+        looking = self._background.start(lambda: self._look(step))
+        ended = _with_rows(step.observations, step.last) if step.last else step.observations
+
+        def answer() -> Answer:
+            scores = self._earn(step, looking.result())
+            over = step.dones | scores.terminated
+            rewards = scores.rewards.astype(np.float32)
+            return Answer(rewards, over, over & ~scores.terminated)
+
+        try:
+            meanwhile(Unscored(ended, lambda: looking.over, answer))
+        finally:
+            looking.wait()  # nothing else may touch the environments before
+        self._earn(step, looking.result())
+
+    def _earn(self, step: _Step, looked: Looked) -> Scores:
+        """Turn what was seen into rewards, once."""
+        if step.scores is None:
+            everyone = np.ones(self.num_envs, np.bool_)
+            truncated = [bool(info.get("TimeLimit.truncated", False)) for info in step.infos]
+            step.scores = self._core.transition(
+                everyone,
+                looked.probability,
+                looked.log_odds,
+                np.asarray(step.env_rewards, np.float64),
+                step.dones & ~np.array(truncated, np.bool_),
+                self._guarded(step.observations, step.last),
+                looked.odd,
+            )
+            self._keep(step.scores.claimed)
+        return step.scores
+
+    def _told(self, step: _Step) -> Any:
+        """Return what a step tells the learner; reset where a claim ended an episode."""
+        scores, observations, infos = step.scores, step.observations, step.infos
+        if scores is None:
+            raise RuntimeError("a step's scores were read before they were made")
         counter = self._core.detector.counter
-        self._keep(scores.claimed)
-        if (scores.terminated & ~dones).any():
-            observations = self._restart(scores.terminated & ~dones, observations, infos)
-        ended = dones | scores.terminated
+        if (scores.terminated & ~step.dones).any():
+            observations = self._restart(scores.terminated & ~step.dones, observations, infos)
+        ended = step.dones | scores.terminated
         for i, info in enumerate(infos):
-            self._record(info, scores, i, env_rewards[i])
+            self._record(info, scores, i, step.env_rewards[i])
             if ended[i]:
                 self._end(info, i, scores, counter[i])
         if ended.any():
@@ -256,19 +371,11 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         self, mask: NDArray[np.bool_], observations: Any, infos: list[dict[str, Any]]
     ) -> Any:
         """Reset sub-environments whose episode a claimed success ended."""
-        rows, fresh = self._source.rows(observations), copy.deepcopy(observations)
+        rows, fresh = self._source.rows(observations), {}
         for i in np.flatnonzero(mask).tolist():
             infos[i]["terminal_observation"] = copy.deepcopy(rows[i])
-            observation, self.reset_infos[i] = self.venv.env_method("reset", indices=[i])[0]
-            if isinstance(fresh, dict):
-                for key, batch in fresh.items():
-                    batch[i] = observation[key]
-            elif isinstance(fresh, tuple):
-                for batch, part in zip(fresh, observation, strict=True):
-                    batch[i] = part
-            else:
-                fresh[i] = observation
-        return fresh
+            fresh[i], self.reset_infos[i] = self.venv.env_method("reset", indices=[i])[0]
+        return _with_rows(observations, fresh)
 
     def _end(self, info: dict[str, Any], i: int, scores: Scores, counter: np.int64) -> None:
         info["TimeLimit.truncated"] = not scores.terminated[i]
@@ -282,7 +389,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
 
     def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
-        rendered = _Rendered(self.reset_infos)
+        rendered = _Rendered(self.venv, self.reset_infos)
         looked = self._score(rendered, observations, np.zeros_like(mask), mask)
         self._core.begin(mask, looked.first)
 

@@ -35,6 +35,7 @@ from vinoreward_envs.camera.spec import (
     Flags,
     Floats,
     Pixels,
+    camera_eye,
     clip_matrix,
     missing_warp,
 )
@@ -97,36 +98,48 @@ def stderr_without(noise: bytes) -> Iterator[None]:
         os.write(2, rest)
 
 
+def check_device(device: str) -> None:
+    """Raise UnknownDeviceError unless Warp can draw on ``device``."""
+    known = [str(each) for each in _warp().get_devices()]
+    if device not in known:
+        raise UnknownDeviceError(
+            f"Found camera device {device!r}; expected one of {', '.join(known)}. Choose one "
+            "of these."
+        )
+
+
 class FastCamera(Camera):
     """Draws with this package's rasteriser, within a fraction of a grey level of TinyRenderer.
 
     The first camera in a fresh installation compiles its kernels (seconds); Warp keeps them in
     its cache folder for later processes. ``device`` is ``"cpu"`` or a CUDA device as Warp names it,
-    such as ``"cuda:0"``.
+    such as ``"cuda:0"``. ``in_turn`` says whether one thread draws scene after scene, as is best on
+    a processor, or one each vertex, triangle and pixel; None chooses. The pictures are the same.
     """
 
-    def __init__(self, spec: CameraSpec, device: str = "cpu") -> None:
+    def __init__(
+        self, spec: CameraSpec, device: str = "cpu", *, in_turn: bool | None = None
+    ) -> None:
         super().__init__(spec)
+        self._in_turn = device == "cpu" if in_turn is None else in_turn
+        check_device(device)
         self._warp = _warp()
-        known = [str(each) for each in self._warp.get_devices()]
-        if device not in known:
-            raise UnknownDeviceError(
-                f"Found camera device {device!r}; expected one of {', '.join(known)}. Choose one "
-                "of these."
-            )
         self._device = device
-        self._frames = {1: _Frame(self._warp, spec, device, 1)}
+        self._frames = {1: self._frame(1)}
 
     def _draw(self, joints: Floats, poses: Floats, shown: Flags) -> Pixels:
         if len(joints) == 1:
             return self._frames[1].draw(joints, poses, shown)
         if CHUNK not in self._frames:
-            self._frames[CHUNK] = _Frame(self._warp, self.spec, self._device, CHUNK)
+            self._frames[CHUNK] = self._frame(CHUNK)
         pictures = np.empty((len(joints), self.spec.height, self.spec.width, 3), dtype=np.uint8)
         for start in range(0, len(joints), CHUNK):
             part = slice(start, start + CHUNK)
             pictures[part] = self._frames[CHUNK].draw(joints[part], poses[part], shown[part])
         return pictures
+
+    def _frame(self, capacity: int) -> _Frame:
+        return _Frame(self._warp, self.spec, self._device, capacity, self._in_turn)
 
     def close(self) -> None:
         """Release the buffers."""
@@ -137,13 +150,16 @@ class FastCamera(Camera):
 class _Frame:
     """Buffers and recorded kernel launches for up to ``capacity`` scenes at a time."""
 
-    def __init__(self, warp: Any, spec: CameraSpec, device: str, capacity: int) -> None:
+    def __init__(
+        self, warp: Any, spec: CameraSpec, device: str, capacity: int, in_turn: bool
+    ) -> None:
         from vinoreward_envs.camera import kernels
 
         self._warp, self._device = warp, device
         mesh = scene_mesh(spec.mesh)
         drawn = background(spec.height, spec.width)
         self._corners = _boxes(mesh)
+        self._eye = camera_eye()
         self._screen_from_world = _screen_matrix(spec.height, spec.width)
         self._limits = (spec.width - 1.0, spec.height - 1.0)
         # Bodies' poses: the arm's base is at the origin and stays there.
@@ -151,14 +167,18 @@ class _Frame:
         links = (capacity, MESH_LINKS)
         self._matrices = self._array(np.zeros((*links, 4, 4), np.float32), warp.mat44)
         self._rotations = self._array(np.zeros((*links, 3, 3), np.float32), warp.mat33)
+        self._eyes = self._array(np.zeros((*links, 3), np.float32), warp.vec3)
         self._seen = self._array(np.zeros(links, np.uint8), warp.uint8)
 
         size = (spec.height, spec.width)
         level = (drawn.nearness.astype(np.float64) * kernels.NEARNESS_SCALE).astype(np.uint64)
         depth = level << np.uint64(32)
-        screen = self._array(np.zeros((capacity, len(mesh.positions), 3), np.float32), warp.vec3)
-        depths = self._array(np.tile(depth, (capacity, 1, 1)), warp.uint64)
+        # Scenes that are drawn in turn share the buffers of one.
+        at_once = 1 if in_turn else capacity
+        screen = self._array(np.zeros((at_once, len(mesh.positions), 3), np.float32), warp.vec3)
+        depths = self._array(np.tile(depth, (at_once, 1, 1)), warp.uint64)
         self._picture = self._array(np.zeros((capacity, *size, 3), np.uint8), warp.vec3ub)
+        positions = self._array(mesh.positions, warp.vec3)
         faces = self._array(mesh.faces, warp.vec3i)
         face_links = self._array(mesh.links[mesh.faces[:, 0]], warp.uint8)
         direction = np.array(LIGHT) / np.linalg.norm(LIGHT)
@@ -168,23 +188,28 @@ class _Frame:
         ]  # fmt: skip
         light = [warp.vec3(*direction), warp.vec3(AMBIENT, DIFFUSE, SPECULAR)]
         behind = [self._array(drawn.picture, warp.vec3ub), self._array(depth, warp.uint64)]
-        vertices = [
-            self._array(mesh.positions, warp.vec3), self._array(mesh.links, warp.uint8),
-            self._matrices, self._seen, c.CAMERA_NEAR,
-        ]  # fmt: skip
-        steps = (
-            (kernels.transform_vertices, (len(mesh.positions),), [*vertices, screen]),
-            (
-                kernels.fill_triangles,
-                (len(mesh.faces),),
-                [faces, face_links, self._seen, screen, *size, depths],
-            ),
-            (
-                kernels.shade_pixels,
-                size,
-                [faces, *surface, self._rotations, screen, *light, *behind, depths, self._picture],
-            ),
-        )
+        near = c.CAMERA_NEAR
+        steps: list[tuple[Any, tuple[int, ...], list[Any]]]
+        if in_turn:
+            ranges, planes = _ranges(mesh), _planes(mesh)
+            everything = [
+                positions, self._array(ranges, warp.vec4i), faces, self._array(planes, warp.vec4),
+                *surface, self._matrices, self._rotations, self._eyes, self._seen, near,
+                *light, *behind, screen[0], depths, self._picture,
+            ]  # fmt: skip
+            steps = [(kernels.draw_scenes, (), everything)]
+        else:
+            links_of = self._array(mesh.links, warp.uint8)
+            vertices = [positions, links_of, self._matrices, self._seen, near, screen]
+            triangles = [faces, face_links, self._seen, screen, *size, depths]
+            pixels = [
+                faces, *surface, self._rotations, screen, *light, *behind, depths, self._picture,
+            ]  # fmt: skip
+            steps = [
+                (kernels.transform_vertices, (len(mesh.positions),), vertices),
+                (kernels.fill_triangles, (len(mesh.faces),), triangles),
+                (kernels.shade_pixels, size, pixels),
+            ]
         self._launches = [
             (warp.launch(kernel, (capacity, *dim), inputs, device=device, record_cmd=True), dim)
             for kernel, dim, inputs in steps
@@ -205,6 +230,9 @@ class _Frame:
         seen[:, OBJECT_LINK] &= shown
         self._fill(self._matrices, matrices)
         self._fill(self._rotations, bodies[..., :3, :3])
+        # Where each body has the camera: a rotation's inverse is its transpose.
+        away = self._eye - bodies[..., :3, 3]
+        self._fill(self._eyes, np.einsum("...ij,...i->...j", bodies[..., :3, :3], away))
         self._fill(self._seen, seen)
         for launch, dim in self._launches:
             launch.set_dim((count, *dim))
@@ -232,6 +260,26 @@ def _boxes(mesh: SceneMesh) -> Floats:
             for i in range(8):
                 corners[link, :3, i] = [high[k] if i >> k & 1 else low[k] for k in range(3)]
     return corners
+
+
+def _ranges(mesh: SceneMesh) -> NDArray[np.int32]:
+    """Return ``(14, 4)``: first vertex and the one after the last of each body, then triangles."""
+    bodies = np.arange(MESH_LINKS)
+    found = [
+        np.searchsorted(links, bodies, side)
+        for links in (mesh.links, mesh.links[mesh.faces[:, 0]])
+        for side in ("left", "right")
+    ]
+    return np.stack(found, axis=1).astype(np.int32)
+
+
+def _planes(mesh: SceneMesh) -> NDArray[np.float32]:
+    """Return the planes ``(T, 4)`` of the triangles: unit normal outwards, and its offset."""
+    a, b, c_ = (mesh.positions[mesh.faces[:, corner]].astype(np.float64) for corner in range(3))
+    normals = np.cross(b - a, c_ - a)
+    # A triangle without an area keeps a plane that the camera is not behind: nothing is drawn.
+    normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    return np.column_stack([normals, (normals * a).sum(axis=1)]).astype(np.float32)
 
 
 def _screen_matrix(height: int, width: int) -> Floats:

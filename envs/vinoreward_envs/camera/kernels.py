@@ -1,8 +1,11 @@
 """Warp kernels of the fast camera: transform vertices, fill triangles, shade pixels.
 
-Batched from the outset (``B`` scenes over one shared mesh), so that the same kernels run on a
-processor and on CUDA. The rules are TinyRenderer's: sample at integer pixel corners, no back
-faces, no triangle below 0.005 square pixels, smooth normals, perspective-correct weights.
+``B`` scenes over one shared mesh. On CUDA one thread does one vertex, triangle or pixel. On a
+processor, where threads take turns, ``draw_scenes`` draws scene after scene: it leaves out bodies
+that are not seen, and triangles that face away before it looks at their corners, and its buffers
+stay in the cache. Both call the same functions, so they draw the same picture. The rules
+are TinyRenderer's: sample at integer pixel corners, no back faces, no triangle below 0.005 square
+pixels, smooth normals, perspective-correct weights.
 """
 
 # No postponed annotations here: Warp reads them as types when a kernel is defined.
@@ -18,6 +21,113 @@ _SCALE = wp.constant(wp.float64(NEARNESS_SCALE))
 _ID_BITS = wp.constant(wp.uint64(32))
 _ID_MASK = wp.constant(wp.uint64(0xFFFFFFFF))
 _MIN_DOUBLE_AREA = wp.constant(0.01)
+# Metres behind a triangle's plane from which the camera surely sees its back: rounding is less.
+_BEHIND = wp.constant(-1.0e-4)
+
+
+@wp.func
+def on_screen(p: wp.vec3, screen_from_link: wp.mat44, near: float) -> wp.vec3:
+    """Return column, row and nearness of a point of a link; nearness 0: too close."""
+    h = screen_from_link * wp.vec4(p[0], p[1], p[2], 1.0)
+    if h[3] < near:
+        return wp.vec3(0.0, 0.0, 0.0)
+    nearness = 1.0 / h[3]
+    return wp.vec3(h[0] * nearness, h[1] * nearness, nearness)
+
+
+@wp.func
+def above(x: float) -> int:
+    """Return the least whole number that is not below ``x``; cheaper than a call of ceil."""
+    i = int(x)
+    if float(i) < x:
+        i += 1
+    return i
+
+
+@wp.func
+def below(x: float) -> int:
+    """Return the greatest whole number that is not above ``x``."""
+    i = int(x)
+    if float(i) > x:
+        i -= 1
+    return i
+
+
+@wp.func
+def fill(
+    t: int,
+    a: wp.vec3,
+    b: wp.vec3,
+    c: wp.vec3,
+    scene: int,
+    height: int,
+    width: int,
+    in_turn: bool,
+    depth: wp.array3d(dtype=wp.uint64),
+):
+    """Write triangle ``t`` where it is the nearest: nearness above, index + 1 below.
+
+    Where threads take turns, to write a 0 costs less than to foresee whether a pixel is covered.
+    """
+    # Rows count downwards, so a triangle seen from outside has a negative area here.
+    area = (c[0] - a[0]) * (b[1] - a[1]) - (b[0] - a[0]) * (c[1] - a[1])
+    if area <= _MIN_DOUBLE_AREA:
+        return
+    if a[2] == 0.0 or b[2] == 0.0 or c[2] == 0.0:
+        return
+    left = wp.max(above(wp.min(a[0], wp.min(b[0], c[0]))), 0)
+    right = wp.min(below(wp.max(a[0], wp.max(b[0], c[0]))), width - 1)
+    top = wp.max(above(wp.min(a[1], wp.min(b[1], c[1]))), 0)
+    bottom = wp.min(below(wp.max(a[1], wp.max(b[1], c[1]))), height - 1)
+    if left > right or top > bottom:
+        return
+    scale = 1.0 / area
+    for row in range(top, bottom + 1):
+        y = float(row)
+        for column in range(left, right + 1):
+            x = float(column)
+            u = ((c[0] - x) * (b[1] - y) - (b[0] - x) * (c[1] - y)) * scale
+            v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * scale
+            w = 1.0 - u - v
+            nearness = wp.max(u * a[2] + v * b[2] + w * c[2], 0.0)
+            level = wp.uint64(wp.float64(nearness) * _SCALE)
+            found = (level << _ID_BITS) | wp.uint64(t + 1)
+            if wp.min(u, wp.min(v, w)) < 0.0:
+                found = wp.uint64(0)
+            if in_turn or found != wp.uint64(0):
+                wp.atomic_max(depth, scene, row, column, found)
+
+
+@wp.func
+def shaded(
+    row: int,
+    column: int,
+    a: wp.vec3,
+    b: wp.vec3,
+    c: wp.vec3,
+    normal_a: wp.vec3,
+    normal_b: wp.vec3,
+    normal_c: wp.vec3,
+    rotation: wp.mat33,
+    direction: wp.vec3,
+    strength: wp.vec3,
+    colour: wp.vec3ub,
+) -> wp.vec3ub:
+    """Return the colour of a pixel of a triangle with these corners and normals."""
+    x = float(column)
+    y = float(row)
+    u = ((c[0] - x) * (b[1] - y) - (b[0] - x) * (c[1] - y)) * a[2]
+    v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * b[2]
+    w = ((b[0] - x) * (a[1] - y) - (a[0] - x) * (b[1] - y)) * c[2]
+    normal = wp.normalize(rotation * (u * normal_a + v * normal_b + w * normal_c))
+    facing = wp.dot(normal, direction)
+    mirrored = wp.max(2.0 * facing * normal[2] - direction[2], 0.0)
+    brightness = strength[0] + strength[1] * wp.max(facing, 0.0) + strength[2] * mirrored * mirrored
+    return wp.vec3ub(
+        wp.uint8(wp.min(float(colour[0]) * brightness, 255.0)),
+        wp.uint8(wp.min(float(colour[1]) * brightness, 255.0)),
+        wp.uint8(wp.min(float(colour[2]) * brightness, 255.0)),
+    )
 
 
 @wp.kernel
@@ -34,13 +144,7 @@ def transform_vertices(
     link = int(links[i])
     if seen[scene, link] == wp.uint8(0):
         return
-    p = positions[i]
-    h = screen_from_link[scene, link] * wp.vec4(p[0], p[1], p[2], 1.0)
-    if h[3] < near:
-        screen[scene, i] = wp.vec3(0.0, 0.0, 0.0)
-        return
-    nearness = 1.0 / h[3]
-    screen[scene, i] = wp.vec3(h[0] * nearness, h[1] * nearness, nearness)
+    screen[scene, i] = on_screen(positions[i], screen_from_link[scene, link], near)
 
 
 @wp.kernel
@@ -53,36 +157,15 @@ def fill_triangles(
     width: int,
     depth: wp.array3d(dtype=wp.uint64),
 ):
-    """Keep, for each pixel ``(B, H, W)``, the nearest triangle: nearness above, index + 1 below."""
+    """Keep, for each pixel ``(B, H, W)``, the nearest triangle."""
     scene, t = wp.tid()
     if seen[scene, int(face_links[t])] == wp.uint8(0):
         return
     face = faces[t]
-    a = screen[scene, face[0]]
-    b = screen[scene, face[1]]
-    c = screen[scene, face[2]]
-    # Rows count downwards, so a triangle seen from outside has a negative area here.
-    area = (c[0] - a[0]) * (b[1] - a[1]) - (b[0] - a[0]) * (c[1] - a[1])
-    if area <= _MIN_DOUBLE_AREA:
-        return
-    if a[2] == 0.0 or b[2] == 0.0 or c[2] == 0.0:
-        return
-    left = wp.max(int(wp.ceil(wp.min(a[0], wp.min(b[0], c[0])))), 0)
-    right = wp.min(int(wp.floor(wp.max(a[0], wp.max(b[0], c[0])))), width - 1)
-    top = wp.max(int(wp.ceil(wp.min(a[1], wp.min(b[1], c[1])))), 0)
-    bottom = wp.min(int(wp.floor(wp.max(a[1], wp.max(b[1], c[1])))), height - 1)
-    scale = 1.0 / area
-    for row in range(top, bottom + 1):
-        y = float(row)
-        for column in range(left, right + 1):
-            x = float(column)
-            u = ((c[0] - x) * (b[1] - y) - (b[0] - x) * (c[1] - y)) * scale
-            v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * scale
-            w = 1.0 - u - v
-            if u >= 0.0 and v >= 0.0 and w >= 0.0:
-                nearness = u * a[2] + v * b[2] + w * c[2]
-                level = wp.uint64(wp.float64(nearness) * _SCALE)
-                wp.atomic_max(depth, scene, row, column, (level << _ID_BITS) | wp.uint64(t + 1))
+    fill(
+        t, screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
+        scene, height, width, False, depth,
+    )  # fmt: skip
 
 
 @wp.kernel
@@ -110,23 +193,69 @@ def shade_pixels(
     depth[scene, row, column] = background_depth[row, column]
     t = int(won) - 1
     face = faces[t]
-    a = screen[scene, face[0]]
-    b = screen[scene, face[1]]
-    c = screen[scene, face[2]]
-    x = float(column)
-    y = float(row)
-    u = ((c[0] - x) * (b[1] - y) - (b[0] - x) * (c[1] - y)) * a[2]
-    v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * b[2]
-    w = ((b[0] - x) * (a[1] - y) - (a[0] - x) * (b[1] - y)) * c[2]
     corners = normal_faces[t]
-    local = u * normals[corners[0]] + v * normals[corners[1]] + w * normals[corners[2]]
-    normal = wp.normalize(rotations[scene, int(face_links[t])] * local)
-    facing = wp.dot(normal, direction)
-    mirrored = wp.max(2.0 * facing * normal[2] - direction[2], 0.0)
-    brightness = strength[0] + strength[1] * wp.max(facing, 0.0) + strength[2] * mirrored * mirrored
-    colour = colours[t]
-    picture[scene, row, column] = wp.vec3ub(
-        wp.uint8(wp.min(float(colour[0]) * brightness, 255.0)),
-        wp.uint8(wp.min(float(colour[1]) * brightness, 255.0)),
-        wp.uint8(wp.min(float(colour[2]) * brightness, 255.0)),
-    )
+    picture[scene, row, column] = shaded(
+        row, column,
+        screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
+        normals[corners[0]], normals[corners[1]], normals[corners[2]],
+        rotations[scene, int(face_links[t])], direction, strength, colours[t],
+    )  # fmt: skip
+
+
+@wp.kernel
+def draw_scenes(
+    positions: wp.array(dtype=wp.vec3),
+    ranges: wp.array(dtype=wp.vec4i),
+    faces: wp.array(dtype=wp.vec3i),
+    planes: wp.array(dtype=wp.vec4),
+    normal_faces: wp.array(dtype=wp.vec3i),
+    face_links: wp.array(dtype=wp.uint8),
+    normals: wp.array(dtype=wp.vec3),
+    colours: wp.array(dtype=wp.vec3ub),
+    screen_from_link: wp.array2d(dtype=wp.mat44),
+    rotations: wp.array2d(dtype=wp.mat33),
+    eyes: wp.array2d(dtype=wp.vec3),
+    seen: wp.array2d(dtype=wp.uint8),
+    near: float,
+    direction: wp.vec3,
+    strength: wp.vec3,
+    background: wp.array2d(dtype=wp.vec3ub),
+    background_depth: wp.array2d(dtype=wp.uint64),
+    screen: wp.array(dtype=wp.vec3),
+    depth: wp.array3d(dtype=wp.uint64),
+    picture: wp.array3d(dtype=wp.vec3ub),
+):
+    """Draw scenes ``(B,)`` one after the other; ``screen`` and ``depth`` are of one scene."""
+    scene = wp.tid()
+    height = background.shape[0]
+    width = background.shape[1]
+    for link in range(ranges.shape[0]):
+        if seen[scene, link] != wp.uint8(0):
+            span = ranges[link]
+            matrix = screen_from_link[scene, link]
+            for i in range(span[0], span[1]):
+                screen[i] = on_screen(positions[i], matrix, near)
+            eye = eyes[scene, link]
+            for t in range(span[2], span[3]):
+                plane = planes[t]
+                if plane[0] * eye[0] + plane[1] * eye[1] + plane[2] * eye[2] - plane[3] > _BEHIND:
+                    face = faces[t]
+                    fill(
+                        t, screen[face[0]], screen[face[1]], screen[face[2]],
+                        0, height, width, True, depth,
+                    )  # fmt: skip
+    for row in range(height):
+        for column in range(width):
+            won = depth[0, row, column] & _ID_MASK
+            if won == wp.uint64(0):
+                picture[scene, row, column] = background[row, column]
+            else:
+                depth[0, row, column] = background_depth[row, column]
+                t = int(won) - 1
+                face = faces[t]
+                corners = normal_faces[t]
+                picture[scene, row, column] = shaded(
+                    row, column, screen[face[0]], screen[face[1]], screen[face[2]],
+                    normals[corners[0]], normals[corners[1]], normals[corners[2]],
+                    rotations[scene, int(face_links[t])], direction, strength, colours[t],
+                )  # fmt: skip

@@ -13,12 +13,13 @@ from tqdm import tqdm
 from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
+from vinoreward.machine import usable_cores
 from vinoreward_training.actors.build import build
 from vinoreward_training.actors.report import aligned, breakdown_rows, draw_profile, share_words
 from vinoreward_training.actors.run import difference
 from vinoreward_training.actors.settings import command, recorded
 from vinoreward_training.configs import ActorsConfig
-from vinoreward_training.runs.machine import describe_machine, usable_cores
+from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import RunFolder, plain
 

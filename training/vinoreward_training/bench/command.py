@@ -27,12 +27,15 @@ from vinoreward_training.runs.run_folder import RunFolder, plain, reading
 
 _BY_MODULE = {
     "rewards": "backends reward-path step camera classifier guard int8",
+    "batches": "batch",
     "encoders": "encoders joint",
     "command": "memory install",
+    "services": "service",
     "labelling": "labelling",
     "searches": "search",
     "audits": "audit mend",
     "label_orders": "label-order",
+    "later": "later",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
     "alarms": "alarms",
     "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",
@@ -41,7 +44,7 @@ _BY_MODULE = {
 }
 ROWS = {name: module for module, names in _BY_MODULE.items() for name in names.split()}
 """Name of a row to the module that measures it: ``solve-random`` by its ``solve_random_rows``."""
-QUICK = list(ROWS)[:10]
+QUICK = list(ROWS)[:11]
 """Those that take no training."""
 _GROUPS = {
     "quick": QUICK,

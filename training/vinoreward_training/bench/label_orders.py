@@ -43,6 +43,8 @@ FRESH = 4000
 EPOCHS = 4
 """Of each training. Another camera asks for more than what ``vinoreward mend`` does by default."""
 LEARNING_RATE = 5e-4
+SHARE = 0.4
+"""Of the labels, in each order the same."""
 FALSE_RATE = 0.01
 
 Images = npt.NDArray[np.uint8]
@@ -165,6 +167,7 @@ def _refitted(start: Bundle, task: Task, known: Sequence[int] | Labels, name: st
         bundle=str(start.path),
         data=task.folder / "old",
         labels=(),
+        share=SHARE,
         epochs=EPOCHS,
         learning_rate=LEARNING_RATE,
         out=out,

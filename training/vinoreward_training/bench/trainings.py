@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+import numpy as np
 
 from vinoreward_training.bench.encoders import (
     ENVIRONMENT,
@@ -32,6 +34,9 @@ from vinoreward_training.policy.checkpoint import build_model, load_policy
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.tasks.environments import make_env
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
 
 GOAL = 0.95
 """True success rate from which a task counts as solved."""
@@ -238,7 +243,7 @@ def _overhead(
     settled = SETTINGS.of(env=env_id, timesteps=config.overhead_steps)
 
     def seconds(kind: str, seed: int) -> Any:
-        spent = _train_seconds(makers[kind](), settled, seed)
+        spent = train_seconds(makers[kind](), settled, seed)
         print(f"  {kind} seed {seed}: {spent[0]:.1f} s", flush=True)
         return spent
 
@@ -260,20 +265,36 @@ def _overhead(
     ]
 
 
-def _train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> Any:
-    """Return wall and processor seconds of a training of fixed length, without making its parts."""
+def train_seconds(
+    env: gym.Env[Any, Any] | VecEnv, settled: TrainConfig, seed: int, *, later: bool = False
+) -> Any:
+    """Return seconds of a training of fixed length, without making its parts.
+
+    They are of the wall, of this process's processor time, and of this thread's alone. ``later``
+    defers the rewards; that takes a vector environment.
+    """
     one_thread()
     steps = settled.timesteps or 1
     with contextlib.closing(env):
         # Loads the network and the camera; a run pays that once, whatever its length.
-        env.reset(seed=seed)
-        env.step(env.action_space.sample())
+        if isinstance(env, gym.Env):
+            env.reset(seed=seed)
+            env.step(env.action_space.sample())
+        else:
+            env.seed(seed)
+            env.reset()
+            env.step(np.stack([env.action_space.sample() for _ in range(env.num_envs)]))
         learner = build_model(
-            settled.algorithm, env, settled.algorithm_kwargs, seed=seed, replay_size=steps
+            settled.algorithm,
+            env,
+            settled.algorithm_kwargs,
+            seed=seed,
+            replay_size=steps,
+            later=later,
         )
-        began = wall_and_cpu()
+        began = np.append(wall_and_cpu(), time.thread_time())
         learner.learn(steps)
-        return wall_and_cpu() - began
+        return np.append(wall_and_cpu(), time.thread_time()) - began
 
 
 def solve_pixels_rows(config: BenchConfig) -> list[Row]:

@@ -31,7 +31,7 @@ from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.runs.fit import export_checked, predict, spread, weights_of
-from vinoreward_training.runs.next_command import after_bundle, origin
+from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
 
 GOLDEN_FRAMES = 8
@@ -144,7 +144,7 @@ def make_bundle(
     }
     drawn = draw(folder / "pictures", dataset, test, result)
     drawn.append(_draw_history(folder / "pictures" / "history.png", history))
-    saved = publish(
+    publish(
         folder,
         "Success classifier",
         "A success classifier: one camera picture in, the probability of success out. Made by "
@@ -159,8 +159,6 @@ def make_bundle(
         (dataset.images[golden], logits[golden].astype(np.float32)),
     )
     say(result, guard)
-    if result.verdict.level != "useless":
-        print(f"next: {after_bundle(saved, config.data, config.success_label)}")
     return result.verdict
 
 

@@ -19,7 +19,7 @@ from vinoreward_training.data.dataset import (
     telling_numbers,
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_table, say_parts
-from vinoreward_training.runs.next_command import again, bundle_name
+from vinoreward_training.runs.next_command import after_bundle, again, bundle_name
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse
 
@@ -90,7 +90,10 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
     started = config.weights is not None or config.pretrained
     record = training.record_of(dataset, train, started=started, before=before)
     verdict = make_bundle(config, dataset, parts, folder, inner, fit.history, record, unseen)
-    return USELESS if verdict.level == "useless" else 0
+    if verdict.level == "useless":
+        return USELESS
+    print(f"next: {after_bundle(folder / 'bundle', config.data, config.success_label)}")
+    return 0
 
 
 def run(config: FinetuneConfig) -> int:

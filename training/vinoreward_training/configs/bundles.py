@@ -516,10 +516,11 @@ class MendConfig:
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
     replay: int = 12000
     """At most so many of the old training images are used."""
-    share: float = 0.4
-    """Share of the images in a training step that are labelled ones."""
-    epochs: int = 1
-    """Passes over as many images as are used."""
+    share: float | None = None
+    """Share of the images in a training step that are labelled ones. Default: 0.4 if the bundle
+    gets all of them wrong, and as much less as it gets fewer wrong."""
+    epochs: int = 0
+    """Passes over as many images as are used. 0: as many as come to 24,000 images, at least one."""
     learning_rate: float = 2e-4
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
     target_fpr: float | None = None

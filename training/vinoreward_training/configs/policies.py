@@ -25,6 +25,8 @@ class TrainConfig:
         vinoreward train --env CartPole-v1 --algorithm DQN --out runs/cartpole
         vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --out runs/mine
         vinoreward train --env PandaHoverRandom-v0 --num-envs 4 --out runs/four
+        vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --num-envs 16 \\
+            --service shared --out runs/sixteen
         vinoreward train --config my.yaml --algorithm-kwargs gamma 0.95 batch_size 128
     """
 
@@ -89,6 +91,16 @@ class TrainConfig:
     vec_env: Literal["subproc", "dummy"] = "subproc"
     """With --num-envs: subproc, one process per environment, for slow ones; or dummy, all in this
     process, for those that take less than a millisecond per step."""
+    start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
+    """How processes of --num-envs start. fork is fast and copies what this process holds, which
+    some libraries do not survive."""
+    service: str | None = None
+    """shared: one process of the machine runs the networks for all that ask for the same, also for
+    other trainings. With --num-envs in processes, each environment then judges, and encodes, its
+    own pictures; shared:NAME for a service that others may swap. None: this process runs them."""
+    later: bool = False
+    """Score a step's images while the learner takes its gradient steps: the same training in less
+    time, if a core is free for it. SAC, TD3, DDPG and DQN; not with --encoder."""
     success_reward: float = 1.0
     """Reward of a claimed success, with --wrap-bundle."""
     step_reward: float = 0.0
@@ -363,13 +375,13 @@ class ProfileConfig:
 class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
-    Rows: backends, reward-path, step, camera, classifier, int8, encoders, joint, memory, install,
-    labelling, search, audit, mend, label-order, overhead, overhead-pixels, solve, solve-random,
-    solve-pixels, wall, alarms, and those of compressed actors: actor-step, actor-refresh,
-    actor-tasks, actor-wire, actor-bits, actor-cartpole, actor-classic, actor-samples, actor-pong,
-    actor-curves. ``actors`` stands for the latter, ``quick`` for the first ones, which need no
-    training, ``all`` for all. search, audit, mend, label-order and alarms take about 20 minutes
-    each.
+    Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
+    memory, install, service, labelling, search, audit, mend, label-order, later, overhead,
+    overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those of compressed
+    actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits, actor-cartpole,
+    actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` stands for the latter,
+    ``quick`` for the first ones, which need no training, ``all`` for all. search, audit, mend,
+    label-order, alarms and service take about 20 minutes each.
     Rows with pixels, and most of encoders, need an encoder (--encoder) and are skipped with a note
     without one. labelling needs Chromium.
 
@@ -407,7 +419,8 @@ class BenchConfig:
     first_seed: int = 100
     """First seed of trainings; the presets were tuned on seeds 0 to 7."""
     seeds: int = 5
-    """Trainings per arm of ``solve``, ``solve-random``, ``overhead`` and ``actor-cartpole``."""
+    """Trainings per arm of ``solve``, ``solve-random``, ``overhead``, ``later`` and
+    ``actor-cartpole``."""
     rounds: int = 20
     """Rounds in which the candidates are measured in turns."""
     scenes: int = 2000
@@ -431,6 +444,10 @@ class BenchConfig:
     samples_steps: int = 3000
     """Steps of each training of ``actor-samples`` and ``actor-pong``."""
     overhead_steps: int = 2000
-    """Steps of each training of ``overhead`` and ``overhead-pixels``."""
+    """Steps of each training of ``overhead``, ``overhead-pixels`` and ``later``."""
     evaluation_episodes: int = 100
     """Episodes for the decision whether a policy has solved its task."""
+    service_workers: int = 16
+    """Processes of ``service``."""
+    service_calls: int = 1_000_000
+    """Calls of ``service`` in which it and its workers are killed at random."""

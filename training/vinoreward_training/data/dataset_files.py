@@ -30,6 +30,7 @@ from vinoreward.bundles.picture import (
 from vinoreward.bundles.reader import parse, plain
 from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
+from vinoreward.machine import free_memory
 from vinoreward.wrappers.render_once import drawn
 from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_envs.camera.spec import resized
@@ -223,16 +224,24 @@ def _read(
     except InputError as error:
         raise DatasetError(f"{error} (capture --resume makes its own anew.)") from error
     if crop is not None:
-        top, left, height, width = crop
-        if image.shape[0] < top + height or image.shape[1] < left + width:
-            raise DatasetError(
-                f"{path} has {image.shape[0]}x{image.shape[1]} pixels (height x width). Expected "
-                f"at least {top + height}x{left + width} for --image-crop {top} {left} {height} "
-                f"{width} (TOP LEFT HEIGHT WIDTH)."
-            )
-        image = image[top : top + height, left : left + width]
+        image = cut(image, crop, path)
     changed = image if size is None else resized(image, *size)
     return changed, changed is not image
+
+
+def cut(image: npt.NDArray[np.uint8], crop: Crop, path: Path) -> npt.NDArray[np.uint8]:
+    """Return the part (top, left, height, width) of the picture (H, W, 3) that is at ``path``.
+
+    DatasetError if it is too small.
+    """
+    top, left, height, width = crop
+    if image.shape[0] < top + height or image.shape[1] < left + width:
+        raise DatasetError(
+            f"{path} has {image.shape[0]}x{image.shape[1]} pixels (height x width). Expected at "
+            f"least {top + height}x{left + width} for --image-crop {top} {left} {height} {width} "
+            "(TOP LEFT HEIGHT WIDTH)."
+        )
+    return image[top : top + height, left : left + width]
 
 
 def _check_memory(folder: Path, count: int, size: tuple[int, ...]) -> None:
@@ -250,30 +259,6 @@ def say_parts(images: npt.NDArray[np.uint8], parts: Iterable[Indices], more: str
     named = zip(("train", "validation", "test"), parts, strict=True)
     counts = ", ".join(f"{len(part)} {name}" for name, part in named)
     print(f"{len(images)} frames of {images.shape[1]}x{images.shape[2]}: {counts}{more}")
-
-
-def free_memory() -> int | None:
-    """Return the bytes of memory that this process can still have; None if not known.
-
-    The least of what the machine has and what its control group (a container's limit) allows.
-    """
-    available = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available.append(int(line.split()[1]) * 1024)
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            most, now = ((group / name).read_text(encoding="ascii") for name in (limit, used))
-            # The files' cache counts as used and is given back where it is needed.
-            stat = ((group / limit).parent / "memory.stat").read_text(encoding="ascii")
-            facts = dict(line.split()[:2] for line in stat.splitlines())
-            available.append(int(most) - int(now) + int(facts.get("inactive_file", 0)))
-    return max(0, min(available)) if available else None
 
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:

@@ -25,6 +25,7 @@ from vinoreward.errors import (
     UselessClassifierError,
 )
 from vinoreward.files import read_json, sha256, write_json
+from vinoreward.machine import usable_cores
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.capture.command import run as run_capture
 from vinoreward_training.classifier.finetune import USELESS
@@ -42,7 +43,6 @@ from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train as train_policy
 from vinoreward_training.quantize.command import run as run_quantize
-from vinoreward_training.runs.machine import usable_cores
 from vinoreward_training.runs.next_command import beside
 from vinoreward_training.runs.report import write_report
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder, reading

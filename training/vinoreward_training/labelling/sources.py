@@ -23,13 +23,15 @@ import numpy.typing as npt
 from vinoreward.bundles.picture import read_picture, shown_name
 from vinoreward.errors import ConfigError, DatasetError, InputError
 from vinoreward.files import open_to_read
+from vinoreward.machine import free_memory
 from vinoreward.saved_state import shown
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,
     METADATA,
-    free_memory,
+    Crop,
+    cut,
     inside,
     pictures_below,
     read_table,
@@ -263,8 +265,14 @@ class Labelled(NamedTuple):
     names: list[str]
 
 
-def labelled_pictures(folder: Path, labels: Sequence[Label], size: tuple[int, int]) -> Labelled:
-    """Return the pictures on whose label everybody agrees, resized to (height, width).
+def labelled_pictures(
+    folder: Path,
+    labels: Sequence[Label],
+    size: tuple[int, int],
+    *,
+    crop: Crop | None = None,
+) -> Labelled:
+    """Return the pictures on whose label everybody agrees, cut and resized to (height, width).
 
     Skipped and contradicted ones are left out, see
     :func:`vinoreward_training.labelling.labels.settled`. So are those that are no longer there or
@@ -275,9 +283,10 @@ def labelled_pictures(folder: Path, labels: Sequence[Label], size: tuple[int, in
             or the folder of the videos.
         labels: what :func:`vinoreward_training.labelling.labels.read_labels` returns.
         size: (height, width), by PIL's bilinear filter.
+        crop: (top, left, height, width) in pixels, cut out of each picture first.
 
     Raises:
-        DatasetError: more pictures than fit into memory.
+        DatasetError: more pictures than fit into memory, or a picture too small for ``crop``.
     """
     chosen = settled(labels)
     needed, free = len(chosen) * size[0] * size[1] * 3, free_memory()
@@ -303,6 +312,8 @@ def labelled_pictures(folder: Path, labels: Sequence[Label], size: tuple[int, in
         if digest_of(image) != label.sha256:
             lost.append(label.picture)
             continue
+        if crop is not None:
+            image = cut(image, crop, folder / label.picture)
         images[len(kept)] = resized(image, *size)
         kept.append(label)
     if lost:

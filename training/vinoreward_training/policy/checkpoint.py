@@ -68,6 +68,7 @@ def build_model(
     seed: int,
     device: str = "cpu",
     replay_size: int | None = None,
+    later: bool = False,
 ) -> BaseAlgorithm:
     """Build an untrained SB3 model.
 
@@ -75,9 +76,13 @@ def build_model(
     ``action_noise`` may be a standard deviation. ``replay_size`` is the replay capacity unless
     ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate. With N
     environments off-policy algorithms make N gradient steps where they would make one, unless
-    ``gradient_steps`` is given.
+    ``gradient_steps`` is given. ``later`` defers rewards, see :class:`~vinoreward.RewardLater`.
     """
     kind: Any = algorithm_class(algorithm)
+    if later:
+        from vinoreward.wrappers.later import RewardLater
+
+        kind = RewardLater.of(kind)
     # A deep copy: SB3 writes into policy_kwargs.
     given: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value

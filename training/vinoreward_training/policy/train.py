@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vinoreward.backends.serving import service_name
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, needed_for
 from vinoreward.files import read_json, write_json
-from vinoreward.processes import interrupt_between
+from vinoreward.machine import usable_cores
+from vinoreward.processes import interrupt_between, thread_limits
 from vinoreward.rewards.guard import GUARD_FILE
 from vinoreward.rewards.trust import TITLES
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (
     OF_ENV,
+    OFF_POLICY,
     build_model,
     discount,
     policy_for,
@@ -169,6 +172,8 @@ _OF_OURS = ("hold", "exit_threshold", "on_ood")
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
     own = has_own_reward(config.env)
+    _check_service(config, own=own)
+    _check_later(config, own=own)
     if config.wrap_bundle and not own:
         if config.backend == "oracle" and not config.resume:
             refuse_ignored(
@@ -195,6 +200,36 @@ def _check_reward_used(config: TrainConfig) -> None:
             )
 
 
+def _check_service(config: TrainConfig, *, own: bool) -> None:
+    """Refuse a service that would run nothing."""
+    if config.service is None:
+        return
+    service_name(config.service)
+    judged = config.backend != "oracle" and (own or config.wrap_bundle)
+    if not judged and config.encoder is None:
+        raise ConfigError(
+            f"found --service {config.service}, but no network is asked for: "
+            f"{config.env} is trained on its own reward or on the truth. Expected a classifier "
+            "(--wrap-bundle, and not --backend oracle) or an --encoder; leave --service out."
+        )
+
+
+def _check_later(config: TrainConfig, *, own: bool) -> None:
+    """Refuse to defer what is not there, or cannot be deferred."""
+    if not config.later:
+        return
+    found = None
+    if config.algorithm not in OFF_POLICY:
+        found = f"{config.algorithm}, which learns from whole rollouts. Expected "
+        found += f"{', '.join(OFF_POLICY)}"
+    elif config.backend == "oracle" or not (own or config.wrap_bundle):
+        found = "no classifier. Expected a learned reward (--wrap-bundle, and not --backend oracle)"
+    elif config.encoder is not None:
+        found = "an encoder, whose latent the next action needs. Expected none"
+    if found is not None:
+        raise ConfigError(f"found --later with {found}; leave --later out.")
+
+
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
     from stable_baselines3.common.logger import configure
 
@@ -203,7 +238,8 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
     total = config.timesteps or 0
     evaluation_env = _make(config)
     try:
-        env = _make_all(config) if config.num_envs > 1 else _make(config)
+        together = config.num_envs > 1 or config.later
+        env = _make_all(config) if together else _make(config)
     except VinorewardError:
         evaluation_env.close()
         raise
@@ -217,6 +253,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             seed=config.seed,
             device=config.device,
             replay_size=max(total, 1000),
+            later=config.later,
         )
         _say_policy(config, env)
         checkpoint = folder / "checkpoint.pt"
@@ -256,14 +293,35 @@ def _make(config: TrainConfig) -> Any:
 
 
 def _make_all(config: TrainConfig) -> Any:
-    processes = config.vec_env == "subproc"
+    processes = config.vec_env == "subproc" and config.num_envs > 1
+    if processes:
+        print(crowd(config.num_envs, usable_cores(), service=config.service is not None))
     return make_envs(
-        config.num_envs, config.env, config.env_kwargs, processes=processes, **_of_env(config)
+        config.num_envs,
+        config.env,
+        config.env_kwargs,
+        processes=processes,
+        start_method=config.start_method,
+        draw_later=config.later,
+        **_of_env(config),
     )
 
 
+def crowd(count: int, cores: int, *, service: bool) -> str:
+    """Return what a training says of its environments' processes and the cores they share."""
+    limits = thread_limits()
+    threads = limits["OMP_NUM_THREADS"]
+    each = "1 thread" if threads == "1" else f"{threads} threads, as OMP_NUM_THREADS says"
+    said = f"{count} environments in processes of their own, each of which computes on {each}"
+    if service:
+        said += "; one service runs the network for all"
+    if count > cores:
+        said += f". They share {cores} core{'s' if cores > 1 else ''}"
+    return f"{said}."
+
+
 def _of_env(config: TrainConfig) -> dict[str, Any]:
-    named = {name: getattr(config, name) for name in OF_ENV}
+    named = {name: getattr(config, name) for name in (*OF_ENV, "service")}
     return {**named, "gamma": discount(config.algorithm_kwargs)}
 
 

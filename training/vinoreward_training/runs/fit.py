@@ -20,10 +20,10 @@ from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.errors import ModelCorruptError, OutputError
+from vinoreward.machine import cores
 from vinoreward.processes import interrupt_between
 from vinoreward.saved_state import save_state
 from vinoreward_training.configs import FinetuneConfig, TrainVaeConfig
-from vinoreward_training.runs.machine import cores
 from vinoreward_training.runs.run_folder import read_tensors
 
 CHECKPOINT = "checkpoint.pt"

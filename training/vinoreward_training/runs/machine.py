@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from vinoreward.machine import cores
 
 PACKAGES = (
     "vinoreward", "gymnasium", "numpy", "openvino", "pillow", "warp-lang", "pybullet",
@@ -61,23 +62,6 @@ def cpu_features() -> dict[str, bool]:
     """Return which instructions that matter to inference the processor has (Linux only)."""
     flags = _cpu_info("flags").split()
     return {name: flag in flags for name, flag in CPU_FEATURES.items()}
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def usable_cores() -> int:
-    """Return the cores this process may use, a container's share of time considered."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(cores(), math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):
-        # No such limit ("max"), or another system.
-        return cores()
 
 
 def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:

@@ -20,6 +20,7 @@ from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
+    from vinoreward_training.configs import MendConfig
 
 RECORDED = ("env", "truth_key", "truth", "actions", "image_source")
 """What a dataset and a bundle record of their pictures' environment."""
@@ -124,6 +125,19 @@ def after_bundle(bundle: Path, data: Path, success_label: str = "success") -> st
     """Return the command that quantizes a bundle with the data that it was trained on."""
     more = [] if success_label == "success" else ["--success-label", success_label]
     return command("quantize", "--bundle", _from_here(bundle), "--data", data, *more)
+
+
+def after_mending(bundle: Path, config: MendConfig) -> str:
+    """Return the audit, with the usual seed, of what was mended."""
+    words: list[object] = ["audit", "--bundle", _from_here(bundle), "--data", config.data]
+    if config.success_label != "success":
+        words += ["--success-label", config.success_label]
+    if config.env is not None:
+        words += ["--env", config.env, *_arguments(config.env_kwargs)]
+    for option in ("interventions", "truth_key", "truth"):
+        if (value := getattr(config, option)) is not None:
+            words += [f"--{option.replace('_', '-')}", value]
+    return command(*words)
 
 
 def after_import(bundle: Path) -> str:

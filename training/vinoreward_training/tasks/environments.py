@@ -20,7 +20,7 @@ import gymnasium as gym
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
-from vinoreward.processes import starting_processes
+from vinoreward.processes import limit_threads, starting_processes, thread_limits
 from vinoreward.rewards.success import OnOdd, RewardMode, Truth
 from vinoreward.saved_state import shown
 from vinoreward.wrappers.encoded import EncodedObservation
@@ -39,7 +39,7 @@ STOP_SECONDS = 30
 """After a SIGTERM an environment's process waits so long for its training to end."""
 _OF_JUDGE = (
     "backend", "bundle", "precision", "device", "threads", "success_threshold",
-    "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_pictures",
+    "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_pictures", "service",
 )  # fmt: skip
 """Arguments of our environments that ``LearnedReward`` takes by the same name."""
 _ID = re.compile(r"[\w:./-]+")
@@ -273,7 +273,9 @@ def make_env(
     exit_threshold: float | None = None,
     on_ood: OnOdd = "withhold",
     gamma: float = 0.99,
+    service: str | None = None,
     judged: bool = True,
+    draw_later: bool = False,
 ) -> gym.Env[Any, Any]:
     """Make one environment.
 
@@ -302,7 +304,9 @@ def make_env(
         exit_threshold: ``success_exit_threshold``.
         on_ood: as ``LearnedReward``'s.
         gamma: the learner's discount, for ``reward_mode="potential"``.
+        service: as ``LearnedReward``'s, also for the encoder.
         judged: False leaves learned reward and encoder to :func:`make_envs`.
+        draw_later: then render only what cannot be rendered after a step.
     """
     read = truth_reader(truth_key, truth)
     if frame_stack != 1 and encoder is None:
@@ -324,6 +328,7 @@ def make_env(
         "exit_threshold": exit_threshold,
         "on_ood": on_ood,
         "gamma": gamma,
+        "service": service,
     }
 
     def with_truth(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
@@ -349,7 +354,7 @@ def make_env(
         renders = takes_render(taken)
         env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given} if renders else given))
         if not judged:
-            return PictureInInfo(env) if renders else env
+            return PictureInInfo(env, only_last=draw_later) if renders else env
         try:
             arguments_of_reward = _reward_arguments(env.observation_space, **options)
             return LearnedReward(env, _found(bundle), **arguments_of_reward)
@@ -362,7 +367,7 @@ def make_env(
         scene["bundle"] = own.get("bundle")  # says how the pictures are drawn
         env = _made(env_id, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
         rendered = default_source(env.observation_space, "rgb_array") == "render"
-        return PictureInInfo(env) if rendered else env
+        return PictureInInfo(env, only_last=draw_later) if rendered else env
 
     if encoder is None or not judged:
         return made(render_mode)
@@ -375,7 +380,9 @@ def make_env(
             # Its observation is no picture, so it has to render one.
             env.close()
             env = made("rgb_array")
-        encoding = _encoder_arguments(backend=backend, precision=precision, frame_stack=frame_stack)
+        encoding = _encoder_arguments(
+            backend=backend, precision=precision, frame_stack=frame_stack, service=service
+        )
         return EncodedObservation(env, loaded, **encoding)
     except VinorewardError:
         env.close()
@@ -388,15 +395,20 @@ def make_envs(
     env_kwargs: Mapping[str, Any] | None = None,
     *,
     processes: bool = True,
+    start_method: str = "forkserver",
     **options: Any,
 ) -> VecEnv:
     """Make many environments whose pictures are classified, and encoded, in one call per step.
+
+    With ``service`` and ``processes`` each of them asks the service by itself instead, unless
+    pictures are drawn later.
 
     Args:
         count: of environments.
         env_id: as :func:`make_env`, like all others but:
         env_kwargs: see there.
-        processes: step each environment in a process of its own.
+        processes: step each environment in a process of its own, which computes on one thread.
+        start_method: of these processes, as :mod:`multiprocessing` names it.
         options: see there.
 
     Raises:
@@ -405,6 +417,10 @@ def make_envs(
     """
     from vinoreward.wrappers.sb3 import VecEncodedObservation, VecLearnedReward
 
+    method = start_method if processes else None
+    if processes and options.get("service") is not None and not options.get("draw_later"):
+        return _together(count, env_id, env_kwargs or {}, method, {**options, "judged": True})
+    options["judged"] = False
     encoder = options.get("encoder")
     loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))
     wrapped = options.get("wrap_bundle") and not has_own_reward(env_id)
@@ -412,7 +428,7 @@ def make_envs(
         judge_bundle = located(_found(options["bundle"]))
         given = _unpacked(options.get("image_source"))
         options["image_source"] = sources_of(given, judge_bundle, "render")
-    env = _together(count, env_id, env_kwargs or {}, processes, options)
+    env = _together(count, env_id, env_kwargs or {}, method, options)
     try:
         if options.get("backend") == ORACLE:
             pass
@@ -441,19 +457,27 @@ def make_envs(
 
 
 def _together(
-    count: int, env_id: str, env_kwargs: Mapping[str, Any], processes: bool, options: dict[str, Any]
+    count: int,
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    method: str | None,
+    options: dict[str, Any],
 ) -> VecEnv:
-    """Make many environments without learned reward."""
+    """Make many environments, in processes that start by ``method`` unless that is None."""
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    make = functools.partial(_one_of_many, env_id, dict(env_kwargs), processes, options)
+    processes = method is not None
+    limits = thread_limits() if processes else None
+    make = functools.partial(_one_of_many, env_id, dict(env_kwargs), limits, options)
     before = set(multiprocessing.active_children())
     cure = "use --num-envs 1"
     if processes:
         cure = f"try --vec-env dummy, which needs no other process, or {cure}"
     try:
-        with starting_processes():
-            return (SubprocVecEnv if processes else DummyVecEnv)([make] * count)
+        if limits is None:
+            return DummyVecEnv([make] * count)
+        with starting_processes(limits):
+            return SubprocVecEnv([make] * count, start_method=method)
     except Exception as error:  # anything that the environment raises
         for child in set(multiprocessing.active_children()) - before:
             child.kill()
@@ -468,15 +492,20 @@ def _together(
 
 
 def _one_of_many(
-    env_id: str, env_kwargs: dict[str, Any], own_process: bool, options: dict[str, Any]
+    env_id: str,
+    env_kwargs: dict[str, Any],
+    limits: Mapping[str, str] | None,
+    options: dict[str, Any],
 ) -> gym.Env[Any, Any]:
+    """Make one, in a process of its own that computes within these limits, or in the training's."""
     from stable_baselines3.common.monitor import Monitor
 
-    if own_process:
+    if limits is not None:
         # A stop often reaches all processes. The training's own needs this one for its checkpoint.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(STOP_SECONDS))
-    return Monitor(make_env(env_id, env_kwargs, **options, judged=False))
+        limit_threads(limits)
+    return Monitor(make_env(env_id, env_kwargs, **options))
 
 
 def _own_arguments(
@@ -489,6 +518,7 @@ def _own_arguments(
     hold: int = 1,
     exit_threshold: float | None = None,
     on_ood: OnOdd = "withhold",
+    service: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
     """Return the arguments of an environment that has a learned reward itself."""
@@ -501,6 +531,8 @@ def _own_arguments(
         own["success_exit_threshold"] = exit_threshold
     if on_ood != "withhold":
         own["on_ood"] = on_ood
+    if service is not None and backend != ORACLE:
+        own["service"] = service
     given = {key: tupled(value) for key, value in env_kwargs.items()}
     return {**own, "backend": backend, "precision": precision, **given}
 
@@ -520,6 +552,7 @@ def _reward_arguments(
     exit_threshold: float | None = None,
     on_ood: OnOdd = "withhold",
     gamma: float = 0.99,
+    service: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
     """Return the arguments of ``LearnedReward``, or of its form for many environments."""
@@ -539,14 +572,24 @@ def _reward_arguments(
         # Else an agent that is paid for looking like success would stay just short of it.
         "terminate_on_success": reward_mode in ("sparse", "potential"),
         "gamma": gamma,
+        "service": service,
     }
 
 
 def _encoder_arguments(
-    *, backend: str = "openvino", precision: str = "auto", frame_stack: int = 1, **_: Any
+    *,
+    backend: str = "openvino",
+    precision: str = "auto",
+    frame_stack: int = 1,
+    service: str | None = None,
+    **_: Any,
 ) -> dict[str, Any]:
-    backend = "openvino" if backend == ORACLE else backend
-    return {"backend": backend, "precision": precision, "frame_stack": frame_stack}
+    return {
+        "backend": "openvino" if backend == ORACLE else backend,
+        "precision": precision,
+        "frame_stack": frame_stack,
+        "service": service,
+    }
 
 
 def _unpacked(image_source: ImageSource | None) -> ImageSource | None:

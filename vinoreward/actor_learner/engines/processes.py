@@ -20,7 +20,7 @@ from typing import Any
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, receive_policy
 from vinoreward.actor_learner.engines.supervisor import Ended, error_report, in_short
-from vinoreward.processes import STOPS, forget_safe_path, starting_processes
+from vinoreward.processes import STOPS, THREADS, forget_safe_path, starting_processes
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save its state and end this process."""
@@ -29,7 +29,6 @@ SIGN_EVERY = 0.5
 FAILED = 3
 """Exit status of a process that reported its error."""
 JOIN_TIMEOUT = 5.0
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CHUNK = 1 << 16
 
 

@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.engines.processes import THREADS
 from vinoreward.errors import needed_for
-from vinoreward.processes import environment_variables, searches_current_folder, sigterm_kept
+from vinoreward.processes import (
+    THREADS,
+    environment_variables,
+    searches_current_folder,
+    sigterm_kept,
+)
 
 ADDRESS = "RAY_ADDRESS"
 NAMESPACE = "vinoreward"

@@ -1,0 +1,84 @@
+"""Where a batch of environments keeps its numbers: NumPy arrays, or torch tensors on a device.
+
+The two share the names of what the batch needs (``where``, ``clip``, ``hypot``), so its arithmetic
+is written once. PyTorch is imported only where tensors are asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError, UnknownDeviceError, needed_for
+from vinoreward_envs.camera.spec import check_choice
+
+Kind = Literal["numpy", "torch"]
+Array: TypeAlias = Any
+"""A NumPy array or a torch tensor; both have the operators that are used here."""
+CPU = "cpu"
+
+
+class Arrays:
+    """Makes arrays of one kind on one device, and brings them back to the host.
+
+    Args:
+        kind: ``"numpy"``, always in the host's memory, or ``"torch"``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+
+    Raises:
+        ConfigError: another kind, or no such name of a device.
+        UnknownDeviceError: PyTorch has no such device here.
+        MissingExtraError: PyTorch is not installed.
+    """
+
+    def __init__(self, kind: Kind = "numpy", device: str = CPU) -> None:
+        check_choice("array", kind, get_args(Kind))
+        self.kind = kind
+        self.device = checked_device(device)
+        """``"cpu"`` or ``"cuda:N"``: where pictures are drawn; tensors are there too."""
+        self.xp: ModuleType = np
+        """``numpy`` or ``torch``."""
+        if kind == "torch":
+            with needed_for('array="torch"', "train"):
+                import torch
+            self.xp = torch
+            count = torch.cuda.device_count()
+            if self.device != CPU and int(self.device.removeprefix("cuda:")) >= count:
+                there = ", ".join([CPU, *(f"cuda:{i}" for i in range(count))])
+                raise UnknownDeviceError(
+                    f"PyTorch has no device {self.device!r} here. Expected one of {there}; choose "
+                    "one of these."
+                )
+
+    def of(self, values: NDArray[Any]) -> Array:
+        """Return a copy of a NumPy array, of this kind and on this device."""
+        if self.kind == "numpy":
+            return np.array(values)
+        return self.xp.tensor(values, device=self.device)
+
+    def take_over(self, values: NDArray[Any]) -> Array:
+        """Return a NumPy array that nobody else uses, of this kind and on this device."""
+        if self.kind == "numpy":
+            return values
+        return self.xp.from_numpy(values).to(self.device)
+
+    def host(self, values: Array) -> NDArray[Any]:
+        """Return an array in the host's memory as NumPy's, copied only from another device."""
+        array: NDArray[Any] = values if self.kind == "numpy" else values.cpu().numpy()
+        return array
+
+
+def checked_device(device: str) -> str:
+    """Return a device's full name: ``"cpu"`` or ``"cuda:N"``; ConfigError for no such name."""
+    found = (
+        re.fullmatch(r"(?i)cpu|cuda(?::(\d{1,3}))?", device) if isinstance(device, str) else None
+    )
+    if found is None:
+        raise ConfigError(
+            f'Found device={device!r}; expected "cpu", "cuda" or "cuda:N". Pass one of them.'
+        )
+    return CPU if device.lower() == CPU else f"cuda:{int(found[1] or 0)}"

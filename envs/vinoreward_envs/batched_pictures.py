@@ -1,0 +1,154 @@
+"""Pictures of many hover scenes, drawn and judged in pieces on several threads."""
+
+from __future__ import annotations
+
+import copy
+import os
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.closing import Closing
+from vinoreward.rewards.classifier import Classifier, Judged
+from vinoreward_envs.arrays import CPU
+from vinoreward_envs.camera.fast import CHUNK, FastCamera
+from vinoreward_envs.camera.spec import CameraSpec, Floats, Pixels
+from vinoreward_envs.scene import object_rest_pose
+
+PIECE: Final = CHUNK
+"""Scenes that a thread draws and judges at once; pictures of more are never in memory unless they
+are observations."""
+_LEAST: Final = 16
+"""Scenes that are worth a thread of their own: the largest batch a backend compiles."""
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """What one thread at a time uses."""
+
+    camera: FastCamera
+    classifier: Classifier | None
+
+
+class BatchedPictures(Closing):
+    """Draws scenes and judges them, each piece on a thread with a camera and networks of its own.
+
+    Warp's kernels and OpenVINO's networks each run on one core and leave Python's lock alone, so
+    threads share the cores. On a CUDA device one thread does all. Cameras are made, and networks
+    loaded, when a piece first needs them.
+
+    Args:
+        spec: the camera.
+        classifier: judges, beside copies of it for further threads; None where pictures are only
+            drawn. It is not closed here.
+        device: of the camera, ``"cpu"`` or ``"cuda:N"``.
+        threads: threads on a processor.
+    """
+
+    def __init__(
+        self, spec: CameraSpec, classifier: Classifier | None, *, device: str, threads: int
+    ) -> None:
+        self.spec = spec
+        self._classifier = classifier
+        self._device = device
+        self._threads = threads if device == CPU else 1
+        self._made: list[_Worker] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._pool: ThreadPoolExecutor | None = None
+        self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._made:
+            self._free.put(worker)
+
+    def judge(
+        self,
+        joints: Floats,
+        objects: Floats,
+        pictures: Pixels | None = None,
+    ) -> Judged:
+        """Draw and judge N scenes of ``(N, 9)`` joints and objects at rest at ``(N, 2)``.
+
+        The pictures are written into ``pictures``, ``(N, H, W, 3)`` uint8, if that is given.
+        """
+        parts: dict[int, Judged] = {}
+
+        def work(worker: _Worker, piece: slice) -> None:
+            drawn = _draw(worker.camera, joints[piece], objects[piece])
+            if pictures is not None:
+                pictures[piece] = drawn
+            if worker.classifier is not None:
+                parts[piece.start] = worker.classifier.judge(drawn)
+
+        self._each(len(joints), work)
+        found = [parts[start] for start in sorted(parts)]
+        odd = [part.odd for part in found if part.odd is not None]
+        return Judged(
+            np.concatenate([part.probability for part in found]),
+            np.concatenate([part.log_odds for part in found]),
+            np.concatenate(odd) if odd else None,
+        )
+
+    def draw(self, joints: Floats, objects: Floats) -> Pixels:
+        """Return the ``(N, H, W, 3)`` pictures of N scenes, see :meth:`judge`."""
+        pictures = np.empty((len(joints), self.spec.height, self.spec.width, 3), np.uint8)
+
+        def work(worker: _Worker, piece: slice) -> None:
+            pictures[piece] = _draw(worker.camera, joints[piece], objects[piece])
+
+        self._each(len(joints), work)
+        return pictures
+
+    def close(self) -> None:
+        """Free cameras and networks and end the threads; may be called more than once."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        for worker in self._made:
+            worker.camera.close()
+            if worker.classifier is not None and worker.classifier is not self._classifier:
+                worker.classifier.close()
+
+    def _each(self, count: int, work: Callable[[_Worker, slice], None]) -> None:
+        """Call ``work`` for each piece of ``count`` scenes, with a worker that nobody else uses."""
+        if self._pid != os.getpid():  # a fork leaves the threads behind
+            self._start()
+        size = min(PIECE, _LEAST * -(-count // (_LEAST * self._threads)))
+        pieces = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        while len(self._made) < min(self._threads, len(pieces)):
+            self._made.append(self._worker())
+            self._free.put(self._made[-1])
+
+        def one(piece: slice) -> None:
+            worker = self._free.get()
+            try:
+                work(worker, piece)
+            finally:
+                self._free.put(worker)
+
+        if self._threads == 1 or len(pieces) == 1:
+            for piece in pieces:
+                one(piece)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="hover-pictures")
+        for done in [self._pool.submit(one, piece) for piece in pieces]:
+            done.result()
+
+    def _worker(self) -> _Worker:
+        # A network is used by one thread at a time. A copy loads its own.
+        classifier = copy.copy(self._classifier) if self._made else self._classifier
+        return _Worker(FastCamera(self.spec, self._device), classifier)
+
+
+def _draw(camera: FastCamera, joints: Floats, objects: Floats) -> Pixels:
+    poses = np.tile(object_rest_pose((0.0, 0.0)), (len(objects), 1, 1))
+    poses[:, :2, 3] = objects
+    present: NDArray[np.bool_] = np.ones(len(objects), np.bool_)
+    return camera.render_batch(joints, poses, present)

@@ -1,0 +1,85 @@
+"""The random numbers of many environments at once, each the very numbers of its own seed.
+
+A Gymnasium environment draws from ``numpy.random.Generator(PCG64(SeedSequence(seed)))``. Here are
+the states of N such generators as whole numbers in arrays, which advance together on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vinoreward_envs.arrays import Array, Arrays
+
+_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
+"""PCG64's, of 128 bits (O'Neill, PCG: A Family of Simple Fast Space-Efficient Statistically Good
+Algorithms for Random Number Generation, 2014)."""
+_HALF = 0xFFFFFFFF
+_WORD = (1 << 64) - 1
+_LEAST = -(1 << 63)
+
+
+class BatchedPCG64:
+    """N generators of type PCG64 with the output function XSL-RR, as NumPy's.
+
+    Numbers of 128 bits are pairs of int64, high and low, whose bits are read as unsigned: PyTorch
+    has no arithmetic of unsigned ones.
+    """
+
+    def __init__(self, arrays: Arrays, count: int) -> None:
+        self._arrays = arrays
+        self._state = [arrays.of(np.zeros(count, np.int64)) for _ in range(2)]
+        self._add = [arrays.of(np.zeros(count, np.int64)) for _ in range(2)]
+
+    def seed(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """Start the generators of these rows as ``SeedSequence(seed)`` starts NumPy's."""
+        words = np.empty((4, len(rows)), np.uint64)
+        for i, seed in enumerate(seeds):
+            inside = np.random.PCG64(seed).state["state"]
+            for j, number in enumerate((inside["state"], inside["inc"])):
+                words[2 * j, i], words[2 * j + 1, i] = number >> 64, number & _WORD
+        where = self._arrays.of(np.asarray(rows, np.int64))
+        numbers = [self._arrays.of(word) for word in words.view(np.int64)]
+        for target, values in zip((*self._state, *self._add), numbers, strict=True):
+            target[where] = values
+
+    def uniform(self, mask: Array) -> Array:
+        """Return ``(N,)`` float64 in [0, 1); only generators where ``mask`` is True advance."""
+        xp = self._arrays.xp
+        high, low = _multiplied(*self._state)
+        low = low + self._add[1]
+        carry = (low ^ _LEAST) < (self._add[1] ^ _LEAST)
+        high = high + self._add[0] + xp.where(carry, 1, 0)
+        mixed, turn = high ^ low, _shifted(high, 58)
+        # A shift by 64 has no meaning, so a turn by 0 shifts by 0 twice.
+        turned = _shifted(mixed, turn) | (mixed << ((64 - turn) & 63))
+        self._state = [
+            xp.where(mask, new, old) for new, old in zip((high, low), self._state, strict=True)
+        ]
+        return xp.asarray(_shifted(turned, 11), dtype=xp.float64) * 2.0**-53
+
+
+def _signed(word: int) -> int:
+    """Return the int64 with the bits of an unsigned number below 2**64."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+_BY_HIGH, _BY_LOW = _signed(_MULTIPLIER >> 64), _signed(_MULTIPLIER & _WORD)
+
+
+def _shifted(x: Array, by: Array | int) -> Array:
+    """Return ``x >> by`` of numbers read as unsigned; ``by`` from 0 to 63."""
+    # The sign's copies, which come in from the left, are masked; of a shift by 0 nothing is.
+    return (x >> by) & ~((_LEAST >> by) << 1)
+
+
+def _multiplied(high: Array, low: Array) -> tuple[Array, Array]:
+    """Return the product with the multiplier, modulo 2**128, of numbers in two halves."""
+    right, left = low & _HALF, _shifted(low, 32)
+    by_right, by_left = _BY_LOW & _HALF, (_BY_LOW >> 32) & _HALF
+    least = right * by_right
+    middle = left * by_right + _shifted(least, 32)
+    other = right * by_left + (middle & _HALF)
+    carried = left * by_left + _shifted(middle, 32) + _shifted(other, 32)
+    return carried + high * _BY_LOW + low * _BY_HIGH, (other << 32) | (least & _HALF)

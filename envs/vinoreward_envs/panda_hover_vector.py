@@ -1,0 +1,437 @@
+"""PandaHover as one vector environment: thousands of arms in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError
+from vinoreward.machine import usable_cores
+from vinoreward.rewards.classifier import Classifier, Judged, check_origin
+from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions, Scores
+from vinoreward_envs import constants as c
+from vinoreward_envs.arrays import CPU, Array, Arrays, Kind
+from vinoreward_envs.batched_hover import BatchedHover
+from vinoreward_envs.batched_input import (
+    check_memory,
+    checked_actions,
+    checked_count,
+    checked_mask,
+    checked_objects,
+    checked_seeds,
+    memory_needed,
+    refuse_scalar_only,
+)
+from vinoreward_envs.batched_pictures import BatchedPictures
+from vinoreward_envs.batched_random import BatchedPCG64
+from vinoreward_envs.camera.fast import check_device
+from vinoreward_envs.camera.spec import Mesh, Pixels, camera_spec, check_choice
+from vinoreward_envs.panda_hover import (
+    DEFAULT_BUNDLE,
+    ORACLE,
+    REWARDS,
+    UNJUDGED,
+    ObjectPosition,
+    check_picture,
+    checked_object_position,
+    state_space,
+)
+from vinoreward_envs.scene import check_renderer
+
+Infos = dict[str, Any]
+Mask = NDArray[np.bool_]
+
+
+class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
+    """Many hover environments in one: :class:`~vinoreward_envs.panda_hover.PandaHoverEnv`, batched.
+
+    ``gym.make_vec("PandaHoverRandom-v0", num_envs=4096, vectorization_mode="vector_entry_point")``
+    makes it. Actions, observations, rewards and infos are those of the scalar environment, one row
+    each: environment ``i`` after ``reset(seed=s)`` is the scalar one after ``reset(seed=s + i)``,
+    whatever ``num_envs`` is. Only ``motion="kinematic"`` and ``camera="fast"`` are batched.
+
+    An episode that ends is reset in the same step (``AutoresetMode.SAME_STEP``): the observation is
+    the next episode's first, and ``infos["final_obs"]`` and ``infos["final_info"]`` hold what the
+    episode ended with, where ``infos["_final_obs"]`` says so. ``final_obs`` is an array of
+    objects, as Gymnasium has it, or with ``array="torch"`` a tensor like the observations.
+
+    An environment whose action is NaN or infinite does not move and earns 0; its episode is
+    truncated, and ``infos["invalid_action"]`` says where that happened. The others go on.
+
+    ``reset(options={"reset_mask": mask})`` resets where the ``(num_envs,)`` bool mask is True;
+    ``"object_position"`` places the objects, ``(x, y)`` or one per environment.
+
+    Without a picture a step takes no inverse kinematics: observations are within 1e-5 m of the
+    scalar environment's. Where pictures are drawn in each step they are the same to rounding.
+
+    Args:
+        num_envs: how many.
+        array: ``"numpy"`` or ``"torch"`` (float32, bool and uint8 tensors on ``device``).
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where pictures are drawn, and where tensors
+            are. The classifier takes pictures from the host's memory.
+        threads: threads that draw and judge on a processor, each with networks of its own; None is
+            as many as there are cores.
+        backend: as for the scalar environment; None is ``"openvino"`` on a processor and
+            ``"torch"`` on CUDA.
+        bundle: and all others, see :class:`~vinoreward_envs.panda_hover.PandaHoverEnv`.
+
+    Raises:
+        ConfigError: an argument that cannot work, or too little memory.
+        UnknownDeviceError: there is no such device.
+        MissingExtraError: PyTorch or the camera's library is needed and not installed.
+        PictureMismatchError: the bundle was trained on other pictures, or does not say on which.
+        ModelNotFoundError: no such bundle.
+    """
+
+    metadata = {  # noqa: RUF012
+        "render_modes": ["rgb_array"],
+        "render_fps": 5,
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+    }
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        array: Kind = "numpy",
+        device: str = CPU,
+        threads: int | None = None,
+        backend: str | None = None,
+        bundle: Bundle | str | Path | None = None,
+        precision: str = "auto",
+        object_position: ObjectPosition = "fixed",
+        motion: str = "kinematic",
+        camera: str = "fast",
+        mesh: Mesh | None = None,
+        image_size: tuple[int, int] | None = None,
+        fidelity: str | None = None,
+        observation: Literal["state", "pixels"] = "state",
+        render_mode: Literal["rgb_array"] | None = None,
+        success_threshold: float | None = None,
+        success_exit_threshold: float | None = None,
+        success_hold_steps: int = 1,
+        on_ood: OnOdd = "withhold",
+        accept_foreign_pictures: bool = False,
+    ) -> None:
+        self.num_envs = checked_count("num_envs", num_envs)
+        refuse_scalar_only(motion=motion, camera=camera, fidelity=fidelity, render_mode=render_mode)
+        check_choice("observation", observation, ("state", "pixels"))
+        check_choice("render_mode", render_mode, (None, "rgb_array"))
+        self.render_mode = render_mode
+        self._object_position = checked_object_position(object_position)
+        self._arrays = Arrays(array, device)
+        device = self._arrays.device
+        if backend is None:
+            backend = "openvino" if device == CPU else "torch"
+        loaded = None
+        if backend != ORACLE or bundle is not None:
+            named = DEFAULT_BUNDLE if bundle is None else bundle
+            loaded = named if isinstance(named, Bundle) else Bundle.load(named)
+        self._spec = camera_spec("fast", mesh, image_size, loaded)
+        self._classifier: Classifier | None = None
+        threshold = 0.5 if success_threshold is None else success_threshold
+        self._judged = backend != UNJUDGED
+        if backend not in (ORACLE, UNJUDGED) and loaded is not None:
+            if not accept_foreign_pictures:
+                check_origin(loaded)
+            check_picture(self._spec, loaded)
+            self._classifier = Classifier(
+                loaded,
+                backend=backend,
+                device=_device_of(backend, device),
+                precision=precision,
+                threshold=success_threshold,
+                exit_threshold=success_exit_threshold,
+                guarded=on_ood != "ignore",
+            )
+            threshold = self._classifier.threshold
+        self._pixels = observation == "pixels"
+        looks = self._pixels or self._classifier is not None
+        if looks or render_mode is not None:
+            check_renderer("fast")
+        if device != CPU and (looks or array == "numpy"):
+            check_device(device)
+        cores = usable_cores() if threads is None else checked_count("threads", threads)
+        self._pictures = BatchedPictures(self._spec, self._classifier, device=device, threads=cores)
+        self.memory = memory_needed(
+            self.num_envs,
+            self._spec,
+            threads=cores if looks or render_mode is not None else 0,
+            pixels=self._pixels,
+            rendered=render_mode is not None,
+        )
+        """Bytes that the environments need, by what: ``"state"``, ``"pictures"`` and
+        ``"drawing"``; not those of libraries and networks."""
+        check_memory(self.num_envs, self.memory, self._arrays)
+        self._core = RewardCore(
+            RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS),
+            threshold,
+            self.num_envs,
+            success_exit_threshold,
+        )
+        self._hover = BatchedHover(self._arrays, self.num_envs, joints=looks)
+        self._random = BatchedPCG64(self._arrays, self.num_envs)
+        self._seeded = self._begun = False
+        self._steps = np.zeros(self.num_envs, np.int64)
+        self.single_observation_space = self._observation_space()
+        self.single_action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    @property
+    def classifier(self) -> Classifier | None:
+        """The classifier that judges, None for the oracle. Further threads have copies of it."""
+        return self._classifier
+
+    @property
+    def picture_scene(self) -> dict[str, str | int]:
+        """What the picture depends on; a wrapper compares it with its bundle's."""
+        return self._spec.as_dict()
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Array, Infos]:
+        """Start new episodes, in all environments or where ``options["reset_mask"]`` says.
+
+        ``seed`` is of the first environment, the others get the numbers that follow; or one per
+        environment, None for those whose random numbers shall go on. Seeds are of those that are
+        reset.
+
+        Raises:
+            ConfigError: an unknown option.
+            InputError: a wrong shape, no place for an object, or a seed that is none.
+            ResetNeeded: a mask in the first reset, which starts all environments.
+        """
+        given = dict(options or {})
+        unknown = sorted(set(given) - {"reset_mask", "object_position"})
+        if unknown:
+            raise ConfigError(
+                f'Found reset options {unknown}; expected only "reset_mask" and "object_position". '
+                "Remove them."
+            )
+        mask = checked_mask(given.get("reset_mask"), self.num_envs)
+        if not (self._begun or mask.all()):
+            raise ResetNeeded("Found a reset mask in the first reset; call reset() first.")
+        objects = checked_objects(given.get("object_position"), self.num_envs)
+        self._seed(checked_seeds(seed, self.num_envs), mask)
+        self._begun = True
+        self._restart(mask, objects)
+        pictures = self._drawn() if self._pixels else None
+        infos: Infos = {}
+        self._add_state(infos, mask, self._arrays.host(self._hover.distance()))
+        return self._observe(pictures), self._given(infos)
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, Infos]:
+        """Move the grippers by ``(num_envs, 2)`` metres, judge, and reset where episodes end.
+
+        Returns:
+            Observations, rewards, terminations, truncations ``(num_envs, ...)`` and infos.
+
+        Raises:
+            InputError: actions of another shape, or no numbers.
+            ResetNeeded: a step before the first reset.
+        """
+        if not self._begun:
+            raise ResetNeeded("Found a step before the first reset; call reset() first.")
+        arrays, hover = self._arrays, self._hover
+        moves, finite = checked_actions(actions, self.num_envs, arrays)
+        refused: Mask = arrays.host(hover.move(moves, finite))
+        valid: Mask = arrays.host(finite)
+        distance: NDArray[np.float64] = arrays.host(hover.distance())
+        self._steps += 1
+        pictures = self._room_for_pictures() if self._pixels else None
+        judged = self._look(distance, pictures)
+        scores = self._core.transition(
+            valid,
+            judged.probability,
+            judged.log_odds,
+            np.where(refused, c.REWARD_REFUSED, c.REWARD_STEP),
+            np.zeros(self.num_envs, np.bool_),
+            odd=judged.odd,
+        )
+        claimed = scores.claimed
+        truncated = ~claimed & (self._steps >= c.MAX_EPISODE_STEPS) | ~valid
+        over = claimed | truncated
+        final: Infos = {}
+        last = self._last(over, pictures) if over.any() else None
+        infos = self._report(scores, over, refused, distance, final)
+        if not valid.all():
+            for place in (infos, final):
+                place["invalid_action"], place["_invalid_action"] = ~valid, ~valid
+        if last is not None:
+            infos |= {"final_obs": last, "_final_obs": over}
+            infos |= {"final_info": final, "_final_info": over}
+            self._restart(over, None)
+            if pictures is not None:
+                pictures[over] = self._drawn(over)
+            distance = arrays.host(hover.distance())
+        self._add_state(infos, np.ones_like(over), distance)
+        return (
+            self._observe(pictures),
+            self._numbers(scores.rewards),
+            arrays.take_over(claimed),
+            arrays.take_over(truncated),
+            self._given(infos),
+        )
+
+    def render(self) -> tuple[Pixels, ...] | None:
+        """Return a ``(H, W, 3)`` uint8 picture of each environment, None without a render mode."""
+        if self.render_mode is None:
+            return None
+        if not self._begun:
+            raise ResetNeeded("Found a picture asked for before the first reset; call reset().")
+        return tuple(self._drawn())
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Free the cameras and the classifier."""
+        self._pictures.close()
+        if self._classifier is not None:
+            self._classifier.close()
+
+    def _observation_space(self) -> gym.spaces.Box:
+        if self._pixels:
+            shape = (self._spec.height, self._spec.width, 3)
+            return gym.spaces.Box(0, 255, shape, np.uint8)
+        return state_space(self._object_position)
+
+    def _seed(self, seeds: list[int | None], mask: Mask) -> None:
+        if not self._seeded and self._object_position == "random":
+            # As a scalar environment that never was given a seed: from the system's entropy.
+            fresh = np.random.SeedSequence().generate_state(self.num_envs, np.uint64).tolist()
+            unknown = [i for i in range(self.num_envs) if seeds[i] is None]
+            self._random.seed(unknown, [fresh[i] for i in unknown])
+            self._seeded = True
+        if self._object_position == "random":
+            rows = [i for i in np.flatnonzero(mask).tolist() if seeds[i] is not None]
+            self._random.seed(rows, [seed for i in rows if (seed := seeds[i]) is not None])
+
+    def _restart(self, mask: Mask, objects: NDArray[np.float64] | None) -> None:
+        """Start episodes where ``mask`` is True; ``objects`` are ``(N, 2)``, None as configured."""
+        arrays = self._arrays
+        rows = arrays.of(mask)
+        if objects is not None:
+            places = arrays.of(objects)
+        elif self._object_position == "random":
+            low = np.array(c.WORKSPACE_LOW) + c.OBJECT_MARGIN
+            high = np.array(c.WORKSPACE_HIGH) - c.OBJECT_MARGIN
+            drawn = [self._random.uniform(rows) for _ in range(2)]
+            places = arrays.of(low) + arrays.of(high - low) * arrays.xp.stack(drawn, 1)
+        else:
+            fixed = c.FIXED_OBJECT if self._object_position == "fixed" else self._object_position
+            places = arrays.of(np.array(fixed, np.float64))[None]
+        self._hover.restart(rows, places)
+        self._steps[mask] = 0
+        self._core.begin(mask, np.zeros(self.num_envs, np.float32))
+
+    def _look(self, distance: NDArray[np.float64], pictures: Pixels | None) -> Judged:
+        """Return what the classifier says, or the oracle: 0 or 1; fill ``pictures`` if given."""
+        if self._classifier is not None:
+            objects = self._arrays.host(self._hover.objects)
+            return self._pictures.judge(self._hover.joints, objects, pictures)
+        if pictures is not None:
+            pictures[:] = self._drawn()
+        truth = ((distance <= c.SUCCESS_DISTANCE) & self._judged).astype(np.float32)
+        return Judged(truth, truth, None)
+
+    def _report(
+        self,
+        scores: Scores,
+        over: Mask,
+        refused: Mask,
+        distance: NDArray[np.float64],
+        final: Infos,
+    ) -> Infos:
+        """Return the infos of those that go on; put those of episodes that end into ``final``."""
+        told: dict[str, NDArray[Any]] = {
+            "true_success": distance <= c.SUCCESS_DISTANCE,
+            "distance": distance,
+            "refused": refused,
+        }
+        if self._classifier is not None:
+            told["reward_prob"] = scores.probability
+            if scores.odd is not None:
+                told["reward_ood"] = scores.odd
+        if self._judged:
+            told["is_success"] = scores.claimed
+        infos: Infos = {}
+        for key, values in told.items():
+            for place, mask in ((infos, ~over), (final, over)):
+                place[key], place[f"_{key}"] = np.where(mask, values, values.dtype.type(0)), mask
+        return infos
+
+    def _add_state(self, infos: Infos, mask: Mask, distance: NDArray[np.float64]) -> None:
+        """Write what is known of the present states where ``mask`` is True."""
+        infos["distance"] = np.where(mask, distance, 0.0)
+        infos["true_success"] = mask & (distance <= c.SUCCESS_DISTANCE)
+        infos["_distance"], infos["_true_success"] = mask, mask
+
+    def _last(self, over: Mask, pictures: Pixels | None) -> Array:
+        """Return the last observations of episodes that end, in memory of their own."""
+        if self._arrays.kind == "torch":
+            return self._observe(None if pictures is None else pictures.copy())
+        observations = self._observe(None) if pictures is None else pictures
+        last = np.full(self.num_envs, None, object)
+        for i in np.flatnonzero(over).tolist():
+            last[i] = observations[i].copy()
+        return last
+
+    def _observe(self, pictures: Pixels | None) -> Array:
+        """Return the observations; ``pictures`` are the caller's from now on."""
+        if pictures is not None:
+            return self._arrays.take_over(pictures)
+        xp, parts = self._arrays.xp, [self._hover.gripper]
+        if self._object_position == "random":
+            parts.append(self._hover.objects)
+        return xp.asarray(xp.concatenate(parts, 1), dtype=xp.float32)
+
+    def _room_for_pictures(self) -> Pixels:
+        return np.empty((self.num_envs, self._spec.height, self._spec.width, 3), np.uint8)
+
+    def _drawn(self, mask: Mask | None = None) -> Pixels:
+        """Draw the present states, all or where ``mask`` is True."""
+        rows = slice(None) if mask is None else mask
+        objects = self._arrays.host(self._hover.objects)
+        return self._pictures.draw(self._hover.joints[rows], objects[rows])
+
+    def _numbers(self, values: NDArray[np.float64]) -> Array:
+        """Return rewards: float64 as Gymnasium has them, float32 as learners in PyTorch do."""
+        if self._arrays.kind == "torch":
+            return self._arrays.take_over(values.astype(np.float32))
+        return values
+
+    def _given(self, infos: Infos) -> Infos:
+        """Return infos as arrays of this kind, the masks each in memory of their own."""
+        given: Infos = {}
+        for key, values in infos.items():
+            if isinstance(values, dict):
+                given[key] = self._given(values)
+            elif not isinstance(values, np.ndarray):  # a tensor of last observations
+                given[key] = values
+            else:
+                own = values.copy() if key.startswith("_") else values
+                given[key] = self._arrays.take_over(own) if key != "final_obs" else own
+        return given
+
+
+def _device_of(backend: str, device: str) -> str:
+    """Return the classifier's device: CUDA for PyTorch beside a camera there, else the CPU."""
+    if backend != "torch" or device == CPU:
+        return "CPU"
+    if device != "cuda:0":
+        raise ConfigError(
+            f'Found device={device!r} with backend="torch", which uses the first CUDA device. '
+            'Expected "cuda:0"; choose it with CUDA_VISIBLE_DEVICES, or backend="openvino".'
+        )
+    return "CUDA"

@@ -1,0 +1,132 @@
+"""The parts of the batched environment: random numbers, arrays, kinematic state, input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.utils import seeding
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward_envs import constants as c
+from vinoreward_envs.arm import POSITION_TOLERANCE
+from vinoreward_envs.arrays import Arrays, checked_device
+from vinoreward_envs.batched_hover import BatchedHover
+from vinoreward_envs.batched_input import (
+    check_memory,
+    checked_actions,
+    checked_seeds,
+    memory_needed,
+)
+from vinoreward_envs.batched_random import BatchedPCG64
+from vinoreward_envs.camera.spec import CameraSpec
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def arrays(request: pytest.FixtureRequest) -> Arrays:
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    return Arrays(request.param)
+
+
+def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -> None:
+    seeds = [0, 1, 2**31, 2**40 + 3, 12345678901234567890123, *range(100, 145)]
+    batched = BatchedPCG64(arrays, len(seeds))
+    batched.seed(range(len(seeds)), seeds)
+    own = [seeding.np_random(seed)[0] for seed in seeds]
+    choose = np.random.default_rng(0)
+    for _ in range(200):
+        mask = choose.random(len(seeds)) < 0.5
+        drawn = arrays.host(batched.uniform(arrays.of(mask)))
+        expected = [own[i].uniform() for i in np.flatnonzero(mask)]
+        np.testing.assert_array_equal(drawn[mask], expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 2**200), min_size=1, max_size=4), st.integers(1, 20))
+def test_any_seed_gives_numpy_s_numbers(seeds: list[int], count: int) -> None:
+    arrays = Arrays()
+    batched = BatchedPCG64(arrays, len(seeds))
+    batched.seed(range(len(seeds)), seeds)
+    every = np.ones(len(seeds), np.bool_)
+    drawn = np.stack([batched.uniform(every) for _ in range(count)], axis=1)
+    expected = [np.random.default_rng(np.random.PCG64(seed)).random(count) for seed in seeds]
+    np.testing.assert_array_equal(drawn, expected)
+
+
+def test_the_arm_is_where_it_was_sent_to_a_micrometre_a_step(arrays: Arrays) -> None:
+    """So states need no joints: ten steps add up to 1e-5 m at most."""
+    count, draw = 200, np.random.default_rng(1)
+    told, solved = (BatchedHover(arrays, count, joints=joints) for joints in (False, True))
+    every = arrays.of(np.ones(count, np.bool_))
+    for scene in (told, solved):
+        scene.restart(every, arrays.of(np.zeros((count, 2))))
+    for step in range(1, c.MAX_EPISODE_STEPS + 1):
+        moves = arrays.of(draw.uniform(-0.1, 0.1, (count, 2)))
+        refused = [arrays.host(scene.move(moves, every)) for scene in (told, solved)]
+        np.testing.assert_array_equal(*refused)
+        away = arrays.host(told.gripper) - arrays.host(solved.gripper)
+        assert np.abs(away).max() <= 1.001 * step * POSITION_TOLERANCE
+    np.testing.assert_allclose(told.joints, solved.joints, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "full"),
+    [
+        ("cpu", "cpu"),
+        ("CPU", "cpu"),
+        ("cuda", "cuda:0"),
+        ("cuda:3", "cuda:3"),
+        ("CUDA:1", "cuda:1"),
+    ],
+)
+def test_a_device_gets_its_full_name(given: str, full: str) -> None:
+    assert checked_device(given) == full
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "", None, 0])
+def test_no_name_of_a_device_is_refused(device: Any) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        checked_device(device)
+
+
+def test_actions_are_clipped_and_those_that_are_no_numbers_are_found(arrays: Arrays) -> None:
+    actions = np.array([[5.0, -5.0], [np.nan, 0.0], [0.05, np.inf], [0.01, -0.02]], np.float32)
+    moves, finite = checked_actions(actions, 4, arrays)
+    np.testing.assert_array_equal(arrays.host(finite), [True, False, False, True])
+    expected = [[0.1, -0.1], [0, 0], [0, 0], np.array([0.01, -0.02], np.float32)]
+    np.testing.assert_array_equal(arrays.host(moves), expected)
+
+
+@pytest.mark.parametrize("actions", [np.zeros((3, 2)), np.zeros(8), [["a", "b"]] * 4, None, 1.0])
+def test_actions_of_another_shape_are_refused(arrays: Arrays, actions: Any) -> None:
+    with pytest.raises(InputError, match=r"expected numbers of shape \(4, 2\)"):
+        checked_actions(actions, 4, arrays)
+
+
+def test_one_seed_is_counted_on_and_several_are_taken_as_they_are() -> None:
+    assert checked_seeds(5, 3) == [5, 6, 7]
+    assert checked_seeds([9, None, 2], 3) == [9, None, 2]
+    assert checked_seeds(None, 2) == [None, None]
+
+
+@pytest.mark.parametrize("seed", [-1, [1, 2], [1, -2, 3], [1, "a", 3], [True, 1, 2]])
+def test_seeds_that_are_none_are_refused(seed: Any) -> None:
+    with pytest.raises(InputError, match="whole number of at least 0"):
+        checked_seeds(seed, 3)
+
+
+def test_memory_grows_with_the_environments_and_is_refused_with_a_sentence() -> None:
+    spec = CameraSpec()
+    few, many = (memory_needed(n, spec, threads=2, pixels=True, rendered=True) for n in (16, 4096))
+    picture = spec.height * spec.width * 3
+    assert many["pictures"] - few["pictures"] == 5 * picture * (4096 - 16)
+    assert many["state"] * 16 == few["state"] * 4096
+    assert few["drawing"] == many["drawing"]
+    check_memory(16, few, Arrays())
+    with pytest.raises(ConfigError, match=r"100000000 environments need .* GB of pictures"):
+        needed = memory_needed(10**8, spec, threads=2, pixels=True, rendered=False)
+        check_memory(10**8, needed, Arrays())

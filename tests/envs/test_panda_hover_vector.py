@@ -1,0 +1,473 @@
+"""PandaHoverVectorEnv: what the scalar environment does, in one batch. The scalar one judges."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import vinoreward
+from vinoreward.errors import ConfigError, InputError, PictureMismatchError, UnknownDeviceError
+from vinoreward_envs import constants as c
+from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
+
+STATES = "PandaHoverRandom-v0"
+IDS = ("PandaHover-v0", STATES, "PandaHoverPixels-v0")
+KINDS = [
+    "numpy",
+    pytest.param("torch", marks=pytest.mark.skipif(not find_spec("torch"), reason="needs torch")),
+]
+
+
+def make(num_envs: int, id_: str = STATES, **kwargs: Any) -> PandaHoverVectorEnv:
+    kwargs = {"backend": "oracle", **kwargs}
+    made = gym.make_vec(id_, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    assert isinstance(made, PandaHoverVectorEnv)
+    return made
+
+
+def make_scalars(num_envs: int, id_: str = STATES, **kwargs: Any) -> SyncVectorEnv:
+    """Return as many scalar environments, which reset in the same step."""
+    kwargs = {"backend": "oracle", **kwargs}
+    return SyncVectorEnv(
+        [lambda: gym.make(id_, **kwargs) for _ in range(num_envs)],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+
+
+def moves(num_envs: int, steps: int, seed: int = 0) -> Any:
+    """Yield actions: within the bounds, beyond them, and to the very edge."""
+    draw = np.random.default_rng(seed)
+    for step in range(steps):
+        actions = draw.uniform(-0.13, 0.13, (num_envs, 2)).astype(np.float32)
+        yield np.sign(actions) * np.float32(0.1) if step % 4 == 0 else actions
+
+
+def assert_equal(found: Any, expected: Any, near: float) -> None:
+    """Compare observations, rewards, ends and infos of a step or a reset, masks included."""
+    *arrays, infos = found
+    *expected_arrays, expected_infos = expected
+    for one, other in zip(arrays, expected_arrays, strict=True):
+        assert np.asarray(one).shape == other.shape
+        np.testing.assert_allclose(np.asarray(one), other, rtol=0, atol=near)
+    assert_same_infos(infos, expected_infos, near)
+
+
+def assert_same_infos(infos: Any, expected: Any, near: float) -> None:
+    # Where all episodes end at once Gymnasium leaves out what no environment has.
+    for key in infos.keys() - expected.keys():
+        assert not np.asarray(infos[f"_{key.removeprefix('_')}"]).any()
+    assert expected.keys() <= infos.keys()
+    for key, values in expected.items():
+        if isinstance(values, dict):
+            assert_same_infos(infos[key], values, near)
+        elif key == "final_obs":
+            for i in np.flatnonzero(expected["_final_obs"]):
+                last = np.asarray(infos[key][i])
+                assert last.dtype == values[i].dtype
+                np.testing.assert_allclose(last, values[i], rtol=0, atol=near)
+        else:
+            one = np.asarray(infos[key])
+            assert one.shape == values.shape
+            np.testing.assert_allclose(one.astype(float), values.astype(float), rtol=0, atol=near)
+
+
+def assert_same_rollout(
+    num_envs: int, steps: int, near: float, id_: str = STATES, array: Any = "numpy", **kwargs: Any
+) -> tuple[int, int]:
+    """Step both with the same seeds and actions; return how many episodes ended, and succeeded."""
+    ended = succeeded = 0
+    env, scalars = make(num_envs, id_, array=array, **kwargs), make_scalars(num_envs, id_, **kwargs)
+    assert_equal(env.reset(seed=11), scalars.reset(seed=11), near)
+    for actions in moves(num_envs, steps):
+        found, expected = env.step(actions), scalars.step(actions)
+        assert_equal(found, expected, near)
+        ended += int((expected[2] | expected[3]).sum())
+        succeeded += int(expected[2].sum())
+    assert_equal(env.reset(), scalars.reset(), near)
+    env.close()
+    scalars.close()
+    return ended, succeeded
+
+
+# --- equal to the scalar environment --------------------------------------------------------
+
+
+@pytest.mark.parametrize("array", KINDS)
+def test_64_environments_are_64_scalar_ones(array: str) -> None:
+    ended, succeeded = assert_same_rollout(64, 60, 1e-5, array=array)
+    assert ended > 300 and succeeded > 30
+
+
+@pytest.mark.slow
+def test_64_environments_are_64_scalar_ones_over_400_steps() -> None:
+    ended, succeeded = assert_same_rollout(64, 400, 1e-5)
+    assert ended > 2000 and succeeded > 200
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"object_position": (0.5, 0.1)},
+        {"success_hold_steps": 2},
+        {"backend": "none"},
+        {"id_": "PandaHover-v0"},
+    ],
+)
+def test_each_option_means_what_it_does_to_one(options: dict[str, Any]) -> None:
+    assert_same_rollout(8, 40, 1e-5, **options)
+
+
+@pytest.mark.parametrize("array", KINDS)
+def test_pictures_as_observations_are_the_same(array: str) -> None:
+    assert_same_rollout(5, 25, 0, "PandaHoverPixels-v0", array=array)
+
+
+def test_the_shipped_classifier_says_the_same() -> None:
+    """Also how sure it is, and how odd each picture is to the guard."""
+    assert_same_rollout(5, 25, 2e-5, backend="openvino")
+    assert_same_rollout(1, 11, 2e-5, backend="openvino")
+
+
+def test_threads_change_nothing() -> None:
+    envs = [make(40, backend="openvino", threads=threads) for threads in (1, 3)]
+    for env in envs:
+        env.reset(seed=5)
+    for actions in moves(40, 11):
+        one, other = (env.step(actions) for env in envs)
+        assert_equal(one, other, 2e-5)
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("id_", "num_envs"), [(IDS[0], 16), (STATES, 64), (IDS[2], 16)])
+def test_the_shipped_classifier_decides_the_same(id_: str, num_envs: int) -> None:
+    """Actions go to the object or past it, so that about every third step is claimed."""
+    arguments: dict[str, Any] = {"backend": "openvino", "success_exit_threshold": 0.3}
+    env, scalars = make(num_envs, id_, **arguments), make_scalars(num_envs, id_, **arguments)
+    env.reset(seed=3)
+    scalars.reset(seed=3)
+    draw, different, claimed, steps = np.random.default_rng(5), 0, 0, 30
+    for _ in range(steps):
+        scenes = [each.unwrapped.scene for each in scalars.envs]  # type: ignore[attr-defined]
+        away = np.array([np.array(each.object_xy) - each.gripper[:2] for each in scenes])
+        actions = (away + draw.normal(0, 0.03, away.shape)).astype(np.float32)
+        found, expected = env.step(actions), scalars.step(actions)
+        different += int((found[2] != expected[2]).sum())
+        claimed += int(expected[2].sum())
+        near = np.abs(found[0].astype(float) - expected[0]).max()
+        assert near <= (1 if id_ == IDS[2] else 1e-5)
+    assert claimed > 0.1 * steps * num_envs
+    assert different <= 0.001 * steps * num_envs
+    env.close()
+    scalars.close()
+
+
+def test_rendered_pictures_are_those_of_the_scalar_environment() -> None:
+    env, scalars = make(3, render_mode="rgb_array"), make_scalars(3, render_mode="rgb_array")
+    env.reset(seed=4)
+    scalars.reset(seed=4)
+    for actions in moves(3, 3):
+        env.step(actions)
+        scalars.step(actions)
+    frames, expected = env.render(), scalars.render()
+    assert frames is not None and expected is not None and len(frames) == 3
+    for one, other in zip(frames, expected, strict=True):
+        assert np.abs(one.astype(float) - np.asarray(other)).mean() <= 1.0
+    assert make(1).render() is None
+
+
+# --- seeds ----------------------------------------------------------------------------------
+
+
+def test_an_environment_does_not_depend_on_how_many_there_are() -> None:
+    envs = [make(count) for count in (3, 7, 50)]
+    starts = [env.reset(seed=20)[0][:3] for env in envs]
+    for start in starts[1:]:
+        np.testing.assert_array_equal(start, starts[0])
+    for actions in moves(50, 30):
+        steps = [env.step(actions[: env.num_envs]) for env in envs]
+        for step in steps[1:]:
+            for part, expected in zip(step[:4], steps[0][:4], strict=True):
+                np.testing.assert_array_equal(part[:3], expected)
+
+
+def test_environment_i_has_seed_s_plus_i_or_its_own() -> None:
+    env = make(4)
+    counted, _ = env.reset(seed=30)
+    own, _ = env.reset(seed=[33, 32, 31, 30])
+    np.testing.assert_array_equal(counted, own[::-1])
+    again, _ = env.reset(seed=30)
+    np.testing.assert_array_equal(again, counted)
+    further, _ = env.reset()
+    assert (further[:, 2:] != counted[:, 2:]).all()
+    mixed, _ = env.reset(seed=[30, None, None, 33])
+    np.testing.assert_array_equal(mixed[[0, 3]], counted[[0, 3]])
+    assert (mixed[1:3, 2:] != counted[1:3, 2:]).all()
+
+
+def test_without_a_seed_every_environment_is_another() -> None:
+    one, other = make(8).reset()[0], make(8).reset()[0]
+    assert len({tuple(each) for each in (*one[:, 2:].tolist(), *other[:, 2:].tolist())}) == 16
+
+
+# --- SAME_STEP ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("array", KINDS)
+def test_an_episode_that_ends_is_reset_in_the_same_step(array: Any) -> None:
+    env = make(3, array=array)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    start, _ = env.reset(seed=0)
+    for _ in range(c.MAX_EPISODE_STEPS - 1):
+        observations, _, _, truncations, infos = env.step(np.zeros((3, 2), np.float32))
+        assert "final_obs" not in infos and not truncations.any()
+    observations, _, terminations, truncations, infos = env.step(np.zeros((3, 2), np.float32))
+    assert np.asarray(truncations).all() and not np.asarray(terminations).any()
+    np.testing.assert_array_equal(np.stack([*infos["final_obs"]]), np.asarray(start))
+    assert (np.asarray(observations)[:, 2:] != np.asarray(start)[:, 2:]).all()
+    assert not np.asarray(infos["_refused"]).any()
+    assert np.asarray(infos["final_info"]["_refused"]).all()
+    env.close()
+
+
+def test_a_mask_resets_some_and_leaves_the_others() -> None:
+    env, scalars = make(6), make_scalars(6)
+    env.reset(seed=1)
+    scalars.reset(seed=1)
+    for step, actions in enumerate(moves(6, 40)):
+        assert_equal(env.step(actions), scalars.step(actions), 1e-5)
+        if step % 7 == 3:
+            mask = np.arange(6) % (step % 3 + 2) == 0
+            options = {"reset_mask": mask}
+            assert_equal(env.reset(options=options), scalars.reset(options=dict(options)), 1e-5)
+            assert options == {"reset_mask": mask}
+    place = {"object_position": (0.5, -0.2)}
+    assert_equal(env.reset(options=place), scalars.reset(options=dict(place)), 1e-5)
+    env.close()
+    scalars.close()
+
+
+@pytest.mark.parametrize("array", KINDS)
+def test_what_was_returned_stays_as_it_was(array: Any) -> None:
+    for id_ in (STATES, "PandaHoverPixels-v0"):
+        env = make(4, id_, array=array)
+        kept = [env.reset(seed=0)[0]]
+        copies = [np.asarray(kept[0]).copy()]
+        for actions in moves(4, 12):
+            step = env.step(actions)
+            for part in step[:4]:
+                kept.append(part)
+                copies.append(np.asarray(part).copy())
+        for one, copy in zip(kept, copies, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), copy)
+        env.close()
+
+
+def test_tensors_have_the_types_that_learners_use() -> None:
+    torch = pytest.importorskip("torch")
+    env = make(2, array="torch")
+    observations, infos = env.reset(seed=0)
+    actions = torch.full((2, 2), 0.01, requires_grad=True)
+    observations, rewards, terminations, truncations, infos = env.step(actions)
+    assert (observations.dtype, rewards.dtype) == (torch.float32, torch.float32)
+    assert terminations.dtype == truncations.dtype == infos["true_success"].dtype == torch.bool
+    assert not observations.requires_grad
+    states = make(2)
+    states.reset(seed=0)
+    np.testing.assert_array_equal(states.step(actions)[0], observations.numpy())
+
+
+def test_the_learned_reward_wrapper_takes_it() -> None:
+    """Pictures as observations, judged from outside; final pictures are found."""
+    env = vinoreward.VectorLearnedReward(
+        make(4, "PandaHoverPixels-v0", backend="none"),
+        "panda-hover-classifier",
+        image_source="obs",
+        terminate_on_success=False,
+    )
+    env.reset(seed=0)
+    for actions in moves(4, 11):
+        infos = env.step(actions)[4]
+        assert infos["_is_success"].all()
+    assert "true_success" in infos
+    env.close()
+
+
+# --- bad input ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("array", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_action_that_is_no_number_ends_that_episode_alone(array: Any, bad: float) -> None:
+    env, others = make(5, array=array), make(5)
+    env.reset(seed=2)
+    others.reset(seed=2)
+    for step, actions in enumerate(moves(5, 9)):
+        spoiled = actions.copy()
+        if step == 4:
+            spoiled[3, 1] = bad
+        found, expected = env.step(spoiled), others.step(actions)
+        for part, other in zip(found[:4], expected[:4], strict=True):
+            rest = [0, 1, 2, 4]
+            np.testing.assert_array_equal(np.asarray(part)[rest], np.asarray(other)[rest])
+        if step == 4:
+            _, rewards, terminations, truncations, infos = found
+            assert (rewards[3], bool(terminations[3]), bool(truncations[3])) == (0, False, True)
+            one_hot = [False, False, False, True, False]
+            for place in (infos, infos["final_info"]):
+                np.testing.assert_array_equal(np.asarray(place["invalid_action"]), one_hot)
+                np.testing.assert_array_equal(np.asarray(place["_invalid_action"]), one_hot)
+            assert np.isfinite(np.asarray(infos["final_obs"][3])).all()
+        else:
+            assert "invalid_action" not in found[4]
+
+
+def test_an_invalid_action_is_never_a_claim() -> None:
+    env = make(2, "PandaHover-v0", object_position=(0.55, 0.0), backend="openvino")
+    env.reset(seed=0, options={"object_position": (0.555, 0.0)})
+    actions = np.array([[0.0, 0.0], [np.nan, 0.0]], np.float32)
+    _, rewards, terminations, truncations, infos = env.step(actions)
+    assert (rewards[1], terminations[1], truncations[1]) == (0.0, False, True)
+    assert not infos["final_info"]["is_success"][1]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"num_envs": 0}, ConfigError, "num_envs=0"),
+        ({"num_envs": 2.5}, ConfigError, "whole number"),
+        ({"num_envs": 10**12}, ConfigError, "GB of state"),
+        (
+            {"num_envs": 10**8, "observation": "pixels"},
+            ConfigError,
+            "GB of pictures.*are free on the host",
+        ),
+        ({"motion": "dynamics"}, ConfigError, "motion='dynamics'.*no such thing"),
+        ({"camera": "tiny"}, ConfigError, "camera='tiny'"),
+        ({"fidelity": "article"}, ConfigError, "fidelity='article'"),
+        ({"render_mode": "human"}, ConfigError, "render_mode='human'"),
+        ({"device": "tpu"}, ConfigError, "device='tpu'"),
+        ({"device": "cuda:99"}, UnknownDeviceError, "cuda:99"),
+        ({"device": "cuda:99", "array": "torch"}, UnknownDeviceError, "cuda:99"),
+        ({"array": "jax"}, ConfigError, "array='jax'"),
+        ({"threads": 0}, ConfigError, "threads=0"),
+        ({"observation": "sound"}, ConfigError, "observation='sound'"),
+        ({"object_position": "here"}, ConfigError, "object_position='here'"),
+        ({"backend": "openvino", "image_size": (64, 64)}, PictureMismatchError, "64"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_sentence(
+    wrong: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    if wrong.get("array") == "torch":
+        pytest.importorskip("torch")
+    with pytest.raises(error, match=words):
+        make(**{"num_envs": 2, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("reset", "words"),
+    [
+        ({"options": {"reset_mask": np.array([True])}}, r"bool of shape \(2,\)"),
+        ({"options": {"reset_mask": np.array([1, 0])}}, "bool of shape"),
+        ({"options": {"reset_mask": np.array([False, False])}}, "at least one True"),
+        ({"options": {"object_position": (3.0, 0.0)}}, "object_position"),
+        ({"options": {"object_position": np.zeros((3, 2))}}, "object_position"),
+        ({"options": {"lights": "off"}}, r"reset options \['lights'\]"),
+        ({"seed": [1]}, "1 seeds"),
+        ({"seed": -1}, "at least 0"),
+    ],
+)
+def test_a_reset_that_cannot_work_is_refused(reset: dict[str, Any], words: str) -> None:
+    env = make(2)
+    env.reset(seed=0)
+    with pytest.raises((ConfigError, InputError), match=words):
+        env.reset(**reset)
+    env.step(np.zeros((2, 2), np.float32))
+
+
+def test_nothing_is_stepped_before_the_first_reset() -> None:
+    env = make(2, render_mode="rgb_array")
+    with pytest.raises(ResetNeeded, match="first reset"):
+        env.step(np.zeros((2, 2), np.float32))
+    with pytest.raises(ResetNeeded, match="first reset"):
+        env.render()
+    with pytest.raises(ResetNeeded, match="first reset"):
+        env.reset(options={"reset_mask": np.array([True, False])})
+
+
+# --- cost -----------------------------------------------------------------------------------
+
+
+def test_memory_said_beforehand_is_enough() -> None:
+    env = make(5000)
+    env.reset(seed=0)
+    actions = np.zeros((5000, 2), np.float32)
+    tracemalloc.start()
+    again = make(5000)
+    again.reset(seed=0)
+    for _ in range(c.MAX_EPISODE_STEPS):
+        again.step(actions)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < again.memory["state"]
+
+
+def test_arrays_of_numpy_need_no_torch_and_no_camera() -> None:
+    code = """
+import sys, gymnasium as gym, numpy as np, vinoreward
+assert "torch" not in sys.modules and "vinoreward_envs" not in sys.modules
+env = gym.make_vec("PandaHoverRandom-v0", num_envs=64, vectorization_mode="vector_entry_point",
+                   backend="oracle", array="numpy", device="cpu")
+env.reset(seed=0)
+env.step(np.zeros((64, 2), np.float32))
+assert "torch" not in sys.modules and "warp" not in sys.modules
+env.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_draws_and_judges_with_threads_of_its_own() -> None:
+    code = """
+import os, sys, gymnasium as gym, numpy as np, vinoreward
+env = gym.make_vec("PandaHoverRandom-v0", num_envs=40, vectorization_mode="vector_entry_point",
+                   threads=2)
+actions = np.full((40, 2), 0.02, np.float32)
+env.reset(seed=0)
+before = env.step(actions)
+env.reset(seed=0)
+child = os.fork()
+found = env.step(actions)
+same = all((one == other).all() for one, other in zip(before[:4], found[:4]))
+same &= (before[4]["reward_prob"] == found[4]["reward_prob"]).all()
+if child == 0:
+    os._exit(0 if same else 1)
+_, status = os.waitpid(child, 0)
+env.close()
+sys.exit(status != 0 or not same)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_can_be_closed_twice_and_says_what_it_is() -> None:
+    env = make(2, "PandaHoverPixels-v0", backend="openvino", threads=2)
+    assert env.picture_scene == gym.make(IDS[2], backend="oracle").unwrapped.picture_scene  # type: ignore[attr-defined]
+    assert env.observation_space.contains(env.reset(seed=0)[0])
+    env.close()
+    env.close()
+    assert repr(env) == "PandaHoverVectorEnv(PandaHoverPixels-v0, num_envs=2)"
