@@ -40,7 +40,7 @@ demo: $(STAMP)
 	$(BIN)/vinoreward demo --out $(OUT)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 900 --durations 10
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 600 --durations 10
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 300 -m "not slow"

@@ -72,9 +72,10 @@ class Link:
         return self._exchange(kind, wire.DESCRIBED, rest=rest).rest
 
     def _new_slot(self, count: int) -> Slot:
-        if self._slot is not None:
-            self._slot.close()
-            self._slot = None
+        # Forgotten before it is closed: Ctrl-C in between must leave no half slot to the next call.
+        old, self._slot = self._slot, None
+        if old is not None:
+            old.close()
         rows = 1
         while rows < count:
             rows *= 2
