@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -23,6 +23,9 @@ from onnx import TensorProto, helper, numpy_helper
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.backends.serving.client import SharedBackend
 from vinoreward.backends.serving.places import FOLDER
+
+if TYPE_CHECKING:
+    import pytest
 
 PIXELS = (2, 4, 3)
 SMALL_SLOT = 256
@@ -98,6 +101,20 @@ def eventually(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
 def nothing_left(folder: Path, timeout: float = 60.0) -> bool:
     """Wait until no service lives in a folder and no file is in it."""
     return eventually(lambda: not services(folder) and not list(folder.iterdir()), timeout)
+
+
+@contextlib.contextmanager
+def own_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A test's own runtime folder; at the end nothing may be left of its services."""
+    folder = path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv(FOLDER, str(folder))
+    yield folder
+    clean = nothing_left(folder, 30)
+    left = [services(folder), [path.name for path in folder.iterdir()]]
+    for pid in services(folder):
+        kill(pid)
+    assert clean, left
 
 
 def kill(pid: int) -> None:

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import toy_environments
 from many_runs import TOY, assert_equal, one_by_one, together, toy_config
-from service_children import kill, nothing_left, services
+from service_children import kill, nothing_left, own_folder, services
 from train_runs import config
 
-from vinoreward.backends.serving.places import FOLDER
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs import PlayConfig
@@ -37,15 +36,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime folder of the test's own; at the end nothing may be left of its services."""
-    folder = tmp_path / "runtime"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv(FOLDER, str(folder))
-    yield folder
-    clean = nothing_left(folder, 30)
-    for pid in services(folder):
-        kill(pid)
-    assert clean
+    with own_folder(tmp_path, monkeypatch) as folder:
+        yield folder
 
 
 @pytest.mark.slow
