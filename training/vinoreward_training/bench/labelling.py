@@ -39,8 +39,9 @@ QUIET = (
 """Options with which Chromium asks nobody but the page."""
 PICTURES = 120
 KILLS = 50
-MOST_SECONDS = 0.3
-"""Until a kill."""
+MOST_LABELS = 40
+MOST_SECONDS = 0.01
+"""A kill comes at most so many seconds after one of the first ``MOST_LABELS`` labels."""
 KEYS = ("ArrowRight", "ArrowLeft", "s", "f", " ")
 
 
@@ -199,9 +200,14 @@ def labels_a_minute(folder: Path, browser: str) -> float:
 def labels_lost(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
     """Kill the program with SIGKILL at random moments while a client labels.
 
+    Args:
+        folder: with at least ``2 * MOST_LABELS`` pictures, or a client may end before its kill.
+        kills: how often.
+        seed: of the moments.
+
     Returns:
         How many labels were acknowledged, how many of them are not in the log, and how many kills
-        fell between a label and its acknowledgement.
+        came before the client had labelled all.
     """
     random = np.random.default_rng([seed, 0x9])
     acknowledged: set[float] = set()
@@ -214,10 +220,12 @@ def labels_lost(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
             client = Client(running.port)
             client.enter(running.token)
             _, state = client.value("/api/state")
+            last = sent + int(random.integers(MOST_LABELS))
             timer = threading.Timer(float(random.uniform(0.0, MOST_SECONDS)), process.kill)
-            timer.start()
             try:
                 while state["picture"] is not None:
+                    if sent == last:
+                        timer.start()
                     sent += 1
                     # Each label takes another time, by which it is found in the log.
                     body = {"picture": state["picture"], "label": "success", "seconds": sent / 100}
@@ -227,7 +235,8 @@ def labels_lost(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
                     acknowledged.add(sent / 100)
             except (OSError, http.client.HTTPException, ValueError):
                 interrupted += 1
-            timer.join()
+            if timer.ident is not None:
+                timer.join()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the last line may be cut off
         found = {label.seconds for label in read_labels(folder / LABELS)}
