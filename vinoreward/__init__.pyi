@@ -12,6 +12,7 @@ from .rewards.interventions import Axis, Intervention, SearchSpace
 from .rewards.precision import PrecisionBound
 from .rewards.success import SuccessDetector
 from .rewards.trust import TrustMonitor
+from .wrappers.batched import BatchedVecEnv
 from .wrappers.encoded import EncodedObservation
 from .wrappers.later import RewardLater
 from .wrappers.learned_reward import LearnedReward
@@ -26,6 +27,7 @@ __all__ = [
     "ActorLearner",
     "ActorLearnerConfig",
     "Axis",
+    "BatchedVecEnv",
     "Bundle",
     "ClaimedVsTrue",
     "Classifier",

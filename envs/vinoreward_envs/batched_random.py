@@ -44,6 +44,24 @@ class BatchedPCG64:
         for target, values in zip((*self._state, *self._add), numbers, strict=True):
             target[where] = values
 
+    def generators(self) -> list[np.random.Generator]:
+        """Return a NumPy generator for each, which goes on as it would."""
+        words = [self._arrays.host(each).view(np.uint64) for each in (*self._state, *self._add)]
+        found = []
+        for high, low, add_high, add_low in zip(*(each.tolist() for each in words), strict=True):
+            inside = np.random.PCG64(0)
+            numbers = {"state": (high << 64) | low, "inc": (add_high << 64) | add_low}
+            inside.state = {**inside.state, "state": numbers}  # type: ignore[typeddict-item]
+            found.append(np.random.Generator(inside))
+        return found
+
+    def follow(self, row: int, generator: np.random.Generator) -> None:
+        """Let the generator of a row go on as NumPy's would, which is a PCG64."""
+        inside = generator.bit_generator.state["state"]
+        words = [half for key in ("state", "inc") for half in divmod(inside[key], 1 << 64)]
+        for target, word in zip((*self._state, *self._add), words, strict=True):
+            target[row] = _signed(word)
+
     def uniform(self, mask: Array) -> Array:
         """Return ``(N,)`` float64 in [0, 1); only generators where ``mask`` is True advance."""
         xp = self._arrays.xp

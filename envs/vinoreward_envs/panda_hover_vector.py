@@ -181,6 +181,10 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._hover = BatchedHover(self._arrays, self.num_envs, joints=looks)
         self._random = BatchedPCG64(self._arrays, self.num_envs)
         self._seeded = self._begun = False
+        # Of the last claim; not the picture, which would take 36,864 bytes.
+        self._claimed = np.zeros(self.num_envs, np.bool_)
+        self._claimed_joints = np.empty((self.num_envs if looks else 0, c.JOINTS))
+        self._claimed_objects = np.empty((self.num_envs if looks else 0, 2))
         self._steps = np.zeros(self.num_envs, np.int64)
         self.single_observation_space = self._observation_space()
         self.single_action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
@@ -196,6 +200,24 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def picture_scene(self) -> dict[str, str | int]:
         """What the picture depends on; a wrapper compares it with its bundle's."""
         return self._spec.as_dict()
+
+    @property
+    def generators(self) -> list[np.random.Generator]:
+        """Of each environment, that with which it places the next object; a copy."""
+        return self._random.generators()
+
+    def set_generator(self, index: int, generator: np.random.Generator) -> None:
+        """Let an environment place its next objects as this generator says, a PCG64."""
+        self._seed([None] * self.num_envs, np.zeros(self.num_envs, np.bool_))
+        self._random.follow(index, generator)
+
+    def claimed_picture(self, index: int) -> Pixels | None:
+        """Return the ``(H, W, 3)`` picture of an environment's last claim; None before it."""
+        if not self._claimed[index]:
+            return None
+        joints, place = self._claimed_joints[index], self._claimed_objects[index]
+        picture: Pixels = self._pictures.draw(joints[None], place[None])[0]
+        return picture
 
     def reset(
         self,
@@ -262,6 +284,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             odd=judged.odd,
         )
         claimed = scores.claimed
+        self._keep(claimed)
         truncated = ~claimed & (self._steps >= c.MAX_EPISODE_STEPS) | ~valid
         over = claimed | truncated
         final: Infos = {}
@@ -344,6 +367,14 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             pictures[:] = self._drawn()
         truth = ((distance <= c.SUCCESS_DISTANCE) & self._judged).astype(np.float32)
         return Judged(truth, truth, None)
+
+    def _keep(self, claimed: Mask) -> None:
+        """Remember the scenes that are claimed."""
+        if self._classifier is None or not claimed.any():
+            return
+        self._claimed |= claimed
+        self._claimed_joints[claimed] = self._hover.joints[claimed]
+        self._claimed_objects[claimed] = self._arrays.host(self._hover.objects)[claimed]
 
     def _report(
         self,

@@ -57,6 +57,25 @@ def test_any_seed_gives_numpy_s_numbers(seeds: list[int], count: int) -> None:
     np.testing.assert_array_equal(drawn, expected)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**100), st.integers(0, 20))
+def test_generators_go_on_as_numpy_s_and_back(seed: int, drawn: int) -> None:
+    for arrays in (Arrays("numpy"), Arrays("torch")):
+        batched = BatchedPCG64(arrays, 3)
+        batched.seed([0, 1, 2], [seed, seed + 1, seed + 2])
+        every = arrays.of(np.ones(3, np.bool_))
+        for _ in range(drawn):
+            batched.uniform(every)
+        own = batched.generators()
+        assert len(own) == 3
+        other = BatchedPCG64(arrays, 3)
+        for row, generator in enumerate(own):
+            other.follow(row, generator)
+        expected = [generator.random() for generator in own]
+        for each in (batched, other):
+            np.testing.assert_array_equal(arrays.host(each.uniform(every)), expected)
+
+
 def test_the_arm_is_where_it_was_sent_to_a_micrometre_a_step(arrays: Arrays) -> None:
     """So states need no joints: ten steps add up to 1e-5 m at most."""
     count, draw = 200, np.random.default_rng(1)

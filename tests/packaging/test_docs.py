@@ -170,12 +170,18 @@ def test_the_hover_tasks_example_runs(project_root: Path) -> None:
 
 
 def test_the_example_of_a_batch_runs(project_root: Path) -> None:
-    code = block(project_root / "docs" / "batched.md", "vector_entry_point")
-    assert "num_envs=256" in code
+    code = block(project_root / "docs" / "batched.md", "num_envs=256")
     names = ran(code.replace("num_envs=256", "num_envs=8"))
     assert names["observations"].shape == (8, 4)
     assert names["infos"]["final_info"]["_is_success"].any()
     names["envs"].close()
+
+
+@pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="needs Stable-Baselines3")
+def test_the_example_of_a_batch_for_stable_baselines3_learns(project_root: Path) -> None:
+    names = ran(block(project_root / "docs" / "batched.md", "BatchedVecEnv"))
+    assert len(names["record"].episodes) >= 32
+    names["batch"].close()
 
 
 @pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="needs Stable-Baselines3")

@@ -12,7 +12,8 @@ from train_runs import config
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward_training.configs import TrainConfig
-from vinoreward_training.tasks.environments import make_env, make_envs
+from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.many import make_envs
 
 TOY = "toy_environments:ToyCorridor-v0"
 SMALL_DQN: dict[str, Any] = {

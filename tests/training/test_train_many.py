@@ -27,7 +27,8 @@ from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
-from vinoreward_training.tasks.environments import make_env, make_envs
+from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.many import make_envs
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from vinoreward.errors import ConfigError
 from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.train import SETTINGS, crowd, train
-from vinoreward_training.tasks.environments import make_envs
+from vinoreward_training.tasks.many import make_envs
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the service needs Linux"),

@@ -24,7 +24,8 @@ from vinoreward_training.actors.settings import SETTINGS as ACTORS
 from vinoreward_training.capture import command as capture
 from vinoreward_training.configs import CaptureConfig, TrainConfig
 from vinoreward_training.policy.train import SETTINGS, check_device, train
-from vinoreward_training.tasks.environments import has_own_reward, make_env, make_envs
+from vinoreward_training.tasks.environments import has_own_reward, make_env
+from vinoreward_training.tasks.many import make_envs
 
 
 def test_command_line_wins_over_file_and_file_over_preset(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ _BY_MODULE = {
     "audits": "audit mend",
     "label_orders": "label-order",
     "later": "later",
+    "seconds": "seconds",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
     "alarms": "alarms",
     "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",

@@ -9,16 +9,21 @@ from vinoreward_training.bench.rows import Row, median_row, paired, paired_ratio
 from vinoreward_training.bench.trainings import train_seconds
 from vinoreward_training.configs import BenchConfig
 from vinoreward_training.policy.train import SETTINGS
-from vinoreward_training.tasks.environments import make_env, make_envs
+from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.many import make_batch, make_envs
 
 ENVIRONMENT = "PandaHover-v0"
 TARGET = "<= 1.05 x"
+TOGETHER = 32
+"""Environments in a batch."""
 ARMS = {
-    "later": "scored in a thread while SAC trains",
-    "later-service": "scored in a shared service while SAC trains",
-    "learned": "scored within the step",
+    "batched": (f"{TOGETHER} environments in one batch, scored on all cores", "batched-oracle"),
+    "later": ("scored in a thread while SAC trains", "oracle"),
+    "later-service": ("scored in a shared service while SAC trains", "oracle"),
+    "learned": ("scored within the step", "oracle"),
 }
-"""Ways to score, each compared with the oracle's reward; the first has the target."""
+"""Ways to score, and the training with the oracle's reward that each is compared with."""
+WITH_TARGET = ("batched", "later")
 
 
 def later_rows(config: BenchConfig) -> list[Row]:
@@ -33,6 +38,8 @@ def later_rows(config: BenchConfig) -> list[Row]:
     makers: dict[str, Callable[[], Any]] = {
         "later": deferred,
         "later-service": lambda: deferred(service="shared"),
+        "batched": lambda: make_batch(TOGETHER, ENVIRONMENT, bundle=config.bundle),
+        "batched-oracle": lambda: make_batch(TOGETHER, ENVIRONMENT, backend="oracle"),
         "learned": lambda: make_env(ENVIRONMENT, bundle=config.bundle),
         "oracle": lambda: make_env(ENVIRONMENT, bundle=config.bundle, backend="oracle"),
     }
@@ -48,19 +55,19 @@ def later_rows(config: BenchConfig) -> list[Row]:
     )
 
     def ratio(seconds: dict[str, list[float]], arm: str) -> str:
-        return f"{quartiles(paired_ratios(seconds[arm], seconds['oracle']))[1]:.3g} x"
+        return f"{quartiles(paired_ratios(seconds[arm], seconds[ARMS[arm][1]]))[1]:.3g} x"
 
     return [
         median_row(
             "later",
             f"training wall time with the learned reward, {how}, over that with the oracle reward, "
             f"{ENVIRONMENT}, {config.overhead_steps} steps of SAC as vinoreward train runs it",
-            paired_ratios(wall[arm], wall["oracle"]),
+            paired_ratios(wall[arm], wall[oracle]),
             "seeds, wall times",
-            target=TARGET if arm == "later" else "",
+            target=TARGET if arm in WITH_TARGET else "",
             note=f"by processor time {ratio(cpu, arm)}, by that of the learner's thread alone, "
             f"{ratio(thread, arm)}",
             details={"seconds": wall, "processor_seconds": cpu, "thread_seconds": thread},
         )
-        for arm, how in ARMS.items()
+        for arm, (how, oracle) in ARMS.items()
     ]

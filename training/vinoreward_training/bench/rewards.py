@@ -46,7 +46,7 @@ from vinoreward_training.capture.hover import (
 from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
 from vinoreward_training.classifier.evaluation import evaluate_classifier
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.tasks.environments import make_envs
+from vinoreward_training.tasks.many import make_envs
 
 TOGETHER = (4, 8)
 """Environments that are stepped together, as by ``train --num-envs``."""

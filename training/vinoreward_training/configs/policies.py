@@ -24,6 +24,7 @@ class TrainConfig:
         vinoreward train --resume --out runs/hover
         vinoreward train --env CartPole-v1 --algorithm DQN --out runs/cartpole
         vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --out runs/mine
+        vinoreward train --vec-env batched --out runs/fast
         vinoreward train --env PandaHoverRandom-v0 --num-envs 4 --out runs/four
         vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --num-envs 16 \\
             --service shared --out runs/sixteen
@@ -88,9 +89,11 @@ class TrainConfig:
     """Environments that are stepped together, with one classification of all their pictures per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per
     environment step as with one, unless --algorithm-kwargs gradient_steps says otherwise."""
-    vec_env: Literal["subproc", "dummy"] = "subproc"
-    """With --num-envs: subproc, one process per environment, for slow ones; or dummy, all in this
-    process, for those that take less than a millisecond per step."""
+    vec_env: Literal["subproc", "dummy", "batched"] = "subproc"
+    """With --num-envs: subproc, one process per environment, for slow ones; dummy, all in this
+    process, for those that take less than a millisecond per step; or batched, one object that
+    steps, draws and judges all at once on all cores, for PandaHover and its siblings, with a
+    preset of its own that trains in seconds."""
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """How processes of --num-envs start. fork is fast and copies what this process holds, which
     some libraries do not survive."""
@@ -376,10 +379,10 @@ class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
     Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
-    memory, install, service, labelling, search, audit, mend, label-order, later, overhead,
-    overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those of compressed
-    actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits, actor-cartpole,
-    actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` stands for the latter,
+    memory, install, service, labelling, search, audit, mend, label-order, later, seconds,
+    overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those of
+    compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
+    actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
     ``quick`` for the first ones, which need no training, ``all`` for all. search, audit, mend,
     label-order, alarms and service take about 20 minutes each.
     Rows with pixels, and most of encoders, need an encoder (--encoder) and are skipped with a note
@@ -419,7 +422,7 @@ class BenchConfig:
     first_seed: int = 100
     """First seed of trainings; the presets were tuned on seeds 0 to 7."""
     seeds: int = 5
-    """Trainings per arm of ``solve``, ``solve-random``, ``overhead``, ``later`` and
+    """Trainings per arm of ``solve``, ``solve-random``, ``seconds``, ``overhead``, ``later`` and
     ``actor-cartpole``."""
     rounds: int = 20
     """Rounds in which the candidates are measured in turns."""

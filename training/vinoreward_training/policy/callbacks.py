@@ -17,11 +17,12 @@ from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.precision import PrecisionBound
 from vinoreward.rewards.trust import TESTS, Ended, TrustMonitor
 from vinoreward.saved_state import shown
+from vinoreward.wrappers.batched import BatchedVecEnv
 from vinoreward.wrappers.sb3 import ClaimedVsTrue, claimed_picture
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.claims import ClaimSample
-from vinoreward_training.policy.evaluate import Evaluation, evaluate
+from vinoreward_training.policy.evaluate import Evaluation, evaluate, evaluate_batch
 from vinoreward_training.policy.pausing import how_to_go_on, wait
 from vinoreward_training.runs.next_command import again, command
 from vinoreward_training.runs.report import (
@@ -81,7 +82,7 @@ class RunCallback(ClaimedVsTrue):
     def __init__(
         self,
         folder: Path,
-        evaluation_env: gym.Env[Any, Any],
+        evaluation_env: gym.Env[Any, Any] | BatchedVecEnv,
         config: TrainConfig,
         *,
         check_interrupt: Callable[[Callable[[], None]], None],
@@ -294,9 +295,10 @@ class RunCallback(ClaimedVsTrue):
 
         show(0)
         try:
-            return evaluate(
-                self.model, self._evaluation_env, episodes, seed, truth=self.truth, ended=show
-            )
+            env, truth = self._evaluation_env, self.truth
+            if isinstance(env, BatchedVecEnv):
+                return evaluate_batch(self.model, env, episodes, seed, truth=truth, ended=show)
+            return evaluate(self.model, env, episodes, seed, truth=truth, ended=show)
         finally:
             self._bar.set_description("train")
 

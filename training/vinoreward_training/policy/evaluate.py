@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.success import Truth, claim_of
+
+if TYPE_CHECKING:
+    from vinoreward.wrappers.batched import BatchedVecEnv
 
 
 class Policy(Protocol):
@@ -114,10 +117,7 @@ def evaluate(
             f"found {episodes} evaluation episodes. Expected at least 1; ask for more."
         )
     truth = Truth() if truth is None else truth
-    claimed: list[bool | None] = []
-    true: list[bool | None] = []
-    returns: list[float] = []
-    lengths: list[int] = []
+    found: list[_Ended] = []
     for episode in range(episodes):
         observation, info = env.reset(seed=seed + episode)
         if watch is not None:
@@ -135,17 +135,64 @@ def evaluate(
             if watch is not None:
                 success = claim_of(info), truth(info, last=over)
                 watch(Moment(episode, steps, float(reward), info, over, *success))
-        claimed.append(claim_of(info))
-        true.append(truth(info))
-        returns.append(total)
-        lengths.append(steps)
+        found.append(_Ended(claim_of(info), truth(info), total, steps))
         if ended is not None:
-            ended(len(lengths))
+            ended(len(found))
+    return _evaluation(found, truth)
+
+
+def evaluate_batch(
+    model: Policy,
+    env: BatchedVecEnv,
+    episodes: int,
+    seed: int,
+    *,
+    truth: Truth | None = None,
+    ended: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Evaluate as :func:`evaluate`, over the same episodes, in a batch of environments.
+
+    An environment whose episode has ended plays the next one that nobody plays.
+    """
+    truth = Truth() if truth is None else truth
+    found: dict[int, _Ended] = {}
+    playing = np.arange(env.num_envs)
+    begun = env.num_envs
+    observations = env.reset_where(np.ones(env.num_envs, np.bool_), (seed + playing).tolist())
+    while len(found) < episodes:
+        actions, _ = model.predict(observations, deterministic=True)
+        observations, _, dones, infos = env.step(actions)
+        if not dones.any():
+            continue
+        for i in np.flatnonzero(dones).tolist():
+            recorded = infos[i]["episode"]
+            end = _Ended(claim_of(infos[i]), truth(infos[i]), recorded["r"], recorded["l"])
+            if playing[i] < episodes:
+                found[int(playing[i])] = end
+            playing[i], begun = begun, begun + 1
+        observations = env.reset_where(dones, (seed + playing).tolist())
+        if ended is not None:
+            ended(len(found))
+    return _evaluation([found[episode] for episode in range(episodes)], truth)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How an episode ended."""
+
+    claimed: bool | None
+    true: bool | None
+    total: float
+    """Return, without discount."""
+    steps: int
+
+
+def _evaluation(ended: Sequence[_Ended], truth: Truth) -> Evaluation:
     return Evaluation(
-        claimed=_rate_of_known(claimed),
-        true=_rate_of_known(true),
-        mean_return=float(np.mean(returns)),
-        mean_length=float(np.mean(lengths)),
+        claimed=_rate_of_known([one.claimed for one in ended]),
+        true=_rate_of_known([one.true for one in ended]),
+        mean_return=float(np.mean([one.total for one in ended])),
+        mean_length=float(np.mean([one.steps for one in ended])),
         truth_key=truth.key,
     )
 

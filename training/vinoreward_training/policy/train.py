@@ -34,17 +34,24 @@ from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
 from vinoreward_training.runs.next_command import ITS_DATA, again, command
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
 from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
-from vinoreward_training.runs.settings import PRESETS, Settings, read_yaml, refuse_ignored, typed
+from vinoreward_training.runs.settings import (
+    PRESETS,
+    Settings,
+    merged,
+    read_yaml,
+    refuse_ignored,
+    typed,
+)
 from vinoreward_training.tasks.environments import (
     check_bundle_used,
     dependencies_named,
     has_own_reward,
     load_encoder,
     make_env,
-    make_envs,
     naming,
     network_sha256,
 )
+from vinoreward_training.tasks.many import make_batch, make_envs
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -54,6 +61,8 @@ if TYPE_CHECKING:
 
 
 _RATES = ("claimed", "true")
+MOST_EVALUATED_AT_ONCE = 32
+"""Environments of a batch in which a policy is evaluated."""
 MAX_SAMPLE = 100_000
 """Claims that a run may keep pictures of."""
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
@@ -66,8 +75,9 @@ _POSITIVE = (
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preset of an environment; its algorithm's arguments are for SAC."""
     name = str(settings["env"]).rpartition(":")[2]
-    paths = [path for path in PRESETS.glob("*.yaml") if path.stem == name]
-    preset = read_yaml(paths[0], SETTINGS.names) if paths else {}
+    names = [name, f"{name}.batched"] if settings["vec_env"] == "batched" else [name]
+    paths = {path.stem: path for path in PRESETS.glob("*.yaml")}
+    preset = merged(*(read_yaml(paths[one], SETTINGS.names) for one in names if one in paths))
     if settings["algorithm"] != "SAC":
         preset.pop("algorithm_kwargs", None)
     return preset
@@ -226,6 +236,8 @@ def _check_later(config: TrainConfig, *, own: bool) -> None:
         found = "no classifier. Expected a learned reward (--wrap-bundle, and not --backend oracle)"
     elif config.encoder is not None:
         found = "an encoder, whose latent the next action needs. Expected none"
+    elif config.vec_env == "batched":
+        found = "--vec-env batched, which judges in its steps. Expected subproc or dummy"
     if found is not None:
         raise ConfigError(f"found --later with {found}; leave --later out.")
 
@@ -236,9 +248,9 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
     from vinoreward_training.policy.callbacks import Alarmed, RunCallback, Solved
 
     total = config.timesteps or 0
-    evaluation_env = _make(config)
+    evaluation_env = _make_for_evaluation(config)
     try:
-        together = config.num_envs > 1 or config.later
+        together = config.num_envs > 1 or config.later or config.vec_env == "batched"
         env = _make_all(config) if together else _make(config)
     except VinorewardError:
         evaluation_env.close()
@@ -292,7 +304,16 @@ def _make(config: TrainConfig) -> Any:
     return make_env(config.env, config.env_kwargs, **_of_env(config))
 
 
+def _make_for_evaluation(config: TrainConfig) -> Any:
+    if config.vec_env == "batched" and config.encoder is None:
+        count = min(MOST_EVALUATED_AT_ONCE, config.eval_episodes)
+        return make_batch(count, config.env, config.env_kwargs, **_of_env(config))
+    return _make(config)
+
+
 def _make_all(config: TrainConfig) -> Any:
+    if config.vec_env == "batched":
+        return make_batch(config.num_envs, config.env, config.env_kwargs, **_of_env(config))
     processes = config.vec_env == "subproc" and config.num_envs > 1
     if processes:
         print(crowd(config.num_envs, usable_cores(), service=config.service is not None))

@@ -26,7 +26,7 @@ from vinoreward_training.tasks.environments import agree_to_import, agree_to_run
 PRESETS = Path(str(files("vinoreward_training") / "presets"))
 MAX_YAML = 64 << 10
 """Bytes of a file of settings; the largest preset has three thousand."""
-_DECIDE_THE_BASE = ("out", "config", "preset", "env", "task", "algorithm")
+_DECIDE_THE_BASE = ("out", "config", "preset", "env", "task", "algorithm", "vec_env")
 """Options that decide what the defaults of the others are."""
 _WORDS: Mapping[Any, str] = {
     bool: "true or false",
@@ -89,7 +89,9 @@ class Settings(Generic[_Config]):
             argument_default=argparse.SUPPRESS,
         )
         for name in {*_DECIDE_THE_BASE, "truth", *self.functions} & set(self.names):
-            parser.add_argument(f"--{name}", nargs="?")  # tyro refuses one without a value
+            parser.add_argument(
+                f"--{name}", f"--{name.replace('_', '-')}", nargs="?"
+            )  # tyro refuses one without a value
         parser.add_argument("--resume", action="store_true")
         given = vars(parser.parse_known_args(arguments)[0])
         hints = get_type_hints(self.kind)

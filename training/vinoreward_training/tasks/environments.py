@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
-import multiprocessing
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
-from vinoreward.processes import limit_threads, starting_processes, thread_limits
 from vinoreward.rewards.success import OnOdd, RewardMode, Truth
-from vinoreward.saved_state import shown
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.render_once import PictureInInfo
 from vinoreward.wrappers.sources import ImageSource, default_source, located, takes_render
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward.wrappers.views import sources_of
-from vinoreward_envs.panda_hover import DEFAULT_BUNDLE, ORACLE, REWARDS, UNJUDGED, PandaHoverEnv
-
-if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import VecEnv
+from vinoreward_envs.panda_hover import ORACLE, UNJUDGED, PandaHoverEnv
 
 OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
-STOP_SECONDS = 30
-"""After a SIGTERM an environment's process waits so long for its training to end."""
-_OF_JUDGE = (
+OF_JUDGE = (
     "backend", "bundle", "precision", "device", "threads", "success_threshold",
     "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_pictures", "service",
 )  # fmt: skip
@@ -322,7 +312,7 @@ def make_env(
         "accept_foreign_pictures": accept_foreign_pictures,
         "success_reward": success_reward,
         "step_reward": step_reward,
-        "image_source": _unpacked(image_source),
+        "image_source": unpacked(image_source),
         "reward_mode": reward_mode,
         "hold": hold,
         "exit_threshold": exit_threshold,
@@ -337,7 +327,7 @@ def make_env(
     def made(mode: str | None) -> gym.Env[Any, Any]:
         given = arguments if mode is None else {**arguments, "render_mode": mode}
         if has_own_reward(env_id):
-            own = _own_arguments(given, bundle=bundle, **options)
+            own = own_arguments(given, bundle=bundle, **options)
             whole = judged or own["backend"] == ORACLE
             return with_truth(_made(env_id, own) if whole else unjudged(own))
         if not wrap_bundle:
@@ -350,20 +340,20 @@ def make_env(
                 f"{env_id} has no learned reward of its own and no bundle was named. Expected the "
                 "name or folder of a bundle to wrap it with; add --bundle."
             )
-        taken = sources_of(_unpacked(image_source), located(_found(bundle)), "render")
+        taken = sources_of(unpacked(image_source), located(found_bundle(bundle)), "render")
         renders = takes_render(taken)
         env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given} if renders else given))
         if not judged:
             return PictureInInfo(env, only_last=draw_later) if renders else env
         try:
-            arguments_of_reward = _reward_arguments(env.observation_space, **options)
-            return LearnedReward(env, _found(bundle), **arguments_of_reward)
+            arguments_of_reward = reward_arguments(env.observation_space, **options)
+            return LearnedReward(env, found_bundle(bundle), **arguments_of_reward)
         except VinorewardError:
             env.close()
             raise
 
     def unjudged(own: Mapping[str, Any]) -> gym.Env[Any, Any]:
-        scene = {name: value for name, value in own.items() if name not in _OF_JUDGE}
+        scene = {name: value for name, value in own.items() if name not in OF_JUDGE}
         scene["bundle"] = own.get("bundle")  # says how the pictures are drawn
         env = _made(env_id, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
         rendered = default_source(env.observation_space, "rgb_array") == "render"
@@ -380,7 +370,7 @@ def make_env(
             # Its observation is no picture, so it has to render one.
             env.close()
             env = made("rgb_array")
-        encoding = _encoder_arguments(
+        encoding = encoder_arguments(
             backend=backend, precision=precision, frame_stack=frame_stack, service=service
         )
         return EncodedObservation(env, loaded, **encoding)
@@ -389,126 +379,7 @@ def make_env(
         raise
 
 
-def make_envs(
-    count: int,
-    env_id: str,
-    env_kwargs: Mapping[str, Any] | None = None,
-    *,
-    processes: bool = True,
-    start_method: str = "forkserver",
-    **options: Any,
-) -> VecEnv:
-    """Make many environments whose pictures are classified, and encoded, in one call per step.
-
-    With ``service`` and ``processes`` each of them asks the service by itself instead, unless
-    pictures are drawn later.
-
-    Args:
-        count: of environments.
-        env_id: as :func:`make_env`, like all others but:
-        env_kwargs: see there.
-        processes: step each environment in a process of its own, which computes on one thread.
-        start_method: of these processes, as :mod:`multiprocessing` names it.
-        options: see there.
-
-    Raises:
-        ConfigError: the environment cannot be made several times, or would have to be rendered for
-            the encoder.
-    """
-    from vinoreward.wrappers.sb3 import VecEncodedObservation, VecLearnedReward
-
-    method = start_method if processes else None
-    if processes and options.get("service") is not None and not options.get("draw_later"):
-        return _together(count, env_id, env_kwargs or {}, method, {**options, "judged": True})
-    options["judged"] = False
-    encoder = options.get("encoder")
-    loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))
-    wrapped = options.get("wrap_bundle") and not has_own_reward(env_id)
-    if wrapped and options.get("backend") != ORACLE and options.get("bundle") is not None:
-        judge_bundle = located(_found(options["bundle"]))
-        given = _unpacked(options.get("image_source"))
-        options["image_source"] = sources_of(given, judge_bundle, "render")
-    env = _together(count, env_id, env_kwargs or {}, method, options)
-    try:
-        if options.get("backend") == ORACLE:
-            pass
-        elif has_own_reward(env_id):
-            own = _own_arguments(env_kwargs or {}, **options)
-            judge = {name: own[name] for name in _OF_JUDGE if name in own}
-            bundle = judge.pop("bundle", DEFAULT_BUNDLE)
-            judge["image_source"] = default_source(env.observation_space, "rgb_array")
-            judge |= REWARDS
-            env = VecLearnedReward(env, _found(bundle), **judge)
-        elif wrapped:
-            arguments = _reward_arguments(env.observation_space, **options)
-            env = VecLearnedReward(env, judge_bundle, **arguments)
-        if loaded is not None:
-            if default_source(env.observation_space, "rgb_array") == "render":
-                raise ConfigError(
-                    f"found {count} environments {env_id}, whose pictures are rendered, and the "
-                    f"encoder {encoder}. Expected pictures in the observation to encode them "
-                    "together; use --num-envs 1."
-                )
-            env = VecEncodedObservation(env, loaded, **_encoder_arguments(**options))
-    except VinorewardError:
-        env.close()
-        raise
-    return env
-
-
-def _together(
-    count: int,
-    env_id: str,
-    env_kwargs: Mapping[str, Any],
-    method: str | None,
-    options: dict[str, Any],
-) -> VecEnv:
-    """Make many environments, in processes that start by ``method`` unless that is None."""
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
-
-    processes = method is not None
-    limits = thread_limits() if processes else None
-    make = functools.partial(_one_of_many, env_id, dict(env_kwargs), limits, options)
-    before = set(multiprocessing.active_children())
-    cure = "use --num-envs 1"
-    if processes:
-        cure = f"try --vec-env dummy, which needs no other process, or {cure}"
-    try:
-        if limits is None:
-            return DummyVecEnv([make] * count)
-        with starting_processes(limits):
-            return SubprocVecEnv([make] * count, start_method=method)
-    except Exception as error:  # anything that the environment raises
-        for child in set(multiprocessing.active_children()) - before:
-            child.kill()
-        if isinstance(error, VinorewardError):
-            raise
-        raise ConfigError(
-            f"{count} environments {env_id} cannot be made"
-            f"{' in processes of their own' if processes else ''}: "
-            f"{shown(error) or type(error).__name__}. Expected one that can be made several times"
-            f"{', by what its package registers' if processes else ''}; {cure}."
-        ) from error
-
-
-def _one_of_many(
-    env_id: str,
-    env_kwargs: dict[str, Any],
-    limits: Mapping[str, str] | None,
-    options: dict[str, Any],
-) -> gym.Env[Any, Any]:
-    """Make one, in a process of its own that computes within these limits, or in the training's."""
-    from stable_baselines3.common.monitor import Monitor
-
-    if limits is not None:
-        # A stop often reaches all processes. The training's own needs this one for its checkpoint.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(STOP_SECONDS))
-        limit_threads(limits)
-    return Monitor(make_env(env_id, env_kwargs, **options))
-
-
-def _own_arguments(
+def own_arguments(
     env_kwargs: Mapping[str, Any],
     *,
     backend: str = "openvino",
@@ -537,7 +408,7 @@ def _own_arguments(
     return {**own, "backend": backend, "precision": precision, **given}
 
 
-def _reward_arguments(
+def reward_arguments(
     space: gym.Space[Any],
     *,
     backend: str = "openvino",
@@ -576,7 +447,7 @@ def _reward_arguments(
     }
 
 
-def _encoder_arguments(
+def encoder_arguments(
     *,
     backend: str = "openvino",
     precision: str = "auto",
@@ -584,6 +455,7 @@ def _encoder_arguments(
     service: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
+    """Return the arguments of ``EncodedObservation``, or of its form for many environments."""
     return {
         "backend": "openvino" if backend == ORACLE else backend,
         "precision": precision,
@@ -592,14 +464,15 @@ def _encoder_arguments(
     }
 
 
-def _unpacked(image_source: ImageSource | None) -> ImageSource | None:
+def unpacked(image_source: ImageSource | None) -> ImageSource | None:
     """Return None for no source and the only one of a sequence of one, as a command gives them."""
     if isinstance(image_source, list | tuple):
         return tuple(image_source) if len(image_source) > 1 else next(iter(image_source), None)
     return image_source
 
 
-def _found(bundle: str) -> Path | str:
+def found_bundle(bundle: str) -> Path | str:
+    """Return the path of a bundle that is a file or folder, else its name."""
     return Path(bundle) if Path(bundle).exists() else bundle
 
 

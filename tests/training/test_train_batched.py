@@ -1,0 +1,129 @@
+"""Training with a batch of environments: a preset of its own, the same records, resume."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from train_runs import config
+
+from vinoreward import BatchedVecEnv
+from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward_training.bench import seconds
+from vinoreward_training.configs import BenchConfig, PlayConfig
+from vinoreward_training.play.command import play
+from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_training.policy.evaluate import evaluate, evaluate_batch
+from vinoreward_training.policy.train import SETTINGS, train
+from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
+from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.many import make_batch
+
+BATCHED: dict[str, Any] = {"vec_env": "batched", "num_envs": 8}
+
+
+def test_the_preset_goes_over_that_of_the_environment() -> None:
+    alone, batched = (
+        SETTINGS.parse(["--env", "PandaHover-v0", *more], prog="vinoreward train")
+        for more in ([], ["--vec-env", "batched"])
+    )
+    assert (alone.num_envs, batched.num_envs) == (1, 16)
+    assert batched.algorithm_kwargs["gamma"] == alone.algorithm_kwargs["gamma"]
+    assert batched.algorithm_kwargs["gradient_steps"] == 4
+    own = SETTINGS.parse(["--vec-env=batched", "--num-envs", "4"], prog="vinoreward train")
+    assert own.num_envs == 4 and own.algorithm_kwargs == batched.algorithm_kwargs
+
+
+def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = {"env": "PandaHoverRandom-v0", "backend": "openvino", "sample_claims": 10}
+    result = train(config(out, timesteps=200, stop_when_solved=None, **given, **BATCHED))
+    assert result.steps == 200 and result.final.claimed is not None
+    episodes = read_table(out / "episodes.csv", EPISODE_COLUMNS)
+    assert len(episodes) >= 16 and {row["odd"] for row in episodes} == {0}
+    claims = [row for row in episodes if row["claimed"]]
+    assert claims, "random play must now and then find the object"
+    assert len(list((out / "claims").rglob("*.png"))) == min(10, len(claims))
+    played = play(PlayConfig(run=out, episodes=2, film=0))
+    assert played is not None
+
+
+def test_a_run_that_stopped_goes_on_with_the_next_objects(tmp_path: Path) -> None:
+    given = {"env": "PandaHoverRandom-v0", "stop_when_solved": None, **BATCHED}
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    # Episodes of a batch whose actions are random last ten steps or end by chance.
+    train(config(whole, timesteps=160, algorithm_kwargs={"learning_starts": 200}, **given))
+    train(config(halved, timesteps=80, algorithm_kwargs={"learning_starts": 200}, **given))
+    train(SETTINGS.of(out=halved, resume=True, timesteps=160, progress=False))
+    one, two = (read_table(each / "episodes.csv", EPISODE_COLUMNS) for each in (whole, halved))
+    early = [row for row in one if row["step"] <= 80]
+    assert two[: len(early)] == early
+    assert [row["reward"] for row in two[len(early) :]] != [row["reward"] for row in early]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env": "CartPole-v1", "algorithm": "DQN"}, "no batch that pays a learned reward"),
+        ({"backend": "openvino", "service": "shared"}, "--service shared with --vec-env batched"),
+        ({"truth": "os:getcwd"}, "--truth os:getcwd with --vec-env batched"),
+        ({"backend": "openvino", "later": True}, "--later with --vec-env batched"),
+        ({"env_kwargs": {"motion": "dynamics"}}, "motion"),
+        ({"env_kwargs": {"nonsense": 1}}, "does not take these arguments"),
+    ],
+    ids=lambda value: "",
+)
+def test_what_cannot_be_a_batch_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        train(config(tmp_path / "run", **{**BATCHED, **changes}))
+
+
+def test_an_evaluation_in_a_batch_is_that_of_the_same_episodes_one_by_one() -> None:
+    given = {"backend": "openvino"}
+    with (
+        contextlib.closing(make_batch(3, "PandaHoverRandom-v0", **given)) as batch,
+        contextlib.closing(make_env("PandaHoverRandom-v0", **given)) as single,
+    ):
+        model = build_model("SAC", batch, {"policy_kwargs": {"net_arch": [8]}}, seed=3)
+        assert isinstance(batch, BatchedVecEnv)
+        told: list[int] = []
+        found = evaluate_batch(model, batch, 11, seed=40, ended=told.append)
+        expected = evaluate(model, single, 11, seed=40)
+        again = evaluate_batch(Nearer(), batch, 11, seed=40)
+        nearer = evaluate(Nearer(), single, 11, seed=40)
+    assert told == sorted(told) and told[-1] == 11
+    for one, two in ((found, expected), (again, nearer)):
+        assert (one.claimed, one.true, one.mean_length) == (two.claimed, two.true, two.mean_length)
+        assert one.mean_return == pytest.approx(two.mean_return)
+    assert again.true is not None and again.true.value > 0.9  # and some end sooner than others
+
+
+class Nearer:
+    """Goes to the object, whose place is in the observation."""
+
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[Any, Any]:
+        away = np.atleast_2d(observation)
+        moves = np.clip(away[:, 2:] - away[:, :2], -0.05, 0.05).astype(np.float32)
+        return moves.reshape(*np.shape(observation)[:-1], 2), None
+
+
+@pytest.mark.slow
+def test_the_row_of_seconds_runs_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seconds, "TASKS", seconds.TASKS[:1])
+    rows = seconds.seconds_rows(BenchConfig(seeds=1, evaluation_episodes=5, out=tmp_path))
+    assert [row.target for row in rows] == ["<= 5 s, 1 of 1 solved", "<= 9 s, 1 of 1 solved"]
+    (run,) = rows[0].details["runs"]
+    assert run["solved"] and run["true"] >= 0.95
+    assert 0 < run["training"] < run["process"]
+
+
+def test_a_command_that_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"(?s)vinoreward train ended with 1.*no bundle"):
+        seconds.run_once(BenchConfig(bundle="no such bundle", out=tmp_path), "PandaHover-v0", 0)

@@ -1,0 +1,177 @@
+"""A batch of environments as Stable-Baselines3's: the same as so many single ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3 import SAC
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+from vinoreward import BatchedVecEnv, ClaimedVsTrue
+from vinoreward.errors import ConfigError
+
+RANDOM = "PandaHoverRandom-v0"
+
+
+def batch(env_id: str = RANDOM, count: int = 3, **arguments: Any) -> BatchedVecEnv:
+    mode = "vector_entry_point"
+    return BatchedVecEnv(gym.make_vec(env_id, count, vectorization_mode=mode, **arguments))
+
+
+@contextlib.contextmanager
+def pair(env_id: str = RANDOM, **arguments: Any) -> Iterator[tuple[VecEnv, VecEnv]]:
+    """A batch, and the oracle: single environments as SB3 steps them."""
+    singles = DummyVecEnv([lambda: Monitor(gym.make(env_id, **arguments))] * 3)
+    with contextlib.closing(batch(env_id, **arguments)) as one, contextlib.closing(singles):
+        yield one, singles
+
+
+def seeded(env: VecEnv) -> Any:
+    env.seed(5)
+    return env.reset()
+
+
+def check_equal(found: Any, expected: Any) -> None:
+    """Compare infos; seconds aside, which no two runs have in common."""
+    assert {*found} == {*expected}
+    for key, value in expected.items():
+        if key == "episode":
+            assert (found[key]["r"], found[key]["l"]) == (pytest.approx(value["r"]), value["l"])
+        else:
+            np.testing.assert_allclose(found[key], value, atol=1e-5)
+            assert type(found[key]) is type(value) or isinstance(value, np.generic)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"backend": "oracle"}, {"backend": "openvino"}, {"backend": "openvino", "on_ood": "ignore"}],
+    ids=lambda arguments: " ".join(arguments.values()),
+)
+def test_a_batch_steps_as_single_environments_do(arguments: dict[str, Any]) -> None:
+    draw = np.random.default_rng(1)
+    with pair(**arguments) as (one, singles):
+        np.testing.assert_allclose(seeded(one), seeded(singles), atol=1e-5)
+        ends = 0
+        for _ in range(25):
+            # Towards the object, so that episodes end by claims as well as by time.
+            actions = draw.uniform(-0.05, 0.05, (3, 2)).astype(np.float32)
+            found, expected = one.step(actions), singles.step(actions)
+            for ours, theirs in zip(found[:3], expected[:3], strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=1e-5)
+                assert ours.dtype == theirs.dtype
+            for ours, theirs in zip(found[3], expected[3], strict=True):
+                check_equal(ours, theirs)
+            ends += int(found[2].sum())
+        assert ends >= 6
+
+
+def test_a_claim_is_no_truncation_and_its_picture_is_kept() -> None:
+    with pair("PandaHover-v0", backend="openvino") as (one, singles):
+        for env in (one, singles):
+            seeded(env)
+        assert one.env_method("claimed_picture", indices=[1]) == [None]
+        claimed = False
+        for _ in range(10):
+            actions = np.tile(np.array([[0.05, -0.05]], np.float32), (3, 1))
+            actions[1] = np.clip(toward(one), -0.05, 0.05)
+            *_, infos = one.step(actions)
+            singles.step(actions)
+            if infos[1].get("is_success") and not claimed:
+                claimed = True
+                assert infos[1]["TimeLimit.truncated"] is False
+                found, expected = (
+                    env.env_method("claimed_picture", indices=[1])[0] for env in (one, singles)
+                )
+                np.testing.assert_array_equal(found, expected)
+        assert claimed
+        assert one.env_method("claimed_picture", indices=[0]) == [None]
+
+
+def toward(env: BatchedVecEnv) -> Any:
+    hover = env.batch.unwrapped._hover  # type: ignore[attr-defined]
+    return (hover.objects - hover.gripper)[1]
+
+
+def test_generators_are_those_of_single_environments_and_can_be_put_back() -> None:
+    with pair(backend="oracle") as (one, singles):
+        for env in (one, singles):
+            seeded(env)
+        found, expected = (env.get_attr("np_random") for env in (one, singles))
+        assert [each.random() for each in found] == [each.random() for each in expected]
+        states = one.get_attr("np_random")
+        first = one.reset()
+        assert not np.array_equal(one.reset(), first)
+        for i, generator in enumerate(states):
+            one.set_attr("np_random", generator, indices=[i])
+        np.testing.assert_array_equal(one.reset(), first)
+
+
+def test_attributes_are_the_batch_s() -> None:
+    with contextlib.closing(batch(backend="oracle")) as env:
+        assert env.get_attr("num_envs", indices=[0, 2]) == [3, 3]
+        assert not env.has_attr("no_such_thing")
+        assert env.env_is_wrapped(Monitor) == [False] * 3
+        env.set_attr("mark", 7)
+        assert env.get_attr("mark") == [7, 7, 7]
+        with pytest.raises(ConfigError, match="Expected all of them"):
+            env.set_attr("mark", 8, indices=[1])
+
+
+def test_options_of_a_reset_are_the_batch_s() -> None:
+    with contextlib.closing(batch(backend="oracle")) as env:
+        places = np.array([[0.45, 0.0], [0.5, 0.1], [0.55, -0.1]])
+        env.set_options({"object_position": places})
+        np.testing.assert_allclose(env.reset()[:, 2:], places, atol=1e-6)
+        assert np.abs(env.reset()[:, 2:] - places).max() > 1e-3  # of the next reset alone
+        with pytest.raises(ConfigError, match="one table for all"):
+            env.set_options([{}, {}, {}])
+
+
+def test_pictures_are_drawn_where_they_are_asked_for() -> None:
+    with contextlib.closing(batch(backend="oracle", render_mode="rgb_array")) as env:
+        env.reset()
+        pictures = env.get_images()
+        assert [picture.shape for picture in pictures] == [(96, 128, 3)] * 3
+
+
+def test_other_batches_are_refused() -> None:
+    cartpole = gym.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
+    with pytest.raises(ConfigError, match=r"CartPoleVectorEnv.*Expected same-step"):
+        BatchedVecEnv(cartpole)
+    with (
+        contextlib.closing(batch(backend="oracle", array="torch")) as env,
+        pytest.raises(ConfigError, match=r'array="numpy"'),
+    ):
+        env.reset()
+
+
+def test_gymnasium_s_own_vector_environment_is_taken_too() -> None:
+    mode = gym.vector.AutoresetMode.SAME_STEP
+    given = {"autoreset_mode": mode}
+    envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs=given)
+    singles = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1"))] * 2)
+    with contextlib.closing(BatchedVecEnv(envs)) as one, contextlib.closing(singles):
+        np.testing.assert_array_equal(seeded(one), seeded(singles))
+        for _ in range(40):
+            found, expected = (env.step(np.array([1, 0])) for env in (one, singles))
+            for ours, theirs in zip(found[:3], expected[:3], strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+            for ours, theirs in zip(found[3], expected[3], strict=True):
+                check_equal(ours, theirs)
+
+
+def test_sac_learns_from_it_and_claims_stand_beside_the_truth() -> None:
+    record = ClaimedVsTrue()
+    with contextlib.closing(batch("PandaHover-v0", 16, backend="oracle")) as env:
+        model = SAC("MlpPolicy", env, seed=0, learning_starts=32, batch_size=16)
+        model.learn(320, callback=record)
+    assert len(record.episodes) >= 30
+    assert {row["claimed"] for row in record.episodes} <= {0, 1}
+    assert all(row["claimed"] == row["true"] for row in record.episodes)
+    assert all(row["length"] is not None and row["length"] <= 10 for row in record.episodes)

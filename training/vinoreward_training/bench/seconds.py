@@ -1,0 +1,122 @@
+"""Bench rows about trainings in a batch of environments: seconds until the task is solved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vinoreward.errors import RunFolderError
+from vinoreward.processes import python_command
+from vinoreward_training.bench.rows import Row, range_row
+from vinoreward_training.bench.trainings import GOAL, seeds_note, training_seeds
+from vinoreward_training.configs import BenchConfig
+
+SCRIPT = "import sys; from vinoreward_training.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task and how soon it is to be solved."""
+
+    env: str
+    training: float | None
+    """Seconds of training, without evaluations; None: no target."""
+    process: float
+    """Seconds of the whole command."""
+
+
+TASKS = (Task("PandaHover-v0", 5.0, 9.0), Task("PandaHoverRandom-v0", None, 15.0))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the command."""
+
+    seed: int
+    solved: bool
+    steps: int
+    true: float
+    """Share of true successes in the final evaluation."""
+    training: float
+    """Seconds of training, without evaluations."""
+    process: float
+    """Seconds of the whole command, from its start to its end."""
+
+
+def seconds_rows(config: BenchConfig) -> list[Row]:
+    """Run ``vinoreward train --vec-env batched`` for each task and seed."""
+    return [row for task in TASKS for row in _rows(config, task)]
+
+
+def _rows(config: BenchConfig, task: Task) -> list[Row]:
+    runs = [run_once(config, task.env, seed) for seed in training_seeds(config)]
+    solved = sum(run.solved for run in runs)
+    what = (
+        f"vinoreward train --vec-env batched --env {task.env}, learned reward, until "
+        f">= {GOAL:.0%} true success over {config.evaluation_episodes} episodes"
+    )
+    about: dict[str, Any] = {
+        "spread": f"best and worst of {len(runs)} seeds; {solved} of {len(runs)} solved",
+        "note": f"steps {sorted(run.steps for run in runs)}; "
+        + seeds_note([run.seed for run in runs]),
+        "details": {"runs": [vars(run) for run in runs]},
+    }
+    rows = []
+    for name, limit, extra in (
+        ("training", task.training, ": seconds of training, without evaluations, worst seed"),
+        ("process", task.process, ": seconds of the whole command, worst seed"),
+    ):
+        values = [float(getattr(run, name)) for run in runs]
+        met = None if limit is None else solved == len(runs) and max(values) <= limit
+        target = "" if limit is None else f"<= {limit:g} s, {len(runs)} of {len(runs)} solved"
+        more = {**about, "values": values, "target": target, "met": met}
+        rows.append(range_row("seconds", what + extra, max(values), "s", **more))
+    return rows
+
+
+def run_once(config: BenchConfig, env: str, seed: int) -> Run:
+    """Run the command in a process of its own, in a fresh folder.
+
+    Raises:
+        RunFolderError: the command failed.
+    """
+    out = config.out / "train" / f"seconds-{env}-{seed}"
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.perf_counter()
+    command = python_command(
+        SCRIPT, "train", "--vec-env", "batched", "--env", env, "--seed", str(seed),
+        "--bundle", config.bundle, "--final-episodes", str(config.evaluation_episodes),
+        "--stop-when-solved", str(GOAL), "--no-progress", "--out", str(out),
+    )  # fmt: skip
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    process = time.perf_counter() - began
+    if ended.returncode:
+        raise RunFolderError(
+            f"vinoreward train ended with {ended.returncode}. Expected a trained policy in {out}. "
+            f"It wrote:\n{ended.stderr[-2000:]}"
+        )
+    run = _read(out, seed, process)
+    print(
+        f"  {env} seed {seed}: {'solved' if run.solved else 'not solved'} after {run.steps} steps, "
+        f"{run.training:.1f} s of training, {run.process:.1f} s in all",
+        flush=True,
+    )
+    return run
+
+
+def _read(out: Path, seed: int, process: float) -> Run:
+    summary = json.loads((out / "summary.json").read_text())
+    true = summary["final"]["true"]
+    return Run(
+        seed,
+        summary["solved_at"] is not None,
+        summary["steps"],
+        true["successes"] / true["trials"],
+        summary["seconds"] - summary["evaluation_seconds"],
+        process,
+    )
