@@ -1,0 +1,1 @@
+"""Services of learned rewards beyond one machine."""

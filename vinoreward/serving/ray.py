@@ -1,0 +1,303 @@
+"""One service on each node of a Ray cluster: workers ask that of their own node.
+
+A picture never travels between nodes. What travels is the bundle, once to each node, through Ray's
+object store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vinoreward.backends.serving import SHARED, service_name
+from vinoreward.backends.serving.places import runtime_folder
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, ServiceError, needed_for
+from vinoreward.files import write_bytes
+from vinoreward.rewards.classifier import Classifier
+
+_OF_BUNDLE = ("bundle.json", "bundle.sha256")
+"""Files of a bundle beside those that it lists."""
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A bundle's files, as they travel."""
+
+    files: dict[str, bytes]
+    sha256: str
+    trusted: bool
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> _Packed:
+        if bundle.path is None:
+            raise ConfigError("the bundle was never saved. Expected one in a folder; save it.")
+        folder = bundle.path
+        names = [name for name in _OF_BUNDLE if (folder / name).is_file()]
+        files = {name: (folder / name).read_bytes() for name in (*names, *bundle.spec.files)}
+        return cls(files, bundle.sha256, bundle.trusted)
+
+    def unpack(self, folder: Path) -> Bundle:
+        """Write the files and load what they are; whatever does not have the hash is refused."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        for name, content in self.files.items():
+            path = folder / name
+            if path.parent != folder:
+                raise ConfigError(
+                    f"the bundle lists the file {name!r}. Expected the name of a file beside "
+                    "bundle.json; make the bundle again."
+                )
+            write_bytes(path, content)
+        return Bundle.load(folder, sha256=self.sha256, trusted=self.trusted)
+
+
+class _Holder:
+    """Lives on a node: keeps its service alive as long as the cluster's handle lives."""
+
+    def __init__(
+        self, service: str, options: Mapping[str, Any], first: _Packed, latest: _Packed | None
+    ) -> None:
+        self._folder = runtime_folder() / f"cluster-{service_name(service)}"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        # Workers find the service by the first bundle and its place, also after a swap.
+        self._first = first.unpack(self._folder / "first")
+        self._classifier = Classifier(self._first, service=service, guarded=False, **options)
+        self._classifier.backend.load()
+        if latest is not None and self._classifier.backend.version == 0:
+            self.swap(latest)
+
+    def bundle(self) -> str:
+        return str(self._first.path)
+
+    def swap(self, packed: _Packed) -> None:
+        place = self._folder / packed.sha256[:16]
+        self._classifier.swap(packed.unpack(place))
+
+    def status(self) -> dict[str, Any]:
+        backend = self._classifier.backend
+        return {**backend.info(), "version": backend.version, "holder_pid": os.getpid()}
+
+    def close(self) -> None:
+        self._classifier.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Keeper:
+    """Knows the holder of each node and the latest bundle."""
+
+    def __init__(self, service: str, options: Mapping[str, Any], packed: _Packed) -> None:
+        self._service, self._options = service, options
+        self._first = packed
+        self._latest: _Packed | None = None
+        self._holders: dict[str, Any] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def bundle_on(self, node: str) -> str:
+        async with self._one_at_a_time:
+            path: str = await self._ask(node, "bundle")
+            return path
+
+    async def swap(self, packed: _Packed) -> list[str]:
+        """Swap on every node that has a service; later ones begin with it. Return the nodes."""
+        from ray.exceptions import RayActorError
+
+        async with self._one_at_a_time:
+            swapped = []
+            for node, holder in list(self._holders.items()):
+                try:
+                    await holder.swap.remote(packed)
+                except RayActorError:  # with its node, or killed: the next caller gets another
+                    del self._holders[node]
+                    continue
+                # Whoever comes next has it, even if a later node refuses.
+                self._latest = packed
+                swapped.append(node)
+            self._latest = packed
+            return swapped
+
+    async def status(self) -> dict[str, dict[str, Any]]:
+        from ray.exceptions import RayActorError
+
+        async with self._one_at_a_time:
+            found = {}
+            for node, holder in list(self._holders.items()):
+                try:
+                    found[node] = await holder.status.remote()
+                except RayActorError:
+                    del self._holders[node]
+            return found
+
+    async def close(self) -> None:
+        from ray.exceptions import RayActorError
+
+        async with self._one_at_a_time:
+            for holder in self._holders.values():
+                with contextlib.suppress(RayActorError):
+                    await holder.close.remote()
+            self._holders.clear()
+
+    async def _ask(self, node: str, method: str) -> Any:
+        """Call a method of a node's holder; make one if there is none, or it has died."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        holder = self._holders.get(node)
+        if holder is not None:
+            with contextlib.suppress(RayActorError):
+                return await getattr(holder, method).remote()
+        made = ray.remote(_Holder).options(num_cpus=0, scheduling_strategy=_on(node))
+        holder = made.remote(self._service, self._options, self._first, self._latest)
+        answer = await getattr(holder, method).remote()
+        self._holders[node] = holder
+        return answer
+
+
+class NodeServices:
+    """A classifier's service on each node of a Ray cluster, started where a worker first asks.
+
+    ::
+
+        services = NodeServices("my-bundle")
+
+
+        @ray.remote
+        def rollout(services):
+            env = gym.make("my_package:MyEnv-v0", render_mode="rgb_array")
+            env = LearnedReward(env, image_source="render", **services.here())
+            ...
+
+    The handle may be given to any task or actor of the cluster. All that it keeps ends with
+    :meth:`close`, or with the program that made it.
+
+    A service that dies is started again by its node's next caller. A node that is lost takes its
+    own service along and no other; one that joins later gets a service when a worker there asks.
+
+    Args:
+        bundle: a saved classifier; it need not be on the other machines.
+        backend: registered name of the backend that the services run.
+        precision: as :class:`~vinoreward.Classifier` takes it.
+        threads: threads of an inference, on each node.
+
+    Raises:
+        ConfigError: Ray is not initialised.
+        MissingExtraError: Ray is not installed.
+        ModelNotFoundError: no such bundle.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle | str | Path,
+        *,
+        backend: str = "openvino",
+        precision: str = "auto",
+        threads: int = 1,
+    ) -> None:
+        with needed_for("vinoreward.serving.ray", "ray"):
+            import ray
+        if not ray.is_initialized():
+            raise ConfigError(
+                "services were asked for on a cluster, and Ray is not initialised. Expected a "
+                "cluster; call ray.init() first."
+            )
+        loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        # Here, so that an error is that of this line.
+        precision = loaded.resolve_precision(backend, precision)
+        self.service = f"{SHARED}:cluster-{secrets.token_hex(6)}"
+        """``"shared:NAME"``, which workers' classifiers are made with."""
+        self._options = {"backend": backend, "precision": precision, "threads": threads}
+        # On this node: then no other node that is lost takes the others' services along.
+        here = ray.get_runtime_context().get_node_id()
+        keeper: Any = ray.remote(_Keeper).options(num_cpus=0, scheduling_strategy=_on(here))
+        self._keeper: Any = keeper.remote(self.service, self._options, _Packed.of(loaded))
+        with _told("the services cannot be kept"):
+            ray.get(self._keeper.status.remote())
+
+    def here(self) -> dict[str, Any]:
+        """Return arguments for ``LearnedReward`` or ``Classifier`` on the node that this runs on.
+
+        They name the node's copy of the bundle and its service, which is started if needed.
+
+        Raises:
+            ServiceError: the handle was closed, or the node cannot run the service.
+        """
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        with _told(f"the node {node[:8]} has no service"):
+            bundle = ray.get(self._keeper.bundle_on.remote(node))
+        return {"bundle": bundle, "service": self.service, **self._options}
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Return of each node that has a service what that tells about itself, and its version."""
+        import ray
+
+        with _told("the services cannot be asked"):
+            found: dict[str, dict[str, Any]] = ray.get(self._keeper.status.remote())
+        return found
+
+    def swap(self, bundle: Bundle | str | Path) -> list[str]:
+        """Let all workers be judged by another bundle from now on; return the nodes swapped.
+
+        On each node from one batch to the next, see :meth:`~vinoreward.Classifier.swap`; nodes that
+        get a service later begin with it.
+
+        Raises:
+            ServiceError: a node refused it, with the reason; nodes before it are swapped.
+        """
+        import ray
+
+        loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        with _told(f"the bundle {loaded.spec.name!r} was not swapped on all nodes"):
+            nodes: list[str] = ray.get(self._keeper.swap.remote(_Packed.of(loaded)))
+        return nodes
+
+    def close(self) -> None:
+        """End what keeps the services; each ends with its last worker. May be called again."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        with contextlib.suppress(RayActorError):
+            ray.get(self._keeper.close.remote())
+            ray.kill(self._keeper)
+
+    def __enter__(self) -> NodeServices:
+        """Return the handle."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def _on(node: str) -> Any:
+    """Return Ray's strategy that places an actor on a node and on no other."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn Ray's errors within the block into a ServiceError that begins with ``what``."""
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        yield
+    except RayTaskError as error:
+        cause = error.cause if error.cause is not None else error
+        raise ServiceError(
+            f"{what}: {cause}. Expected a node on which the bundle runs as on this machine."
+        ) from error
+    except RayError as error:
+        raise ServiceError(
+            f"{what}: {type(error).__name__} of Ray. Expected a handle that is open, and a cluster "
+            "that runs; look at it with `ray status`."
+        ) from error
