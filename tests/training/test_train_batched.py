@@ -126,4 +126,4 @@ def test_the_row_of_seconds_runs_the_command(
 
 def test_a_command_that_fails_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"(?s)vinoreward train ended with 1.*no bundle"):
-        seconds.run_once(BenchConfig(bundle="no such bundle", out=tmp_path), "PandaHover-v0", 0)
+        seconds.run_once(BenchConfig(bundle="no such bundle", out=tmp_path), seconds.TASKS[0], 0)

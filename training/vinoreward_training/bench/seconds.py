@@ -12,6 +12,7 @@ from typing import Any
 
 from vinoreward.errors import RunFolderError
 from vinoreward.processes import python_command
+from vinoreward_training.bench.encoders import encoder_bundle, not_there
 from vinoreward_training.bench.rows import Row, range_row
 from vinoreward_training.bench.trainings import GOAL, seeds_note, training_seeds
 from vinoreward_training.configs import BenchConfig
@@ -24,13 +25,19 @@ class Task:
     """A task and how soon it is to be solved."""
 
     env: str
-    training: float | None
-    """Seconds of training, without evaluations; None: no target."""
-    process: float
-    """Seconds of the whole command."""
+    training: float
+    """Seconds of training, without evaluations."""
+    process: float | None = None
+    """Seconds of the whole command; None: no target."""
+    pixels: bool = False
+    """Whether the policy sees pictures, through the encoder."""
 
 
-TASKS = (Task("PandaHover-v0", 5.0, 9.0), Task("PandaHoverRandom-v0", None, 15.0))
+TASKS = (
+    Task("PandaHover-v0", 5.0, 9.0),
+    Task("PandaHoverRandom-v0", 15.0),
+    Task("PandaHoverPixels-v0", 15.0, pixels=True),
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,9 @@ def seconds_rows(config: BenchConfig) -> list[Row]:
 
 
 def _rows(config: BenchConfig, task: Task) -> list[Row]:
-    runs = [run_once(config, task.env, seed) for seed in training_seeds(config)]
+    if task.pixels and encoder_bundle(config) is None:
+        return [not_there(config, "seconds", f"vinoreward train --env {task.env}", "")]
+    runs = [run_once(config, task, seed) for seed in training_seeds(config)]
     solved = sum(run.solved for run in runs)
     what = (
         f"vinoreward train --vec-env batched --env {task.env}, learned reward, until "
@@ -79,18 +88,20 @@ def _rows(config: BenchConfig, task: Task) -> list[Row]:
     return rows
 
 
-def run_once(config: BenchConfig, env: str, seed: int) -> Run:
+def run_once(config: BenchConfig, task: Task, seed: int) -> Run:
     """Run the command in a process of its own, in a fresh folder.
 
     Raises:
         RunFolderError: the command failed.
     """
+    env = task.env
     out = config.out / "train" / f"seconds-{env}-{seed}"
+    encoded = ("--encoder", config.encoder) if task.pixels else ()
     shutil.rmtree(out, ignore_errors=True)
     began = time.perf_counter()
     command = python_command(
         SCRIPT, "train", "--vec-env", "batched", "--env", env, "--seed", str(seed),
-        "--bundle", config.bundle, "--final-episodes", str(config.evaluation_episodes),
+        "--bundle", config.bundle, *encoded, "--final-episodes", str(config.evaluation_episodes),
         "--stop-when-solved", str(GOAL), "--no-progress", "--out", str(out),
     )  # fmt: skip
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
