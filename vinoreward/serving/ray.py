@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,87 +78,91 @@ class _Holder:
     def bundle(self) -> str:
         return str(self._first.path)
 
-    def swap(self, packed: _Packed) -> None:
+    def swap(self, packed: _Packed) -> bool:
         place = self._folder / packed.sha256[:16]
         self._classifier.swap(packed.unpack(place))
+        return True
 
     def status(self) -> dict[str, Any]:
         backend = self._classifier.backend
         return {**backend.info(), "version": backend.version, "holder_pid": os.getpid()}
 
-    def close(self) -> None:
+    def close(self) -> bool:
         self._classifier.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        return True
 
 
 class _Keeper:
-    """Knows the holder of each node and the latest bundle."""
+    """Knows the holder of each node and the latest bundle; nodes do not wait for each other."""
 
     def __init__(self, service: str, options: Mapping[str, Any], packed: _Packed) -> None:
         self._service, self._options = service, options
         self._first = packed
         self._latest: _Packed | None = None
         self._holders: dict[str, Any] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def bundle_on(self, node: str) -> str:
-        async with self._one_at_a_time:
-            path: str = await self._ask(node, "bundle")
-            return path
+        """Return the place of the bundle on a node; make its holder if there is none that lives."""
+        async with self._locks[node]:
+            path: str | None = await self._asked(node, "bundle")
+            return await self._start(node) if path is None else path
 
     async def swap(self, packed: _Packed) -> list[str]:
         """Swap on every node that has a service; later ones begin with it. Return the nodes."""
-        from ray.exceptions import RayActorError
-
-        async with self._one_at_a_time:
-            swapped = []
-            for node, holder in list(self._holders.items()):
-                try:
-                    await holder.swap.remote(packed)
-                except RayActorError:  # with its node, or killed: the next caller gets another
-                    del self._holders[node]
-                    continue
-                # Whoever comes next has it, even if a later node refuses.
-                self._latest = packed
-                swapped.append(node)
+        done: dict[str, bool | BaseException] = {}
+        while nodes := [node for node in self._holders if node not in done]:
+            asked = (self._swap_on(node, packed) for node in nodes)
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            done |= dict(zip(nodes, found, strict=True))
+        # Nothing is awaited since the last look at the holders: no node can have been missed.
+        refused = [one for one in done.values() if isinstance(one, BaseException)]
+        if len(refused) < len(done) or not done:
             self._latest = packed
-            return swapped
+        if refused:
+            raise refused[0]
+        return [node for node, swapped in done.items() if swapped]
 
     async def status(self) -> dict[str, dict[str, Any]]:
-        from ray.exceptions import RayActorError
-
-        async with self._one_at_a_time:
-            found = {}
-            for node, holder in list(self._holders.items()):
-                try:
-                    found[node] = await holder.status.remote()
-                except RayActorError:
-                    del self._holders[node]
-            return found
+        nodes = list(self._holders)
+        told = await asyncio.gather(*(self._asked(node, "status") for node in nodes))
+        return {node: one for node, one in zip(nodes, told, strict=True) if one is not None}
 
     async def close(self) -> None:
-        from ray.exceptions import RayActorError
+        await asyncio.gather(*(self._asked(node, "close") for node in list(self._holders)))
+        self._holders.clear()
 
-        async with self._one_at_a_time:
-            for holder in self._holders.values():
-                with contextlib.suppress(RayActorError):
-                    await holder.close.remote()
-            self._holders.clear()
+    async def _swap_on(self, node: str, packed: _Packed) -> bool:
+        async with self._locks[node]:
+            return await self._asked(node, "swap", packed) is not None
 
-    async def _ask(self, node: str, method: str) -> Any:
-        """Call a method of a node's holder; make one if there is none, or it has died."""
-        import ray
+    async def _asked(self, node: str, method: str, *arguments: Any) -> Any:
+        """Return a holder's answer; None, and forget the holder, if it or its node has died."""
         from ray.exceptions import RayActorError
 
         holder = self._holders.get(node)
-        if holder is not None:
-            with contextlib.suppress(RayActorError):
-                return await getattr(holder, method).remote()
-        made = ray.remote(_Holder).options(num_cpus=0, scheduling_strategy=_on(node))
-        holder = made.remote(self._service, self._options, self._first, self._latest)
-        answer = await getattr(holder, method).remote()
+        if holder is None:
+            return None
+        try:
+            return await getattr(holder, method).remote(*arguments)
+        except RayActorError:
+            if self._holders.get(node) is holder:
+                del self._holders[node]
+            return None
+
+    async def _start(self, node: str) -> str:
+        import ray
+
+        latest = self._latest
+        made: Any = ray.remote(_Holder).options(num_cpus=0, scheduling_strategy=_on(node))
+        holder = made.remote(self._service, self._options, self._first, latest)
+        path: str = await holder.bundle.remote()
+        while self._latest is not latest:  # all others were swapped meanwhile
+            latest = self._latest
+            await holder.swap.remote(latest)
         self._holders[node] = holder
-        return answer
+        return path
 
 
 class NodeServices:
@@ -250,7 +255,7 @@ class NodeServices:
         get a service later begin with it.
 
         Raises:
-            ServiceError: a node refused it, with the reason; nodes before it are swapped.
+            ServiceError: a node refused it, with the reason; the others are swapped.
         """
         import ray
 

@@ -146,6 +146,19 @@ def test_a_swap_reaches_all_nodes_and_those_that_ask_later(
         assert {one["version"] for one in services.nodes().values()} == {1}
 
 
+def test_nodes_that_ask_during_a_swap_are_swapped_too(nodes: Any, bundles: list[Bundle]) -> None:
+    early, late = node_ids()
+    with NodeServices(bundles[0]) as services:
+        made = ray.remote(Worker)
+        first = made.options(**on(early)).remote(services)
+        judged(first, bundles[0])
+        second = made.options(**on(late)).remote(services)  # asks while the next line swaps
+        services.swap(bundles[1])
+        for worker in (first, second):
+            judged(worker, bundles[0])
+            assert judged(worker, bundles[0])[1] == 0.9
+
+
 def test_a_service_and_a_holder_that_are_killed_come_back_with_the_latest_bundle(
     nodes: Any, bundles: list[Bundle]
 ) -> None:
@@ -182,11 +195,11 @@ def test_a_node_that_is_lost_takes_no_other_along(nodes: Any, bundles: list[Bund
         left = [node for node in there if node != added.node_id]
         for node in left:
             judged(there[node], bundles[0])
+        until(lambda: added.node_id not in node_ids())  # its processes live on for a moment
         assert sorted(services.swap(bundles[1])) == sorted(left)
         for node in left:
             assert judged(there[node], bundles[0])[1] == 0.9
         assert sorted(services.nodes()) == sorted(left)
-    until(lambda: added.node_id not in node_ids())  # for the tests that follow
 
 
 def test_a_bundle_that_does_not_fit_changes_nothing(
