@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from vinoreward.backends.serving import SHARED, service_name
-from vinoreward.backends.serving.places import runtime_folder
+from vinoreward.backends.serving.places import Lock, runtime_folder
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, ServiceError, needed_for
+from vinoreward.errors import ConfigError, ServiceError, VinorewardError, needed_for
 from vinoreward.files import write_bytes
 from vinoreward.rewards.classifier import Classifier
 
 _OF_BUNDLE = ("bundle.json", "bundle.sha256")
 """Files of a bundle beside those that it lists."""
+_PREFIX = "cluster-"
+_HELD = "held"
+"""A lock in the folder of a node's bundles, as long as its holder lives."""
 
 
 @dataclass(frozen=True)
@@ -45,31 +49,48 @@ class _Packed:
         files = {name: (folder / name).read_bytes() for name in (*names, *bundle.spec.files)}
         return cls(files, bundle.sha256, bundle.trusted)
 
-    def unpack(self, folder: Path) -> Bundle:
-        """Write the files and load what they are; whatever does not have the hash is refused."""
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
-        for name, content in self.files.items():
-            path = folder / name
-            if path.parent != folder:
-                raise ConfigError(
-                    f"the bundle lists the file {name!r}. Expected the name of a file beside "
-                    "bundle.json; make the bundle again."
-                )
-            write_bytes(path, content)
+    def unpack(self, parent: Path) -> Bundle:
+        """Write the files into a folder that is named by their hash, unless they are there.
+
+        Whatever does not have the hash is refused. A service may read files that are there.
+        """
+        folder = parent / self.sha256
+        with contextlib.suppress(VinorewardError):
+            return self._loaded(folder)
+        fresh = Path(tempfile.mkdtemp(dir=parent))
+        try:
+            for name, content in self.files.items():
+                if Path(name).name != name:
+                    raise ConfigError(
+                        f"the bundle lists the file {name!r}. Expected the name of a file beside "
+                        "bundle.json; make the bundle again."
+                    )
+                write_bytes(fresh / name, content)
+            self._loaded(fresh)
+            shutil.rmtree(folder, ignore_errors=True)
+            fresh.rename(folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        return self._loaded(folder)
+
+    def _loaded(self, folder: Path) -> Bundle:
         return Bundle.load(folder, sha256=self.sha256, trusted=self.trusted)
 
 
 class _Holder:
-    """Lives on a node: keeps its service alive as long as the cluster's handle lives."""
+    """Lives on a node: keeps its service alive until the handle is closed, or its program ends."""
 
     def __init__(
         self, service: str, options: Mapping[str, Any], first: _Packed, latest: _Packed | None
     ) -> None:
-        self._folder = runtime_folder() / f"cluster-{service_name(service)}"
+        runtime = runtime_folder()
+        self._folder = runtime / service_name(service)
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._held = Lock(self._folder / _HELD)
+        self._held.take(wait=True)  # its predecessor may not be quite dead
+        _sweep(runtime)
         # Workers find the service by the first bundle and its place, also after a swap.
-        self._first = first.unpack(self._folder / "first")
+        self._first = first.unpack(self._folder)
         self._classifier = Classifier(self._first, service=service, guarded=False, **options)
         self._classifier.backend.load()
         if latest is not None and self._classifier.backend.version == 0:
@@ -79,8 +100,7 @@ class _Holder:
         return str(self._first.path)
 
     def swap(self, packed: _Packed) -> bool:
-        place = self._folder / packed.sha256[:16]
-        self._classifier.swap(packed.unpack(place))
+        self._classifier.swap(packed.unpack(self._folder))
         return True
 
     def status(self) -> dict[str, Any]:
@@ -90,7 +110,18 @@ class _Holder:
     def close(self) -> bool:
         self._classifier.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.release()
         return True
+
+
+def _sweep(runtime: Path) -> None:
+    """Remove the bundles of holders that were killed: their programs have ended."""
+    for folder in runtime.glob(f"{_PREFIX}*"):
+        lock = Lock(folder / _HELD)
+        with contextlib.suppress(OSError):
+            if lock.take():
+                shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
 
 
 class _Keeper:
@@ -213,9 +244,8 @@ class NodeServices:
                 "cluster; call ray.init() first."
             )
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-        # Here, so that an error is that of this line.
-        precision = loaded.resolve_precision(backend, precision)
-        self.service = f"{SHARED}:cluster-{secrets.token_hex(6)}"
+        loaded.resolve_precision(backend, precision)  # an error is that of this line
+        self.service = f"{SHARED}:{_PREFIX}{secrets.token_hex(6)}"
         """``"shared:NAME"``, which workers' classifiers are made with."""
         self._options = {"backend": backend, "precision": precision, "threads": threads}
         # On this node: then no other node that is lost takes the others' services along.
@@ -265,7 +295,10 @@ class NodeServices:
         return nodes
 
     def close(self) -> None:
-        """End what keeps the services; each ends with its last worker. May be called again."""
+        """End what keeps the services, and remove the nodes' copies; may be called again.
+
+        Call it after the workers have ended: a service that dies later cannot be started again.
+        """
         import ray
         from ray.exceptions import RayActorError
 

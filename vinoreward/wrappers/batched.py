@@ -141,15 +141,16 @@ class BatchedVecEnv(VecEnv):
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return an attribute of the batch for each of these environments."""
         numbers = list(self._get_indices(indices))
-        own = getattr(self.batch.unwrapped, "generators", None)
-        if attr_name == "np_random" and own is not None:
+        batch = self.batch.unwrapped
+        if attr_name == "np_random" and hasattr(type(batch), "generators"):
+            own: Any = getattr(batch, "generators")  # noqa: B009  (unknown to Gymnasium's type)
             return [own[i] for i in numbers]
-        return [getattr(self.batch.unwrapped, attr_name)] * len(numbers)
+        return [getattr(batch, attr_name)] * len(numbers)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of the batch; ``np_random`` of these environments alone."""
         batch: Any = self.batch.unwrapped
-        if attr_name == "np_random" and hasattr(batch, "generators"):
+        if attr_name == "np_random" and hasattr(type(batch), "generators"):
             for i in self._get_indices(indices):
                 batch.set_generator(i, value)
             return

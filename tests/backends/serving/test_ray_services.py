@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ import toy_environments
 from vinoreward import Bundle, Classifier
 from vinoreward.backends.serving.places import FOLDER
 from vinoreward.bundles.schema import Decision
-from vinoreward.errors import ConfigError, ModelNotFoundError, ServiceError
+from vinoreward.errors import BundleEditedError, ConfigError, ModelNotFoundError, ServiceError
 
 ray: Any = pytest.importorskip("ray")
 services_module = pytest.importorskip("vinoreward.serving.ray")
@@ -236,6 +237,44 @@ def test_nothing_is_left_after_the_last_worker(nodes: Any, bundles: list[Bundle]
 
 def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def test_copies_that_a_killed_program_left_are_removed(nodes: Any, bundles: list[Bundle]) -> None:
+    left = Path(os.environ[FOLDER]) / "cluster-of-a-killed-program"
+    left.mkdir(mode=0o700)
+    (left / "held").touch()
+    with NodeServices(bundles[0]) as services:
+        made = ray.remote(Worker).options(**on(ray.get_runtime_context().get_node_id()))
+        judged(made.remote(services), bundles[0])
+        assert not left.exists()
+        assert services.here()["precision"] == "auto"  # which is more than what it resolves to
+
+
+def test_files_that_are_there_are_not_written_again(tmp_path: Path, bundles: list[Bundle]) -> None:
+    packed = services_module._Packed.of(bundles[0])
+    first = packed.unpack(tmp_path)
+    before = {path.name: path.stat().st_ino for path in first.path.iterdir()}
+    again = packed.unpack(tmp_path)
+    assert {path.name: path.stat().st_ino for path in again.path.iterdir()} == before
+    (first.path / "golden.npz").write_bytes(b"half")  # as a full disk leaves it
+    assert packed.unpack(tmp_path).golden.images.shape == bundles[0].golden.images.shape
+    assert [path.name for path in tmp_path.iterdir()] == [packed.sha256]
+
+
+def test_files_of_a_bundle_stay_in_its_folder_and_have_its_hash(
+    tmp_path: Path, bundles: list[Bundle]
+) -> None:
+    packed = services_module._Packed.of(bundles[0])
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    outside = dataclasses.replace(packed, files={**packed.files, "../../outside": b"x"})
+    with pytest.raises(ConfigError, match="Expected the name of a file beside"):
+        outside.unpack(inside)
+    assert [path.name for path in tmp_path.iterdir()] == ["inside"]
+    changed = dataclasses.replace(packed, files={**packed.files, "model.onnx": b"another"})
+    with pytest.raises(BundleEditedError):
+        changed.unpack(inside)
+    assert not (inside / packed.sha256).exists()
 
 
 def test_it_needs_a_cluster_and_a_bundle(nodes: Any) -> None:

@@ -112,8 +112,8 @@ def make_batch(
     Args:
         count: of environments.
         env_id: of one that pays a learned reward itself and has a vector entry point.
-        env_kwargs: as :func:`make_env`, like all others. ``truth``, ``truth_key`` and ``service``
-            must be None.
+        env_kwargs: as :func:`make_env`, like all others; ``truth`` and ``service`` must be
+            None.
         options: see there.
 
     Raises:
