@@ -133,6 +133,22 @@ def test_options_of_a_reset_are_the_batch_s() -> None:
             env.set_options([{}, {}, {}])
 
 
+def test_episodes_that_are_cut_short_are_not_counted_on() -> None:
+    still = np.zeros((3, 2), np.float32)
+    with contextlib.closing(batch(backend="oracle")) as env:
+        env.seed(5)
+        env.reset()
+        for _ in range(4):
+            env.step(still)
+        cut = np.array([True, False, True])
+        env.reset_where(cut, [5, 6, 7])
+        ended: dict[int, int] = {}
+        for _ in range(10):
+            _, _, dones, infos = env.step(still)
+            ended |= {i: infos[i]["episode"]["l"] for i in np.flatnonzero(dones).tolist()}
+    assert ended == {0: 10, 1: 10, 2: 10}
+
+
 def test_pictures_are_drawn_where_they_are_asked_for() -> None:
     with contextlib.closing(batch(backend="oracle", render_mode="rgb_array")) as env:
         env.reset()
