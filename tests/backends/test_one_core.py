@@ -46,3 +46,40 @@ def test_a_forked_child_has_a_core_of_its_own() -> None:
     if child == 0:
         os._exit(0 if shared_core(openvino) is not ours else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+FORKS = """
+import os, sys, threading, warnings
+import vinoreward.backends.runtime as runtime
+
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
+sys.setswitchinterval(1e-5)
+sys.unraisablehook = lambda told: print("unraisable:", told.exc_value)
+
+def fork(times):
+    for _ in range(times):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+threads = [threading.Thread(target=fork, args=(100,)) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("free" if runtime.building().acquire(timeout=10) else "locked")
+"""
+
+
+def test_threads_that_fork_at_once_release_the_locks_of_their_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["free"], done.stdout[-2000:]

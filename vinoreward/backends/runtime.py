@@ -46,7 +46,7 @@ _making = threading.Lock()
 # Global because Python's fork hooks are.
 _alive: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[object] = []
-_fork_locks: list[Any] = []
+_forking = threading.local()
 _build = threading.RLock()
 
 
@@ -156,21 +156,23 @@ def keep_forever(inherited: object) -> None:
 def _before_fork() -> None:
     # A fork during an inference hangs the child, so wait for those under way; with a timeout, as a
     # thread may itself wait for this fork. Builders take this lock before a backend's.
-    if _build.acquire(timeout=5.0):
-        _fork_locks.append(_build)
-    for backend in list(_alive):
-        if backend._lock.acquire(timeout=5.0):
-            _fork_locks.append(backend._lock)
+    # Each thread keeps its own: two may fork at once, and only the owner can release a lock.
+    held: list[Any] = []
+    _forking.locks = held
+    for lock in (_build, *(backend._lock for backend in list(_alive))):
+        if lock.acquire(timeout=5.0):
+            held.append(lock)
 
 
 def _after_fork_in_parent() -> None:
-    while _fork_locks:
-        _fork_locks.pop().release()
+    held: list[Any] = _forking.locks
+    while held:
+        held.pop().release()
 
 
 def _after_fork_in_child() -> None:
     global _build, _importing, _making
-    _fork_locks.clear()
+    _forking.locks.clear()
     # New locks: threads that do not exist in the child may have locked the old ones.
     _build, _importing, _making = threading.RLock(), threading.RLock(), threading.Lock()
     for backend in list(_alive):
