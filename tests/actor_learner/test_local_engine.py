@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_runs import (
+    as_computed,
     check_nothing_left,
     config,
     random_policy,
@@ -56,7 +57,7 @@ def check_acted(one: Trajectory, policies: dict[int, Policy]) -> None:
     """What is stored is what the network of the stored version says."""
     for step in range(len(one.rewards)):
         policy = policies[int(one.versions[step, 0])]
-        outputs = forward(policy, one.observations[step])
+        outputs = forward(as_computed(policy), one.observations[step])
         np.testing.assert_allclose(one.behaviour[step], outputs, rtol=1e-3, atol=1e-4)
         expected = log_prob(policy.spec, outputs, one.actions[step])
         np.testing.assert_allclose(one.log_mu[step], expected, rtol=1e-3, atol=1e-3)

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_environments import Fragile, gone, notes
-from engine_runs import NUMBERED, PATIENCE, config, observations, random_policy, until
+from engine_runs import (
+    NUMBERED,
+    PATIENCE,
+    as_computed,
+    config,
+    observations,
+    random_policy,
+    until,
+)
 from faulty_environments import Rescales
 
 from vinoreward.actor_learner.config import SamplesPerInsert
@@ -318,7 +326,7 @@ class TestCompression:
                         None,
                     )
                 )
-                outputs = forward(compressed, one.observations[:, 0])
+                outputs = forward(as_computed(compressed), one.observations[:, 0])
                 np.testing.assert_allclose(one.behaviour[:, 0], outputs, rtol=1e-3, atol=1e-3)
             assert compressed.backend == "openvino"
             reports = until(lambda: engine.messages().compressor, engine)

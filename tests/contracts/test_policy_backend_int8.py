@@ -110,6 +110,7 @@ def _extreme() -> Policy:
 
 def test_quality_is_measured_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What NumPy says of a policy is not what a backend does that saturates."""
+    saturates = OpenVINOBackend._saturates(70)
     monkeypatch.setattr(PolicyBackend, "_saturates", classmethod(lambda cls, batch: False))
     teacher = _extreme()
     seen = observations(teacher.spec, 70)
@@ -127,7 +128,8 @@ def test_quality_is_measured_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
         )
         np.testing.assert_allclose(outputs(teacher, seen), forward(teacher, seen), rtol=1e-5)
     assert in_numpy.kl_max < 1e-2
-    assert (measured.kl_max > 10 * in_numpy.kl_max) == bool(LIMIT)
+    assert saturates or not LIMIT
+    assert (measured.kl_max > 10 * in_numpy.kl_max) == saturates
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
+from vinoreward.policies.backends.base import make_backend
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec, mlp
 
@@ -182,3 +183,12 @@ def check_nothing_left() -> None:
     ]
     assert children == []
     assert segments() == []
+
+
+def as_computed(policy: Policy) -> Policy:
+    """Return the policy that an actor's backend computes on this processor.
+
+    Without VNNI it has 7-bit weights in place of 8-bit ones.
+    """
+    with make_backend(policy.backend, 1) as backend:
+        return backend.computed(policy)
