@@ -55,7 +55,10 @@ def test_callers_that_come_together_find_one_service(
     assert nothing_left(folder)
 
 
-def test_independent_programs_find_one_service(folder: Path, spec: NetworkSpec) -> None:
+@pytest.mark.parametrize("service", ["shared", "shared:both"])
+def test_independent_programs_find_one_service(
+    folder: Path, spec: NetworkSpec, service: str
+) -> None:
     program = (
         "import sys, numpy as np\n"
         "from service_children import save_network, pictures, sums\n"
@@ -64,15 +67,15 @@ def test_independent_programs_find_one_service(folder: Path, spec: NetworkSpec) 
         "from pathlib import Path\n"
         "spec = NetworkSpec(Path(sys.argv[1]), TensorSpec((None, 2, 4, 3), 'uint8'),"
         " TensorSpec((None, 3), 'float32'))\n"
-        "with SharedBackend(spec) as backend:\n"
+        "with SharedBackend(spec, service=sys.argv[2]) as backend:\n"
         "    assert np.array_equal(backend.infer(pictures(3)), sums(pictures(3)))\n"
         "    print(backend.pid)\n"
     )
     support = str(Path(__file__).parents[2] / "support")
     path = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
-    with SharedBackend(spec) as backend:
+    with SharedBackend(spec, service=service) as backend:
         done = subprocess.run(
-            [sys.executable, "-c", program, str(spec.path)],
+            [sys.executable, "-c", program, str(spec.path), service],
             env=os.environ | {"PYTHONPATH": path},
             capture_output=True,
             text=True,

@@ -121,6 +121,21 @@ def test_nobody_elses_networks_are_swapped(folder: Path, specs: list[NetworkSpec
                 np.testing.assert_array_equal(backend.infer(pictures(1)), sums(pictures(1)))
 
 
+def test_other_networks_under_the_same_name_are_apart(
+    folder: Path, specs: list[NetworkSpec]
+) -> None:
+    """Two trainings that chose one name, each with a bundle of its own, do not meet."""
+    with (
+        SharedBackend(specs[0], service=NAMED) as first,
+        SharedBackend(specs[1], service=NAMED) as second,
+    ):
+        second.swap([specs[2]], {})
+        for backend, scale in ((first, SCALES[0]), (second, SCALES[2])):
+            np.testing.assert_array_equal(backend.infer(pictures(2)), sums(pictures(2), scale))
+        assert len({first.pid, second.pid}) == 2
+        assert (first.version, second.version) == (0, 1)
+
+
 # Classifiers
 
 

@@ -31,6 +31,7 @@ _BY_MODULE = {
     "encoders": "encoders joint",
     "command": "memory install",
     "services": "service",
+    "clusters": "cluster",
     "labelling": "labelling",
     "searches": "search",
     "audits": "audit mend",

@@ -162,14 +162,14 @@ def _turn(
     workers: Sequence[tuple[SpawnProcess, Connection]], pids: Sequence[int], what: str
 ) -> tuple[float, float]:
     """Return calls a second of all workers together, by wall and by the processes' own time."""
-    began, used = time.perf_counter(), _processor_seconds(pids)
+    began, used = time.perf_counter(), processor_seconds(pids)
     for _, connection in workers:
         connection.send((what, TURN))
     count = sum(_received(worker, connection) for worker, connection in workers)
-    return count / (time.perf_counter() - began), count / (_processor_seconds(pids) - used)
+    return count / (time.perf_counter() - began), count / (processor_seconds(pids) - used)
 
 
-def _processor_seconds(pids: Sequence[int]) -> float:
+def processor_seconds(pids: Sequence[int]) -> float:
     """Return the time that processes have spent on processors."""
     ticks = 0
     for pid in pids:
@@ -189,7 +189,7 @@ def _pss(pids: Sequence[int]) -> float:
     return total * 1024 / 1e6
 
 
-def _services(folder: str) -> list[int]:
+def running_services(folder: str) -> list[int]:
     """Return the process ids of the services of a runtime folder."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -221,7 +221,7 @@ def _workers(config: BenchConfig) -> list[Row]:
             sets[arm] = stack.enter_context(_started(count, config.bundle, service, True))
             pids[arm] = [worker.pid or 0 for worker, _ in sets[arm]]
             if service is not None:
-                pids[arm] += _services(os.environ[FOLDER])
+                pids[arm] += running_services(os.environ[FOLDER])
             memory[arm] = _pss(pids[arm])
         for turn in range(rounds):
             for arm in list(arms)[:: 1 if turn % 2 else -1]:
@@ -353,7 +353,7 @@ def _killed(config: BenchConfig, folder: Path) -> list[Row]:
                     victim.kill()
                     deaths["worker"] += 1
                 else:
-                    for pid in _services(str(folder)):
+                    for pid in running_services(str(folder)):
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
                             deaths["service"] += 1
@@ -369,7 +369,7 @@ def _killed(config: BenchConfig, folder: Path) -> list[Row]:
     with SharedBackend(network, precision=precision) as last:  # it sweeps what the killed left
         last.load()
     ends = time.monotonic() + 30.0
-    while (left := [*_services(str(folder)), *_slots(), *folder.iterdir()]) and (
+    while (left := [*running_services(str(folder)), *_slots(), *folder.iterdir()]) and (
         time.monotonic() < ends
     ):
         time.sleep(_PAUSE)

@@ -379,7 +379,7 @@ class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
     Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
-    memory, install, service, labelling, search, audit, mend, label-order, later, seconds,
+    memory, install, service, cluster, labelling, search, audit, mend, label-order, later, seconds,
     overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those of
     compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
     actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
@@ -454,3 +454,9 @@ class BenchConfig:
     """Processes of ``service``."""
     service_calls: int = 1_000_000
     """Calls of ``service`` in which it and its workers are killed at random."""
+    cluster_cores: int = 16
+    """Cores of a node of ``cluster``, each as fast as one here."""
+    cluster_gbits: int = 10
+    """Gbit/s of each machine's network card, for ``cluster``."""
+    cluster_learner: int = 1
+    """How many times as fast the learner of ``cluster`` is as on one core here, as with a GPU."""
