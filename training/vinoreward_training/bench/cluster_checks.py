@@ -62,10 +62,10 @@ class Observed:
 
     steps: float
     """Environment steps a second of wall time that its learner took."""
-    processor: float
-    """Seconds of processor time of all processes together, an environment step."""
+    processor: dict[str, float]
+    """Seconds of processor time, an environment step, by what spent them (see _PROCESSES)."""
     cores: float
-    """Processor seconds a second: what the machine gave to it."""
+    """Processor seconds a second: what the machine gave to all of it."""
     updates: int
     """Before that."""
 
@@ -77,7 +77,7 @@ def observed(
     services: Sequence[int] = (),
 ) -> Observed:
     """Train on the cluster that this process has joined, and measure."""
-    marks: list[tuple[float, int, int, dict[int, float]]] = []
+    marks: list[tuple[float, int, int, dict[str, dict[int, float]]]] = []
 
     def progress(now: Progress) -> bool:
         due = now.steps >= 8 * config.actors * config.steps
@@ -88,48 +88,68 @@ def observed(
 
     ActorLearner(environment, learner, config).learn(1 << 30, progress)
     (began, first, updates, before), (ended, last, _, after) = marks
-    spent = sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
     seconds, steps = ended - began, last - first
-    return Observed(steps / seconds, spent / steps, spent / seconds, updates)
+    spent = {
+        kind: sum(used - before[kind].get(pid, 0.0) for pid, used in now.items()) / steps
+        for kind, now in after.items()
+    }
+    return Observed(steps / seconds, spent, sum(spent.values()) * steps / seconds, updates)
 
 
-def _processor_seconds(services: Sequence[int]) -> dict[int, float]:
-    """Return those of this process, all below it, and the services, by process id."""
+_LEARNER, _ACTORS, _WEIGHTS, _SERVICE, _DAEMONS = _PROCESSES = (
+    "learner's process",
+    "actors",
+    "latest weights",
+    "service",
+    "Ray's daemons",
+)
+"""Whose time it is. Daemons take theirs by the second, not by the step."""
+
+
+def _processor_seconds(services: Sequence[int]) -> dict[str, dict[int, float]]:
+    """Return those of each process by its kind: of this one, of all below it, and of services."""
     this = psutil.Process()
-    found: dict[int, float] = {}
-    for pid in [this.pid, *(one.pid for one in this.children(recursive=True)), *services]:
+    found: dict[str, dict[int, float]] = {kind: {} for kind in _PROCESSES}
+    kinds = {this.pid: _LEARNER, **dict.fromkeys(services, _SERVICE)}
+    titles = {"ray::RayProcess": _ACTORS, "ray::State": _WEIGHTS}
+    for one in [this, *this.children(recursive=True), *map(psutil.Process, services)]:
         try:
-            times = psutil.Process(pid).cpu_times()
+            times, title = one.cpu_times(), " ".join(one.cmdline())
         except psutil.NoSuchProcess:  # it has just ended
             continue
-        found[pid] = times.user + times.system
+        by_title = (kind for start, kind in titles.items() if title.startswith(start))
+        kind = kinds.get(one.pid) or next(by_title, _DAEMONS)
+        found[kind][one.pid] = times.user + times.system
     return found
 
 
-def processor_time(measured: Measured, cluster: Cluster, actors: int, rate: float) -> float:
-    """Return the processor time of a step in all processes, by the parts that were measured.
+def processor_time(
+    measured: Measured, cluster: Cluster, actors: int, rate: float
+) -> dict[str, float]:
+    """Return the processor time of a step by the processes that spend it, from the measured parts.
 
-    ``rate`` is in steps a second: signs of life come by the second.
+    ``rate`` is in steps a second: signs of life come by the second. Ray's daemons are left out.
     """
     weights = f"{STATES} {FULL_BITS}"
 
     def every(name: str) -> float:
         return measured[f"{name}, all threads"]
 
-    per_step = 1 / cluster.steps
-    pushes = 1 / cluster.transitions
-    trajectory = sum(every(f"{name} {STATES}") for name in ("send", "receive", "store"))
-    push = measured[f"push {weights}"] + measured[f"put {weights}"] + every("call")
-    pull = every("call") + measured[f"load {weights}"] + measured[f"fetch {weights}"]
-    return (
-        measured["step"]
+    per_step, pushes = 1 / cluster.steps, 1 / cluster.transitions
+    pulls = 1 / cluster.pull_period
+    push = measured[f"push {weights}"] + measured[f"put {weights}"]
+    pull = measured[f"load {weights}"] + measured[f"fetch {weights}"]
+    asked = every("call") * (pulls + pushes) + pushes * actors * every("wake")
+    return {
+        _LEARNER: per_step * (every(f"receive {STATES}") + measured["slots"])
+        + pushes * (measured[f"learn {STATES}"] + push),
+        _ACTORS: measured["step"]
         + measured[f"act {STATES}"]
-        + measured["service"]
-        + per_step * (trajectory + measured["slots"])
-        + pushes * (measured[f"learn {STATES}"] + push + actors * every("wake"))
-        + pull / cluster.pull_period
-        + actors * every("sign") / cluster.beat / rate
-    )
+        + per_step * every(f"send {STATES}")
+        + pulls * pull,
+        _WEIGHTS: asked + actors * every("sign") / cluster.beat / rate,
+        _SERVICE: measured["service"],
+    }
 
 
 def check_rows(measured: Measured, cluster: Cluster, services: Sequence[int]) -> list[Row]:
@@ -150,17 +170,22 @@ def check_rows(measured: Measured, cluster: Cluster, services: Sequence[int]) ->
             ),
             services,
         )
-        predicted = processor_time(measured, cluster, actors, found.steps)
+        parts = processor_time(measured, cluster, actors, found.steps)
+        predicted = sum(parts.values())
+        spent = {kind: seconds for kind, seconds in found.processor.items() if kind in parts}
+        each = ", ".join(
+            f"{kind} {1e3 * seconds:.2f} against {1e3 * parts[kind]:.2f}"
+            for kind, seconds in spent.items()
+        )
         rows.append(
             Row(
                 "cluster",
                 f"a training with {actors} actors on {ENVIRONMENT}: processor time of a step in "
-                "all processes, measured over the sum of the parts",
-                found.processor / predicted,
-                note=f"{1e3 * found.processor:.2f} against {1e3 * predicted:.2f} ms; "
-                f"{found.steps:.0f} steps a second on the {found.cores:.2f} cores that it got, "
-                f"{found.cores / predicted:.0f} predicted for these",
-                details={**vars(found), "predicted": predicted},
+                "its processes, measured over the sum of the parts",
+                sum(spent.values()) / predicted,
+                note=f"ms: {each}; Ray's daemons {1e3 * found.processor[_DAEMONS]:.2f} more; "
+                f"{found.steps:.0f} steps a second on the {found.cores:.2f} cores that it got",
+                details={**vars(found), "predicted": parts},
             )
         )
     for actors in ACTORS:
