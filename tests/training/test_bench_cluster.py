@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from service_children import own_folder
 
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.backends.serving.places import FOLDER
@@ -109,10 +110,9 @@ def test_the_book_about_slots_goes_on() -> None:
 
 @pytest.fixture
 def own_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody else's service takes part; the folder's name is short, as a socket's must be."""
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    yield
-    assert running_services(str(tmp_path)) == []
+    """Nobody else's service takes part, and none is left."""
+    with own_folder(tmp_path, monkeypatch):
+        yield
 
 
 @pytest.mark.slow

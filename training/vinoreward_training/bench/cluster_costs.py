@@ -24,6 +24,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vinoreward.actor_learner.engines.ray.cluster import import_ray
 from vinoreward.actor_learner.engines.ray.exchange import (
     Published,
     Query,
@@ -38,7 +39,6 @@ from vinoreward.actor_learner.transport.trajectory import (
 )
 from vinoreward.backends.serving.places import FOLDER
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import needed_for
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 from vinoreward.policies.wire import decode, encode
 from vinoreward.processes import environment_variables
@@ -323,11 +323,10 @@ class Nodes:
 
     def there(self, kind: type) -> Any:
         """Return a class whose instances run on the other node."""
-        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy = NodeAffinitySchedulingStrategy(self.other, soft=False)
-        return ray.remote(num_cpus=0, scheduling_strategy=strategy)(kind)
+        return import_ray().remote(num_cpus=0, scheduling_strategy=strategy)(kind)
 
 
 @contextlib.contextmanager
@@ -337,13 +336,12 @@ def two_nodes(processors: int = 8) -> Iterator[Nodes]:
     Raises:
         MissingExtraError: Ray is not installed.
     """
-    with needed_for("the row cluster", "ray"):
-        import ray
-        from ray.cluster_utils import Cluster as RayCluster
+    ray = import_ray()
+    from ray.cluster_utils import Cluster as RayCluster
 
-    told = {"num_cpus": processors, "object_store_memory": _STORE_BYTES}
+    told: dict[str, Any] = {"num_cpus": processors, "object_store_memory": _STORE_BYTES}
     with environment_variables({k: v for k, v in _QUIET.items() if k not in os.environ}):
-        cluster = RayCluster(
+        cluster: Any = RayCluster(
             initialize_head=True, head_node_args={**told, "include_dashboard": False}
         )
         try:
@@ -365,13 +363,13 @@ def two_nodes(processors: int = 8) -> Iterator[Nodes]:
 def _on_ray(
     found: Measured, cluster: Cluster, kinds: Sequence[str], rounds: int, nodes: Nodes
 ) -> None:
-    import ray
-
     from vinoreward.actor_learner.engines.ray import links
+
+    ray = import_ray()
 
     daemon = Threads(nodes.daemons[0])
     time.sleep(IDLE)
-    idle = Counter({thread: used / IDLE for thread, used in daemon.spent().items()})
+    idle = {thread: used / IDLE for thread, used in daemon.spent().items()}
     actors = {}
     for kind in kinds:
         nbytes = int(found[f"trajectory {kind}"])
@@ -399,8 +397,7 @@ def _on_ray(
 
 def _weights(found: Measured, name: str, puller: Any, daemon: Threads, totals: Totals) -> None:
     """Push weights, and let the other node fetch them."""
-    import ray
-
+    ray = import_ray()
     payload = np.random.default_rng(0).integers(0, 256, int(found[f"weights {name}"]), np.uint8)
     for _ in range(10):
         own = time.process_time()
@@ -418,19 +415,19 @@ class Threads:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._before: Counter[str] = Counter()
+        self._before: dict[str, float] = {}
         self.spent()
 
-    def spent(self) -> Counter[str]:
+    def spent(self) -> dict[str, float]:
         """Return each thread's seconds since the last call."""
-        now: Counter[str] = Counter()
+        now: dict[str, float] = {}
         for task in Path(f"/proc/{self._pid}/task").iterdir():
             with contextlib.suppress(OSError):  # it has ended
                 fields = (task / "stat").read_text().rpartition(")")[2].split()
                 ticks = int(fields[11]) + int(fields[12])
                 now[task.name] = ticks / os.sysconf("SC_CLK_TCK")
         before, self._before = self._before, now
-        return now - before
+        return {thread: seconds - before.get(thread, 0.0) for thread, seconds in now.items()}
 
 
 class Totals:
@@ -442,15 +439,17 @@ class Totals:
 
     def clear(self) -> None:
         """Forget all."""
-        self.threads: dict[str, Counter[str]] = {}
+        self.threads: dict[str, dict[str, float]] = {}
         self._calls: Counter[str] = Counter()
-        self._wall: Counter[str] = Counter()
+        self._wall: dict[str, float] = {}
 
     def add(self, name: str, spent: Mapping[str, float], calls: int, wall: float = 0.0) -> None:
         """Add what calls took; ``wall`` seconds of them, if the daemon took it."""
-        self.threads.setdefault(name, Counter()).update(spent)
+        total = self.threads.setdefault(name, {})
+        for thread, seconds in spent.items():
+            total[thread] = total.get(thread, 0.0) + seconds
         self._calls[name] += calls
-        self._wall[name] += wall  # type: ignore[assignment]
+        self._wall[name] = self._wall.get(name, 0.0) + wall
 
     def _seconds(self, name: str) -> list[float]:
         wall = self._wall[name]
@@ -518,8 +517,7 @@ def received(kind: str, actor: Any, count: int, nodes: Nodes, totals: Totals) ->
 
 def asked(state: Any, threads: Threads, totals: Totals) -> None:
     """Add what questions, signs of life and pushes cost the process of the latest weights."""
-    import ray
-
+    ray = import_ray()
     query = Query(0, 0, 0, 0)
 
     def signs(count: int, patience: float) -> list[Any]:
