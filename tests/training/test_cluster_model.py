@@ -186,6 +186,24 @@ def test_behind_a_slow_learner_weights_grow_old() -> None:
     assert young.dropped > 0.3
 
 
+def test_on_a_slow_card_weights_grow_old_too() -> None:
+    """Little's law again: what counts is when a trajectory was begun, not when it arrives."""
+    costs = replace(LIGHT, trajectory=20_000_000)
+    cluster = Cluster(4, cores=11, trajectories=4, pull_period=20, slots=8, max_lag=None)
+    found = simulate(costs, cluster, each=Node(10, 0, 10 / 0.004), trajectories=2000)
+    assert found.binds == CARD_IN
+    assert found.age == pytest.approx(8 * 40 / 4, rel=0.1)
+
+
+def test_a_node_fetches_each_version_once() -> None:
+    """Its actors pull it one after the other, and find it in the node's own store."""
+    costs = replace(LIGHT, weights=10_000_000)
+    cluster = Cluster(4, cores=11, trajectories=4, pull_period=20, push_period=50)
+    found = simulate(costs, cluster, each=Node(10, 0, 10 / 0.004), trajectories=8000)
+    pushes = found.steps / (cluster.transitions * cluster.push_period)
+    assert found.busy[CARD_OUT] == pytest.approx(4 * pushes * 10_000_000 * 8 / 10e9, rel=0.1)
+
+
 def test_a_late_push_is_overtaken() -> None:
     """The process of the latest weights takes longer for a push than the learner for an update."""
     costs, cluster = replace(LIGHT, learn=1e-5, wake=0.05), replace(SMALL, max_lag=None)
