@@ -3,11 +3,15 @@
 ``python examples/figures.py docs/pendulum.md`` runs the page's own commands for each seed, fresh
 episodes for the classifier, and the same training on the environment's own truth. It prints counts
 over all seeds. Run it again after a stop: what is finished is not repeated.
+
+``--parts mend``, on a page that mends its classifier, labels by the simulator's truth, mends, and
+trains again: what the first policy was paid for, and what is left of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import itertools
 import json
 import os
@@ -21,22 +25,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PARTS = ("classifier", "policy", "time")
+PARTS = ("classifier", "policy", "time", "mend")
+LABELS = 100
+"""Claims that are labelled for one mending."""
+PLAYED = 200
+"""Fresh episodes of the first policy."""
 CLI = (sys.executable, "-m", "vinoreward_training.cli")
 FRESH = 10_000
 """Fresh episodes are of the seed and this."""
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """Return the commands in a page's console blocks, without the program's name.
-
-    Those after ``label`` are left out: they need a person.
-    """
+    """Return the commands in a page's console blocks, without the program's name."""
     blocks = re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     lines = re.sub(r"\\\n\s*", "", "\n".join(blocks)).splitlines()
     start = "$ vinoreward "
-    found = [shlex.split(line.removeprefix(start)) for line in lines if line.startswith(start)]
-    return list(itertools.takewhile(lambda words: words[0] != "label", found))
+    return [shlex.split(line.removeprefix(start)) for line in lines if line.startswith(start)]
 
 
 def changed(words: Sequence[str], **options: Any) -> list[str]:
@@ -65,14 +69,17 @@ class Seed:
 
     def __init__(self, page: Path, seed: int, folder: Path) -> None:
         self.seed, self.folder = seed, folder
-        commands = [within(words, folder) for words in commands_of(page)]
+        every = [within(words, folder) for words in commands_of(page)]
+        # What comes after a person's labels is for the part "mend".
+        commands = list(itertools.takewhile(lambda words: words[0] != "label", every))
+        self.after = every[len(commands) :]
         self.capture, self.finetune, self.quantize = (
             next(words for words in commands if words[0] == name)
             for name in ("capture", "finetune", "quantize")
         )
         trainings = [words for words in commands if words[0] == "train"]
         self.claims = next(words for words in trainings if "oracle" not in words)
-        self.truth = next(words for words in trainings if "oracle" in words)
+        self.truth = next((words for words in trainings if "oracle" in words), [])
 
     def run(self, *commands: Sequence[str]) -> None:
         """Run commands beside each other, but for those that were finished before."""
@@ -103,18 +110,21 @@ class Seed:
 
     def classifier(self, fresh: int) -> dict[str, Any]:
         """Train a classifier; return how it judges one frame of each label per fresh episode."""
-        data = self.folder / "fresh"
-        bundle = value_of(self.quantize, "--bundle")
         self.run(changed(self.capture, seed=self.seed))
         self.run(changed(self.finetune, seed=self.seed, threads=1))
         self.run(self.quantize)
+        return self.scored(value_of(self.quantize, "--bundle"), fresh, "scores")
+
+    def scored(self, bundle: str, fresh: int, name: str) -> dict[str, Any]:
+        """Return how a bundle judges one frame of each label per fresh episode."""
+        data = self.folder / "fresh"
         self.run(
             changed(self.capture, seed=self.seed + FRESH, out=data, frames=fresh, per_episode=1)
         )
-        self.run(["score", "--data", str(data), "--bundle", bundle, "--out", f"{data}-scores"])
-        scores = json.loads(Path(f"{data}-scores", "scores.json").read_text())
-        figures: dict[str, Any] = scores["figures"]["by episode"]
-        return figures
+        out = f"{data}-{name}"
+        self.run(["score", "--data", str(data), "--bundle", bundle, "--out", out])
+        figures: dict[str, Any] = json.loads(Path(out, "scores.json").read_text())["figures"]
+        return dict(figures["by episode"])
 
     def policies(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Train on claims and on the truth; return both summaries."""
@@ -130,6 +140,80 @@ class Seed:
             for words in (claims, truth)
         )
         return first, second
+
+    def mended(self, fresh: int) -> dict[str, Any]:
+        """Train, label by the truth, mend, train again; return what changed."""
+        from label_by_truth import label_by_truth
+
+        before = self.classifier(fresh)
+        first = changed(self.claims, seed=self.seed)
+        self.run([*first, "--no-progress"])
+        run = Path(value_of(first, "--out"))
+        labels = label_by_truth(run, LABELS)
+        mend = changed(next(w for w in self.after if w[0] == "mend"), seed=self.seed, threads=1)
+        began = time.perf_counter()
+        self.run(mend)
+        told = json.loads(Path(value_of(mend, "--out"), "mend.json").read_text())
+        found = {
+            "fresh": (before, before), "labels": labels, "kept": told["kept"],
+            "seconds": time.perf_counter() - began, "policies": [training_of(run)],
+        }  # fmt: skip
+        if told["kept"] == "new":
+            again = next(words for words in self.after if words[0] == "train")
+            self.run([*changed(again, seed=self.seed), "--no-progress"])
+            found["policies"].append(training_of(Path(value_of(again, "--out"))))
+            bundle = value_of(again, "--bundle")
+            found["fresh"] = (before, self.scored(bundle, fresh, "mended"))
+            found["paid"] = still_paid(run, bundle, self.seed + FRESH)
+        return found
+
+
+def training_of(run: Path) -> dict[str, int]:
+    """Return the counts of a run: of its training episodes, and of its last policy's."""
+    summary = json.loads((run / "summary.json").read_text())
+    with (run / "episodes.csv").open(newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["claimed"] == "1"]
+    return {
+        "claims": len(rows),
+        "false claims": sum(row["true"] == "0" for row in rows),
+        "claimed": summary["final"]["claimed"]["successes"],
+        "true": summary["final"]["true"]["successes"],
+        "steps": summary["steps"],
+        "alarms": len(summary["alarms"]),
+    }
+
+
+def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
+    """Let a run's policy play fresh episodes in its own environment and show another bundle them.
+
+    Return how many of its claims, false ones and true ones, there are, and are claimed by it too.
+    """
+    import numpy as np
+
+    from vinoreward.rewards.classifier import Classifier
+    from vinoreward_training.audit.battery import look
+    from vinoreward_training.policy.checkpoint import OF_ENV, load_policy, read_description
+    from vinoreward_training.policy.evaluate import Moment, evaluate
+    from vinoreward_training.tasks.environments import make_env
+
+    about = read_description(run)
+    env = make_env(about["env"], about["env_kwargs"], **{name: about[name] for name in OF_ENV})
+    pictures: dict[bool, list[Any]] = {False: [], True: []}
+
+    def watch(moment: Moment) -> None:
+        if moment.last and moment.claimed:
+            pictures[bool(moment.true)].append(env.render())
+
+    evaluate(load_policy(run, env), env, PLAYED, seed, watch)
+    env.close()
+    with Classifier(bundle, precision="fp32") as classifier:
+        kept = {
+            true: int(look(classifier, np.stack(images)).paid.sum()) if images else 0
+            for true, images in pictures.items()
+        }
+    return {
+        name: (len(pictures[true]), kept[true]) for name, true in (("false", False), ("true", True))
+    }
 
 
 def time_ratio(claims: Sequence[str], truth: Sequence[str], seed: int, rounds: int) -> list[float]:
@@ -182,7 +266,7 @@ def main() -> None:
     parser.add_argument("--fresh", type=int, default=500, help="fresh pictures per seed")
     parser.add_argument("--rounds", type=int, default=8, help="of 200 steps, for the wall time")
     parser.add_argument("--out", type=Path, default=Path("runs/figures"))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]))
     options = parser.parse_args()
     seeds = [
         Seed(options.page, seed, options.out / options.page.stem / str(seed))
@@ -221,6 +305,16 @@ def main() -> None:
         ours, theirs = np.sum(shares, axis=0)
         part = f"{ours / theirs:.1%}" if theirs else "no"
         print(f"policy: {ours} and {theirs} of {100 * len(shares)}: {part} part of it", flush=True)
+    if "mend" in options.parts:
+        for each in seeds:
+            found = each.mended(options.fresh)
+            said = [f"{name} {value}" for name, value in found.items() if name != "fresh"]
+            for name, rates in zip(("before", "after"), found["fresh"], strict=True):
+                wrong, failing, claimed, successful = (
+                    rates[one] for one in ("falsely_claimed", "failing", "claimed", "successful")
+                )
+                said.append(f"{name}: recall {claimed} of {successful}, false {wrong} of {failing}")
+            print("\n  ".join([f"seed {each.seed}:", *said]), flush=True)
     if "time" in options.parts:
         ratios = [
             ratio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -18,21 +19,25 @@ from toy_environments import save_toy_bundle
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import PictureMismatchError
 from vinoreward_training.cli import main
-from vinoreward_training.configs import MendConfig
+from vinoreward_training.configs import FinetuneConfig, MendConfig, TrainConfig
+from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.runs.next_command import (
     WRAPPED,
     YOURS,
     after_bundle,
     after_capture,
+    after_labelling,
     after_mending,
     after_play,
     after_profile,
+    after_training,
     beside,
     bundle_name,
     free,
     origin,
     to_train,
 )
+from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.tasks.environments import make_env
 
 SIZES = {
@@ -271,10 +276,86 @@ def test_a_folder_beside_the_current_one(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_mended_bundle_is_audited_as_it_was() -> None:
     config = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),), env="Pendulum-v1",
-                        env_kwargs={"g": 9.0}, truth="up.py:up", success_label="good")  # fmt: skip
+                        env_kwargs={"g": 9.0}, truth="up.py:up", success_label="good",
+                        policy="up.py:act", image_source="obs")  # fmt: skip
     assert after_mending(Path("new"), config) == (
         "vinoreward audit --bundle new --data d --success-label good --env Pendulum-v1 "
-        "--env-kwargs g 9.0 --truth up.py:up"
+        "--env-kwargs g 9.0 --policy up.py:act --truth up.py:up --image-source obs"
     )
     bare = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),))
     assert after_mending(Path("new"), bare) == "vinoreward audit --bundle new --data d"
+
+
+LEARNED = TrainConfig(
+    env="CartPole-v1", algorithm="PPO", wrap_bundle=True, bundle="runs/pole-classifier/bundle",
+    timesteps=700, env_kwargs={"walls": [[1, "c"]], "size": 240}, truth="pole.py:up",
+    algorithm_kwargs={"n_steps": 100, "use_sde": True},
+)  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A classifier's run and that of a policy that learned from it, as their commands record."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "pole").mkdir(parents=True)
+    finetuned = FinetuneConfig(data=Path("data/pole"))
+    for name, config in (("pole-classifier", finetuned), ("pole-policy", LEARNED)):
+        with RunFolder(Path("runs", name), config):
+            pass
+    return Path("runs")
+
+
+def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(runs: Path) -> None:
+    policy, bundle = runs / "pole-policy", "runs/pole-classifier/bundle"
+    sitting = {"--run": policy, "--limit": 100, "--order": None}
+    assert after_labelling(sitting, 3, 90) == f"vinoreward label --run {policy} --limit 100"
+    mend = f"vinoreward mend --bundle {bundle} --data data/pole --labels {policy}"
+    assert after_labelling(sitting, 0, 55) == f"{mend} --out runs/pole-mended"
+    config = MendConfig(bundle=bundle, data=Path("data/pole"), labels=(policy,))
+    # The environment's package and the truth's file are named: a file may be a stranger's.
+    line = shlex.split(after_mending(Path("runs/pole-mended/bundle"), config))
+    assert line[:2] == ["vinoreward", "train"] and line[-1] == "runs/pole-policy-2"
+    again = SETTINGS.parse(line[2:], prog="vinoreward train")
+    assert vars(again) == vars(LEARNED) | {
+        "bundle": "runs/pole-mended/bundle", "out": Path("runs/pole-policy-2"),
+        "config": policy / "config.yaml",
+    }  # fmt: skip
+
+
+def test_a_second_mending_gets_the_labels_of_the_first_too(runs: Path) -> None:
+    first, second, mended = runs / "pole-policy", runs / "pole-policy-2", runs / "pole-mended"
+    config = MendConfig(bundle="old", data=Path("data/pole"), labels=(first,), success_label="good")
+    learned = dataclasses.replace(LEARNED, bundle=str(mended / "bundle"))
+    for folder, settings in ((mended, config), (second, learned)):
+        with RunFolder(folder, settings):
+            pass
+    assert after_labelling({"--run": second}, 0) == (
+        f"vinoreward mend --bundle {mended}/bundle --data data/pole --success-label good "
+        f"--labels {first} {second} --out runs/pole-mended-2"
+    )
+
+
+def test_what_a_run_does_not_tell_is_not_made_up(runs: Path) -> None:
+    policy = runs / "pole-policy"
+    (runs.parent / "data" / "pole").rmdir()
+    line, note = after_labelling({"--run": policy}, 0).splitlines()
+    assert "--data data/its-training " in line and "stands for" in note
+    installed = after_labelling({"--run": policy, "--bundle": "panda-hover-classifier"}, 0)
+    assert "--bundle panda-hover-classifier" in installed and "runs/panda-hover-mended" in installed
+    for text in ("bundle: [3]", 'bundle: "\\e[2J"', "bundle: {", "of: another version"):
+        (policy / "config.yaml").write_text(text)
+        assert after_labelling({"--run": policy}, 0) == (
+            f"vinoreward label --run {policy} --labeller SOMEBODY-ELSE"
+        )
+    config = MendConfig(bundle="b", data=Path("d"), labels=(policy,))
+    assert after_mending(Path("new"), config) == "vinoreward audit --bundle new --data d"
+
+
+def test_a_training_leads_to_its_claims_after_an_alarm_and_else_to_its_policy() -> None:
+    policy = {"env": "a:B-v0", "truth": "up.py:up"}
+    assert after_training(Path("r"), policy, alarmed=True) == (
+        "vinoreward label --run r --limit 100"
+    )
+    assert after_training(Path("r"), policy, alarmed=False) == (
+        "vinoreward play --run r --env a:B-v0 --truth up.py:up"
+    )

@@ -26,7 +26,7 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of, of_run
-from vinoreward_training.policy.train import SETTINGS, train
+from vinoreward_training.policy.train import SETTINGS, run, train
 
 TOY = "toy_environments:ToyCorridor-v0"
 SMALL_DQN = {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}}
@@ -122,8 +122,10 @@ def test_early_claims_are_told_and_drawn(
     tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    train(toy(out, bundle, earliest_success=5, timesteps=300))
+    assert run(toy(out, bundle, earliest_success=5, timesteps=300)) == 0
     said = capsys.readouterr().out
+    assert said.endswith(f"next:   vinoreward label --run {out} --limit 100\n")
+    assert f"watch:  vinoreward play --run {out} --env {TOY}\n" in said
     assert "before step 5, where no success is possible" in said
     assert f"vinoreward label --run {out} --order drawn" in said
     drawn = tags(out / "logs")

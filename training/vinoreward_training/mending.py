@@ -32,7 +32,7 @@ from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.dataset_files import inside as within
 from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
 from vinoreward_training.labelling.sources import CLAIMS, labelled_pictures
-from vinoreward_training.runs.next_command import after_mending
+from vinoreward_training.runs.next_command import OF_AUDIT, after_mending
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import refuse, refuse_ignored
 
@@ -354,7 +354,7 @@ def run(config: MendConfig) -> int:
         },
     )
     if config.env is None:
-        names = ("env_kwargs", "interventions", "truth", "truth_key", "states")
+        names = ("env_kwargs", *OF_AUDIT, "states")
         refuse_ignored(config, names, "mending without --env")
     old = Bundle.load(config.bundle)
     if old.spec.kind != "classifier" or WEIGHTS not in old.spec.files or not old.spec.architecture:
@@ -405,9 +405,7 @@ def _audited(config: MendConfig, bundle: Bundle) -> AuditReport:
         data=config.data,
         env=config.env,
         env_kwargs=config.env_kwargs,
-        interventions=config.interventions,
-        truth=config.truth,
-        truth_key=config.truth_key,
+        **{name: getattr(config, name) for name in OF_AUDIT},
         learn_steps=AuditConfig.learn_steps if config.env is None else 0,
     )
     with contextlib.ExitStack() as closing:

@@ -530,12 +530,16 @@ class MendConfig:
     """An environment for the audits, as in audit."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
+    policy: str | None = None
+    """Who plays in the audits, as in capture; default: at random."""
     interventions: str | None = None
     """As in audit."""
     truth_key: str | None = None
     """Key of the truth in info, as in capture."""
     truth: str | None = None
     """Instead of a key, a function of the environment, as in capture."""
+    image_source: str = "render"
+    """The environment's image: render, obs or obs:KEY."""
     states: int = 1024
     """States that each audit looks at in a space of the environment; 0 for none."""
     success_label: str = "success"

@@ -57,11 +57,11 @@ def run(config: LabelConfig) -> int:
         if not session.left:
             print(f"{by} has labelled all {len(source.names)} pictures. Labels: {out}")
             _say(session.labels, by)
-            print(f"next: {_following(config, 0)}")
+            print(f"next: {_following(config, session)}")
             return 0
         port = int(server.getsockname()[1])
         door = Door(port)
-        app = application(session, door, port, lambda: _following(config, session.unlabelled))
+        app = application(session, door, port, lambda: _following(config, session))
         print(f"{session.left} pictures to label, as {by}. Labels: {out}")
         try:
             serve(app, server, lambda: _invite(config, f"http://{HOST}:{port}/#{door.token}", port))
@@ -69,7 +69,7 @@ def run(config: LabelConfig) -> int:
             print()
         print(f"{session.given} labelled now, {session.unlabelled} left. Labels: {out}")
         _say(session.labels, by)
-        print(f"next: {_following(config, session.unlabelled)}")
+        print(f"next: {_following(config, session)}")
     return 0
 
 
@@ -176,14 +176,14 @@ def _say(labels: list[Label], by: str) -> None:
         print(f"{len(torn)} pictures have contradicting labels and will not be used.")
 
 
-def _following(config: LabelConfig, left: int) -> str:
+def _following(config: LabelConfig, session: Session) -> str:
+    usual = {name: value for name, value in vars(LabelConfig()).items() if value is not None}
+    given = ("run", "data", "video", "video_fps", "bundle", "order", "limit", "labeller", "out")
     words = {
-        "--run": config.run,
-        "--data": config.data,
-        "--video": config.video,
-        "--video-fps": None if config.video_fps == LabelConfig.video_fps else config.video_fps,
-        "--bundle": config.bundle,
-        "--labeller": config.labeller if left else None,
-        "--out": config.out,
+        f"--{name.replace('_', '-')}": None if value == usual.get(name) else value
+        for name, value in vars(config).items()
+        if name in given
     }
-    return after_labelling(words, left)
+    if not session.unlabelled:
+        words |= {"--labeller": None, "--limit": None}
+    return after_labelling(words, session.left, session.unlabelled)

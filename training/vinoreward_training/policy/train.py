@@ -20,6 +20,7 @@ from vinoreward.rewards.guard import GUARD_FILE
 from vinoreward.rewards.trust import TITLES
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
+from vinoreward_training.labelling.sources import CLAIMS, TABLE
 from vinoreward_training.policy.checkpoint import (
     OF_ENV,
     OFF_POLICY,
@@ -31,7 +32,7 @@ from vinoreward_training.policy.checkpoint import (
     save_policy,
 )
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
-from vinoreward_training.runs.next_command import ITS_DATA, again, command
+from vinoreward_training.runs.next_command import ITS_DATA, after_training, again, command
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
 from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
 from vinoreward_training.runs.settings import (
@@ -492,9 +493,12 @@ def check_device(name: str) -> None:
 
 def run(config: TrainConfig) -> int:
     """Train; print the result and the next command."""
+    from vinoreward_training.policy.callbacks import ALARMS
+
     result = train(config)
     policy = read_description(result.folder)
-    named = [*naming(policy["env"]), *naming(policy.get("truth"), "--truth")]
+    # Where no claims were kept there is nothing to label.
+    alarmed = (result.folder / ALARMS).is_file() and (result.folder / CLAIMS / TABLE).is_file()
     print(f"steps: {result.steps}, {result.seconds:.1f} s")
     for line in result.final.lines():
         print(line)
@@ -502,5 +506,8 @@ def run(config: TrainConfig) -> int:
         print(f"solved at step {result.solved_at}")
     print(f"curve:  {result.folder / 'learning_curve.png'}")
     print(f"report: {result.folder / 'report.html'}")
-    print(f"next:   {command('play', '--run', result.folder, *named)}")
+    if alarmed:
+        print(f"watch:  {after_training(result.folder, policy, alarmed=False)}")
+        print("Alarms were raised: label what the classifier claimed, and mend it.")
+    print(f"next:   {after_training(result.folder, policy, alarmed=alarmed)}")
     return 0

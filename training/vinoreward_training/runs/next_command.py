@@ -1,7 +1,8 @@
 """The command line that a command ends with: what to run next.
 
 What it needs travels with the data: ``capture`` records in ``dataset.json`` which environment it
-played and its key of the truth; ``finetune`` and ``train-vae`` take that into the bundle.
+played and its key of the truth; ``finetune`` and ``train-vae`` take that into the bundle. A run's
+``config.yaml`` names the bundle that it learned from, and that of a bundle its pictures.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from vinoreward.errors import VinorewardError
 from vinoreward.rewards.calibration import rate_supported
+from vinoreward_training.configs import FinetuneConfig, MendConfig, TrainConfig
+from vinoreward_training.runs.run_folder import CONFIG
+from vinoreward_training.runs.settings import read_yaml
 from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
-    from vinoreward_training.configs import MendConfig
 
 RECORDED = ("env", "truth_key", "truth", "actions", "image_source")
 """What a dataset and a bundle record of their pictures' environment."""
@@ -128,16 +133,34 @@ def after_bundle(bundle: Path, data: Path, success_label: str = "success") -> st
 
 
 def after_mending(bundle: Path, config: MendConfig) -> str:
-    """Return the audit, with the usual seed, of what was mended."""
-    words: list[object] = ["audit", "--bundle", _from_here(bundle), "--data", config.data]
+    """Return the training again whose claims were labelled, now with what was mended.
+
+    Where no run's claims were labelled: the audit, with the usual seed, of what was mended.
+    """
+    for folder in reversed(config.labels):
+        run = _recorded(folder)
+        if run.get("wrap_bundle") or _judges_itself(str(run.get("env"))):
+            words: list[object] = ["train", "--config", folder / CONFIG, *naming(run.get("env"))]
+            words += [*naming(run.get("truth"), "--truth"), "--bundle", _from_here(bundle)]
+            return command(*words, "--out", free(folder))
+    words = ["audit", "--bundle", _from_here(bundle), "--data", config.data]
     if config.success_label != "success":
         words += ["--success-label", config.success_label]
     if config.env is not None:
         words += ["--env", config.env, *_arguments(config.env_kwargs)]
-    for option in ("interventions", "truth_key", "truth"):
-        if (value := getattr(config, option)) is not None:
+    for option in OF_AUDIT:
+        if (value := getattr(config, option)) != getattr(MendConfig, option):
             words += [f"--{option.replace('_', '-')}", value]
     return command(*words)
+
+
+def _recorded(run: Path) -> dict[str, Any]:
+    """Return the settings in a run's folder; none where nothing there can be read."""
+    kinds = TrainConfig, FinetuneConfig, MendConfig
+    try:
+        return read_yaml(run / CONFIG, [one.name for kind in kinds for one in fields(kind)])
+    except VinorewardError:
+        return {}
 
 
 def after_import(bundle: Path) -> str:
@@ -149,21 +172,64 @@ def after_import(bundle: Path) -> str:
 
 ITS_DATA = "data/its-training"
 """Stands for the images that a bundle was trained on."""
+OF_AUDIT = ("policy", "interventions", "truth_key", "truth", "image_source")
+"""Options about an environment that a mending hands to its audits."""
+LABELS = 100
+"""Enough, the most useful first, for one mending."""
 
 
-def after_labelling(words: Mapping[str, object], left: int) -> str:
-    """Return the command that labels the rest; once nothing is left, that uses the labels.
+def after_labelling(words: Mapping[str, object], left: int, unlabelled: int = 0) -> str:
+    """Return the command that goes on labelling; once all asked for is, that uses the labels.
 
-    Without a classifier to mend, somebody else may label the same. ``ITS_DATA`` stands for the
-    data of one to mend, and a further line says so. ``words`` are the options of
-    this sitting by name, None for those not given.
+    ``words`` are the options of this sitting by name, None for those not given, ``left`` the
+    pictures that it still has, ``unlabelled`` those of all sittings. Without a classifier to mend,
+    somebody else may label the same. ``ITS_DATA`` stands for unknown data of one to mend, and a
+    further line says so.
     """
     folder = words.get("--run") or words.get("--data")
-    if not left and words.get("--bundle") and folder and not words.get("--out"):
-        given = ("--bundle", words["--bundle"], "--data", ITS_DATA, "--labels", folder)
-        return f"{command('mend', *given)}\n({ITS_DATA} stands for the images it was trained on)"
+    bundle = words.get("--bundle")
+    if bundle is None and words.get("--run"):
+        bundle = _bundle_of(_recorded(Path(str(folder))))
+    if not left and bundle and folder and not words.get("--out"):
+        return _to_mend(str(bundle), Path(str(folder)))
     named = [word for pair in words.items() if pair[1] is not None for word in pair]
-    return command("label", *named, *([] if left else ["--labeller", "SOMEBODY-ELSE"]))
+    return command("label", *named, *([] if unlabelled else ["--labeller", "SOMEBODY-ELSE"]))
+
+
+def _bundle_of(run: Mapping[str, Any]) -> str | None:
+    """Return the bundle that a run's settings name; None if there is none to be shown."""
+    bundle = run.get("bundle")
+    return bundle if isinstance(bundle, str) and _short_text(bundle) else None
+
+
+def _to_mend(bundle: str, labels: Path) -> str:
+    """Return the command that mends a bundle with its pictures and all labels that it got."""
+    own = _recorded(Path(bundle).parent)
+    data = own.get("data")
+    known = _short_text(data) and Path(str(data)).is_dir()
+    words: list[object] = ["mend", "--bundle", bundle, "--data", data if known else ITS_DATA]
+    if _short_text(label := own.get("success_label")) and label != "success":
+        words += ["--success-label", label]
+    # What an earlier mending learned is not in its data.
+    before = own.get("labels")
+    earlier = [Path(one) for one in before if _short_text(one)] if isinstance(before, list) else []
+    folders = [*(one for one in earlier if one.is_dir() and one != labels), labels]
+    stem = Path(bundle).parent.name if Path(bundle).name == "bundle" else Path(bundle).name
+    stem = re.sub(r"-(classifier|mended(-\d+)?)$", "", stem)
+    out = free(Path("runs") / f"{stem}-mended")
+    line = command(*words, "--labels", *folders, "--out", out)
+    return line if known else f"{line}\n({ITS_DATA} stands for the images it was trained on)"
+
+
+def after_training(run: Path, policy: Mapping[str, Any], *, alarmed: bool) -> str:
+    """Return the command that shows the policy, or after an alarm what it was paid for.
+
+    ``policy`` is the content of ``policy.json`` in the folder ``run``.
+    """
+    if alarmed:
+        return command("label", "--run", run, "--limit", LABELS)
+    named = [*naming(policy["env"]), *naming(policy.get("truth"), "--truth")]
+    return command("play", "--run", run, *named)
 
 
 def to_train(bundle: Path, spec: BundleSpec) -> str:
