@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import queue
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,9 +62,29 @@ class BatchedPictures(Closing):
     def _start(self) -> None:
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
+        self._loading: Future[None] | None = None
         self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._made:
             self._free.put(worker)
+
+    def prepare(self, count: int) -> None:
+        """Begin to load in a thread what :meth:`judge` of ``count`` scenes needs.
+
+        Networks are compiled without Python's lock, so the caller can import other libraries
+        meanwhile. Cameras are made at once.
+        """
+        pieces = self._pieces(count)
+        self._make_workers(len(pieces))
+        networks = [one.classifier for one in self._made if one.classifier is not None]
+        if not networks or self._loading is not None:
+            return
+
+        def load() -> None:
+            blank = np.zeros((pieces[0].stop, self.spec.height, self.spec.width, 3), np.uint8)
+            for classifier in networks:
+                classifier.backend.infer(classifier.prepare(blank))
+
+        self._loading = self._threads_of().submit(load)
 
     def judge(
         self,
@@ -107,6 +126,9 @@ class BatchedPictures(Closing):
 
     def close(self) -> None:
         """Free cameras and networks and end the threads; may be called more than once."""
+        if self._loading is not None:
+            self._loading.exception()  # waits; nobody wants the network any more
+            self._loading = None
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
@@ -119,11 +141,9 @@ class BatchedPictures(Closing):
         """Call ``work`` for each piece of ``count`` scenes, with a worker that nobody else uses."""
         if self._pid != os.getpid():  # a fork leaves the threads behind
             self._start()
-        size = min(PIECE, _LEAST * -(-count // (_LEAST * self._threads)))
-        pieces = [slice(start, min(start + size, count)) for start in range(0, count, size)]
-        while len(self._made) < min(self._threads, len(pieces)):
-            self._made.append(self._worker())
-            self._free.put(self._made[-1])
+        self._wait()
+        pieces = self._pieces(count)
+        self._make_workers(len(pieces))
 
         def one(piece: slice) -> None:
             worker = self._free.get()
@@ -136,15 +156,33 @@ class BatchedPictures(Closing):
             for piece in pieces:
                 one(piece)
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="hover-pictures")
-        for done in [self._pool.submit(one, piece) for piece in pieces]:
+        pool = self._threads_of()
+        for done in [pool.submit(one, piece) for piece in pieces]:
             done.result()
 
-    def _worker(self) -> _Worker:
-        # A network is used by one thread at a time. A copy loads its own.
-        classifier = copy.copy(self._classifier) if self._made else self._classifier
-        return _Worker(FastCamera(self.spec, self._device), classifier)
+    def _wait(self) -> None:
+        """Wait for what :meth:`prepare` loads, and raise what it raised."""
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            loading.result()
+
+    def _threads_of(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="hover-pictures")
+        return self._pool
+
+    def _pieces(self, count: int) -> list[slice]:
+        size = min(PIECE, _LEAST * -(-count // (_LEAST * self._threads)))
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def _make_workers(self, pieces: int) -> None:
+        while len(self._made) < min(self._threads, pieces):
+            # A network is used by one thread at a time. A twin loads its own.
+            classifier = self._classifier
+            if classifier is not None and self._made:
+                classifier = classifier.twin()
+            self._made.append(_Worker(FastCamera(self.spec, self._device), classifier))
+            self._free.put(self._made[-1])
 
 
 def _draw(camera: FastCamera, joints: Floats, objects: Floats) -> Pixels:

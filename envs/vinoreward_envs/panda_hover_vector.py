@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.machine import usable_cores
@@ -122,6 +123,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         on_ood: OnOdd = "withhold",
         accept_foreign_pictures: bool = False,
     ) -> None:
+        self._arguments = {
+            name: value
+            for name, value in locals().items()
+            if name not in ("self", "num_envs", "__class__")
+        }
         self.num_envs = checked_count("num_envs", num_envs)
         refuse_scalar_only(motion=motion, camera=camera, fidelity=fidelity, render_mode=render_mode)
         check_choice("observation", observation, ("state", "pixels"))
@@ -162,6 +168,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             check_device(device)
         cores = usable_cores() if threads is None else checked_count("threads", threads)
         self._pictures = BatchedPictures(self._spec, self._classifier, device=device, threads=cores)
+        self._own_pictures = True
         self.memory = memory_needed(
             self.num_envs,
             self._spec,
@@ -210,6 +217,32 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """Let an environment place its next objects as this generator says, a PCG64."""
         self._seed([None] * self.num_envs, np.zeros(self.num_envs, np.bool_))
         self._random.follow(index, generator)
+
+    def prepare(self) -> None:
+        """Begin to load the networks that the first step would load, in a thread.
+
+        OpenVINO compiles them without Python's lock, so that other libraries can be imported
+        meanwhile. With another backend nothing is done.
+        """
+        classifier = self._classifier
+        if classifier is None or classifier.backend_name != "openvino":
+            return
+        import_openvino()  # here: two threads should not import large libraries together
+        self._pictures.prepare(self.num_envs)
+
+    def beside(self, num_envs: int) -> PandaHoverVectorEnv:
+        """Return other environments that draw and judge with this batch's cameras and networks.
+
+        Their arguments are the same, and their episodes are their own. One thread steps both, and
+        closing this batch closes what they share.
+        """
+        arguments = dict(self._arguments)
+        if self._classifier is not None:
+            arguments["bundle"] = self._classifier.bundle
+        other = PandaHoverVectorEnv(num_envs, **arguments)
+        other._classifier, other._pictures = self._classifier, self._pictures
+        other._own_pictures = False
+        return other
 
     def claimed_picture(self, index: int) -> Pixels | None:
         """Return the ``(H, W, 3)`` picture of an environment's last claim; None before it."""
@@ -319,6 +352,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Free the cameras and the classifier."""
+        if not self._own_pictures:
+            return
         self._pictures.close()
         if self._classifier is not None:
             self._classifier.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -21,6 +22,8 @@ from vinoreward.closing import Closing
 from vinoreward.errors import BundleParityError, ConfigError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from vinoreward.backends.base import Backend
 
 _COMMANDS = {"classifier": "vinoreward finetune", "encoder": "vinoreward train-vae"}
@@ -74,6 +77,7 @@ class Runner(Closing):
         self._backends: list[Backend] = []
         self._closed = False
         self._version = 0
+        self._like: Runner | None = None
 
     @property
     def picture(self) -> Picture:
@@ -110,6 +114,8 @@ class Runner(Closing):
         if not self._backends:
             band = self._own.second_look_band(self.precision)
             precisions = (self.precision, *(["fp32"] if band is not None else []))
+            like = self._like
+            verify = like is None or not like._backends
             with contextlib.ExitStack() as stack:
                 if self.service is None:
                     self._backends = [
@@ -119,6 +125,7 @@ class Runner(Closing):
                                 device=self.device,
                                 precision=precision,
                                 threads=self.threads,
+                                verify=verify,
                             )
                         )
                         for precision in precisions
@@ -169,6 +176,16 @@ class Runner(Closing):
                 "Expected swaps of classifiers; give this one a service of its own."
             )
 
+    def twin(self) -> Self:
+        """Return another of the same bundle, for another thread of this process.
+
+        Its networks are its own. Where those of this one have passed the golden frames, the twin's,
+        which are built from the same files in the same way, are not asked again.
+        """
+        other = copy.copy(self)
+        other._like = self
+        return other
+
     def prepare(self, images: NDArray[Any]) -> NDArray[np.uint8] | None:
         """Return pictures ``(N, H, W, 3)`` as the network takes them; None for an empty batch."""
         if isinstance(images, np.ndarray) and images.ndim == 4 and len(images) == 0:
@@ -184,7 +201,7 @@ class Runner(Closing):
             backend.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_backends": []}
+        return {**self.__dict__, "_backends": [], "_like": None}
 
     def __repr__(self) -> str:
         name, spec = type(self).__name__, self.bundle.spec

@@ -124,9 +124,10 @@ def clopper_pearson(
         return 0.0, 1.0
     error = (1.0 - confidence) / (2.0 if side == "two" else 1.0)
     with needed_for("calibration", "train"):
-        from scipy.stats import beta
-    low = 0.0 if k == 0 or side == "upper" else float(beta.ppf(error, k, n - k + 1))
-    high = 1.0 if k == n or side == "lower" else float(beta.isf(error, k + 1, n - k))
+        # Not scipy.stats, which takes a second to load.
+        from scipy.special import betainccinv, betaincinv
+    low = 0.0 if k == 0 or side == "upper" else float(betaincinv(k, n - k + 1, error))
+    high = 1.0 if k == n or side == "lower" else float(betainccinv(k + 1, n - k, error))
     return low, high
 
 

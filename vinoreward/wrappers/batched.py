@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,37 @@ from vinoreward.errors import ConfigError, needed_for
 
 with needed_for("vinoreward.wrappers.batched", "train"):
     from stable_baselines3.common.vec_env import VecEnv
+
+
+@dataclass(frozen=True)
+class BatchStep:
+    """A step of a batch; arrays are of the batch's own kind, NumPy's or torch's."""
+
+    observations: Any
+    """``(N, ...)``; where an episode ended, the next one's first."""
+    rewards: Any
+    """``(N,)``."""
+    final: Any
+    """``(N, ...)`` an episode's last observation where ``dones``; None if there are none."""
+    terminated: Any
+    """``(N,)`` bool: nothing follows there."""
+    dones: NDArray[np.bool_]
+    """``(N,)`` where an episode ended, or was cut short."""
+    infos: list[dict[str, Any]]
+    """As Stable-Baselines3 has them."""
+
+    def last(self) -> Any:
+        """Return what the step led to within the same episodes, ``(N, ...)``: no reset's state.
+
+        A learner takes the value of what follows from this. Not for tables of observations.
+        """
+        if not self.dones.any():
+            return self.observations
+        tensors = hasattr(self.observations, "clone")
+        last = self.observations.clone() if tensors else self.observations.copy()
+        for i in np.flatnonzero(self.dones).tolist():
+            last[i] = self.final[i]
+        return last
 
 
 class BatchedVecEnv(VecEnv):
@@ -40,11 +72,15 @@ class BatchedVecEnv(VecEnv):
     method the number of each environment as its first argument. A batch that has ``generators``,
     one per environment, shows them as ``np_random``.
 
+    A batch of torch tensors gives SB3 NumPy arrays, copied only from another device; a learner
+    that wants the tensors takes them from :meth:`step_batch`.
+
     Args:
-        batch: resets an environment in the step that ends its episode, and has NumPy arrays.
+        batch: resets an environment in the step that ends its episode, and has NumPy arrays or
+            torch tensors.
 
     Raises:
-        ConfigError: another autoreset mode; at a reset, observations that are no NumPy arrays.
+        ConfigError: another autoreset mode; at a reset, observations that are neither.
     """
 
     def __init__(self, batch: VectorEnv[Any, Any, Any]) -> None:
@@ -70,12 +106,13 @@ class BatchedVecEnv(VecEnv):
         options = self._options[0] or None
         self._reset_seeds()
         self._reset_options()
-        observations, infos = self.batch.reset(seed=seeds, options=options)
+        given, infos = self.batch.reset(seed=seeds, options=options)
+        observations = _host(given)
         if not isinstance(observations, np.ndarray | dict):
             raise ConfigError(
                 f"{type(self.batch.unwrapped).__name__} gives observations as "
                 f"{type(observations).__name__}. Expected NumPy arrays, which Stable-Baselines3 "
-                'takes; make a batch of hover environments with array="numpy".'
+                "takes, or torch tensors; make a batch of such."
             )
         self.reset_infos = rows_of(infos, self.num_envs)
         self._returns[:], self._lengths[:] = 0.0, 0
@@ -92,7 +129,7 @@ class BatchedVecEnv(VecEnv):
         for i in np.flatnonzero(mask).tolist():
             self.reset_infos[i] = rows[i]
         self._returns[mask], self._lengths[mask] = 0.0, 0
-        return observations
+        return _host(observations)
 
     def set_options(self, options: Any = None) -> None:
         """Set the options of the next reset, the same for all."""
@@ -109,9 +146,18 @@ class BatchedVecEnv(VecEnv):
 
     def step_wait(self) -> Any:
         """Return SB3's ``(observations, rewards, dones, infos)`` of a step."""
-        observations, rewards, terminated, truncated, told = self.batch.step(self._actions)
-        dones = np.asarray(terminated | truncated, np.bool_)
-        self._returns += rewards
+        step = self.step_batch(self._actions)
+        rewards = np.asarray(_host(step.rewards), np.float32)
+        return _host(step.observations), rewards, step.dones, step.infos
+
+    def step_batch(self, actions: Any) -> BatchStep:
+        """Take the actions ``(N, ...)``, an array or a tensor; return all of a step."""
+        observations, rewards, terminated, truncated, told = self.batch.step(actions)
+        told = dict(told)
+        final, _ = told.pop("final_obs", None), told.pop("_final_obs", None)
+        cut = _host(truncated) & ~_host(terminated)
+        dones = np.asarray(_host(terminated) | cut, np.bool_)
+        self._returns += _host(rewards)
         self._lengths += 1
         infos = rows_of(told, self.num_envs)
         for info in infos:
@@ -123,8 +169,8 @@ class BatchedVecEnv(VecEnv):
             ended: dict[str, Any] = infos[i].get("final_info", {})
             infos[i] = {
                 **ended,
-                "terminal_observation": told["final_obs"][i],
-                "TimeLimit.truncated": bool(truncated[i] and not terminated[i]),
+                "terminal_observation": _host(final[i]),
+                "TimeLimit.truncated": bool(cut[i]),
                 "episode": {
                     "r": round(float(self._returns[i]), 6),
                     "l": int(self._lengths[i]),
@@ -132,7 +178,7 @@ class BatchedVecEnv(VecEnv):
                 },
             }
         self._returns[dones], self._lengths[dones] = 0.0, 0
-        return observations, np.asarray(rewards, np.float32), dones, infos
+        return BatchStep(observations, rewards, final, terminated, dones, infos)
 
     def close(self) -> None:
         """Close the batch."""
@@ -178,8 +224,13 @@ class BatchedVecEnv(VecEnv):
         return [None] * self.num_envs if pictures is None else list(pictures)
 
 
-_OF_THE_END = ("final_info", "final_obs", "TimeLimit.truncated")
+_OF_THE_END = ("final_info", "TimeLimit.truncated")
 """What of a step's infos is not of the episode that begins."""
+
+
+def _host(values: Any) -> Any:
+    """Return a tensor as a NumPy array, and anything else as it is."""
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
 
 
 def rows_of(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -192,11 +243,11 @@ def rows_of(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     for key, values in infos.items():
         if key.startswith("_") and key[1:] in infos:
             continue
-        mask = np.asarray(infos.get(f"_{key}", np.ones(count, np.bool_)))
+        mask = np.asarray(_host(infos.get(f"_{key}", np.ones(count, np.bool_))))
         if isinstance(values, dict):
             column: Sequence[Any] = rows_of(values, count)
         else:
-            column = values.tolist() if isinstance(values, np.ndarray) else values
+            column = values.tolist() if hasattr(values, "tolist") else values
         for i in np.flatnonzero(mask).tolist():
             rows[i][key] = column[i]
     return rows

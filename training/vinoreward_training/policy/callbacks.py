@@ -76,6 +76,7 @@ class Alarmed(Exception):
 class RunCallback(ClaimedVsTrue):
     """Writes the run folder while an SB3 model learns; ``start`` is the steps before a resume.
 
+    The final evaluation is in ``final_env``, by default where all are.
     ``check_interrupt`` comes from :func:`~vinoreward.processes.interrupt_between`.
     """
 
@@ -87,6 +88,7 @@ class RunCallback(ClaimedVsTrue):
         *,
         check_interrupt: Callable[[Callable[[], None]], None],
         start: int = 0,
+        final_env: gym.Env[Any, Any] | BatchedVecEnv | None = None,
     ) -> None:
         tested = config.on_alarm != "off"
         super().__init__(config.truth_key)
@@ -111,6 +113,7 @@ class RunCallback(ClaimedVsTrue):
         self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
         self._began: float | None = None
         self._evaluation_env = evaluation_env
+        self._final_env = evaluation_env if final_env is None else final_env
         self._config = config
         self._check_interrupt = check_interrupt
         self._next_evaluation = _next_multiple(start, config.eval_every)
@@ -257,7 +260,7 @@ class RunCallback(ClaimedVsTrue):
     def evaluate_now(self) -> None:
         """Evaluate; if the task looks solved, confirm it over the final number of episodes."""
         began = time.perf_counter()
-        result = self._evaluated(self._config.eval_episodes, EVAL_SEED)
+        result = self._evaluated(self._evaluation_env, self._config.eval_episodes, EVAL_SEED)
         if self.reaches_goal(result):
             result = self.evaluate_finally()
             if self.reaches_goal(result):
@@ -284,18 +287,18 @@ class RunCallback(ClaimedVsTrue):
         ``note`` adds it to the table of evaluations.
         """
         seed = EVAL_SEED + self._config.eval_episodes
-        result = self._evaluated(self._config.final_episodes, seed)
+        result = self._evaluated(self._final_env, self._config.final_episodes, seed)
         if note:
             self._note_evaluation(result)
         return result
 
-    def _evaluated(self, episodes: int, seed: int) -> Evaluation:
+    def _evaluated(self, env: Any, episodes: int, seed: int) -> Evaluation:
         def show(done: int) -> None:
             self._bar.set_description(f"evaluate {done} of {episodes}")
 
         show(0)
         try:
-            env, truth = self._evaluation_env, self.truth
+            truth = self.truth
             if isinstance(env, BatchedVecEnv):
                 return evaluate_batch(self.model, env, episodes, seed, truth=truth, ended=show)
             return evaluate(self.model, env, episodes, seed, truth=truth, ended=show)

@@ -44,7 +44,9 @@ _DESCRIBED = (
 )  # fmt: skip
 """Keys that every version has written of a policy."""
 _COUNTERS = ("_n_updates", "_episode_num", "_n_calls")
-_REPLAY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+_REPLAY = (
+    "observations", "next_observations", "actions", "rewards", "dones", "timeouts", "terminated",
+)  # fmt: skip
 
 
 def algorithm_class(name: str) -> type[BaseAlgorithm]:
@@ -69,6 +71,7 @@ def build_model(
     device: str = "cpu",
     replay_size: int | None = None,
     later: bool = False,
+    learner: str = "sb3",
 ) -> BaseAlgorithm:
     """Build an untrained SB3 model.
 
@@ -77,6 +80,8 @@ def build_model(
     ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate. With N
     environments off-policy algorithms make N gradient steps where they would make one, unless
     ``gradient_steps`` is given. ``later`` defers rewards, see :class:`~vinoreward.RewardLater`.
+    ``learner`` ``"device"`` and ``"sbx"`` train the same networks by other code, see
+    ``TrainConfig``.
     """
     kind: Any = algorithm_class(algorithm)
     if later:
@@ -88,6 +93,14 @@ def build_model(
         key: tuple(value) if isinstance(value, list) else value
         for key, value in copy.deepcopy(dict(arguments)).items()
     }
+    if learner == "device":
+        from vinoreward_training.policy.device_sac import DeviceSAC
+
+        kind = DeviceSAC
+    elif learner == "sbx":
+        from vinoreward_training.policy.sbx_sac import SbxSAC, checked_arguments
+
+        kind, given = SbxSAC, checked_arguments(given, env.observation_space)
     policy = given.pop("policy", None) or policy_for(env.observation_space)
     if isinstance(noise := given.get("action_noise"), int | float):
         from stable_baselines3.common.noise import NormalActionNoise
@@ -214,13 +227,15 @@ def _replay_state(model: BaseAlgorithm) -> dict[str, Any]:
     for name in _REPLAY:
         values = getattr(buffer, name, None)
         if isinstance(values, dict):
-            arrays[name] = {k: torch.from_numpy(v[order].copy()) for k, v in values.items()}
+            arrays[name] = {k: torch.from_numpy(v[order]) for k, v in values.items()}
         elif values is not None:
-            arrays[name] = torch.from_numpy(values[order].copy())
+            arrays[name] = torch.as_tensor(values)[order].cpu()
     return arrays
 
 
 def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
+    import torch
+
     buffer = getattr(model, "replay_buffer", None)
     if buffer is None:
         raise ValueError("it holds a replay buffer and this algorithm has none")
@@ -234,7 +249,7 @@ def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
             else [(target, values)]
         )
         for into, tensor in pairs:
-            into[:count] = tensor.numpy()[size - count :]
+            torch.as_tensor(into)[:count] = tensor[size - count :]
     buffer.pos = count % buffer.buffer_size
     buffer.full = count == buffer.buffer_size
 
@@ -288,6 +303,16 @@ def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
 
 def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, Any]) -> None:
     """Write ``policy.pt`` (tensors) and ``policy.json`` (how to build the network and the env)."""
+    if description.get("learner") == "sbx":
+        played: Any = build_model(
+            description["algorithm"],
+            model.get_env(),  # type: ignore[arg-type]
+            {**description["algorithm_kwargs"], "buffer_size": 1},
+            seed=0,
+        )
+        trained: Any = model
+        trained.copy_into(played)
+        model = played
     save_state(folder / "policy.pt", model.policy.state_dict())
     write_json(folder / "policy.json", {"schema_version": 1, **description})
 

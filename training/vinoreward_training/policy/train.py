@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ from vinoreward_training.tasks.environments import (
     naming,
     network_sha256,
 )
-from vinoreward_training.tasks.many import make_batch, make_envs
+from vinoreward_training.tasks.many import beside, make_batch, make_envs
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -76,7 +77,9 @@ _POSITIVE = (
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preset of an environment; its algorithm's arguments are for SAC."""
     name = str(settings["env"]).rpartition(":")[2]
-    names = [name, f"{name}.batched"] if settings["vec_env"] == "batched" else [name]
+    names = [name]
+    if settings["vec_env"] == "batched":
+        names += [f"{name}.batched", f"{name}.batched.{settings['learner']}"]
     paths = {path.stem: path for path in PRESETS.glob("*.yaml")}
     preset = merged(*(read_yaml(paths[one], SETTINGS.names) for one in names if one in paths))
     if settings["algorithm"] != "SAC":
@@ -117,7 +120,16 @@ SETTINGS: Settings[TrainConfig] = Settings(
         "sample_claims": (0, MAX_SAMPLE),
         "earliest_success": (1, math.inf),
     },
-    fixed=("env", "algorithm", "seed", "frame_stack", "num_envs", "hold", "exit_threshold"),
+    fixed=(
+        "env",
+        "algorithm",
+        "learner",
+        "seed",
+        "frame_stack",
+        "num_envs",
+        "hold",
+        "exit_threshold",
+    ),
     preset=_preset,
     check=_checked,
 )
@@ -154,6 +166,7 @@ def train(config: TrainConfig) -> TrainResult:
         config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
     check_bundle_used(config.env, config.bundle, wrap_bundle=config.wrap_bundle)
     _check_reward_used(config)
+    _check_learner(config)
     if config.bundle is not None and config.backend != "oracle":
         spec = Bundle.load(config.bundle).spec
         refuse_useless(config.bundle, spec.metrics, force=config.force)
@@ -163,10 +176,12 @@ def train(config: TrainConfig) -> TrainResult:
                 f"one: {command('guard', '--bundle', config.bundle, '--data', ITS_DATA)}"
             )
     with needed_for("training", "train"):
-        import stable_baselines3  # noqa: F401
-        import torch
-    check_device(config.device)
-    torch.set_num_threads(config.threads)
+        for library in ("stable_baselines3", "torch"):
+            # Found and not yet imported: environments load their networks meanwhile.
+            if importlib.util.find_spec(library) is None:
+                raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+    if config.device not in ("cpu", "auto"):
+        check_device(config.device)
     line = again("train", config.out, *naming(config.env), *naming(config.truth, "--truth"))
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         finished = _finished(folder, config)
@@ -243,19 +258,32 @@ def _check_later(config: TrainConfig, *, own: bool) -> None:
         raise ConfigError(f"found --later with {found}; leave --later out.")
 
 
+def _check_learner(config: TrainConfig) -> None:
+    """Refuse what only Stable-Baselines3 itself can do."""
+    if config.learner == "sb3":
+        return
+    found = None
+    if config.algorithm != "SAC":
+        found = f"--algorithm {config.algorithm}. Expected SAC"
+    elif config.later:
+        found = "--later. Expected a reward in each step"
+    elif config.learner == "sbx" and config.device not in ("cpu", "auto"):
+        found = f"--device {config.device}. Expected cpu"
+    if found is not None:
+        raise ConfigError(
+            f"found --learner {config.learner} with {found}; change it, or use --learner sb3."
+        )
+
+
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
+    env, evaluation_env, final_env = _make_environments(config)
+    import torch
     from stable_baselines3.common.logger import configure
 
     from vinoreward_training.policy.callbacks import Alarmed, RunCallback, Solved
 
+    torch.set_num_threads(config.threads)
     total = config.timesteps or 0
-    evaluation_env = _make_for_evaluation(config)
-    try:
-        together = config.num_envs > 1 or config.later or config.vec_env == "batched"
-        env = _make_all(config) if together else _make(config)
-    except VinorewardError:
-        evaluation_env.close()
-        raise
     callback: RunCallback | None = None
     closing = contextlib.ExitStack()
     try:
@@ -267,6 +295,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             device=config.device,
             replay_size=max(total, 1000),
             later=config.later,
+            learner=config.learner,
         )
         _say_policy(config, env)
         checkpoint = folder / "checkpoint.pt"
@@ -275,8 +304,9 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
         start = int(model.num_timesteps)
         with interrupt_between() as check:
             callback = RunCallback(
-                folder, evaluation_env, config, check_interrupt=check, start=start
-            )
+                folder, evaluation_env, config, check_interrupt=check, start=start,
+                final_env=final_env,
+            )  # fmt: skip
             logs = str(made(folder / "logs" / f"from_{start}"))
             model.set_logger(configure(logs, ["tensorboard", "csv"]))
             closing.callback(model.logger.close)
@@ -294,9 +324,9 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
         if callback is not None:
             callback.close()
         closing.close()
+        evaluation_env.close()  # it may draw with what belongs to the other
         with contextlib.suppress(EOFError, OSError):  # processes that a stop has ended
             env.close()
-        evaluation_env.close()
     _write_summary(config, callback, result)
     return result
 
@@ -305,16 +335,33 @@ def _make(config: TrainConfig) -> Any:
     return make_env(config.env, config.env_kwargs, **_of_env(config))
 
 
-def _make_for_evaluation(config: TrainConfig) -> Any:
+def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
+    """Return those of training, of evaluations and of the final one; the last may be the same."""
     if config.vec_env == "batched" and config.encoder is None:
-        count = min(MOST_EVALUATED_AT_ONCE, config.eval_episodes)
-        return make_batch(count, config.env, config.env_kwargs, **_of_env(config))
-    return _make(config)
+        env = _make_all(config)
+        try:
+            counts = config.eval_episodes, config.final_episodes
+            often, final = (beside(env, min(MOST_EVALUATED_AT_ONCE, count)) for count in counts)
+        except VinorewardError:
+            env.close()
+            raise
+        return env, often, final
+    alone = _make(config)
+    try:
+        together = config.num_envs > 1 or config.later or config.vec_env == "batched"
+        return _make_all(config) if together else _make(config), alone, alone
+    except VinorewardError:
+        alone.close()
+        raise
 
 
 def _make_all(config: TrainConfig) -> Any:
     if config.vec_env == "batched":
-        return make_batch(config.num_envs, config.env, config.env_kwargs, **_of_env(config))
+        kwargs = {**config.env_kwargs}
+        if config.learner == "device" and config.encoder is None and config.device != "cpu":
+            # On a processor NumPy's arrays and the learner's tensors are the same memory.
+            kwargs |= {"array": "torch", "device": config.device}
+        return make_batch(config.num_envs, config.env, kwargs, **_of_env(config))
     processes = config.vec_env == "subproc" and config.num_envs > 1
     if processes:
         print(crowd(config.num_envs, usable_cores(), service=config.service is not None))
@@ -370,7 +417,7 @@ def _conclude(
 
 
 def _description(config: TrainConfig) -> dict[str, Any]:
-    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", *OF_ENV, "seed")
+    names = ("algorithm", "algorithm_kwargs", "learner", "env", "env_kwargs", *OF_ENV, "seed")
     return {name: plain(getattr(config, name)) for name in names}
 
 

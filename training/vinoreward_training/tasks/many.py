@@ -119,9 +119,6 @@ def make_batch(
     Raises:
         ConfigError: an environment that cannot be a batch, or arguments that it does not take.
     """
-    from vinoreward.wrappers.batched import BatchedVecEnv
-    from vinoreward.wrappers.sb3 import VecEncodedObservation
-
     cure = "leave --vec-env batched out"
     if not has_own_reward(env_id) or find_spec(env_id).vector_entry_point is None:
         raise ConfigError(
@@ -145,6 +142,12 @@ def make_batch(
             f"{env_id} in a batch does not take these arguments: {error}. Expected what "
             f"PandaHoverVectorEnv documents; change --env-kwargs, or {cure}."
         ) from error
+    if prepare := getattr(made.unwrapped, "prepare", None):
+        prepare()
+    # After that: these import PyTorch, while a thread compiles the networks.
+    from vinoreward.wrappers.batched import BatchedVecEnv
+    from vinoreward.wrappers.sb3 import VecEncodedObservation
+
     env: VecEnv = BatchedVecEnv(made)
     if loaded is None:
         return env
@@ -153,6 +156,16 @@ def make_batch(
     except VinorewardError:
         env.close()
         raise
+
+
+def beside(env: VecEnv, count: int) -> VecEnv:
+    """Return ``count`` more environments that draw and judge with what a :func:`make_batch` has."""
+    from vinoreward.wrappers.batched import BatchedVecEnv
+
+    if not isinstance(env, BatchedVecEnv):
+        raise ConfigError(f"found {type(env).__name__}. Expected a batch without an encoder.")
+    batch: Any = env.batch.unwrapped
+    return BatchedVecEnv(batch.beside(count))
 
 
 def _together(
