@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import sys
 import tracemalloc
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +18,13 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import vinoreward
-from vinoreward.errors import ConfigError, InputError, PictureMismatchError, UnknownDeviceError
+from vinoreward.errors import (
+    ConfigError,
+    InputError,
+    PictureMismatchError,
+    UnknownDeviceError,
+    VinorewardError,
+)
 from vinoreward_envs import constants as c
 from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
 
@@ -471,3 +480,54 @@ def test_it_can_be_closed_twice_and_says_what_it_is() -> None:
     env.close()
     env.close()
     assert repr(env) == "PandaHoverVectorEnv(PandaHoverPixels-v0, num_envs=2)"
+
+
+def test_batches_beside_each_other_share_networks_and_nothing_else() -> None:
+    with contextlib.closing(PandaHoverVectorEnv(2, object_position="random")) as one:
+        beside = one.beside(3)
+        with contextlib.closing(PandaHoverVectorEnv(3, object_position="random")) as alone:
+            first, _ = one.reset(seed=1)
+            for each in (beside, alone):
+                each.reset(seed=9)
+            for _ in range(12):
+                moves = np.full((3, 2), 0.03, np.float32)
+                found, expected = beside.step(moves), alone.step(moves)
+                for ours, theirs in zip(found[:4], expected[:4], strict=True):
+                    np.testing.assert_array_equal(ours, theirs)
+                for key in ("reward_prob", "distance"):
+                    np.testing.assert_array_equal(found[4][key], expected[4][key])
+        assert beside.classifier is one.classifier
+        beside.close()
+        observations, *_ = one.step(np.zeros((2, 2), np.float32))
+        np.testing.assert_allclose(observations, first, atol=1e-5)
+
+
+def test_networks_loaded_beforehand_judge_as_those_of_the_first_step() -> None:
+    steps = []
+    for prepared in (True, False):
+        with contextlib.closing(PandaHoverVectorEnv(20, threads=2)) as env:
+            if prepared:
+                env.prepare()
+            env.reset(seed=0)
+            *_, infos = env.step(np.full((20, 2), 0.05, np.float32))
+            steps.append(infos["reward_prob"])
+    np.testing.assert_array_equal(*steps)
+
+
+def test_a_network_that_does_not_load_is_told_at_the_first_step(tmp_path: Path) -> None:
+    bundle = copied_bundle(tmp_path)
+    with contextlib.closing(PandaHoverVectorEnv(2, bundle=bundle)) as env:
+        for network in bundle.glob("model*"):
+            network.write_bytes(b"nothing")
+        env.prepare()
+        env.reset(seed=0)
+        with pytest.raises(VinorewardError):
+            env.step(np.zeros((2, 2), np.float32))
+    with contextlib.closing(PandaHoverVectorEnv(2)) as env:
+        env.prepare()  # closed while it loads
+
+
+def copied_bundle(folder: Path) -> Path:
+    import vinoreward_assets
+
+    return Path(shutil.copytree(vinoreward_assets.panda_hover_classifier(), folder / "bundle"))

@@ -160,11 +160,41 @@ def test_other_batches_are_refused() -> None:
     cartpole = gym.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
     with pytest.raises(ConfigError, match=r"CartPoleVectorEnv.*Expected same-step"):
         BatchedVecEnv(cartpole)
+
+
+@pytest.mark.parametrize("observation", ["state", "pixels"])
+def test_a_batch_of_tensors_gives_sb3_the_same_arrays(observation: str) -> None:
+    draw = np.random.default_rng(2)
     with (
-        contextlib.closing(batch(backend="oracle", array="torch")) as env,
-        pytest.raises(ConfigError, match=r'array="numpy"'),
+        contextlib.closing(batch(backend="oracle", observation=observation)) as one,
+        contextlib.closing(batch(backend="oracle", observation=observation, array="torch")) as two,
     ):
-        env.reset()
+        np.testing.assert_array_equal(seeded(two), seeded(one))
+        ends = 0
+        for _ in range(12):
+            actions = draw.uniform(-0.05, 0.05, (3, 2)).astype(np.float32)
+            expected, found = one.step(actions), two.step(actions)
+            for theirs, ours in zip(expected[:3], found[:3], strict=True):
+                assert isinstance(ours, np.ndarray) and ours.dtype == theirs.dtype
+                np.testing.assert_array_equal(ours, theirs)
+            for theirs, ours in zip(expected[3], found[3], strict=True):
+                check_equal(ours, theirs)
+            ends += int(found[2].sum())
+        assert ends >= 3
+
+
+def test_what_a_step_led_to_is_never_a_reset() -> None:
+    """Also in the arrays of the batch's own kind, which a learner on its device takes."""
+    for array in ("numpy", "torch"):
+        with contextlib.closing(batch(backend="oracle", array=array)) as env:
+            before = np.asarray(seeded(env))
+            for _ in range(10):
+                step = env.step_batch(np.zeros((3, 2), np.float32))
+                last = np.asarray(step.last())
+                np.testing.assert_array_equal(last[:, 2:], before[:, 2:])
+            assert step.dones.all() and not np.asarray(step.terminated).any()
+            assert (np.asarray(step.observations)[:, 2:] != before[:, 2:]).any()
+            assert type(step.last()) is type(step.observations)
 
 
 def test_gymnasium_s_own_vector_environment_is_taken_too() -> None:

@@ -38,6 +38,7 @@ _BY_MODULE = {
     "label_orders": "label-order",
     "later": "later",
     "seconds": "seconds",
+    "learners": "learners",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
     "alarms": "alarms",
     "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import time
@@ -15,8 +16,10 @@ from vinoreward.processes import python_command
 from vinoreward_training.bench.encoders import encoder_bundle, not_there
 from vinoreward_training.bench.rows import Row, range_row
 from vinoreward_training.bench.trainings import GOAL, seeds_note, training_seeds
-from vinoreward_training.configs import BenchConfig
+from vinoreward_training.configs import BenchConfig, TrainConfig
 
+LEARNER = TrainConfig.learner
+"""The learner of a training that names none."""
 SCRIPT = "import sys; from vinoreward_training.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -53,6 +56,8 @@ class Run:
     """Seconds of training, without evaluations."""
     process: float
     """Seconds of the whole command, from its start to its end."""
+    processor: float
+    """Processor seconds of the whole command, which other work on the machine changes less."""
 
 
 def seconds_rows(config: BenchConfig) -> list[Row]:
@@ -64,63 +69,80 @@ def _rows(config: BenchConfig, task: Task) -> list[Row]:
     if task.pixels and encoder_bundle(config) is None:
         return [not_there(config, "seconds", f"vinoreward train --env {task.env}", "")]
     runs = [run_once(config, task, seed) for seed in training_seeds(config)]
+    return rows_of(config, "seconds", task, runs)
+
+
+def rows_of(
+    config: BenchConfig, name: str, task: Task, runs: list[Run], learner: str = LEARNER
+) -> list[Row]:
+    """Return the rows of some runs of a learner: seconds of training, and of the whole command."""
     solved = sum(run.solved for run in runs)
+    options = "" if learner == LEARNER else f" --learner {learner}"
     what = (
-        f"vinoreward train --vec-env batched --env {task.env}, learned reward, until "
+        f"vinoreward train --vec-env batched{options} --env {task.env}, learned reward, until "
         f">= {GOAL:.0%} true success over {config.evaluation_episodes} episodes"
     )
     about: dict[str, Any] = {
         "spread": f"best and worst of {len(runs)} seeds; {solved} of {len(runs)} solved",
-        "note": f"steps {sorted(run.steps for run in runs)}; "
+        "note": f"steps {sorted(run.steps for run in runs)}; processor seconds of the whole "
+        f"command {', '.join(f'{run.processor:.1f}' for run in runs)}; "
         + seeds_note([run.seed for run in runs]),
         "details": {"runs": [vars(run) for run in runs]},
     }
     rows = []
-    for name, limit, extra in (
+    for part, limit, extra in (
         ("training", task.training, ": seconds of training, without evaluations, worst seed"),
         ("process", task.process, ": seconds of the whole command, worst seed"),
     ):
-        values = [float(getattr(run, name)) for run in runs]
+        values = [float(getattr(run, part)) for run in runs]
         met = None if limit is None else solved == len(runs) and max(values) <= limit
         target = "" if limit is None else f"<= {limit:g} s, {len(runs)} of {len(runs)} solved"
         more = {**about, "values": values, "target": target, "met": met}
-        rows.append(range_row("seconds", what + extra, max(values), "s", **more))
+        rows.append(range_row(name, what + extra, max(values), "s", **more))
     return rows
 
 
-def run_once(config: BenchConfig, task: Task, seed: int) -> Run:
+def run_once(config: BenchConfig, task: Task, seed: int, learner: str = LEARNER) -> Run:
     """Run the command in a process of its own, in a fresh folder.
 
     Raises:
         RunFolderError: the command failed.
     """
     env = task.env
-    out = config.out / "train" / f"seconds-{env}-{seed}"
+    out = config.out / "train" / f"seconds-{learner}-{env}-{seed}"
     encoded = ("--encoder", config.encoder) if task.pixels else ()
     shutil.rmtree(out, ignore_errors=True)
-    began = time.perf_counter()
+    began, before = time.perf_counter(), _processor()
     command = python_command(
-        SCRIPT, "train", "--vec-env", "batched", "--env", env, "--seed", str(seed),
+        SCRIPT, "train", "--vec-env", "batched", "--learner", learner, "--env", env,
+        "--seed", str(seed),
         "--bundle", config.bundle, *encoded, "--final-episodes", str(config.evaluation_episodes),
         "--stop-when-solved", str(GOAL), "--no-progress", "--out", str(out),
     )  # fmt: skip
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    process = time.perf_counter() - began
+    process, processor = time.perf_counter() - began, _processor() - before
     if ended.returncode:
         raise RunFolderError(
             f"vinoreward train ended with {ended.returncode}. Expected a trained policy in {out}. "
             f"It wrote:\n{ended.stderr[-2000:]}"
         )
-    run = _read(out, seed, process)
+    run = _read(out, seed, process, processor)
+    solved = "solved" if run.solved else "not solved"
     print(
-        f"  {env} seed {seed}: {'solved' if run.solved else 'not solved'} after {run.steps} steps, "
-        f"{run.training:.1f} s of training, {run.process:.1f} s in all",
+        f"  {learner}, {env} seed {seed}: {solved} after {run.steps} steps, {run.training:.1f} s "
+        f"of training, {run.process:.1f} s in all, {run.processor:.1f} s of processors",
         flush=True,
     )
     return run
 
 
-def _read(out: Path, seed: int, process: float) -> Run:
+def _processor() -> float:
+    """Return processor seconds of ended child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _read(out: Path, seed: int, process: float, processor: float) -> Run:
     summary = json.loads((out / "summary.json").read_text())
     true = summary["final"]["true"]
     return Run(
@@ -130,4 +152,5 @@ def _read(out: Path, seed: int, process: float) -> Run:
         true["successes"] / true["trials"],
         summary["seconds"] - summary["evaluation_seconds"],
         process,
+        processor,
     )

@@ -384,8 +384,8 @@ class BenchConfig:
 
     Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
     memory, install, service, cluster, labelling, search, audit, mend, label-order, later, seconds,
-    overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those of
-    compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
+    learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those
+    of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
     actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
     ``quick`` for the first ones, which need no training, ``all`` for all. search, audit, mend,
     label-order, alarms and service take about 20 minutes each.
@@ -426,8 +426,8 @@ class BenchConfig:
     first_seed: int = 100
     """First seed of trainings; the presets were tuned on seeds 0 to 7."""
     seeds: int = 5
-    """Trainings per arm of ``solve``, ``solve-random``, ``seconds``, ``overhead``, ``later`` and
-    ``actor-cartpole``."""
+    """Trainings per arm of ``solve``, ``solve-random``, ``seconds``, ``learners``, ``overhead``,
+    ``later`` and ``actor-cartpole``."""
     rounds: int = 20
     """Rounds in which the candidates are measured in turns."""
     scenes: int = 2000

@@ -305,9 +305,10 @@ class DeviceSAC(SAC):
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Make gradient steps, each on a batch of its own."""
         rate = self.lr_schedule(self._current_progress_remaining)
-        batch = self.replay_buffer.sample(gradient_steps, batch_size)
+        # Drawn as SB3 draws it in one gradient step: first for the state, then for what follows.
         shape = gradient_steps, 2, batch_size, self._head.actions
         noise = torch.randn(shape, device=self.device)
+        batch = self.replay_buffer.sample(gradient_steps, batch_size)
         self._n_updates += gradient_steps
         critic_loss = actor_loss = torch.zeros(())
         for i in range(gradient_steps):
@@ -333,7 +334,7 @@ class DeviceSAC(SAC):
         """Make one gradient step; ``noise`` is (2, B, A)."""
         weight = self._weight()
         with torch.no_grad():
-            following, density = self._sampled(self._actor.parts, batch.next_observations, noise[0])
+            following, density = self._sampled(self._actor.parts, batch.next_observations, noise[1])
             values = _values(self._targets.parts, batch.next_observations, following).amin(0)
             targets = batch.rewards + self.gamma * (1.0 - batch.terminated) * (
                 values - weight * density
@@ -342,7 +343,7 @@ class DeviceSAC(SAC):
         critic_loss = 0.5 * errors.square().sum(0).mean()
         self.adam_critics.step(self._critics.gradient(critic_loss), rate)
 
-        actions, density = self._sampled(self._actor.trained, batch.observations, noise[1])
+        actions, density = self._sampled(self._actor.trained, batch.observations, noise[0])
         values = _values(self._critics.parts, batch.observations, actions).amin(0)
         actor_loss = (weight * density - values).mean()
         self.adam_actor.step(self._actor.gradient(actor_loss), rate)

@@ -32,6 +32,7 @@ EXTRAS = {
     "timm": ("timm",),
     "hub": ("huggingface-hub",),
     "label": ("starlette", "uvicorn"),
+    "sbx": ("sbx-rl",),
 }  # fmt: skip
 """Extra to its distributions."""
 
@@ -44,7 +45,7 @@ CPU_FEATURES = {
 
 def module_of(distribution: str) -> str:
     """Return what a distribution of an extra is imported as."""
-    return {"warp-lang": "warp"}.get(distribution, distribution.replace("-", "_"))
+    return {"warp-lang": "warp", "sbx-rl": "sbx"}.get(distribution, distribution.replace("-", "_"))
 
 
 def extra_of(module: str) -> str | None:

@@ -1,0 +1,235 @@
+"""Learners beside Stable-Baselines3's own: the same updates, records, checkpoints and policies."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.logger import configure
+from train_runs import SMALL, config
+
+from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError
+from vinoreward_training.bench import learners
+from vinoreward_training.configs import BenchConfig, PlayConfig
+from vinoreward_training.play.command import play
+from vinoreward_training.policy.checkpoint import (
+    build_model,
+    load_policy,
+    restore_checkpoint,
+    save_checkpoint,
+    save_policy,
+)
+from vinoreward_training.policy.train import SETTINGS, train
+from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
+from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.many import make_batch
+
+RANDOM = "PandaHoverRandom-v0"
+BATCHED: dict[str, Any] = {"vec_env": "batched", "num_envs": 8, "env": RANDOM}
+OTHERS = ("device", "sbx")
+
+
+def model_of(learner: str, env: Any = None, steps: int = 0, seed: int = 0, **more: Any) -> Any:
+    """A small SAC on a batch that is paid by the truth."""
+    if learner == "sbx":
+        pytest.importorskip("sbx")
+    env = make_batch(8, RANDOM, backend="oracle") if env is None else env
+    given = {**SMALL, "gradient_steps": 2, **more}
+    model: Any = build_model("SAC", env, given, seed=seed, replay_size=800, learner=learner)
+    if steps:
+        model.learn(steps)
+    else:
+        model.set_logger(configure(None, []))
+    return model
+
+
+def networks(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.policy.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("ended", "cut"), [(False, False), (True, False), (True, True)], ids=["goes on", "ends", "cut"]
+)
+@pytest.mark.parametrize("weight", [0.7, "auto_0.7"])
+def test_ours_makes_the_updates_of_sb3(weight: Any, ended: bool, cut: bool) -> None:
+    """Of the same networks, transitions and random numbers come the same networks."""
+    given = {"ent_coef": weight, "gamma": 0.9, "learning_rate": 0.01, "tau": 0.1}
+    theirs, ours = (model_of(name, **given) for name in ("sb3", "device"))
+    ours.policy.load_state_dict(networks(theirs))
+    # One transition, so that it matters to neither which ones are drawn.
+    draw = np.random.default_rng(0)
+    seen, following = draw.uniform(0.0, 0.5, (2, 1, 4)).astype(np.float32)
+    action, reward = np.array([[0.3, -0.8]], np.float32), np.array([5.0], np.float32)
+    rows = [np.repeat(array, 8, 0) for array in (seen, following, action, reward)]
+    for _ in range(5):
+        infos = [{"TimeLimit.truncated": cut}] * 8
+        theirs.replay_buffer.add(*rows, np.full(8, ended), infos)
+        kept = ours.replay_buffer
+        for name, values in zip(
+            ("observations", "next_observations", "actions", "rewards"), rows, strict=True
+        ):
+            getattr(kept, name)[kept.pos] = torch.from_numpy(values)
+        kept.terminated[kept.pos] = float(ended and not cut)
+        kept.pos += 1
+    before = networks(ours)
+    for seed in range(4):
+        for model in (theirs, ours):
+            torch.manual_seed(seed)
+            model.train(1, 64)
+    for name, value in networks(theirs).items():
+        torch.testing.assert_close(ours.policy.state_dict()[name], value, atol=2e-5, rtol=1e-4)
+    assert any(not torch.equal(before[name], value) for name, value in networks(ours).items())
+
+
+def test_an_episode_s_last_observation_is_its_own() -> None:
+    """Not that of the reset, whose object is elsewhere; only a success ends what follows."""
+    model = model_of("device", steps=400, learning_starts=10**6)
+    kept = model.replay_buffer
+    seen, following = (each[:50] for each in (kept.observations, kept.next_observations))
+    assert kept.size() == 50
+    torch.testing.assert_close(seen[..., 2:], following[..., 2:], atol=0, rtol=0)
+    begun = (seen[1:, :, 2:] != seen[:-1, :, 2:]).any(-1)
+    assert begun.sum() >= 8 * 4
+    away = (following[..., :2] - following[..., 2:]).norm(dim=-1)
+    ended = kept.terminated[: kept.size()].bool()
+    assert ended.any() and torch.equal(ended, kept.rewards[: kept.size()] == 100)
+    assert away[ended].max() < away[~ended].max()
+    assert (begun & ~ended[:-1]).any(), "some are cut short, and those bootstrap"
+
+
+@pytest.mark.parametrize("learner", OTHERS)
+def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path, learner: str) -> None:
+    if learner == "sbx":
+        pytest.importorskip("sbx")
+    runs = [tmp_path / "one", tmp_path / "other"]
+    given = {"timesteps": 200, "stop_when_solved": None, "learner": learner, **BATCHED}
+    results = [train(config(out, **given)) for out in runs]
+    assert results[0].steps == 200 and results[0].final.claimed is not None
+    policies = [torch.load(out / "policy.pt", weights_only=True) for out in runs]
+    for name, value in policies[0].items():
+        assert torch.equal(value, policies[1][name]), "one seed, one policy"
+    for name in ("checkpoint.pt", "policy.pt"):
+        assert torch.load(runs[0] / name, weights_only=True)
+    assert not [p for p in runs[0].rglob("*") if p.suffix in (".pkl", ".zip")]
+    assert (runs[0] / "report.html").is_file()
+    assert len(read_table(runs[0] / "episodes.csv", EPISODE_COLUMNS)) >= 16
+    assert play(PlayConfig(run=runs[0], episodes=2, film=0)).returns
+    with pytest.raises(ConfigError, match="learner"):
+        train(SETTINGS.of(out=runs[0], resume=True, timesteps=240, learner="sb3", progress=False))
+    more = train(SETTINGS.of(out=runs[0], resume=True, timesteps=240, progress=False))
+    assert more.steps == 240
+
+
+@pytest.mark.parametrize("learner", OTHERS)
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
+    tmp_path: Path, learner: str
+) -> None:
+    model = model_of(learner, steps=160, ent_coef="auto")
+    save_checkpoint(tmp_path / "c.pt", model)
+    other = model_of(learner, steps=80, seed=5, ent_coef="auto")
+    restore_checkpoint(tmp_path / "c.pt", other)
+    assert (other.num_timesteps, other.replay_buffer.size()) == (160, 20)
+    description = {"algorithm": "SAC", "algorithm_kwargs": SMALL, "learner": learner}
+    for name, each in (("one", model), ("other", other)):
+        np.random.seed(0)
+        torch.manual_seed(0)
+        each.train(gradient_steps=3, batch_size=16)
+        (tmp_path / name).mkdir()
+        save_policy(tmp_path / name, each, description)
+    one, two = (
+        torch.load(tmp_path / name / "policy.pt", weights_only=True) for name in ("one", "other")
+    )
+    for name, value in one.items():
+        assert torch.equal(value, two[name]), name
+
+
+def test_a_checkpoint_of_another_learner_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c.pt", model_of("device", steps=80))
+    with pytest.raises(ModelCorruptError, match="DeviceSAC"):
+        restore_checkpoint(tmp_path / "c.pt", model_of("sb3"))
+
+
+def test_what_jax_has_learned_sb3_plays(tmp_path: Path) -> None:
+    model = model_of("sbx", steps=160)
+    description = {
+        "algorithm": "SAC", "algorithm_kwargs": SMALL, "learner": "sbx", "env": RANDOM,
+        "env_kwargs": {}, "backend": "oracle", "bundle": None, "precision": "auto",
+        "wrap_bundle": False,
+    }  # fmt: skip
+    save_policy(tmp_path, model, description)
+    with contextlib.closing(make_env(RANDOM, backend="oracle")) as env:
+        played = load_policy(tmp_path, env)
+        observations = np.stack([env.observation_space.sample() for _ in range(20)])
+    assert "Sbx" not in type(played).__name__
+    expected, _ = model.predict(observations, deterministic=True)
+    found, _ = played.predict(observations, deterministic=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_tensors_and_arrays_are_learned_from_alike() -> None:
+    """A batch of tensors, as on a GPU, gives the training that NumPy's arrays give."""
+    found = []
+    for kind in ("numpy", "torch"):
+        env = make_batch(8, RANDOM, {"array": kind}, backend="oracle")
+        found.append(networks(model_of("device", env, steps=160)))
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name])
+
+
+def test_a_single_environment_will_do(tmp_path: Path) -> None:
+    result = train(config(tmp_path / "run", learner="device"))
+    assert result.steps == 120
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": "TD3"}, "--learner device with --algorithm TD3"),
+        (
+            {"later": True, "backend": "openvino", "vec_env": "dummy"},
+            "device with --later",
+        ),
+        ({"env": "PandaHoverPixels-v0"}, "vectors of numbers"),
+        ({"algorithm_kwargs": {"use_sde": True}}, "use_sde=True is not for --learner device"),
+        ({"algorithm_kwargs": {"ent_coef": "auto_-1"}}, "at or below 0"),
+        ({"learner": "sbx", "device": "cuda"}, "--learner sbx with --device cuda"),
+    ],
+    ids=lambda value: "",
+)
+def test_what_a_learner_cannot_do_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        train(config(tmp_path / "run", **{**BATCHED, "learner": "device", **changes}))
+
+
+def test_sbx_takes_what_sb3_can_play(tmp_path: Path) -> None:
+    for more in ({"policy_delay": 2}, {"policy_kwargs": {"net_arch": [8], "layer_norm": True}}):
+        with pytest.raises(ConfigError, match=r"policy_delay|layer_norm"):
+            model_of("sbx", **more)
+
+
+def test_without_sbx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "vinoreward_training.policy.sbx_sac", raising=False)
+    monkeypatch.setitem(sys.modules, "sbx", None)
+    env = make_batch(2, RANDOM, backend="oracle")
+    with pytest.raises(MissingExtraError, match=r"--learner sbx needs sbx.*\[sbx\]"):
+        build_model("SAC", env, SMALL, seed=0, learner="sbx")
+
+
+@pytest.mark.slow
+def test_the_row_of_learners_trains_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners, "learners", lambda: ("device",))
+    bench = BenchConfig(seeds=1, evaluation_episodes=5, overhead_steps=320, out=tmp_path)
+    training, process, overhead = learners.learners_rows(bench)
+    assert "--learner device" in training.what and training.unit == process.unit == "s"
+    (run,) = training.details["runs"]
+    assert run["solved"] and 0 < run["training"] < run["process"] and run["processor"] > 0
+    assert overhead.value is not None and overhead.value > 1

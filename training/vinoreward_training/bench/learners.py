@@ -1,0 +1,91 @@
+"""Bench rows about what trains in a batch: Stable-Baselines3, our loop, and SBX, in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from typing import Any, get_args, get_type_hints
+
+from vinoreward_training.bench.rewards import one_thread
+from vinoreward_training.bench.rows import (
+    Row,
+    median_row,
+    paired,
+    paired_ratios,
+    quartiles,
+    wall_and_cpu,
+)
+from vinoreward_training.bench.seconds import TASKS, rows_of, run_once
+from vinoreward_training.configs import BenchConfig, TrainConfig
+from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_training.policy.train import SETTINGS
+from vinoreward_training.tasks.many import make_batch
+
+TASK = TASKS[0]
+OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "sbx": "<= 1.15 x"}
+"""Learner to the bar of what the learned reward may cost it in a batch."""
+
+
+def learners_rows(config: BenchConfig) -> list[Row]:
+    """Return seconds until solved for each learner that is installed, and what the reward costs."""
+    installed = [name for name in learners() if name != "sbx" or importlib.util.find_spec("sbx")]
+    runs = paired(
+        config, installed, config.seeds, lambda name, seed: run_once(config, TASK, seed, name)
+    )
+    rows = [
+        row for name in installed for row in rows_of(config, "learners", TASK, runs[name], name)
+    ]
+    return rows + [_overhead(config, name) for name in installed]
+
+
+def learners() -> tuple[str, ...]:
+    """Return the names that ``--learner`` takes."""
+    return get_args(get_type_hints(TrainConfig)["learner"])
+
+
+def _overhead(config: BenchConfig, learner: str) -> Row:
+    """Time trainings of fixed length with the learned and the oracle reward, in turns."""
+    steps = config.overhead_steps
+    settled = SETTINGS.of(env=TASK.env, vec_env="batched", learner=learner, timesteps=steps)
+
+    def seconds(kind: str, seed: int) -> Any:
+        spent = _train_seconds(config, settled, seed, oracle=kind == "oracle")
+        print(f"  {learner}, {kind} reward, seed {seed}: {spent[0]:.1f} s", flush=True)
+        return spent
+
+    times = paired(config, ("learned", "oracle"), config.seeds, seconds)
+    wall, cpu = (
+        {kind: [float(one[at]) for one in found] for kind, found in times.items()}
+        for at in range(2)
+    )
+    return median_row(
+        "learners",
+        f"training wall time with the learned reward over that with the oracle reward, in a batch, "
+        f"{TASK.env}, {steps} steps with --learner {learner} after its preset",
+        paired_ratios(*wall.values()),
+        "seeds, wall times",
+        target=OVERHEADS[learner],
+        note=f"by processor time {quartiles(paired_ratios(*cpu.values()))[1]:.3g} x",
+        details={"seconds": wall, "processor_seconds": cpu},
+    )
+
+
+def _train_seconds(config: BenchConfig, settled: TrainConfig, seed: int, *, oracle: bool) -> Any:
+    """Return wall and processor seconds of a training, without loading and compiling its parts."""
+    one_thread()
+    kwargs = {"backend": "oracle"} if oracle else {"bundle": config.bundle}
+    with contextlib.closing(make_batch(settled.num_envs, settled.env, **kwargs)) as env:
+        model = build_model(
+            settled.algorithm,
+            env,
+            settled.algorithm_kwargs,
+            seed=seed,
+            replay_size=2 * (settled.timesteps or 1),
+            learner=settled.learner,
+        )
+        # Until the first gradient steps are done: JAX compiles then, and networks are loaded.
+        begun = int(settled.algorithm_kwargs["learning_starts"]) + 2 * settled.num_envs
+        model.learn(begun)
+        start = wall_and_cpu()
+        model.learn(settled.timesteps or 1, reset_num_timesteps=False)
+        return wall_and_cpu() - start
