@@ -195,6 +195,11 @@ class DeviceSAC(SAC):
                     f"{name}={getattr(self, name)!r} is not for --learner device, which takes "
                     f"{value!r}; use --learner sb3"
                 )
+        if len(self.observation_space.shape or ()) != 1:
+            raise ValueError(
+                "--learner device learns from vectors of numbers, and the observation is "
+                f"{self.observation_space}; use --encoder, or --learner sb3"
+            )
         self.replay_buffer_class = TensorReplay  # type: ignore[assignment]
         self.policy_kwargs["optimizer_class"] = _no_optimizer
         super(SAC, self)._setup_model()
@@ -215,15 +220,12 @@ class DeviceSAC(SAC):
         self.adam_entropy = Adam(self._log_weight)
 
     def _set_up_networks(self) -> None:
-        flat = isinstance(self.actor.features_extractor, FlattenExtractor)
-        relus = all(
-            isinstance(module, nn.ReLU | nn.Linear | nn.Sequential | nn.ModuleList)
-            for module in self.actor.latent_pi.modules()
-        )
-        if not flat or not relus or len(self.observation_space.shape or ()) != 1:
+        kinds = nn.ReLU | nn.Linear | nn.Sequential | nn.ModuleList
+        plain = all(isinstance(module, kinds) for module in self.actor.latent_pi.modules())
+        if not plain or not isinstance(self.actor.features_extractor, FlattenExtractor):
             raise ValueError(
-                "--learner device trains perceptrons with ReLU on vectors of numbers, and the "
-                f"observation is {self.observation_space}; use --encoder, or --learner sb3"
+                "--learner device trains perceptrons with ReLU, and policy_kwargs asks for "
+                "something else; use --learner sb3"
             )
         own = [(one,) for one in linear_layers(self.actor.latent_pi)]
         head = (self.actor.mu, self.actor.log_std)
