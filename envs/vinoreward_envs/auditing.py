@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from vinoreward.errors import InputError
 from vinoreward.rewards.interventions import Axis, Intervention, SearchSpace, Undo
 from vinoreward_envs import constants as c
+from vinoreward_envs.randomization import DRAWS, DomainRandomization
 from vinoreward_envs.scene import HoverScene
 
 RIM = 0.01
@@ -50,14 +51,19 @@ def interventions(scene: HoverScene) -> list[Intervention]:
     ]
 
 
-def spaces(scene: HoverScene) -> list[SearchSpace]:
+def spaces(scene: HoverScene, randomization: DomainRandomization) -> list[SearchSpace]:
     """Return the states that an audit searches, in metres, without those at the rim of success.
 
     The gripper anywhere above the workspace: with no object, with one on the table, with one
-    outside the workspace, and at another height.
+    outside the workspace, and at another height. Where ``randomization`` varies each state looks
+    as drawn from it, the same state always the same.
     """
 
     def reached(gripper: State, place: Point | None) -> bool | None:
+        if randomization.varies:
+            state = np.concatenate([gripper, () if place is None else place])
+            random = np.random.default_rng(state.view(np.uint64).tolist())
+            scene.look(randomization.draw(random.random((1, DRAWS))))
         scene.place_object(place)
         try:
             scene.move_gripper((gripper[0], gripper[1]), *gripper[2:])

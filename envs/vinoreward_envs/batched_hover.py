@@ -61,14 +61,17 @@ class BatchedHover:
         if self._solved is not None:
             self._solved[self._arrays.host(mask)] = hover_home_joints()
 
-    def move(self, moves: Array, asked: Array) -> Array:
+    def move(self, moves: Array, asked: Array, error: Array | None = None) -> Array:
         """Move the grippers by ``(N, 2)`` metres where ``asked``; return where that is refused.
 
-        A move is refused that would leave the workspace; that gripper stays where it is.
+        A move is refused that would leave the workspace; that gripper stays where it is. ``error``
+        is by how much each misses its end, which stays in the workspace; None: by nothing.
         """
         xp = self._arrays.xp
         target = self.gripper + moves
         outside = ((target < self._edges[0]) | (target > self._edges[1])).any(1)
+        if error is not None:
+            target = target + error
         target = xp.clip(target, *self._limits)
         moved = asked & ~outside
         if self._solved is not None:

@@ -22,6 +22,8 @@ CAMERA_BYTES: Final = 16 << 20
 """Of a camera's buffers, beside its pictures."""
 PICTURES_AT_ONCE: Final = 8
 """Times the pictures of one piece, with what the guard computes of them."""
+LOOK_BYTES: Final = 2048
+"""Of what one environment's episode drew, beside its background."""
 MEMORY_SHARE: Final = 0.9
 """Largest share of the free memory."""
 
@@ -134,21 +136,31 @@ def checked_seeds(seed: int | Sequence[int | None] | None, count: int) -> list[i
 
 
 def memory_needed(
-    num_envs: int, spec: CameraSpec, *, threads: int, pixels: bool, rendered: bool
+    num_envs: int,
+    spec: CameraSpec,
+    *,
+    threads: int,
+    pixels: bool,
+    rendered: bool,
+    varied: bool = False,
 ) -> dict[str, int]:
-    """Return the bytes that so many environments need: ``"state"``, ``"pictures"``, ``"drawing"``.
+    """Return the bytes that so many environments need: ``"state"``, ``"pictures"``, ``"drawing"``,
+    ``"looks"``.
 
     With ``pixels`` a step in which all episodes end holds the pictures that it returns, those that
     the episodes ended with and start with, and the ones before that the caller still has; with
     ``rendered`` those of ``render()``. What drawing and judging need
-    depends on the ``threads`` alone. Libraries and networks are not counted.
+    depends on the ``threads`` alone. ``varied`` environments keep what their episodes drew and, if
+    anything is drawn, a background each. Libraries and networks are not counted.
     """
     picture = spec.height * spec.width * 3
+    background = picture + spec.height * spec.width * 4 if threads else 0
     sets = (4 if pixels else 0) + (1 if rendered else 0)
     return {
         "state": num_envs * STATE_BYTES,
         "pictures": num_envs * picture * sets,
         "drawing": threads * (CAMERA_BYTES + PIECE * picture * PICTURES_AT_ONCE),
+        "looks": 0 if not varied else num_envs * (LOOK_BYTES + background),
     }
 
 

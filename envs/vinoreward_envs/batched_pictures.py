@@ -16,7 +16,8 @@ from vinoreward.closing import Closing
 from vinoreward.rewards.classifier import Classifier, Judged
 from vinoreward_envs.arrays import CPU
 from vinoreward_envs.camera.fast import CHUNK, FastCamera
-from vinoreward_envs.camera.spec import CameraSpec, Floats, Pixels
+from vinoreward_envs.camera.looks import Looks
+from vinoreward_envs.camera.spec import CameraSpec, Floats, Pixels, Rows
 from vinoreward_envs.scene import object_rest_pose
 
 PIECE: Final = CHUNK
@@ -91,21 +92,25 @@ class BatchedPictures(Closing):
         joints: Floats,
         objects: Floats,
         pictures: Pixels | None = None,
+        *,
+        looks: Looks | None = None,
     ) -> Judged:
         """Draw and judge N scenes of ``(N, 9)`` joints and objects at rest at ``(N, 2)``.
 
         The pictures are written into ``pictures``, ``(N, H, W, 3)`` uint8, if that is given.
+        ``looks`` are of N scenes; None: all look as always.
         """
         parts: dict[int, Judged] = {}
+        rows = np.arange(len(joints))
 
         def work(worker: _Worker, piece: slice) -> None:
-            drawn = _draw(worker.camera, joints[piece], objects[piece])
+            drawn = _draw(worker.camera, joints[piece], objects[piece], looks, rows[piece])
             if pictures is not None:
                 pictures[piece] = drawn
             if worker.classifier is not None:
                 parts[piece.start] = worker.classifier.judge(drawn)
 
-        self._each(len(joints), work)
+        self._each(len(joints), work, looks)
         found = [parts[start] for start in sorted(parts)]
         odd = [part.odd for part in found if part.odd is not None]
         return Judged(
@@ -114,14 +119,27 @@ class BatchedPictures(Closing):
             np.concatenate(odd) if odd else None,
         )
 
-    def draw(self, joints: Floats, objects: Floats) -> Pixels:
-        """Return the ``(N, H, W, 3)`` pictures of N scenes, see :meth:`judge`."""
+    def draw(
+        self,
+        joints: Floats,
+        objects: Floats,
+        *,
+        looks: Looks | None = None,
+        rows: Rows | None = None,
+    ) -> Pixels:
+        """Return the ``(N, H, W, 3)`` pictures of N scenes, see :meth:`judge`.
+
+        ``rows`` are their ``(N,)`` places among ``looks``; None: in order.
+        """
         pictures = np.empty((len(joints), self.spec.height, self.spec.width, 3), np.uint8)
+        which = np.arange(len(joints)) if rows is None else rows
 
         def work(worker: _Worker, piece: slice) -> None:
-            pictures[piece] = _draw(worker.camera, joints[piece], objects[piece])
+            pictures[piece] = _draw(
+                worker.camera, joints[piece], objects[piece], looks, which[piece]
+            )
 
-        self._each(len(joints), work)
+        self._each(len(joints), work, looks)
         return pictures
 
     def close(self) -> None:
@@ -137,13 +155,17 @@ class BatchedPictures(Closing):
             if worker.classifier is not None and worker.classifier is not self._classifier:
                 worker.classifier.close()
 
-    def _each(self, count: int, work: Callable[[_Worker, slice], None]) -> None:
+    def _each(
+        self, count: int, work: Callable[[_Worker, slice], None], looks: Looks | None
+    ) -> None:
         """Call ``work`` for each piece of ``count`` scenes, with a worker that nobody else uses."""
         if self._pid != os.getpid():  # a fork leaves the threads behind
             self._start()
         self._wait()
         pieces = self._pieces(count)
         self._make_workers(len(pieces))
+        if looks is not None and self._made:
+            self._made[0].camera.open(looks)  # before threads would do so at the same time
 
         def one(piece: slice) -> None:
             worker = self._free.get()
@@ -185,8 +207,15 @@ class BatchedPictures(Closing):
             self._free.put(self._made[-1])
 
 
-def _draw(camera: FastCamera, joints: Floats, objects: Floats) -> Pixels:
-    poses = np.tile(object_rest_pose((0.0, 0.0)), (len(objects), 1, 1))
+def _draw(
+    camera: FastCamera, joints: Floats, objects: Floats, looks: Looks | None, rows: Rows
+) -> Pixels:
+    if looks is None:
+        poses = np.tile(object_rest_pose((0.0, 0.0)), (len(objects), 1, 1))
+    else:
+        drawn = looks.drawn[rows]
+        turned = zip(drawn["object_yaw"].tolist(), drawn["object_size"].tolist(), strict=True)
+        poses = np.stack([object_rest_pose((0.0, 0.0), yaw, size) for yaw, size in turned])
     poses[:, :2, 3] = objects
     present: NDArray[np.bool_] = np.ones(len(objects), np.bool_)
-    return camera.render_batch(joints, poses, present)
+    return camera.render_batch(joints, poses, present, looks, rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vinoreward_envs.arrays import Array, Arrays
 
@@ -76,6 +77,19 @@ class BatchedPCG64:
             xp.where(mask, new, old) for new, old in zip((high, low), self._state, strict=True)
         ]
         return xp.asarray(_shifted(turned, 11), dtype=xp.float64) * 2.0**-53
+
+    def uniforms(self, rows: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+        """Return the next ``count`` numbers of ``(K,)`` generators, ``(K, count)`` in [0, 1)."""
+        where = self._arrays.of(rows)
+        some = BatchedPCG64(self._arrays, len(rows))
+        some._state = [words[where] for words in self._state]
+        some._add = [words[where] for words in self._add]
+        every = self._arrays.of(np.ones(len(rows), np.bool_))
+        drawn = [some.uniform(every) for _ in range(count)]
+        for words, advanced in zip(self._state, some._state, strict=True):
+            words[where] = advanced
+        numbers: NDArray[np.float64] = self._arrays.host(self._arrays.xp.stack(drawn, 1))
+        return numbers
 
 
 def _signed(word: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -19,7 +20,18 @@ from vinoreward.errors import ConfigError, MissingExtraError, install_command
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import hover_home_joints, inverse_kinematics
 from vinoreward_envs.camera.fast import stderr_without
-from vinoreward_envs.camera.spec import Camera, CameraSpec, check_choice, clip_matrix, view_matrix
+from vinoreward_envs.camera.looks import Looks
+from vinoreward_envs.camera.spec import (
+    Camera,
+    CameraSpec,
+    Flags,
+    Rows,
+    check_choice,
+    clip_matrix,
+    moved_view,
+    projection_matrix,
+    view_matrix,
+)
 
 Array = NDArray[np.float64]
 Place = tuple[float, float, float]
@@ -79,12 +91,19 @@ class _World(Closing):
         self._load(c.TABLE_URDF, c.TABLE_POSITION)
         self.object = self._load(c.OBJECT_URDF, away)
 
-    def _load(self, urdf: str, position: Place, fixed: bool = False) -> int:
+    def _load(self, urdf: str, position: Place, fixed: bool = False, size: float = 1.0) -> int:
         path = str(pybullet_data_folder() / urdf)
         body: int = self.bullet.loadURDF(
-            path, position, useFixedBase=fixed, physicsClientId=self.client
+            path, position, useFixedBase=fixed, globalScaling=size, physicsClientId=self.client
         )
         return body
+
+    def look_of_object(self, size: float, colour: Sequence[int]) -> None:
+        """Give the object a size, as a factor, and an RGB colour."""
+        self.bullet.removeBody(self.object, physicsClientId=self.client)
+        self.object = self._load(c.OBJECT_URDF, self._away, size=size)
+        rgba = [*(value / 255.0 for value in colour), 1.0]
+        self.bullet.changeVisualShape(self.object, -1, rgbaColor=rgba, physicsClientId=self.client)
 
     def set_joints(self, joints: ArrayLike) -> None:
         """Put the arm's ``(9,)`` joints there, at rest."""
@@ -110,10 +129,13 @@ class TinyCamera(Camera):
     """Draws with TinyRenderer: slow (tens of milliseconds), the definition of the picture.
 
     It always draws the full meshes; ``spec.mesh`` only says which network the pictures are for.
+    Of looks it draws a moved camera, other light, and an object of another size and colour, but no
+    other table and no colour cast.
     """
 
     def __init__(self, spec: CameraSpec) -> None:
         super().__init__(spec)
+        self._size = (spec.height, spec.width)
         # Under the floor, far from the camera: nothing of it can be seen.
         self._world = _World('camera="tiny"', (0.0, 0.0, -50.0))
         # TinyRenderer takes the matrices in OpenGL's column-major order.
@@ -122,22 +144,46 @@ class TinyCamera(Camera):
         projection = clip_matrix(spec.height, spec.width) @ np.linalg.inv(view)
         self._projection = projection.T.ravel().tolist()
 
-    def _draw(self, joints: Array, poses: Array, shown: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    def _draw(
+        self, joints: Array, poses: Array, shown: Flags, looks: Looks | None, rows: Rows
+    ) -> NDArray[np.uint8]:
         world, size = self._world, (self.spec.height, self.spec.width)
         pictures = np.empty((len(joints), *size, 3), dtype=np.uint8)
         for i in range(len(joints)):
+            how: dict[str, Any] = {}
+            if looks is not None:
+                how = self._look(looks, int(rows[i]))
             world.set_joints(joints[i])
             world.place_object(poses[i] if shown[i] else None)
             _, _, rgba, _, _ = world.bullet.getCameraImage(
                 self.spec.width,
                 self.spec.height,
-                self._view,
-                self._projection,
+                how.pop("view", self._view),
+                how.pop("projection", self._projection),
                 renderer=world.bullet.ER_TINY_RENDERER,
                 physicsClientId=world.client,
+                **how,
             )
             pictures[i] = np.asarray(rgba, dtype=np.uint8).reshape(*size, 4)[..., :3]
         return pictures
+
+    def _look(self, looks: Looks, row: int) -> dict[str, Any]:
+        """Give the object its size and colour; return what the camera is told of the look."""
+        drawn = looks.drawn[row]
+        if drawn["colour_cast"] or drawn["table_tint"].any() or drawn["table_shift"].any():
+            raise ConfigError(
+                "Found a colour cast or another table for TinyRenderer, which draws neither. "
+                "Expected none; use the renderer 'fast'."
+            )
+        self._world.look_of_object(float(drawn["object_size"]), looks.colours[row].tolist())
+        view = moved_view(drawn["camera_position"], drawn["camera_rotation"])
+        projection = projection_matrix(*self._size, float(drawn["field_of_view"]))
+        return {
+            "view": view.T.ravel().tolist(),
+            "projection": projection.T.ravel().tolist(),
+            "lightDirection": looks.directions[row].tolist(),
+            "lightColor": looks.gains[row].tolist(),
+        }
 
     def close(self) -> None:
         """Stop the physics server."""

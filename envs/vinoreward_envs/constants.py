@@ -40,6 +40,8 @@ SUBSTEPS: int = 500
 PLANE_POSITION: tuple[float, float, float] = (0.0, 0.0, -0.65)
 ARM_POSITION: tuple[float, float, float] = (0.0, 0.0, 0.0)
 TABLE_POSITION: tuple[float, float, float] = (0.5, 0.0, -0.65)
+TABLE_TOP: float = -0.025
+"""Height of the table's top, z in the world."""
 FIXED_OBJECT: tuple[float, float] = (0.65, -0.30)
 """Nominal x, y of the object where it does not move between episodes."""
 OBJECT_DROP_HEIGHT: float = 0.10

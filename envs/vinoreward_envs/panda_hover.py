@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from vinoreward.rewards.classifier import Classifier, Judged, check_origin
 from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions
 from vinoreward_envs import constants as c
+from vinoreward_envs.actuation import Actuation
+from vinoreward_envs.arrays import Arrays
 from vinoreward_envs.auditing import interventions, spaces
 from vinoreward_envs.camera.spec import (
     CameraSpec,
@@ -29,6 +32,12 @@ from vinoreward_envs.camera.spec import (
     check_choice,
     resized,
     size_before_crop,
+)
+from vinoreward_envs.randomization import (
+    DRAWS,
+    DomainRandomization,
+    Drawn,
+    checked_randomization,
 )
 from vinoreward_envs.scene import HoverScene, Motion, check_renderer
 
@@ -108,6 +117,9 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             :class:`~vinoreward.LearnedReward`; nothing looks for it with ``fidelity="article"``.
         accept_foreign_pictures: take a bundle that does not say what drew the pictures it was
             trained on (a foreign model, or one trained on a folder of pictures).
+        randomization: ranges of what differs between episodes, a
+            :class:`~vinoreward_envs.randomization.DomainRandomization`, a table of its fields, or
+            ``"lab"``; None: nothing. Needs the kinematic motion and the fast camera.
         service: ``"shared"``: one process runs the network for all workers of this machine; None:
             it runs in this one.
 
@@ -142,6 +154,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         success_hold_steps: int = 1,
         on_ood: OnOdd = "withhold",
         accept_foreign_pictures: bool = False,
+        randomization: DomainRandomization | Mapping[str, Any] | str | None = None,
         service: str | None = None,
     ) -> None:
         check_choice("fidelity", fidelity, (None, "article"))
@@ -149,6 +162,11 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
         self.render_mode = render_mode
         self._object_position = checked_object_position(object_position)
+        self._randomization = checked_randomization(randomization)
+        self._batched_too = motion == "kinematic" and camera == "fast" and fidelity is None
+        self._check_randomization()
+        self._drawn: Drawn | None = None
+        self._actuation = Actuation(Arrays(), 1)
         self._view = HumanView() if render_mode == "human" else None
         if backend != ORACLE or bundle is not None:
             named = DEFAULT_BUNDLE if bundle is None else bundle
@@ -213,6 +231,23 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         return self.scene.camera_spec.as_dict()
 
     @property
+    def randomization(self) -> DomainRandomization:
+        """Ranges from which the episodes draw that begin from now on.
+
+        Setting them takes what the argument takes, and raises ConfigError as that does.
+        """
+        return self._randomization
+
+    @randomization.setter
+    def randomization(self, value: DomainRandomization | Mapping[str, Any] | str | None) -> None:
+        before, self._randomization = self._randomization, checked_randomization(value)
+        try:
+            self._check_randomization()
+        except ConfigError:
+            self._randomization = before
+            raise
+
+    @property
     def renders_in_threads(self) -> bool:
         """Whether any thread may render, while no other uses the environment."""
         return self.scene.camera_spec.renderer == "fast"
@@ -222,7 +257,9 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Place the object, bring the arm home; return the observation and info."""
         super().reset(seed=seed)
-        self.scene.place_object(self._next_object(options or {}))
+        place = self._next_object(options or {})
+        self._vary()
+        self.scene.place_object(place)
         self.scene.home()
         self._core.begin(_SCORED, np.zeros(1, np.float32))
         self._steps = 0
@@ -239,9 +276,14 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         """Move the gripper by ``action``, ``(2,)`` in metres, and judge."""
         if self._steps is None:
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
-        move = _checked_action(action)
+        move, error = _checked_action(action), None
+        if self._drawn is not None:
+            before = np.array([self._steps])
+            move = self._actuation.late(move[None], before, self._drawn)[0]
+            error = self._actuation.error(before, self._drawn)
+            self.scene.look(self._drawn, self._steps + 1)
         self._steps += 1
-        refused = not self._move(move)
+        refused = not self._move(move, error)
         distance = self.scene.distance()
         info: dict[str, Any] = {
             "true_success": distance <= c.SUCCESS_DISTANCE,
@@ -272,7 +314,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
 
     def audit_spaces(self) -> list[SearchSpace]:
         """Return the states that an audit searches: gripper and object, see :mod:`.auditing`."""
-        return spaces(self.scene)
+        return spaces(self.scene, self._randomization)
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return the ``(H, W, 3)`` uint8 picture, or None unless ``render_mode="rgb_array"``."""
@@ -309,12 +351,30 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             return c.FIXED_OBJECT
         return self._object_position
 
-    def _move(self, move: NDArray[np.float64]) -> bool:
+    def _vary(self) -> None:
+        """Draw what differs in the episode that begins."""
+        if self._randomization.varies:
+            self._drawn = self._randomization.draw(self.np_random.random((1, DRAWS)))
+            self.scene.look(self._drawn)
+        elif self._drawn is not None:
+            self._drawn = None
+            self.scene.look(None)
+
+    def _check_randomization(self) -> None:
+        if self._randomization.varies and not self._batched_too:
+            raise ConfigError(
+                'Found randomization with motion="dynamics", camera="tiny" or fidelity="article"; '
+                "expected the kinematic motion and the fast camera. Leave one of both out."
+            )
+
+    def _move(self, move: NDArray[np.float64], error: NDArray[np.float64] | None) -> bool:
         """Move the gripper unless that leaves the workspace; return whether it moved."""
         target = self.scene.gripper[:2] + move
         low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
         if (target < low - c.EDGE_TOLERANCE).any() or (target > high + c.EDGE_TOLERANCE).any():
             return False
+        if error is not None:
+            target = target + error[0]
         x, y = np.clip(target, low, high).tolist()
         self.scene.move_gripper((x, y))
         return True

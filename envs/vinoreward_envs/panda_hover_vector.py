@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier, Judged, check_origin
 from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions, Scores
 from vinoreward_envs import constants as c
+from vinoreward_envs.actuation import Actuation
 from vinoreward_envs.arrays import CPU, Array, Arrays, Kind
 from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_input import (
@@ -35,6 +36,7 @@ from vinoreward_envs.batched_input import (
 from vinoreward_envs.batched_pictures import BatchedPictures
 from vinoreward_envs.batched_random import BatchedPCG64
 from vinoreward_envs.camera.fast import check_device
+from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import Mesh, Pixels, camera_spec, check_choice
 from vinoreward_envs.panda_hover import (
     DEFAULT_BUNDLE,
@@ -45,6 +47,14 @@ from vinoreward_envs.panda_hover import (
     check_picture,
     checked_object_position,
     state_space,
+)
+from vinoreward_envs.randomization import (
+    DRAWS,
+    VALUES,
+    DomainRandomization,
+    Drawn,
+    checked_randomization,
+    nominal,
 )
 from vinoreward_envs.scene import check_renderer
 
@@ -70,6 +80,9 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     ``reset(options={"reset_mask": mask})`` resets where the ``(num_envs,)`` bool mask is True;
     ``"object_position"`` places the objects, ``(x, y)`` or one per environment.
+
+    ``randomization`` lets light, camera, object, table, noise and delays differ between episodes;
+    each environment draws with its own random numbers, after the object's place.
 
     Without a picture a step takes no inverse kinematics: observations are within 1e-5 m of the
     scalar environment's. Where pictures are drawn in each step they are the same to rounding.
@@ -122,6 +135,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         success_hold_steps: int = 1,
         on_ood: OnOdd = "withhold",
         accept_foreign_pictures: bool = False,
+        randomization: DomainRandomization | Mapping[str, Any] | str | None = None,
     ) -> None:
         self._arguments = {
             name: value
@@ -169,15 +183,13 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         cores = usable_cores() if threads is None else checked_count("threads", threads)
         self._pictures = BatchedPictures(self._spec, self._classifier, device=device, threads=cores)
         self._own_pictures = True
-        self.memory = memory_needed(
-            self.num_envs,
-            self._spec,
-            threads=cores if looks or render_mode is not None else 0,
-            pixels=self._pixels,
-            rendered=render_mode is not None,
-        )
-        """Bytes that the environments need, by what: ``"state"``, ``"pictures"`` and
-        ``"drawing"``; not those of libraries and networks."""
+        self._drawing_threads = cores if looks or render_mode is not None else 0
+        self._episodes: Drawn | None = None
+        self._looks: Looks | None = None
+        self._randomization = checked_randomization(randomization)
+        self.memory = self._memory()
+        """Bytes that the environments need, by what: ``"state"``, ``"pictures"``, ``"drawing"`` and
+        ``"looks"``; not those of libraries and networks."""
         check_memory(self.num_envs, self.memory, self._arrays)
         self._core = RewardCore(
             RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS),
@@ -187,12 +199,17 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         )
         self._hover = BatchedHover(self._arrays, self.num_envs, joints=looks)
         self._random = BatchedPCG64(self._arrays, self.num_envs)
-        self._seeded = self._begun = False
+        self._seeded = np.zeros(self.num_envs, np.bool_)
+        self._begun = False
         # Of the last claim; not the picture, which would take 36,864 bytes.
         self._claimed = np.zeros(self.num_envs, np.bool_)
         self._claimed_joints = np.empty((self.num_envs if looks else 0, c.JOINTS))
         self._claimed_objects = np.empty((self.num_envs if looks else 0, 2))
+        self._claimed_looks = np.empty(0, VALUES)
         self._steps = np.zeros(self.num_envs, np.int64)
+        self._claimed_steps = np.zeros(self.num_envs, np.int64)
+        if self._randomization.varies:
+            self._open_looks()
         self.single_observation_space = self._observation_space()
         self.single_action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -207,6 +224,38 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def picture_scene(self) -> dict[str, str | int]:
         """What the picture depends on; a wrapper compares it with its bundle's."""
         return self._spec.as_dict()
+
+    @property
+    def randomization(self) -> DomainRandomization:
+        """Ranges from which the episodes draw that begin from now on.
+
+        Setting them takes what the argument takes; episodes under way go on as they drew.
+
+        Raises:
+            ConfigError: on setting, as the argument does, or too little memory.
+        """
+        return self._randomization
+
+    @randomization.setter
+    def randomization(self, value: DomainRandomization | Mapping[str, Any] | str | None) -> None:
+        before, self._randomization = self._randomization, checked_randomization(value)
+        if not self._randomization.varies or self._episodes is not None:
+            return
+        memory = self._memory()
+        try:
+            check_memory(self.num_envs, memory, self._arrays)
+        except ConfigError:
+            self._randomization = before
+            raise
+        self.memory = memory
+        self._open_looks()
+        self._seed([None] * self.num_envs, np.zeros(self.num_envs, np.bool_))
+
+    @property
+    def drawn(self) -> Drawn:
+        """What each environment's episode drew, ``(num_envs,)`` with a field of float64 for each of
+        the ranges': ``envs.drawn["light"]``. A copy."""
+        return nominal(self.num_envs) if self._episodes is None else self._episodes.copy()
 
     @property
     def generators(self) -> list[np.random.Generator]:
@@ -249,7 +298,12 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         if not self._claimed[index]:
             return None
         joints, place = self._claimed_joints[index], self._claimed_objects[index]
-        picture: Pixels = self._pictures.draw(joints[None], place[None])[0]
+        looks = None
+        if self._looks is not None:
+            looks = Looks(self._spec, 1)
+            looks.set(np.zeros(1, np.int64), self._claimed_looks[index : index + 1])
+            looks.steps[:] = self._claimed_steps[index]
+        picture: Pixels = self._pictures.draw(joints[None], place[None], looks=looks)[0]
         return picture
 
     def reset(
@@ -302,7 +356,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
         arrays, hover = self._arrays, self._hover
         moves, finite = checked_actions(actions, self.num_envs, arrays)
-        refused: Mask = arrays.host(hover.move(moves, finite))
+        error = None
+        if self._episodes is not None:
+            moves = self._actuation.late(moves, self._steps, self._episodes)
+            error = self._actuation.error(self._steps, self._episodes)
+        refused: Mask = arrays.host(hover.move(moves, finite, error))
         valid: Mask = arrays.host(finite)
         distance: NDArray[np.float64] = arrays.host(hover.distance())
         self._steps += 1
@@ -365,15 +423,47 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         return state_space(self._object_position)
 
     def _seed(self, seeds: list[int | None], mask: Mask) -> None:
-        if not self._seeded and self._object_position == "random":
+        draws = self._object_position == "random" or self._episodes is not None
+        if draws and not self._seeded.all():
             # As a scalar environment that never was given a seed: from the system's entropy.
             fresh = np.random.SeedSequence().generate_state(self.num_envs, np.uint64).tolist()
-            unknown = [i for i in range(self.num_envs) if seeds[i] is None]
+            unknown = [i for i in np.flatnonzero(~self._seeded).tolist() if seeds[i] is None]
             self._random.seed(unknown, [fresh[i] for i in unknown])
-            self._seeded = True
-        if self._object_position == "random":
-            rows = [i for i in np.flatnonzero(mask).tolist() if seeds[i] is not None]
-            self._random.seed(rows, [seed for i in rows if (seed := seeds[i]) is not None])
+            self._seeded[unknown] = True
+        rows = [i for i in np.flatnonzero(mask).tolist() if seeds[i] is not None]
+        self._random.seed(rows, [seed for i in rows if (seed := seeds[i]) is not None])
+        self._seeded[rows] = True
+
+    def _memory(self) -> dict[str, int]:
+        return memory_needed(
+            self.num_envs,
+            self._spec,
+            threads=self._drawing_threads,
+            pixels=self._pixels,
+            rendered=self.render_mode is not None,
+            varied=self._episodes is not None or self._randomization.varies,
+        )
+
+    def _open_looks(self) -> None:
+        """Make room for what episodes draw."""
+        self._episodes = nominal(self.num_envs)
+        self._actuation = Actuation(self._arrays, self.num_envs)
+        if self._drawing_threads:
+            self._looks = Looks(self._spec, self.num_envs)
+            self._looks.steps = self._steps
+            self._claimed_looks = nominal(len(self._claimed_joints))
+
+    def _vary(self, mask: Mask) -> None:
+        """Draw what differs in the episodes that begin where ``mask`` is True."""
+        if self._episodes is None:
+            return
+        rows = np.flatnonzero(mask)
+        drawn = nominal(len(rows))
+        if self._randomization.varies:
+            drawn = self._randomization.draw(self._random.uniforms(rows, DRAWS))
+        self._episodes[rows] = drawn
+        if self._looks is not None:
+            self._looks.set(rows, drawn)
 
     def _restart(self, mask: Mask, objects: NDArray[np.float64] | None) -> None:
         """Start episodes where ``mask`` is True; ``objects`` are ``(N, 2)``, None as configured."""
@@ -389,6 +479,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         else:
             fixed = c.FIXED_OBJECT if self._object_position == "fixed" else self._object_position
             places = arrays.of(np.array(fixed, np.float64))[None]
+        self._vary(mask)
         self._hover.restart(rows, places)
         self._steps[mask] = 0
         self._core.begin(mask, np.zeros(self.num_envs, np.float32))
@@ -397,7 +488,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """Return what the classifier says, or the oracle: 0 or 1; fill ``pictures`` if given."""
         if self._classifier is not None:
             objects = self._arrays.host(self._hover.objects)
-            return self._pictures.judge(self._hover.joints, objects, pictures)
+            return self._pictures.judge(self._hover.joints, objects, pictures, looks=self._looks)
         if pictures is not None:
             pictures[:] = self._drawn()
         truth = ((distance <= c.SUCCESS_DISTANCE) & self._judged).astype(np.float32)
@@ -410,6 +501,9 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._claimed |= claimed
         self._claimed_joints[claimed] = self._hover.joints[claimed]
         self._claimed_objects[claimed] = self._arrays.host(self._hover.objects)[claimed]
+        if self._looks is not None:
+            self._claimed_looks[claimed] = self._looks.drawn[claimed]
+            self._claimed_steps[claimed] = self._steps[claimed]
 
     def _report(
         self,
@@ -467,9 +561,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     def _drawn(self, mask: Mask | None = None) -> Pixels:
         """Draw the present states, all or where ``mask`` is True."""
-        rows = slice(None) if mask is None else mask
+        rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         objects = self._arrays.host(self._hover.objects)
-        return self._pictures.draw(self._hover.joints[rows], objects[rows])
+        return self._pictures.draw(
+            self._hover.joints[rows], objects[rows], looks=self._looks, rows=rows
+        )
 
     def _numbers(self, values: NDArray[np.float64]) -> Array:
         """Return rewards: float64 as Gymnasium has them, float32 as learners in PyTorch do."""

@@ -16,7 +16,9 @@ from vinoreward_envs import constants as c
 from vinoreward_envs.arm import gripper_position, hover_home_joints, inverse_kinematics
 from vinoreward_envs.bullet import ArmDynamics, Ik, TinyCamera, missing_pybullet
 from vinoreward_envs.camera.fast import FastCamera
+from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import Camera, CameraSpec, check_choice, missing_warp
+from vinoreward_envs.randomization import Drawn, nominal
 
 Array = NDArray[np.float64]
 Motion = Literal["kinematic", "dynamics"]
@@ -70,6 +72,8 @@ class HoverScene(Closing):
         self._camera: Camera | None = None
         self._dynamics = ArmDynamics(substeps=substeps, ik=ik) if motion == "dynamics" else None
         self._object_pose: Array | None = None
+        self._looks: Looks | None = None
+        self._drawn: Drawn | None = None
         self._joints: Array = hover_home_joints().copy()
         self._closed = False
         self.changes = 0
@@ -114,9 +118,34 @@ class HoverScene(Closing):
         if xy is not None:
             xy = _pair(xy, "the object")
         self.changes += 1
-        self._object_pose = None if xy is None else np.array(object_rest_pose(xy))
+        self._object_pose = None if xy is None else object_rest_pose(xy, *self._yaw_and_size())
         if self._dynamics is not None:
             self._dynamics.place_object(self._object_pose)
+
+    def look(self, drawn: Drawn | None, picture: int = 0) -> None:
+        """Let the scene look as an episode drew; None: as always.
+
+        Args:
+            drawn: ``(1,)`` values, see :mod:`vinoreward_envs.randomization`.
+            picture: its number in the episode: each has noise of its own.
+
+        Raises:
+            ConfigError: with ``motion="dynamics"``, whose object has one size and lies as it fell.
+        """
+        if self._dynamics is not None:
+            raise ConfigError(
+                'Found a look for a scene with motion="dynamics", whose object has one size and '
+                'lies as it fell. Expected motion="kinematic"; pass that.'
+            )
+        if self._looks is None:
+            self._looks = Looks(self.camera_spec, 1)
+        self.changes += 1
+        if drawn is not self._drawn:
+            self._drawn = drawn
+            self._looks.set(np.zeros(1, np.int64), nominal(1) if drawn is None else drawn)
+            if (xy := self.object_xy) is not None:
+                self._object_pose = object_rest_pose(xy, *self._yaw_and_size())
+        self._looks.steps[:] = picture
 
     def move_gripper(self, xy: tuple[float, float], height: float = c.HOVER_HEIGHT) -> None:
         """Move the gripper to x, y and z in metres; out of reach is an InputError."""
@@ -141,7 +170,7 @@ class HoverScene(Closing):
             raise ConfigError("This scene is closed; expected an open one. Make a new scene.")
         if self._camera is None:
             self._camera = make_camera(self.camera_spec)
-        return self._camera.render(self._joints, self._object_pose)
+        return self._camera.render(self._joints, self._object_pose, self._looks)
 
     def close(self) -> None:
         """Free the camera and the physics client."""
@@ -150,14 +179,24 @@ class HoverScene(Closing):
             if part is not None:
                 part.close()
 
+    def _yaw_and_size(self) -> tuple[float, float]:
+        if self._drawn is None:
+            return 0.0, 1.0
+        return float(self._drawn["object_yaw"][0]), float(self._drawn["object_size"][0])
+
     def _move(self, dynamics: ArmDynamics, target: Array) -> None:
         dynamics.move(target)
         self._joints = dynamics.joints()
         self._object_pose = dynamics.object_pose()
 
 
-def object_rest_pose(xy: tuple[float, float]) -> NDArray[np.float64]:
+def object_rest_pose(
+    xy: tuple[float, float], yaw: float = 0.0, size: float = 1.0
+) -> NDArray[np.float64]:
     """Return the ``(4, 4)`` world pose of the object's base at rest at ``xy`` (metres).
+
+    ``yaw`` turns the object about the vertical through its base, in degrees. Another ``size`` lies
+    on the table too; the pose has a rotation and no size.
 
     As PyBullet's ``getBasePositionAndOrientation`` reports it: of the object's centre of mass, in
     this URDF also the origin of its link frame. Measured by dropping the object at (0.65, -0.30,
@@ -168,8 +207,18 @@ def object_rest_pose(xy: tuple[float, float]) -> NDArray[np.float64]:
     pose = np.eye(4)
     pose[0, 0], pose[0, 2] = cos, sin
     pose[2, 0], pose[2, 2] = -sin, cos
-    pose[:3, 3] = (xy[0], xy[1], OBJECT_REST_HEIGHT)
+    pose[:3, :3] = _yawed(yaw) @ pose[:3, :3]
+    height = OBJECT_REST_HEIGHT + (size - 1.0) * (OBJECT_REST_HEIGHT - c.TABLE_TOP)
+    pose[:3, 3] = (xy[0], xy[1], height)
     return pose
+
+
+def _yawed(degrees: float) -> Array:
+    """Return the ``(3, 3)`` rotation about the vertical."""
+    turn = np.eye(3)
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    turn[:2, :2] = [[cos, -sin], [sin, cos]]
+    return turn
 
 
 def _pair(xy: tuple[float, float], what: str) -> tuple[float, float]:

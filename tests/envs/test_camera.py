@@ -15,7 +15,8 @@ from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.bullet import pybullet_data_folder, quaternion
-from vinoreward_envs.camera.fast import FastCamera, background
+from vinoreward_envs.camera.baked import background
+from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.spec import Camera, CameraSpec, clip_matrix, view_matrix
 from vinoreward_envs.scene import make_camera, object_rest_pose
 

@@ -2,7 +2,7 @@
 
 Needs pybullet, scipy and the package ``fast-simplification``; run as
 ``python -m vinoreward_training.bake``. Everything that draws reads the baked files instead
-(:mod:`vinoreward_envs.camera.fast` says what is in them).
+(:mod:`vinoreward_envs.camera.baked` says what is in them).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.files import write_bytes
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera.fast import MESH_LINKS, scene_path, texels
+from vinoreward_envs.camera.baked import MESH_LINKS, scene_path, texels
 
 FloatArray = NDArray[np.float64]
 

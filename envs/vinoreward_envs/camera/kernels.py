@@ -20,9 +20,21 @@ NEARNESS_SCALE = 2.0**28
 _SCALE = wp.constant(wp.float64(NEARNESS_SCALE))
 _ID_BITS = wp.constant(wp.uint64(32))
 _ID_MASK = wp.constant(wp.uint64(0xFFFFFFFF))
+_OBJECT = wp.constant(13)
+"""The body whose colour differs between scenes."""
 _MIN_DOUBLE_AREA = wp.constant(0.01)
 # Metres behind a triangle's plane from which the camera surely sees its back: rounding is less.
 _BEHIND = wp.constant(-1.0e-4)
+
+
+@wp.struct
+class Look:
+    """How one scene looks; :class:`~vinoreward_envs.camera.looks.Looks` fills it."""
+
+    direction: wp.vec3
+    gain: wp.vec3
+    colour: wp.vec3ub
+    background: wp.int32
 
 
 @wp.func
@@ -99,6 +111,22 @@ def fill(
 
 
 @wp.func
+def lit(colour: wp.vec3ub, gain: wp.vec3) -> wp.vec3ub:
+    """Return a colour times a gain for each of red, green and blue."""
+    return wp.vec3ub(
+        wp.uint8(wp.min(float(colour[0]) * gain[0], 255.0)),
+        wp.uint8(wp.min(float(colour[1]) * gain[1], 255.0)),
+        wp.uint8(wp.min(float(colour[2]) * gain[2], 255.0)),
+    )
+
+
+@wp.func
+def behind(won: wp.uint64, nearness: float) -> bool:
+    """Return whether a pixel's nearest triangle, if any, is behind the background there."""
+    return won == wp.uint64(0) or (won >> _ID_BITS) < wp.uint64(wp.float64(nearness) * _SCALE)
+
+
+@wp.func
 def shaded(
     row: int,
     column: int,
@@ -109,9 +137,10 @@ def shaded(
     normal_b: wp.vec3,
     normal_c: wp.vec3,
     rotation: wp.mat33,
-    direction: wp.vec3,
+    look: Look,
     strength: wp.vec3,
-    colour: wp.vec3ub,
+    link: int,
+    own_colour: wp.vec3ub,
 ) -> wp.vec3ub:
     """Return the colour of a pixel of a triangle with these corners and normals."""
     x = float(column)
@@ -120,14 +149,13 @@ def shaded(
     v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * b[2]
     w = ((b[0] - x) * (a[1] - y) - (a[0] - x) * (b[1] - y)) * c[2]
     normal = wp.normalize(rotation * (u * normal_a + v * normal_b + w * normal_c))
-    facing = wp.dot(normal, direction)
-    mirrored = wp.max(2.0 * facing * normal[2] - direction[2], 0.0)
+    facing = wp.dot(normal, look.direction)
+    mirrored = wp.max(2.0 * facing * normal[2] - look.direction[2], 0.0)
     brightness = strength[0] + strength[1] * wp.max(facing, 0.0) + strength[2] * mirrored * mirrored
-    return wp.vec3ub(
-        wp.uint8(wp.min(float(colour[0]) * brightness, 255.0)),
-        wp.uint8(wp.min(float(colour[1]) * brightness, 255.0)),
-        wp.uint8(wp.min(float(colour[2]) * brightness, 255.0)),
-    )
+    colour = own_colour
+    if link == _OBJECT:
+        colour = look.colour
+    return lit(colour, brightness * look.gain)
 
 
 @wp.kernel
@@ -177,28 +205,30 @@ def shade_pixels(
     colours: wp.array(dtype=wp.vec3ub),
     rotations: wp.array2d(dtype=wp.mat33),
     screen: wp.array2d(dtype=wp.vec3),
-    direction: wp.vec3,
+    looks: wp.array(dtype=Look),
     strength: wp.vec3,
-    background: wp.array2d(dtype=wp.vec3ub),
-    background_depth: wp.array2d(dtype=wp.uint64),
+    backgrounds: wp.array3d(dtype=wp.vec3ub),
+    nearness: wp.array3d(dtype=float),
     depth: wp.array3d(dtype=wp.uint64),
     picture: wp.array3d(dtype=wp.vec3ub),
 ):
     """Colour each pixel ``(B, H, W)`` and make its depth ready for the next picture."""
     scene, row, column = wp.tid()
-    won = depth[scene, row, column] & _ID_MASK
-    if won == wp.uint64(0):
-        picture[scene, row, column] = background[row, column]
+    look = looks[scene]
+    won = depth[scene, row, column]
+    depth[scene, row, column] = wp.uint64(0)
+    if behind(won, nearness[look.background, row, column]):
+        picture[scene, row, column] = backgrounds[look.background, row, column]
         return
-    depth[scene, row, column] = background_depth[row, column]
-    t = int(won) - 1
+    t = int(won & _ID_MASK) - 1
     face = faces[t]
     corners = normal_faces[t]
+    link = int(face_links[t])
     picture[scene, row, column] = shaded(
         row, column,
         screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
         normals[corners[0]], normals[corners[1]], normals[corners[2]],
-        rotations[scene, int(face_links[t])], direction, strength, colours[t],
+        rotations[scene, link], look, strength, link, colours[t],
     )  # fmt: skip
 
 
@@ -217,18 +247,19 @@ def draw_scenes(
     eyes: wp.array2d(dtype=wp.vec3),
     seen: wp.array2d(dtype=wp.uint8),
     near: float,
-    direction: wp.vec3,
+    looks: wp.array(dtype=Look),
     strength: wp.vec3,
-    background: wp.array2d(dtype=wp.vec3ub),
-    background_depth: wp.array2d(dtype=wp.uint64),
+    backgrounds: wp.array3d(dtype=wp.vec3ub),
+    nearness: wp.array3d(dtype=float),
     screen: wp.array(dtype=wp.vec3),
     depth: wp.array3d(dtype=wp.uint64),
     picture: wp.array3d(dtype=wp.vec3ub),
 ):
     """Draw scenes ``(B,)`` one after the other; ``screen`` and ``depth`` are of one scene."""
     scene = wp.tid()
-    height = background.shape[0]
-    width = background.shape[1]
+    look = looks[scene]
+    height = backgrounds.shape[1]
+    width = backgrounds.shape[2]
     for link in range(ranges.shape[0]):
         if seen[scene, link] != wp.uint8(0):
             span = ranges[link]
@@ -246,16 +277,110 @@ def draw_scenes(
                     )  # fmt: skip
     for row in range(height):
         for column in range(width):
-            won = depth[0, row, column] & _ID_MASK
+            won = depth[0, row, column]
             if won == wp.uint64(0):
-                picture[scene, row, column] = background[row, column]
+                picture[scene, row, column] = backgrounds[look.background, row, column]
             else:
-                depth[0, row, column] = background_depth[row, column]
-                t = int(won) - 1
-                face = faces[t]
-                corners = normal_faces[t]
-                picture[scene, row, column] = shaded(
-                    row, column, screen[face[0]], screen[face[1]], screen[face[2]],
-                    normals[corners[0]], normals[corners[1]], normals[corners[2]],
-                    rotations[scene, int(face_links[t])], direction, strength, colours[t],
-                )  # fmt: skip
+                depth[0, row, column] = wp.uint64(0)
+                if behind(won, nearness[look.background, row, column]):
+                    picture[scene, row, column] = backgrounds[look.background, row, column]
+                else:
+                    t = int(won & _ID_MASK) - 1
+                    face = faces[t]
+                    corners = normal_faces[t]
+                    link = int(face_links[t])
+                    picture[scene, row, column] = shaded(
+                        row, column, screen[face[0]], screen[face[1]], screen[face[2]],
+                        normals[corners[0]], normals[corners[1]], normals[corners[2]],
+                        rotations[scene, link], look, strength, link, colours[t],
+                    )  # fmt: skip
+
+
+@wp.func
+def wrapped(x: float, size: int, mirrored: bool) -> int:
+    """Return the place 0 to size - 1 of a texture's coordinate, which repeats after 1.
+
+    Mirrored, every other time, a texture has no seams.
+    """
+    whole = below(x)
+    part = x - float(whole)
+    if mirrored and (whole & 1) != 0:
+        part = 1.0 - part
+    return wp.min(int(part * float(size)), size - 1)
+
+
+@wp.kernel
+def draw_backgrounds(
+    rows: wp.array(dtype=wp.int32),
+    order: wp.array2d(dtype=wp.int32),
+    weights: wp.array2d(dtype=wp.mat33),
+    texels: wp.array2d(dtype=wp.mat33),
+    gains: wp.array2d(dtype=wp.vec3),
+    on_table: wp.array(dtype=wp.uint8),
+    farthest: float,
+    floor_texture: wp.array2d(dtype=wp.vec3ub),
+    table_texture: wp.array2d(dtype=wp.vec3ub),
+    backgrounds: wp.array3d(dtype=wp.vec3ub),
+    nearness: wp.array3d(dtype=float),
+):
+    """Draw rows of pixels ``(K, H)`` of table and floor, the triangles in a scene's ``order``.
+
+    ``weights`` times (column, row, 1) are a triangle's three corner weights over the distance, and
+    ``texels`` times these the place in the texture over the distance. ``order`` ends with -1. The
+    nearest is kept.
+    """
+    scene, row = wp.tid()
+    target = rows[scene]
+    width = backgrounds.shape[2]
+    y = float(row)
+    for column in range(width):
+        nearness[target, row, column] = 0.0
+        backgrounds[target, row, column] = wp.vec3ub(wp.uint8(255), wp.uint8(255), wp.uint8(255))
+    for i in range(order.shape[1]):
+        t = order[scene, i]
+        if t < 0:
+            break
+        weight = weights[scene, t]
+        # Columns of this row that the triangle covers.
+        low = float(0.0)  # noqa: UP018  (Warp: a number that changes in a loop)
+        high = float(width - 1)
+        for edge in range(3):
+            slope = weight[edge, 0]
+            offset = weight[edge, 1] * y + weight[edge, 2]
+            if slope > 0.0:
+                low = wp.max(low, -offset / slope)
+            elif slope < 0.0:
+                high = wp.min(high, -offset / slope)
+            elif offset < 0.0:
+                high = -1.0
+        start = weight * wp.vec3(0.0, y, 1.0)
+        along = weight * wp.vec3(1.0, 0.0, 0.0)
+        near_start = start[0] + start[1] + start[2]
+        near_along = along[0] + along[1] + along[2]
+        uv_start = texels[scene, t] * start
+        uv_along = texels[scene, t] * along
+        gain = gains[scene, t]
+        # Neither is beyond what a whole number holds.
+        first = above(wp.min(low, float(width)))
+        last = below(wp.max(high, -1.0))
+        for column in range(first, last + 1):
+            x = float(column)
+            near = near_start + near_along * x
+            if near > nearness[target, row, column] and near > farthest:
+                nearness[target, row, column] = near
+                u = (uv_start[0] + uv_along[0] * x) / near
+                v = (uv_start[1] + uv_along[1] * x) / near
+                # v points up.
+                if on_table[t] == wp.uint8(0):
+                    height = floor_texture.shape[0]
+                    colour = floor_texture[
+                        height - 1 - wrapped(v, height, False),
+                        wrapped(u, floor_texture.shape[1], False),
+                    ]
+                else:
+                    height = table_texture.shape[0]
+                    colour = table_texture[
+                        height - 1 - wrapped(v, height, True),
+                        wrapped(u, table_texture.shape[1], True),
+                    ]
+                backgrounds[target, row, column] = lit(colour, gain)

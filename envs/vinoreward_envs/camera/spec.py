@@ -17,10 +17,12 @@ from vinoreward_envs import constants as c
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
+    from vinoreward_envs.camera.looks import Looks
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Pixels = NDArray[np.uint8]
+Rows = NDArray[np.int64]
 Renderer = Literal["fast", "tiny"]
 Mesh = Literal["full", "20"]
 
@@ -86,12 +88,18 @@ class Camera(Closing):
         self._open = True
 
     def render_batch(
-        self, joints: ArrayLike, object_poses: ArrayLike, present: ArrayLike
+        self,
+        joints: ArrayLike,
+        object_poses: ArrayLike,
+        present: ArrayLike,
+        looks: Looks | None = None,
+        rows: ArrayLike | None = None,
     ) -> Pixels:
         """Draw ``B`` scenes as ``(B, height, width, 3)`` uint8 RGB, owned by the caller.
 
         ``joints`` are ``(B, 9)`` in radians and metres; ``object_poses`` ``(B, 4, 4)``, ignored
-        where the object is not ``present``, ``(B,)`` bool.
+        where the object is not ``present``, ``(B,)`` bool. ``rows``, ``(B,)`` whole numbers, say
+        which of ``looks`` each scene has, by default in order; None: all look as always.
         """
         q = np.asarray(joints, dtype=np.float64)
         poses = np.asarray(object_poses, dtype=np.float64)
@@ -112,17 +120,26 @@ class Camera(Closing):
             raise ConfigError(
                 "Found a closed camera; expected an open one. Make a new one with make_camera()."
             )
-        return self._draw(q, poses, shown)
+        if looks is None:
+            return self._draw(q, poses, shown, None, np.zeros(count, np.int64))
+        which = np.arange(count) if rows is None else np.asarray(rows, np.int64)
+        pictures = self._draw(q, poses, shown, looks, which)
+        looks.add_noise(pictures, which)
+        return pictures
 
     @abc.abstractmethod
-    def _draw(self, joints: Floats, poses: Floats, shown: Flags) -> Pixels:
-        """Draw ``B`` scenes of checked arguments."""
+    def _draw(
+        self, joints: Floats, poses: Floats, shown: Flags, looks: Looks | None, rows: Rows
+    ) -> Pixels:
+        """Draw ``B`` scenes of checked arguments, without noise."""
 
-    def render(self, joints: ArrayLike, object_pose: ArrayLike | None) -> Pixels:
+    def render(
+        self, joints: ArrayLike, object_pose: ArrayLike | None, looks: Looks | None = None
+    ) -> Pixels:
         """Draw one scene of ``(9,)`` joints and a ``(4, 4)`` pose; None: without the object."""
         pose = np.eye(4) if object_pose is None else np.asarray(object_pose, dtype=np.float64)
         picture: Pixels = self.render_batch(
-            np.asarray(joints, dtype=np.float64)[None], pose[None], [object_pose is not None]
+            np.asarray(joints, dtype=np.float64)[None], pose[None], [object_pose is not None], looks
         )[0]
         return picture
 
@@ -162,9 +179,26 @@ def view_matrix() -> Floats:
     return view
 
 
-def clip_matrix(height: int, width: int) -> Floats:
-    """Return the ``(4, 4)`` matrix from the world to clip space, as OpenGL defines it."""
-    scale = 1.0 / math.tan(math.radians(c.CAMERA_FOV) / 2.0)
+def moved_view(position: Floats, rotation: Floats) -> Floats:
+    """Return the ``(4, 4)`` view matrix of a camera that was moved by ``(3,)`` metres in the world
+    and then panned, tilted and rolled by ``(3,)`` degrees."""
+    view = view_matrix()
+    turned = view[:3, :3]
+    for axis, degrees in zip((1, 0, 2), rotation.tolist(), strict=True):
+        cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+        turn = np.eye(3)
+        first, second = (axis + 1) % 3, (axis + 2) % 3
+        turn[[first, second], [first, second]] = cos
+        turn[first, second], turn[second, first] = sin, -sin
+        turned = turn @ turned
+    view[:3, :3] = turned
+    view[:3, 3] = -turned @ (camera_eye() + position)
+    return view
+
+
+def projection_matrix(height: int, width: int, field_of_view: float = c.CAMERA_FOV) -> Floats:
+    """Return the ``(4, 4)`` matrix from the camera to clip space for degrees from top to bottom."""
+    scale = 1.0 / math.tan(math.radians(field_of_view) / 2.0)
     near, far = c.CAMERA_NEAR, c.CAMERA_FAR
     projection = np.zeros((4, 4))
     projection[0, 0] = scale * height / width
@@ -172,7 +206,34 @@ def clip_matrix(height: int, width: int) -> Floats:
     projection[2, 2] = (far + near) / (near - far)
     projection[2, 3] = 2.0 * far * near / (near - far)
     projection[3, 2] = -1.0
-    return np.asarray(projection @ view_matrix())
+    return projection
+
+
+def clip_matrix(height: int, width: int) -> Floats:
+    """Return the ``(4, 4)`` matrix from the world to clip space, as OpenGL defines it."""
+    return np.asarray(projection_matrix(height, width) @ view_matrix())
+
+
+def screen_matrix(height: int, width: int, clip: Floats | None = None) -> Floats:
+    """Return the ``(4, 4)`` matrix from the world to (column, row, depth, 1) times the distance.
+
+    ``clip`` is that of a camera elsewhere.
+    """
+    viewport = np.eye(4)
+    viewport[0, 0] = viewport[0, 3] = width / 2.0
+    # TinyRenderer counts rows upwards from 0; the picture's row 0 is its row height - 1.
+    viewport[1, 1] = -height / 2.0
+    viewport[1, 3] = height / 2.0 - 1.0
+    return np.asarray(viewport @ (clip_matrix(height, width) if clip is None else clip))
+
+
+def in_view(on_screen: Floats, spec: CameraSpec) -> Flags:
+    """Return ``(...)``: false for points ``(..., 4, P)``, as :func:`screen_matrix` gives them, that
+    are all beyond one edge of the picture, or nearer than the camera sees."""
+    x, y, w = on_screen[..., 0, :], on_screen[..., 1, :], on_screen[..., 3, :]
+    right, bottom = spec.width - 1.0, spec.height - 1.0
+    inside = np.stack([x >= 0.0, x <= right * w, y >= 0.0, y <= bottom * w, w >= c.CAMERA_NEAR])
+    return np.asarray(inside.any(axis=-1).all(axis=0))
 
 
 def camera_spec(

@@ -1,0 +1,182 @@
+"""What the baked files hold: the meshes that move, and table and floor behind them."""
+
+from __future__ import annotations
+
+import functools
+import io
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ModelNotFoundError
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera.spec import LIGHT, Floats, Pixels, clip_matrix
+
+MESH_LINKS: Final = 14
+"""Bodies that move: 0 is the arm's base, 1-12 PyBullet's links 0-11, 13 the object."""
+OBJECT_LINK: Final = MESH_LINKS - 1
+# TinyRenderer's light, as PyBullet sets it by default.
+AMBIENT: Final = 0.6
+DIFFUSE: Final = 0.35
+SPECULAR: Final = 0.05
+
+
+@dataclass(frozen=True)
+class SceneMesh:
+    """All moving triangles, in the frames of their links; arrays are read-only."""
+
+    positions: NDArray[np.float32]
+    """``(V, 3)`` metres."""
+    links: Pixels
+    """``(V,)`` the body each vertex belongs to, 0 to 13; vertices are sorted by it."""
+    normals: NDArray[np.float32]
+    """``(N, 3)`` unit vectors."""
+    faces: NDArray[np.int32]
+    """``(T, 3)`` vertices of each triangle, counter-clockwise from outside."""
+    normal_faces: NDArray[np.int32]
+    """``(T, 3)`` normals of each triangle's corners."""
+    colours: Pixels
+    """``(T, 3)`` RGB before lighting."""
+
+
+class Background(NamedTuple):
+    """Table and floor as the camera sees them; arrays are read-only."""
+
+    picture: Pixels
+    """``(H, W, 3)`` RGB."""
+    nearness: NDArray[np.float32]
+    """``(H, W)`` one over the distance along the camera's axis, 1/m; 0 where there is nothing."""
+
+
+def scene_path(level: str) -> Path:
+    """Return the path of a baked file: level ``"full"``, ``"20"`` or ``"background"``."""
+    return Path(str(resources.files("vinoreward_assets"))) / f"scene-{level}.npz"
+
+
+@functools.lru_cache(maxsize=4)
+def _arrays(level: str) -> dict[str, NDArray[Any]]:
+    path = scene_path(level)
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"Found no {path}; expected a baked scene file, which ships with vinoreward. "
+            "Reinstall vinoreward; in its repository, python -m vinoreward_training.bake "
+            "makes it."
+        )
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    for array in arrays.values():
+        array.setflags(write=False)
+    return arrays
+
+
+@functools.lru_cache(maxsize=4)
+def scene_mesh(level: str) -> SceneMesh:
+    """Return the moving meshes at a level, ``"full"`` or ``"20"`` (percent of the triangles)."""
+    stored = _arrays(level)
+    normals = stored["normals"].astype(np.float32) / np.float32(32767.0)
+    normals.setflags(write=False)
+    return SceneMesh(**{**stored, "normals": normals})
+
+
+@dataclass(frozen=True)
+class BackgroundMesh:
+    """Triangles of table and floor, in the world, nearest to a camera above the table first."""
+
+    positions: Floats
+    """``(T, 3, 3)`` metres."""
+    normals: Floats
+    """``(T, 3)`` unit vectors."""
+    uv: Floats
+    """``(T, 3, 2)`` places in the texture."""
+    on_table: NDArray[np.bool_]
+    """``(T,)`` whether a triangle has the table's texture, else the floor's."""
+    grain: Floats
+    """``(2, 2)`` from metres along x and y on the table's top to places in its texture."""
+
+
+@functools.lru_cache(maxsize=1)
+def background_mesh() -> BackgroundMesh:
+    """Return the triangles of table and floor."""
+    stored = _arrays("background")
+    position = stored["background_positions"]
+    order = np.argsort(-position[..., 2].min(axis=1), kind="stable")
+    uv = stored["background_uv"][order]
+    position = position[order]
+    # The first triangle is of the table's top; its sides in the world and in the texture.
+    sides, grain = np.diff(position[0, :, :2], axis=0), np.diff(uv[0], axis=0)
+    return BackgroundMesh(
+        position,
+        stored["background_normals"][order, 0],
+        uv,
+        stored["background_texture"][order] == 1,
+        np.linalg.solve(sides, grain).T,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def textures() -> tuple[Pixels, Pixels]:
+    """Return the floor's and the table's texture, ``(H, W, 3)`` RGB."""
+    return _texture("texture_0"), _texture("texture_1")
+
+
+def _texture(name: str) -> Pixels:
+    from PIL import Image
+
+    data = _arrays("background")[name].tobytes()
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+@functools.lru_cache(maxsize=8)
+def background(height: int, width: int) -> Background:
+    """Draw table and floor at a size in pixels, sampled and lit as TinyRenderer does."""
+    stored = _arrays("background")
+    clip = clip_matrix(height, width)
+    # TinyRenderer samples at the pixels' lower left corners, not at their centres.
+    x = 2.0 * np.arange(width) / width - 1.0
+    y = 2.0 * (height - 1 - np.arange(height)) / height - 1.0
+    ray = np.stack([*np.meshgrid(x, y), np.ones((height, width))])
+    picture = np.full((height, width, 3), 255, dtype=np.uint8)
+    nearness = np.zeros((height, width))
+    for i, position in enumerate(stored["background_positions"]):
+        # Each corner's weight over its distance is linear on the screen: no clipping needed.
+        corner = clip @ np.concatenate([position, np.ones((3, 1))], axis=1).T
+        square = corner[[0, 1, 3]]
+        # A triangle seen from behind or edge on is not drawn.
+        if np.linalg.det(square) <= 0.0:
+            continue
+        weight = np.einsum("cx,xhw->chw", np.linalg.inv(square), ray)
+        near = weight.sum(axis=0)
+        nearest = (weight >= 0.0).all(axis=0) & (near >= nearness) & (near > 1.0 / c.CAMERA_FAR)
+        share = (weight[:, nearest] / near[nearest]).T
+        colour = texels(
+            textures()[stored["background_texture"][i]], share @ stored["background_uv"][i]
+        )
+        brightness = _light(stored["background_normals"][i, 0])
+        picture[nearest] = (colour * brightness).astype(np.uint8)
+        nearness[nearest] = near[nearest]
+    drawn = Background(picture, nearness.astype(np.float32))
+    for array in drawn:
+        array.setflags(write=False)
+    return drawn
+
+
+def texels(texture: Pixels, uv: Floats) -> Pixels:
+    """Return the nearest colours ``(N, 3)`` at ``(N, 2)`` coordinates, v pointing up, wrapped."""
+    height, width = texture.shape[:2]
+    wrapped = uv - np.floor(uv)
+    column = np.minimum((wrapped[:, 0] * width).astype(int), width - 1)
+    row = np.minimum((wrapped[:, 1] * height).astype(int), height - 1)
+    return np.asarray(texture[height - 1 - row, column])
+
+
+def _light(normal: Floats) -> float:
+    """Return TinyRenderer's brightness of a surface with this unit normal ``(3,)``."""
+    direction = np.array(LIGHT) / np.linalg.norm(LIGHT)
+    facing = float(normal @ direction)
+    mirrored = float(2.0 * facing * normal[2] - direction[2])
+    return AMBIENT + DIFFUSE * max(facing, 0.0) + SPECULAR * max(mirrored, 0.0) ** 2

@@ -1,0 +1,203 @@
+"""How scenes look that differ in light, camera, object, table and noise.
+
+What is costly to draw, table and floor as the camera sees them, is kept from picture to picture.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera.baked import (
+    AMBIENT,
+    DIFFUSE,
+    SPECULAR,
+    background,
+    background_mesh,
+    textures,
+)
+from vinoreward_envs.camera.spec import (
+    LIGHT,
+    CameraSpec,
+    Floats,
+    Pixels,
+    Rows,
+    camera_eye,
+    in_view,
+    moved_view,
+    projection_matrix,
+    screen_matrix,
+)
+from vinoreward_envs.randomization import Drawn, nominal, normals
+
+OBJECT_COLOUR: Final = (10, 17, 232)
+"""RGB of the object before lighting."""
+_OF_BACKGROUND: Final = (
+    "light", "light_direction", "colour_cast", "camera_position", "camera_rotation",
+    "field_of_view", "table_tint", "table_shift",
+)  # fmt: skip
+_STARTS: Final = 1 << 16
+"""Places in the table of noise where a picture may begin."""
+_NEXT: Final = 7919
+"""Numbers further on begins the noise of the next picture."""
+_UNIT, _STEPS = 32, 8
+"""Noise is kept in such parts of its deviation, and deviations have so many steps to a grey level:
+whole numbers of 16 bits, which a processor adds many at a time."""
+
+
+class Looks:
+    """Looks of ``count`` scenes, by row; at first they look as always.
+
+    Rows may be drawn, and their backgrounds with them, by several threads, each row by one.
+    """
+
+    def __init__(self, spec: CameraSpec, count: int) -> None:
+        self._spec = spec
+        self.drawn = nominal(count)
+        """``(count,)`` what each episode drew."""
+        self.steps: Rows = np.zeros(count, np.int64)
+        """``(count,)`` number of the picture in its episode: another one has other noise."""
+        self.eyes = np.tile(camera_eye(), (count, 1))
+        """``(count, 3)`` where the camera stands, in metres."""
+        self.screens = np.tile(screen_matrix(spec.height, spec.width), (count, 1, 1))
+        """``(count, 4, 4)`` from the world to column, row, depth and 1, times the distance."""
+        self.directions = np.tile(np.array(LIGHT) / np.linalg.norm(LIGHT), (count, 1))
+        """``(count, 3)`` unit vectors towards the light."""
+        self.gains = np.ones((count, 3))
+        """``(count, 3)`` of red, green and blue."""
+        self.colours = np.tile(np.array(OBJECT_COLOUR, np.uint8), (count, 1))
+        """``(count, 3)`` of the object, before lighting."""
+        self.backgrounds = np.zeros(count, np.int32)
+        """``(count,)`` which of the pictures of table and floor: 0, or the row + 1."""
+        self._stale = np.zeros(count, np.bool_)
+        self.pool: tuple[Any, Any] | None = None
+        """Warp's arrays ``(count + 1, H, W)`` of table and floor: colours, and one over the
+        distance along the camera's axis; the first is :func:`.background`."""
+
+    def set(self, rows: Rows, drawn: Drawn) -> None:
+        """Let ``(K,)`` rows look as their episodes drew."""
+        self.drawn[rows] = drawn
+        always = nominal(1)[0]
+        plain = np.ones(len(rows), np.bool_)
+        for name in _OF_BACKGROUND:
+            same = drawn[name] == always[name]
+            plain &= same if same.ndim == 1 else same.all(axis=1)
+        height, width = self._spec.height, self._spec.width
+        for row, one in zip(rows.tolist(), drawn, strict=True):
+            view = moved_view(one["camera_position"], one["camera_rotation"])
+            projection = projection_matrix(height, width, float(one["field_of_view"]))
+            self.screens[row] = screen_matrix(height, width, projection @ view)
+            self.eyes[row] = camera_eye() + one["camera_position"]
+            self.directions[row] = _direction(*one["light_direction"].tolist())
+        cast = drawn["colour_cast"]
+        self.gains[rows] = drawn["light"][:, None] * np.stack([1 + cast, 1 + 0 * cast, 1 - cast], 1)
+        share = drawn["object_colour"][:, None]
+        mixed = (1 - share) * np.array(OBJECT_COLOUR) + share * 255.0 * drawn["another_colour"]
+        self.colours[rows] = np.rint(mixed)
+        self.backgrounds[rows] = np.where(plain, 0, rows + 1)
+        self._stale[rows] = ~plain
+
+    def add_noise(self, pictures: Pixels, rows: Rows) -> None:
+        """Add the sensor's noise to ``(K, H, W, 3)`` pictures of these rows."""
+        strength = np.rint(_STEPS * self.drawn["sensor_noise"][rows]).astype(np.int16)
+        if not strength.any():
+            return
+        at = (_STARTS * self.drawn["picture_noise_at"][rows]).astype(np.int64)
+        at = (at + _NEXT * self.steps[rows]) % _STARTS
+        flat = pictures.reshape(len(pictures), -1)
+        table = _noise(_STARTS + flat.shape[1])
+        for picture, times, start in zip(flat, strength, at.tolist(), strict=True):
+            if times:
+                noise = table[start : start + len(picture)] * times
+                # Rounded, not cut: the mean of a picture stays.
+                noise += _UNIT * _STEPS // 2
+                noise >>= (_UNIT * _STEPS).bit_length() - 1
+                noise += picture
+                np.clip(noise, 0, 255, out=noise)
+                picture[:] = noise
+
+    def open(self, warp: Any, device: str) -> None:
+        """Make room for the backgrounds on the device, unless there is some."""
+        if self.pool is not None:
+            return
+        drawn, size = background(self._spec.height, self._spec.width), len(self._stale) + 1
+        shape = (size, self._spec.height, self._spec.width)
+        colours = np.zeros((*shape, 3), np.uint8)
+        nearness = np.zeros(shape, np.float32)
+        colours[0], nearness[0] = drawn.picture, drawn.nearness
+        self.pool = (
+            warp.array(colours, dtype=warp.vec3ub, device=device),
+            warp.array(nearness, dtype=warp.float32, device=device),
+        )
+        self._textures = [
+            warp.array(texture, dtype=warp.vec3ub, device=device) for texture in textures()
+        ]
+        on_table = background_mesh().on_table.astype(np.uint8)
+        self._on_table = warp.array(on_table, dtype=warp.uint8, device=device)
+
+    def draw_backgrounds(self, warp: Any, device: str, rows: Rows) -> None:
+        """Draw table and floor anew for those of ``rows`` that look otherwise than before."""
+        rows = rows[self._stale[rows]]
+        if not len(rows):
+            return
+        from vinoreward_envs.camera import kernels
+
+        mesh = background_mesh()
+        corner = np.concatenate([mesh.positions, np.ones((len(mesh.positions), 3, 1))], axis=2)
+        # (K, T, 4, 3): column, row, depth and 1, times the distance, of each triangle's corners.
+        on_screen = np.einsum("kij,tcj->ktic", self.screens[rows], corner)
+        a, b, d = (on_screen[..., [0, 1, 3], i] for i in range(3))
+        adjugate = np.stack([np.cross(b, d), np.cross(d, a), np.cross(a, b)], axis=2)
+        area = (adjugate[..., 0, :] * a).sum(axis=-1)
+        # Rows count downwards: what is seen from its front has a negative area.
+        seen = (area < 0.0) & in_view(on_screen, self._spec)
+        weights = adjugate / np.where(seen, area, 1.0)[..., None, None]
+        order = np.argsort(~seen, axis=1, kind="stable")
+        order = np.where(np.take_along_axis(seen, order, axis=1), order, -1)
+
+        drawn = self.drawn[rows]
+        facing = self.directions[rows] @ mesh.normals.T
+        mirrored = 2.0 * facing * mesh.normals[:, 2] - self.directions[rows][:, 2:]
+        bright = AMBIENT + DIFFUSE * np.maximum(facing, 0) + SPECULAR * np.maximum(mirrored, 0) ** 2
+        gains = bright[..., None] * (self.gains[rows] * (1.0 + drawn["table_tint"]))[:, None]
+        texels = np.zeros((len(rows), len(mesh.uv), 3, 3))
+        texels[:, :, :2] = mesh.uv.transpose(0, 2, 1)
+        shift = drawn["table_shift"] @ mesh.grain.T
+        texels[:, :, :2] -= (shift[:, None] * mesh.on_table[:, None])[..., None]
+
+        def array(values: NDArray[Any], dtype: Any, kind: Any) -> Any:
+            return warp.array(values.astype(kind), dtype=dtype, device=device)
+
+        inputs = [
+            array(rows + 1, warp.int32, np.int32),
+            array(order[:, : int(seen.sum(axis=1).max(initial=0)) + 1], warp.int32, np.int32),
+            array(weights, warp.mat33, np.float32),
+            array(texels, warp.mat33, np.float32),
+            array(gains, warp.vec3, np.float32),
+            self._on_table, 1.0 / c.CAMERA_FAR, *self._textures, *(self.pool or ()),
+        ]  # fmt: skip
+        size = (len(rows), self._spec.height)
+        warp.launch(kernels.draw_backgrounds, size, inputs, device=device)
+        self._stale[rows] = False
+
+
+def _direction(turned: float, lowered: float) -> Floats:
+    """Return the light's direction turned about the vertical and lowered, in degrees."""
+    x, y, z = (np.array(LIGHT) / np.linalg.norm(LIGHT)).tolist()
+    if turned == lowered == 0.0:
+        return np.array([x, y, z])
+    azimuth = math.atan2(y, x) + math.radians(turned)
+    height = math.asin(z) - math.radians(lowered)
+    flat = math.cos(height)
+    return np.array([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
+
+
+@functools.lru_cache(maxsize=4)
+def _noise(count: int) -> NDArray[np.int16]:
+    """Return ``count`` normal numbers in parts of their deviation, at most four of it."""
+    return np.rint(_UNIT * np.clip(normals(count), -4.0, 4.0)).astype(np.int16)

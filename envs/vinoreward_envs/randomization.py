@@ -1,0 +1,237 @@
+"""What may differ between episodes of the hover task, and within which ranges.
+
+Ranges are plain data; an environment draws one set of values from them at each reset, with its own
+random numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError
+
+Range = tuple[float, float]
+"""Least and greatest value; equal ones do not vary."""
+Drawn = NDArray[np.void]
+"""Values of episodes, an array of :data:`VALUES`."""
+
+MAX_DELAY: Final = 9
+"""Steps; an episode has ten."""
+_LIMITS: Final[Mapping[str, tuple[int, float, float, str]]] = {
+    "light": (1, 0.0, 4.0, "a factor"),
+    "light_direction": (2, -60.0, 60.0, "degrees"),
+    "colour_cast": (1, -1.0, 1.0, "a share"),
+    "camera_position": (3, -0.2, 0.2, "metres"),
+    "camera_rotation": (3, -30.0, 30.0, "degrees"),
+    "field_of_view": (1, 20.0, 120.0, "degrees"),
+    "object_size": (1, 0.25, 2.0, "a factor"),
+    "object_colour": (1, 0.0, 1.0, "a share"),
+    "object_yaw": (1, -360.0, 360.0, "degrees"),
+    "table_tint": (3, -1.0, 1.0, "a share"),
+    "table_shift": (2, -1.0, 1.0, "metres"),
+    "sensor_noise": (1, 0.0, 25.0, "grey levels"),
+    "action_noise": (1, 0.0, 0.05, "metres"),
+    "action_delay": (1, 0, MAX_DELAY, "whole steps"),
+}
+"""Of each field: how many values an episode draws, their limits, and the unit."""
+_ALWAYS: Final = {"another_colour": 3, "picture_noise_at": 1, "action_noise_at": 1}
+"""What is drawn in [0, 1) whatever the ranges are, and how many values: the colour that is mixed
+into the object's, and where in the tables of noise an episode begins."""
+
+VALUES: Final = np.dtype(
+    [(name, np.float64, (many,) if many > 1 else ()) for name, (many, *_) in _LIMITS.items()]
+    + [(name, np.float64, (many,) if many > 1 else ()) for name, many in _ALWAYS.items()]
+)
+"""What one episode drew, a field for each of the ranges' and for what is always drawn."""
+DRAWS: Final = sum(many for many, *_ in _LIMITS.values()) + sum(_ALWAYS.values())
+"""Random numbers of one episode."""
+
+
+def _range(name: str, value: Any, least: float, most: float, unit: str) -> tuple[Any, Any]:
+    """Return a checked pair: of whole numbers for whole steps, else of floats."""
+    whole = unit == "whole steps"
+    try:
+        low, high = (float(end) for end in value)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    # NaN compares false, so this refuses it as well.
+    fits = least <= low <= high <= most and not isinstance(value, str | Mapping)
+    if not fits or (whole and not (low.is_integer() and high.is_integer())):
+        raise ConfigError(
+            f"Found {name}={value!r} in randomization; expected (low, high), {unit} from {least:g} "
+            f"to {most:g}, with low at most high. Pass such a pair."
+        )
+    return (int(low), int(high)) if whole else (low, high)
+
+
+@dataclass(frozen=True)
+class DomainRandomization:
+    """Ranges from which each episode draws its own light, camera, object, table and noise.
+
+    Each is ``(low, high)``, drawn uniformly; by default nothing varies. A pair of lists, as JSON
+    has them, will do as well.
+
+    Raises:
+        ConfigError: a low above its high, no finite number, or a value beyond what can be drawn.
+    """
+
+    light: Range = (1.0, 1.0)
+    """Brightness of the picture, a factor from 0 to 4."""
+    light_direction: Range = (0.0, 0.0)
+    """Degrees by which the light is turned about the vertical, and, drawn apart, lowered towards
+    the horizon; ±60."""
+    colour_cast: Range = (0.0, 0.0)
+    """Share by which red is up and blue is down, as under a warmer lamp; ±1."""
+    camera_position: Range = (0.0, 0.0)
+    """Metres by which the camera is moved along x, y and z, each drawn apart; ±0.2."""
+    camera_rotation: Range = (0.0, 0.0)
+    """Degrees by which the camera is panned, tilted and rolled, each drawn apart; ±30."""
+    field_of_view: Range = (60.0, 60.0)
+    """The camera's vertical field of view in degrees, 20 to 120."""
+    object_size: Range = (1.0, 1.0)
+    """Size of the object, a factor from 0.25 to 2; it still lies on the table."""
+    object_colour: Range = (0.0, 0.0)
+    """Share of another colour in the object's, from 0 (blue) to 1; any colour is as likely."""
+    object_yaw: Range = (0.0, 0.0)
+    """Degrees by which the object is turned about the vertical through its base; ±360."""
+    table_tint: Range = (0.0, 0.0)
+    """Share by which red, green and blue of table and floor are up, each drawn apart; ±1."""
+    table_shift: Range = (0.0, 0.0)
+    """Metres by which the table's grain is moved along x and y, each drawn apart; ±1."""
+    sensor_noise: Range = (0.0, 0.0)
+    """Standard deviation of the noise in each colour of each pixel, 0 to 25 grey levels."""
+    action_noise: Range = (0.0, 0.0)
+    """Standard deviation of where a move ends, along x and along y, 0 to 0.05 metres."""
+    action_delay: tuple[int, int] = (0, 0)
+    """Steps after which a move is made, 0 to 9; until the first the arm waits."""
+
+    def __post_init__(self) -> None:
+        """Take lists too, and refuse what cannot be drawn."""
+        for name, (_, least, most, unit) in _LIMITS.items():
+            object.__setattr__(self, name, _range(name, getattr(self, name), least, most, unit))
+
+    @property
+    def varies(self) -> bool:
+        """Whether anything is not as it is by default."""
+        return self != DomainRandomization()
+
+    def scaled(self, share: float) -> DomainRandomization:
+        """Return ranges brought towards the default: 0 is the default, 1 these ranges.
+
+        Raises:
+            ConfigError: a share below 0, no number, or so much above 1 that a limit is passed.
+        """
+        if not (isinstance(share, int | float | np.number) and 0 <= share < math.inf):
+            raise ConfigError(
+                f"Found {share!r} as a share of ranges; expected a number of at least 0, such as "
+                "0.5. Pass one."
+            )
+        scaled: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            nominal = field.default[0]
+            ends = [nominal + share * (end - nominal) for end in getattr(self, field.name)]
+            whole = isinstance(nominal, int)
+            scaled[field.name] = tuple(round(end) if whole else float(end) for end in ends)
+        return DomainRandomization(**scaled)
+
+    def as_dict(self) -> dict[str, list[float]]:
+        """Return plain data: what varies, for ``gym.make_vec(..., randomization=...)``."""
+        default = DomainRandomization()
+        names = (field.name for field in dataclasses.fields(self))
+        return {
+            name: list(getattr(self, name))
+            for name in names
+            if getattr(self, name) != getattr(default, name)
+        }
+
+    def draw(self, uniform: NDArray[np.float64]) -> Drawn:
+        """Return ``(K,)`` :data:`VALUES` for ``(K, DRAWS)`` random numbers in [0, 1)."""
+        drawn = np.empty(len(uniform), VALUES)
+        at = 0
+        for name in VALUES.names or ():
+            shape = drawn[name].shape
+            many = math.prod(shape[1:])
+            share = uniform[:, at : at + many].reshape(shape)
+            at += many
+            if name == "action_delay":
+                first, last = self.action_delay
+                drawn[name] = np.floor(first + share * (last - first + 1))
+            elif name in _LIMITS:
+                low, high = getattr(self, name)
+                drawn[name] = low + share * (high - low)
+            else:
+                drawn[name] = share
+        return drawn
+
+
+def nominal(count: int) -> Drawn:
+    """Return ``(count,)`` :data:`VALUES` of episodes in which nothing differs."""
+    return DomainRandomization().draw(np.zeros((count, DRAWS)))
+
+
+LAB: Final = DomainRandomization(
+    light=(0.7, 1.3),
+    light_direction=(-20.0, 20.0),
+    colour_cast=(-0.1, 0.1),
+    camera_position=(-0.01, 0.01),
+    camera_rotation=(-1.0, 1.0),
+    field_of_view=(59.0, 61.0),
+    object_size=(0.9, 1.1),
+    object_colour=(0.0, 0.3),
+    object_yaw=(-180.0, 180.0),
+    table_tint=(-0.1, 0.1),
+    table_shift=(-0.2, 0.2),
+    sensor_noise=(0.0, 6.0),
+    action_noise=(0.0, 0.003),
+    action_delay=(0, 1),
+)
+"""What a working day brings to a real lab: lamps and daylight, a camera that was bumped, other
+objects of a kind, any way round, another table, a cheap sensor, a slow link. ``"lab"`` names it."""
+
+
+def checked_randomization(
+    value: DomainRandomization | Mapping[str, Any] | str | None,
+) -> DomainRandomization:
+    """Return the ranges that are given as such, as plain data, or as ``"lab"``; None: no variation.
+
+    Raises:
+        ConfigError: something else, an unknown field, or ranges that cannot be.
+    """
+    if isinstance(value, DomainRandomization):
+        return value
+    if value is None:
+        return DomainRandomization()
+    if value == "lab":
+        return LAB
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f'Found randomization={value!r}; expected "lab", a DomainRandomization, or a table of '
+            "its fields such as {'light': (0.7, 1.3)}. Pass one of them."
+        )
+    unknown = sorted(set(map(str, value)) - set(_LIMITS))
+    if unknown:
+        raise ConfigError(
+            f"Found {', '.join(unknown)} in randomization; expected some of {', '.join(_LIMITS)}. "
+            "Correct the name, or leave it out."
+        )
+    return DomainRandomization(**value)
+
+
+@functools.lru_cache(maxsize=4)
+def normals(count: int) -> NDArray[np.float64]:
+    """Return a table of ``count`` standard normal numbers, always the same; read-only.
+
+    Noise is read from it, beginning where an episode drew: to draw it anew for each pixel would
+    cost more than to draw the picture.
+    """
+    table = np.random.default_rng(0x0153).standard_normal(count)
+    table.setflags(write=False)
+    return table
