@@ -13,6 +13,7 @@ from .rewards.precision import PrecisionBound
 from .rewards.success import SuccessDetector
 from .rewards.trust import TrustMonitor
 from .wrappers.batched import BatchedVecEnv
+from .wrappers.curriculum import RandomizationCurriculum
 from .wrappers.encoded import EncodedObservation
 from .wrappers.later import RewardLater
 from .wrappers.learned_reward import LearnedReward
@@ -40,6 +41,7 @@ __all__ = [
     "PictureInInfo",
     "Player",
     "PrecisionBound",
+    "RandomizationCurriculum",
     "RateAlarm",
     "RewardLater",
     "SearchSpace",

@@ -129,7 +129,7 @@ class TinyCamera(Camera):
     """Draws with TinyRenderer: slow (tens of milliseconds), the definition of the picture.
 
     It always draws the full meshes; ``spec.mesh`` only says which network the pictures are for.
-    Of looks it draws a moved camera, other light, and an object of another size and colour, but no
+    Of looks it draws a moved camera, light from elsewhere, and an object of another size and colour, but no
     other table and no colour cast.
     """
 
@@ -170,10 +170,11 @@ class TinyCamera(Camera):
     def _look(self, looks: Looks, row: int) -> dict[str, Any]:
         """Give the object its size and colour; return what the camera is told of the look."""
         drawn = looks.drawn[row]
-        if drawn["colour_cast"] or drawn["table_tint"].any() or drawn["table_shift"].any():
+        lit = drawn["light"] != 1.0 or drawn["colour_cast"]
+        if lit or drawn["table_tint"].any() or drawn["table_shift"].any():
             raise ConfigError(
-                "Found a colour cast or another table for TinyRenderer, which draws neither. "
-                "Expected none; use the renderer 'fast'."
+                "Found brighter, darker or coloured light, or another table, for TinyRenderer, "
+                "which draws none of them. Expected none; use the renderer 'fast'."
             )
         self._world.look_of_object(float(drawn["object_size"]), looks.colours[row].tolist())
         view = moved_view(drawn["camera_position"], drawn["camera_rotation"])
@@ -182,7 +183,6 @@ class TinyCamera(Camera):
             "view": view.T.ravel().tolist(),
             "projection": projection.T.ravel().tolist(),
             "lightDirection": looks.directions[row].tolist(),
-            "lightColor": looks.gains[row].tolist(),
         }
 
     def close(self) -> None:

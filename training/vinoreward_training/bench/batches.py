@@ -19,7 +19,15 @@ from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.constants import HOVER_HEIGHT, MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.scene import object_rest_pose
 from vinoreward_training.bench.rewards import Stepper, one_thread, scene_camera
-from vinoreward_training.bench.rows import Row, Timing, interleaved, quartiles, speed_row
+from vinoreward_training.bench.rows import (
+    Row,
+    Timing,
+    interleaved,
+    median_row,
+    paired_ratios,
+    quartiles,
+    speed_row,
+)
 from vinoreward_training.configs import BenchConfig
 
 ID = "PandaHoverRandom-v0"
@@ -75,6 +83,7 @@ def batch_rows(config: BenchConfig) -> list[Row]:
             "scalar learned": scalar(**learned),
             **{f"states {n}": batch(n, backend="oracle") for n in STATES},
             **{f"learned {n}": batch(n, **learned) for n in LOOKED_AT},
+            f"varied {LEARNED}": batch(LEARNED, **learned, randomization="lab"),
             **_parts(stack, config),
         }
         calls = dict.fromkeys(candidates, 1)
@@ -106,6 +115,15 @@ def batch_rows(config: BenchConfig) -> list[Row]:
             per_step[f"learned {LEARNED}"],
             note=f"{cores} cores without other work would take "
             f"{cores / np.median(per_step[f'learned {LEARNED}'].cpu):.0f} steps a second",
+        ),
+        median_row(
+            "batch",
+            f"cost of a step in a batch of {LEARNED} whose episodes all look otherwise (light, "
+            "camera, object, table, noise, delay) over one without, with the learned reward",
+            paired_ratios(per_step[f"varied {LEARNED}"].cpu, per_step[f"learned {LEARNED}"].cpu),
+            "rounds",
+            target="<= 1.1 x",
+            note=f"{1e3 * np.median(per_step[f'varied {LEARNED}'].cpu):.3g} ms; processor time",
         ),
         *(
             speed_row(

@@ -1,0 +1,466 @@
+"""Episodes that differ: ranges, what is drawn from them, how it looks, and what stays true."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vinoreward  # noqa: F401  (registers the environments)
+from vinoreward.errors import ConfigError
+from vinoreward_envs import constants as c
+from vinoreward_envs.arm import inverse_kinematics
+from vinoreward_envs.camera.fast import FastCamera
+from vinoreward_envs.camera.looks import Looks
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
+from vinoreward_envs.randomization import (
+    DRAWS,
+    LAB,
+    DomainRandomization,
+    checked_randomization,
+    nominal,
+)
+from vinoreward_envs.scene import HoverScene, make_camera, object_rest_pose
+
+STATES, PIXELS = "PandaHoverRandom-v0", "PandaHoverPixels-v0"
+# Of each field two ends that are easy to tell apart.
+ENDS: dict[str, tuple[float, float]] = {
+    "light": (0.5, 1.5),
+    "light_direction": (-40, 40),
+    "colour_cast": (-0.3, 0.3),
+    "camera_position": (-0.05, 0.05),
+    "camera_rotation": (-5, 5),
+    "field_of_view": (50, 70),
+    "object_size": (0.6, 1.8),
+    "object_colour": (0.4, 1.0),
+    "object_yaw": (-60, 60),
+    "table_tint": (-0.3, 0.3),
+    "table_shift": (-0.3, 0.3),
+    "sensor_noise": (2, 20),
+}
+OF_ACTIONS = {"action_noise", "action_delay"}
+
+
+def make(num_envs: int, id_: str = STATES, **kwargs: Any) -> PandaHoverVectorEnv:
+    kwargs = {"backend": "oracle", **kwargs}
+    made = gym.make_vec(id_, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    assert isinstance(made, PandaHoverVectorEnv)
+    return made
+
+
+def drawn_from(ranges: DomainRandomization, count: int, seed: int = 0) -> Any:
+    return ranges.draw(np.random.default_rng(seed).random((count, DRAWS)))
+
+
+def fixed(**values: float) -> DomainRandomization:
+    return DomainRandomization(**{name: (value, value) for name, value in values.items()})  # type: ignore[arg-type]
+
+
+def scene(size: tuple[int, int] = (96, 128)) -> HoverScene:
+    made = HoverScene(camera=CameraSpec(*size))
+    made.place_object((0.6, 0.15))
+    made.move_gripper((0.5, -0.1))
+    return made
+
+
+def picture(ranges: DomainRandomization, seed: int = 0) -> Any:
+    made = scene()
+    made.look(drawn_from(ranges, 1, seed))
+    made.place_object((0.6, 0.15))
+    return made.render().astype(int)
+
+
+# --- ranges ---------------------------------------------------------------------------------
+
+
+def test_by_default_nothing_varies_and_no_random_number_is_used() -> None:
+    assert not DomainRandomization().varies and not LAB.scaled(0.0).varies
+    plain, given_none = make(5), make(5, randomization={})
+    for env in (plain, given_none):
+        env.reset(seed=3)
+    for _ in range(25):
+        actions = plain.action_space.sample()
+        for one, other in zip(plain.step(actions)[:4], given_none.step(actions)[:4], strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert plain.memory["looks"] == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_values_are_within_their_ranges_and_use_them(seed: int, share: float) -> None:
+    ranges = LAB.scaled(share)
+    drawn = drawn_from(ranges, 200, seed)
+    for field in dataclasses.fields(ranges):
+        low, high = getattr(ranges, field.name)
+        values = drawn[field.name]
+        assert (values >= low).all() and (values <= high).all()
+        assert np.ptp(values) >= 0.8 * (high - low)
+    assert set(np.unique(drawn["action_delay"])) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_scaled_ranges_lie_between_the_default_and_the_whole(share: float) -> None:
+    scaled = LAB.scaled(share)
+    assert scaled.light == pytest.approx((1 - 0.3 * share, 1 + 0.3 * share))
+    assert scaled.field_of_view == pytest.approx((60 - share, 60 + share))
+    assert scaled.action_delay == (0, round(share))
+    assert LAB.scaled(1.0) == LAB
+
+
+def test_ranges_travel_as_plain_data() -> None:
+    plain = json.loads(json.dumps(LAB.as_dict()))
+    assert checked_randomization(plain) == LAB == checked_randomization("lab")
+    assert DomainRandomization().as_dict() == {}
+    env = gym.make(STATES, backend="oracle", randomization={"light": [0.5, 1.5]})
+    assert env.spec is not None
+    again = gym.make(gym.envs.registration.EnvSpec.from_json(env.spec.to_json()))
+    assert again.unwrapped.randomization == DomainRandomization(light=(0.5, 1.5))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"light": (1.3, 0.7)}, r"light=\(1.3, 0.7\).*low at most high"),
+        ({"object_size": (-1.0, 1.0)}, "object_size=.*0.25 to 2"),
+        ({"sensor_noise": (0.0, math.nan)}, "sensor_noise=.*grey levels"),
+        ({"camera_position": (0.0, math.inf)}, "camera_position=.*metres"),
+        ({"camera_rotation": 3.0}, r"camera_rotation=3.0.*\(low, high\)"),
+        ({"light": (1.0, 1.1, 1.2)}, "light="),
+        ({"light": "12"}, "light='12'"),
+        ({"action_delay": (0, 0.5)}, "action_delay=.*whole steps"),
+        ({"action_delay": (0, 10)}, "action_delay=.*0 to 9"),
+        ({"lights": (0.7, 1.3)}, "Found lights in randomization; expected some of light,"),
+        ("office", "randomization='office'.*\"lab\""),
+        (3, "randomization=3"),
+    ],
+)
+@pytest.mark.parametrize("make_one", [make, lambda _, **kwargs: gym.make(STATES, **kwargs)])
+def test_what_cannot_be_drawn_is_refused(
+    wrong: Any, words: str, make_one: Callable[..., Any]
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_one(2, backend="oracle", randomization=wrong)
+
+
+@pytest.mark.parametrize("share", [-0.1, math.nan, math.inf, "half", 5.0])
+def test_a_share_that_cannot_be_is_refused(share: Any) -> None:
+    with pytest.raises(ConfigError):
+        LAB.scaled(share) if share != 5.0 else DomainRandomization(light=(0.5, 2.0)).scaled(share)
+
+
+@pytest.mark.pybullet
+@pytest.mark.parametrize(
+    "other", [{"motion": "dynamics"}, {"camera": "tiny"}, {"fidelity": "article"}]
+)
+def test_only_the_fast_camera_and_kinematic_motion_vary(other: Any) -> None:
+    with pytest.raises(ConfigError, match="expected the kinematic motion and the fast camera"):
+        gym.make(STATES, backend="oracle", randomization="lab", **other)
+
+
+# --- what environments draw -----------------------------------------------------------------
+
+
+def test_what_is_drawn_does_not_depend_on_how_many_there_are() -> None:
+    envs = [make(count, randomization="lab") for count in (3, 7, 50)]
+    for env in envs:
+        env.reset(seed=20)
+    draw = np.random.default_rng(1)
+    seen = []
+    for _ in range(30):
+        actions = draw.uniform(-0.1, 0.1, (50, 2)).astype(np.float32)
+        for env in envs:
+            env.step(actions[: env.num_envs])
+            np.testing.assert_array_equal(env.drawn[:3], envs[0].drawn)
+        seen.append(envs[0].drawn["light"][0])
+    assert 2 <= len(set(seen)) <= 10  # one set of values per episode
+
+
+@pytest.mark.parametrize("array", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("id_", "options"),
+    [(PIXELS, {}), (STATES, {}), (STATES, {"backend": "openvino"}), ("PandaHover-v0", {})],
+)
+def test_a_batch_is_its_scalar_environments(id_: str, options: Any, array: str) -> None:
+    """Pictures with their noise, delayed and noisy moves, probabilities."""
+    if array == "torch":
+        pytest.importorskip("torch")
+    kwargs = {"backend": "oracle", "randomization": "lab", **options}
+    ranges = dataclasses.replace(LAB, action_delay=(0, 3), action_noise=(0.0, 0.02)).as_dict()
+    kwargs["randomization"] = ranges
+    env = make(5, id_, array=array, **kwargs)
+    scalars = SyncVectorEnv(
+        [lambda: gym.make(id_, **kwargs) for _ in range(5)], autoreset_mode=AutoresetMode.SAME_STEP
+    )
+    near = 0.0 if id_ == PIXELS else 1e-5
+    found, expected = env.reset(seed=11)[0], scalars.reset(seed=11)[0]
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=near)
+    draw, delays, ended = np.random.default_rng(0), set(), 0
+    for _ in range(25):
+        actions = draw.uniform(-0.13, 0.13, (5, 2)).astype(np.float32)
+        step, other = env.step(actions), scalars.step(actions)
+        for one, wanted in zip(step[:4], other[:4], strict=True):
+            np.testing.assert_allclose(np.asarray(one), wanted, rtol=0, atol=near)
+        for key in other[4].keys() & {"reward_prob", "distance"}:
+            np.testing.assert_allclose(np.asarray(step[4][key]), other[4][key], rtol=0, atol=2e-5)
+        delays |= set(env.drawn["action_delay"].tolist())
+        ended += int((other[2] | other[3]).sum())
+    assert len(delays) > 2 and ended >= 10
+    env.close()
+    scalars.close()
+
+
+def test_a_delayed_move_is_the_one_asked_for_before() -> None:
+    late, exact = (
+        make(2, "PandaHover-v0", randomization={"action_delay": (delay, delay)}) for delay in (2, 0)
+    )
+    starts = [env.reset(seed=0)[0] for env in (late, exact)]
+    np.testing.assert_array_equal(*starts)
+    actions = np.random.default_rng(0).uniform(-0.03, 0.03, (6, 2, 2)).astype(np.float32)
+    places = [[env.step(one)[0] for one in actions] for env in (late, exact)]
+    for early in places[0][:2]:
+        np.testing.assert_array_equal(early, starts[0])
+    np.testing.assert_allclose(places[0][2:], places[1][:4], atol=1e-7)
+
+
+def test_a_noisy_move_ends_beside_its_end_and_is_refused_as_it_was_asked_for() -> None:
+    env = make(2000, "PandaHover-v0", randomization={"action_noise": (0.01, 0.01)})
+    start, _ = env.reset(seed=0)
+    step = np.full((2000, 2), 0.02, np.float32)
+    off = env.step(step)[0] - start - step
+    assert np.abs(off.mean(axis=0)).max() < 1e-3
+    np.testing.assert_allclose(off.std(axis=0), 0.01, rtol=0.1)
+    env.reset(seed=0)
+    outwards = np.full((2000, 2), 0.1, np.float32)
+    outwards[:, 1] = 0.0
+    refused = [env.step(outwards)[4]["refused"].mean() for _ in range(4)]
+    assert refused[0] < 0.01 and refused[-1] == 1.0
+
+
+def test_the_truth_is_of_gripper_and_base_whatever_varies() -> None:
+    whole = DomainRandomization(**ENDS, action_noise=(0.0, 0.02), action_delay=(0, 2))  # type: ignore[arg-type]
+    for id_ in (STATES, PIXELS):
+        env = make(16, id_, randomization=whole, image_size=(24, 32))
+        env.reset(seed=1)
+        states = make(16, randomization=whole)
+        states.reset(seed=1)
+        for _ in range(12):
+            actions = env.action_space.sample()
+            infos = env.step(actions)[4]
+            places = states.step(actions)[0]
+            distance = np.hypot(*(places[:, :2] - places[:, 2:]).T)
+            np.testing.assert_allclose(infos["distance"], distance, atol=2e-5)
+            near = np.abs(distance - c.SUCCESS_DISTANCE) > 1e-4
+            true = distance <= c.SUCCESS_DISTANCE
+            assert (infos["true_success"] == true)[near].all()
+
+
+def test_ranges_are_replaced_between_episodes() -> None:
+    env = make(4, "PandaHover-v0")
+    env.reset(seed=0)
+    env.randomization = LAB
+    assert (env.drawn == nominal(4)).all()  # episodes under way go on as they were
+    for _ in range(c.MAX_EPISODE_STEPS):
+        env.step(np.zeros((4, 2), np.float32))
+    assert len(set(env.drawn["light"].tolist())) == 4
+    env.randomization = LAB.scaled(0.1)
+    env.reset(seed=0)
+    assert np.abs(env.drawn["light"] - 1).max() <= 0.03 + 1e-9
+    env.randomization = None
+    env.reset()
+    assert (env.drawn == nominal(4)).all()
+    with pytest.raises(ConfigError, match="low at most high"):
+        env.randomization = {"light": (2, 1)}
+    assert not env.randomization.varies
+
+
+def test_memory_counts_a_background_for_each() -> None:
+    env, pixels = make(100, randomization="lab"), make(100, PIXELS, randomization="lab")
+    assert env.memory["looks"] == 100 * 2048
+    assert pixels.memory["looks"] == 100 * (2048 + 96 * 128 * (3 + 4))
+    with pytest.raises(ConfigError, match="GB of looks"):
+        make(10**7, PIXELS, randomization="lab")
+
+
+# --- pictures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_each_field_changes_the_picture_at_both_ends_and_nothing_else_does(name: str) -> None:
+    plain = picture(DomainRandomization())
+    low, high = (picture(fixed(**{name: end})) for end in ENDS[name])
+    assert (plain == scene().render()).all()
+    assert np.abs(low - plain).mean() > 0.1
+    assert np.abs(high - plain).mean() > 0.1
+    assert np.abs(high - low).mean() > 0.1
+    if name.startswith("object"):
+        assert (high != plain).any(axis=-1).mean() < 0.03  # the object alone
+    if name == "light":
+        assert low.mean() < plain.mean() < high.mean()
+
+
+def looks_of(ranges: DomainRandomization, count: int, spec: CameraSpec) -> Looks:
+    looks = Looks(spec, count)
+    looks.set(np.arange(count), drawn_from(ranges, count))
+    return looks
+
+
+def scenes(count: int, looks: Looks) -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(2)
+    grippers, objects = draw.uniform(c.WORKSPACE_LOW, c.WORKSPACE_HIGH, (2, count, 2))
+    home = np.array(c.HOME_JOINTS)
+    joints = [inverse_kinematics([x, y, c.HOVER_HEIGHT], home) for x, y in grippers]
+    turned = zip(objects, looks.drawn["object_yaw"], looks.drawn["object_size"], strict=True)
+    poses = [object_rest_pose((x, y), yaw, size) for (x, y), yaw, size in turned]
+    return np.array(joints), np.array(poses), np.ones(count, bool)
+
+
+@pytest.mark.pybullet
+@pytest.mark.parametrize(
+    ("names", "mean_limit"),
+    [
+        (("camera_position", "camera_rotation", "field_of_view"), 0.25),
+        (("light_direction",), 0.1),
+        (("object_size", "object_colour", "object_yaw"), 0.1),
+    ],
+)
+def test_a_look_is_tinyrenderers(names: tuple[str, ...], mean_limit: float) -> None:
+    """Camera, light and object of TinyRenderer itself, full meshes; the table too is redrawn."""
+    ranges = DomainRandomization(**{name: ENDS[name] for name in names})  # type: ignore[arg-type]
+    spec = CameraSpec(mesh="full")
+    looks = looks_of(ranges, 8, spec)
+    arguments = (*scenes(8, looks), looks)
+    with make_camera(CameraSpec(renderer="tiny")) as camera:
+        expected = camera.render_batch(*arguments).astype(int)
+    with make_camera(spec) as camera:
+        found = camera.render_batch(*arguments).astype(int)
+        plain = camera.render_batch(*arguments[:3]).astype(int)
+    assert np.abs(plain - expected).mean() > 2 * mean_limit or "object_size" in names
+    difference = np.abs(found - expected)
+    assert difference.mean() < mean_limit
+    assert (difference > 16).any(axis=-1).mean() < 0.004
+
+
+def test_light_and_cast_multiply_what_is_not_too_bright() -> None:
+    ranges = DomainRandomization(light=ENDS["light"], colour_cast=ENDS["colour_cast"])
+    spec = CameraSpec()
+    looks = looks_of(ranges, 8, spec)
+    arguments = (*scenes(8, looks), looks)
+    with make_camera(spec) as camera:
+        found = camera.render_batch(*arguments).astype(float)
+        plain = camera.render_batch(*arguments[:3]).astype(float)
+    cast = looks.drawn["colour_cast"]
+    gains = looks.drawn["light"][:, None] * np.stack([1 + cast, np.ones(8), 1 - cast], axis=1)
+    assert np.ptp(gains) > 0.5
+    # Levels are cut, not rounded, before and after.
+    low = np.clip(np.floor(plain * gains[:, None, None]) - 1, 0, 254)
+    high = np.clip((plain + 1) * gains[:, None, None] + 1, 0, 255)
+    right = (found >= low) & (found <= high) | (plain == 255)
+    assert right.mean() > 0.999
+    assert (plain == 255).mean() < 0.2
+
+
+@pytest.mark.parametrize("size", [(96, 128), (75, 101)])
+def test_scene_after_scene_is_drawn_as_pixel_by_pixel(size: tuple[int, int]) -> None:
+    """As on a processor, and as on CUDA."""
+    spec = CameraSpec(*size)
+    pictures = []
+    for in_turn in (True, False):
+        looks = looks_of(LAB, 6, spec)
+        with FastCamera(spec, in_turn=in_turn) as camera:
+            pictures.append(camera.render_batch(*scenes(6, looks), looks))
+    np.testing.assert_array_equal(*pictures)
+
+
+def test_a_batch_of_looks_is_its_scenes_one_by_one() -> None:
+    looks = looks_of(LAB, 70, CameraSpec())
+    joints, poses, present = scenes(70, looks)
+    with FastCamera(CameraSpec()) as camera:
+        batch = camera.render_batch(joints, poses, present, looks)
+        plain = camera.render_batch(joints, poses, present)
+        for i in (0, 33, 69):
+            one = camera.render_batch(joints[[i]], poses[[i]], present[[i]], looks, [i])
+            np.testing.assert_array_equal(one[0], batch[i])
+        assert (plain != batch).any()
+        # What was drawn with looks leaves no trace.
+        np.testing.assert_array_equal(plain, camera.render_batch(joints, poses, present))
+
+
+def test_the_object_lies_where_its_base_is_said_to_be() -> None:
+    """Whatever size, turn and camera: its base, projected, is in the middle of its pixels."""
+    ranges = DomainRandomization(
+        **{name: ENDS[name] for name in ENDS if name.startswith(("object", "camera", "field"))}  # type: ignore[arg-type]
+    )
+    spec = CameraSpec(192, 256)
+    looks = looks_of(ranges, 12, spec)
+    _, poses, present = scenes(12, looks)
+    away = np.zeros((12, c.JOINTS))  # the arm points up, behind the camera
+    with FastCamera(spec) as camera:
+        shown = camera.render_batch(away, poses, present, looks)
+        empty = camera.render_batch(away, poses, ~present, looks)
+    seen = 0
+    for i in range(12):
+        rows, columns = np.nonzero((shown[i] != empty[i]).any(axis=-1))
+        x, y, _, w = looks.screens[i] @ poses[i, :, 3]
+        if len(rows) < 60 or not (20 < x / w < 236 and 20 < y / w < 172):
+            continue
+        seen += 1
+        size = looks.drawn["object_size"][i]
+        assert abs(columns.mean() - x / w) < 6 * size and abs(rows.mean() - y / w) < 6 * size
+    assert seen >= 5
+
+
+def test_noise_has_its_deviation_changes_with_each_picture_and_repeats() -> None:
+    made = scene()
+    plain = made.render().astype(int)
+    drawn = drawn_from(fixed(sensor_noise=6.0), 1)
+    made.look(drawn)
+    first = made.render().astype(int)
+    made.look(drawn, 1)
+    second = made.render().astype(int)
+    made.look(drawn)
+    assert (made.render() == first).all() and (first != second).mean() > 0.8
+    grey = (plain > 40) & (plain < 215)
+    for noise in ((first - plain)[grey], (second - plain)[grey]):
+        assert abs(noise.mean()) < 0.15
+        assert noise.std() == pytest.approx(6.0, rel=0.03)
+    assert abs(np.corrcoef((first - plain)[grey], (second - plain)[grey])[0, 1]) < 0.03
+
+
+def test_a_claimed_picture_is_the_one_that_was_judged() -> None:
+    """Though its episode is over, and the next one looks otherwise."""
+    varied = {"light": (0.9, 1.1), "sensor_noise": (1, 2)}
+    judge = {"backend": "openvino", "on_ood": "ignore", "success_threshold": 1e-9}
+    env = make(3, PIXELS, object_position=(0.56, 0.0), randomization=varied, **judge)
+    env.reset(seed=0)
+    infos = env.step(np.zeros((3, 2), np.float32))[4]
+    assert infos["_final_obs"].all()
+    for i in range(3):
+        np.testing.assert_array_equal(env.claimed_picture(i), infos["final_obs"][i])
+    env.close()
+
+
+# --- who draws from it ----------------------------------------------------------------------
+
+
+def test_an_audit_looks_at_states_that_look_otherwise() -> None:
+    env = gym.make(STATES, backend="oracle", render_mode="rgb_array", randomization="lab")
+    env.reset(seed=0)
+    space = env.unwrapped.audit_spaces()[1]  # type: ignore[attr-defined]
+    pictures = []
+    for state in ([0.5, 0.1, 0.6, 0.2], [0.5, 0.1, 0.6, 0.2001], [0.5, 0.1, 0.6, 0.2]):
+        assert space.set_state(np.array(state)) is False
+        pictures.append(np.asarray(env.render(), int))
+    assert (pictures[0] == pictures[2]).all()
+    assert np.abs(pictures[0] - pictures[1]).mean() > 1.0
+    assert space.set_state(np.array([0.5, 0.1, 0.5, 0.12])) is True
+    env.close()
