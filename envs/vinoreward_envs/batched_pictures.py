@@ -83,7 +83,8 @@ class BatchedPictures(Closing):
         def load() -> None:
             blank = np.zeros((pieces[0].stop, self.spec.height, self.spec.width, 3), np.uint8)
             for classifier in networks:
-                classifier.backend.infer(classifier.prepare(blank))
+                if (pictures := classifier.prepare(blank)) is not None:
+                    classifier.backend.infer(pictures)
 
         self._loading = self._threads_of().submit(load)
 

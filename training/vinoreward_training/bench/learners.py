@@ -73,7 +73,7 @@ def _overhead(config: BenchConfig, learner: str) -> Row:
 def _train_seconds(config: BenchConfig, settled: TrainConfig, seed: int, *, oracle: bool) -> Any:
     """Return wall and processor seconds of a training, without loading and compiling its parts."""
     one_thread()
-    kwargs = {"backend": "oracle"} if oracle else {"bundle": config.bundle}
+    kwargs: dict[str, Any] = {"backend": "oracle"} if oracle else {"bundle": config.bundle}
     with contextlib.closing(make_batch(settled.num_envs, settled.env, **kwargs)) as env:
         model = build_model(
             settled.algorithm,

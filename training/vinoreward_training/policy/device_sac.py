@@ -127,7 +127,7 @@ class Weights:
         self.parts = [
             part.view(like.shape)
             for part, like in zip(
-                self.vector.split([part.numel() for part in stacked]), stacked, strict=True
+                torch.split(self.vector, [part.numel() for part in stacked]), stacked, strict=True
             )
         ]
         """Weights (K, out, in) and biases (K, out) of each layer, views of the vector."""
@@ -205,7 +205,7 @@ class DeviceSAC(SAC):
         super(SAC, self)._setup_model()
         self._create_aliases()
         self.target_entropy = (
-            -float(np.prod(self.action_space.shape))
+            -float(math.prod(self.action_space.shape or ()))
             if self.target_entropy == "auto"
             else float(self.target_entropy)
         )
@@ -227,15 +227,15 @@ class DeviceSAC(SAC):
                 "--learner device trains perceptrons with ReLU, and policy_kwargs asks for "
                 "something else; use --learner sb3"
             )
-        own = [(one,) for one in linear_layers(self.actor.latent_pi)]
-        head = (self.actor.mu, self.actor.log_std)
-        self._actor = Weights([*own, head])
+        actor: Any = self.actor
+        own = [(one,) for one in linear_layers(actor.latent_pi)]
+        self._actor = Weights([*own, (actor.mu, actor.log_std)])
         self._critics, self._targets = (
             Weights(list(zip(*map(linear_layers, critics.q_networks), strict=True)))
             for critics in (self.critic, self.critic_target)
         )
-        actions = self.actor.mu.out_features
-        layer = Dense("head", self.actor.mu.in_features, 2 * actions, "none")
+        actions = actor.mu.out_features
+        layer = Dense("head", actor.mu.in_features, 2 * actions, "none")
         self._head = PolicySpec((layer.inputs,), (layer,), "tanh_gaussian", actions)
         self.adam_actor, self.adam_critics = Adam(self._actor.vector), Adam(self._critics.vector)
 
@@ -257,10 +257,8 @@ class DeviceSAC(SAC):
             raise ValueError(f"train_freq={train_freq!r} is not in steps")
         callback.on_rollout_start()
         episodes = self._episode_num
-        low, high = (
-            torch.as_tensor(bound, device=self.device)
-            for bound in (self.action_space.low, self.action_space.high)
-        )
+        space: Any = self.action_space
+        low, high = (torch.as_tensor(end, device=self.device) for end in (space.low, space.high))
         seen = torch.as_tensor(self._last_obs, device=self.device)
         for _ in range(train_freq.frequency):
             actions = self._explore(seen, random=self.num_timesteps < learning_starts)
@@ -271,7 +269,8 @@ class DeviceSAC(SAC):
             self._update_info_buffer(step.infos, step.dones)
             self._episode_num += int(step.dones.sum())
             replay_buffer.add(Transitions(seen, actions, step.rewards, step.last, step.terminated))
-            self._last_obs = seen = step.observations
+            seen = step.observations
+            self._last_obs = seen  # type: ignore[assignment]
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
         if log_interval and self._episode_num // log_interval > episodes // log_interval:
             self.dump_logs()
@@ -295,14 +294,18 @@ class DeviceSAC(SAC):
 
         if isinstance(env, BatchedVecEnv):
             told = env.step_batch(actions)
-            arrays = told.observations, told.rewards, told.last(), told.terminated
-            return _Step(*map(tensor, arrays), told.dones, told.infos)
-        observations, rewards, dones, infos = env.step(actions.cpu().numpy())
-        last, terminated = observations.copy(), dones.copy()
-        for i in np.flatnonzero(dones).tolist():
-            last[i] = infos[i]["terminal_observation"]
-            terminated[i] = not infos[i]["TimeLimit.truncated"]
-        return _Step(*map(tensor, (observations, rewards, last, terminated)), dones, infos)
+            arrays: Any = told.observations, told.rewards, told.last(), told.terminated
+            dones, infos = told.dones, told.infos
+        else:
+            stepped: Any = env.step(actions.cpu().numpy())
+            observations, rewards, dones, infos = stepped
+            last, terminated = observations.copy(), dones.copy()
+            for i in np.flatnonzero(dones).tolist():
+                last[i] = infos[i]["terminal_observation"]
+                terminated[i] = not infos[i]["TimeLimit.truncated"]
+            arrays = observations, rewards, last, terminated
+        seen, paid, following, ended = (tensor(values) for values in arrays)
+        return _Step(seen, paid, following, ended, dones, infos)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Make gradient steps, each on a batch of its own."""
@@ -353,7 +356,7 @@ class DeviceSAC(SAC):
             self._targets.vector.lerp_(self._critics.vector, self.tau)
             if self._fixed_weight is None:
                 # Of -log(weight) (log pi + target entropy), as SB3 has it.
-                surplus = -(density.mean() + self.target_entropy)
+                surplus = -(density.mean() + float(self.target_entropy))
                 self.adam_entropy.step(surplus[None], rate)
         return critic_loss.detach(), actor_loss.detach()
 

@@ -72,8 +72,9 @@ class SbxSAC(sbx.SAC):  # type: ignore[misc]
     def copy_into(self, model: SAC) -> None:
         """Give the networks to SB3's SAC of the same arguments."""
         with torch.no_grad():
-            latent = linear_layers(model.actor.latent_pi)
-            heads = [model.actor.mu, model.actor.log_std]
+            actor: Any = model.actor
+            latent = linear_layers(actor.latent_pi)
+            heads = [actor.mu, actor.log_std]
             _fill([*latent, *heads], self.policy.actor_state.params["params"])
             for critics, params in (
                 (model.critic, self.policy.qf_state.params),
