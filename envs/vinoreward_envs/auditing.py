@@ -21,6 +21,8 @@ HEIGHTS = (0.18, 0.25)
 """Heights of a gripper that does not hover, in metres. At 5 cm above hover height a single camera
 can hardly tell it from one that hovers a little aside."""
 
+NOTHING_VARIES = DomainRandomization()
+
 Point = tuple[float, float]
 State = NDArray[np.float64]
 
@@ -51,7 +53,9 @@ def interventions(scene: HoverScene) -> list[Intervention]:
     ]
 
 
-def spaces(scene: HoverScene, randomization: DomainRandomization) -> list[SearchSpace]:
+def spaces(
+    scene: HoverScene, randomization: DomainRandomization = NOTHING_VARIES
+) -> list[SearchSpace]:
     """Return the states that an audit searches, in metres, without those at the rim of success.
 
     The gripper anywhere above the workspace: with no object, with one on the table, with one

@@ -129,8 +129,8 @@ class TinyCamera(Camera):
     """Draws with TinyRenderer: slow (tens of milliseconds), the definition of the picture.
 
     It always draws the full meshes; ``spec.mesh`` only says which network the pictures are for.
-    Of looks it draws a moved camera, light from elsewhere, and an object of another size and colour, but no
-    other table and no colour cast.
+    Of looks it draws a moved camera, light from elsewhere, and an object of another size and
+    colour, but neither other light nor another table.
     """
 
     def __init__(self, spec: CameraSpec) -> None:

@@ -136,7 +136,8 @@ class DomainRandomization:
             )
         scaled: dict[str, Any] = {}
         for field in dataclasses.fields(self):
-            nominal = field.default[0]
+            default: Any = field.default
+            nominal = default[0]
             ends = [nominal + share * (end - nominal) for end in getattr(self, field.name)]
             whole = isinstance(nominal, int)
             scaled[field.name] = tuple(round(end) if whole else float(end) for end in ends)

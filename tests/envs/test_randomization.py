@@ -440,7 +440,7 @@ def test_a_claimed_picture_is_the_one_that_was_judged() -> None:
     """Though its episode is over, and the next one looks otherwise."""
     varied = {"light": (0.9, 1.1), "sensor_noise": (1, 2)}
     judge = {"backend": "openvino", "on_ood": "ignore", "success_threshold": 1e-9}
-    env = make(3, PIXELS, object_position=(0.56, 0.0), randomization=varied, **judge)
+    env = make(3, PIXELS, object_position=(0.4315, 0.0), randomization=varied, **judge)
     env.reset(seed=0)
     infos = env.step(np.zeros((3, 2), np.float32))[4]
     assert infos["_final_obs"].all()

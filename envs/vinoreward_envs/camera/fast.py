@@ -185,7 +185,8 @@ class _Frame:
         self._eyes = self._array(np.zeros((*links, 3), np.float32), warp.vec3)
         self._seen = self._array(np.zeros(links, np.uint8), warp.uint8)
 
-        self._looks = self._array(np.zeros(capacity, kernels.Look.numpy_dtype()), kernels.Look)
+        look: Any = kernels.Look
+        self._looks = self._array(np.zeros(capacity, look.numpy_dtype()), look)
 
         size = (spec.height, spec.width)
         # Scenes that are drawn in turn share the buffers of one.
