@@ -178,6 +178,17 @@ def test_the_example_of_a_batch_runs(project_root: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="needs Stable-Baselines3")
+def test_the_examples_of_episodes_that_look_different_run(project_root: Path) -> None:
+    page = project_root / "docs" / "batched.md"
+    code = block(page, "num_envs=64").replace("num_envs=64", "num_envs=4")
+    names = ran(code + block(page, "RandomizationCurriculum"))
+    assert names["envs"].unwrapped.randomization == names["LAB"].scaled(0.5)
+    names["envs"].reset(seed=0)
+    names["envs"].step(names["envs"].action_space.sample())
+    names["envs"].close()
+
+
+@pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="needs Stable-Baselines3")
 def test_the_example_of_a_batch_for_stable_baselines3_learns(project_root: Path) -> None:
     names = ran(block(project_root / "docs" / "batched.md", "BatchedVecEnv"))
     assert len(names["record"].episodes) >= 32
