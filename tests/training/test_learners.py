@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import DummyVecEnv
 from train_runs import SMALL, config
 
 from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError
@@ -86,9 +87,13 @@ def test_ours_makes_the_updates_of_sb3(weight: Any, ended: bool, cut: bool) -> N
     assert any(not torch.equal(before[name], value) for name, value in networks(ours).items())
 
 
-def test_an_episode_s_last_observation_is_its_own() -> None:
+@pytest.mark.parametrize("batched", [True, False])
+def test_an_episode_s_last_observation_is_its_own(batched: bool) -> None:
     """Not that of the reset, whose object is elsewhere; only a success ends what follows."""
-    model = model_of("device", steps=400, learning_starts=10**6)
+    env = None
+    if not batched:
+        env = DummyVecEnv([lambda: make_env(RANDOM, backend="oracle") for _ in range(8)])
+    model = model_of("device", env, steps=400, learning_starts=10**6)
     kept = model.replay_buffer
     seen, following = (each[:50] for each in (kept.observations, kept.next_observations))
     assert kept.size() == 50
