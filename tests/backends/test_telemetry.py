@@ -49,11 +49,15 @@ def run(code: str, home: Path) -> str:
 
 
 def bare_environment(home: Path) -> dict[str, str]:
-    """This environment without what switches telemetry off: it must be off without that."""
+    """This environment without what switches telemetry off: it must be off without that.
+
+    Ray starts a cluster of its own, whatever else runs on this machine.
+    """
     off = ("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI", "NNCF_DEV", "VINOREWARD_OPENVINO_TELEMETRY")
-    off += ("ORT_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED", "RAY_ADDRESS", "XDG_CACHE_HOME")
+    off += ("ORT_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in off}
-    return environment | {"HOME": str(home), "USERPROFILE": str(home), "OMP_NUM_THREADS": "1"}
+    own = {"HOME": str(home), "USERPROFILE": str(home), "RAY_ADDRESS": "local"}
+    return environment | own | {"OMP_NUM_THREADS": "1"}
 
 
 def watched(home: Path, *command: str) -> Seen:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,15 @@ SUPPORT = str(Path(toy_environments.__file__).parent)
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of two nodes, which share no folder of services, as two machines do not."""
     utils = pytest.importorskip("ray.cluster_utils")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_prestart_worker_first_driver", "0")
+        # Not where Ray notes the machine's cluster: other tests would join this one.
+        patch.setenv(
+            "RAY_TMPDIR",
+            stack.enter_context(TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)),
+        )
         paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), SUPPORT]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         folders = [str(tmp_path_factory.mktemp(f"node{number}")) for number in range(2)]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gymnasium as gym
@@ -340,7 +341,13 @@ def two_nodes(processors: int = 8) -> Iterator[Nodes]:
     from ray.cluster_utils import Cluster as RayCluster
 
     told: dict[str, Any] = {"num_cpus": processors, "object_store_memory": _STORE_BYTES}
-    with environment_variables({k: v for k, v in _QUIET.items() if k not in os.environ}):
+    quiet = {k: v for k, v in _QUIET.items() if k not in os.environ}
+    # Ray would note this cluster as the machine's own, for other trainings to join, and in the end
+    # remove the note of one that runs.
+    with (
+        TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        environment_variables({**quiet, "RAY_TMPDIR": folder}),
+    ):
         cluster: Any = RayCluster(
             initialize_head=True, head_node_args={**told, "include_dashboard": False}
         )
