@@ -43,7 +43,9 @@ _LEVELS = 8
 """Of each colour channel."""
 _COLOURS = _LEVELS**3
 _SIDE = 48
-"""About as many pixels of the shorter side are looked at."""
+"""About as many pixels of a row are looked at, or more where a picture is wide."""
+_ROWS = 24
+"""About as many rows are looked at."""
 _TOLERATED = 6
 """Grey levels by which a colour may differ from one that was seen."""
 _RARE = 5e-4
@@ -152,7 +154,7 @@ class PictureGuard:
                 f"the guard was given pictures {images.shape}. Expected (N, {self.size[0]}, "
                 f"{self.size[1]}, 3), as Bundle.prepare returns them."
             )
-        return np.asarray((self._measures(images) / self._limits).max(axis=1, initial=0.0))
+        return np.asarray(np.maximum.reduce(self._measures(images) / self._limits, axis=1))
 
     def to_bytes(self) -> bytes:
         """Return the content of ``guard.npz``."""
@@ -227,7 +229,8 @@ class PictureGuard:
         np.maximum.reduce(novel, axis=1, out=measures[:, 1])
         if places.rough_count:
             off = (places.rough(images) - self.rough_mean) @ self._left
-            np.sqrt(np.einsum("ij,ij->i", off, off) / places.rough_count, out=measures[:, 2])
+            off *= off
+            np.sqrt(np.add.reduce(off, axis=1) / places.rough_count, out=measures[:, 2])
         return measures
 
 
@@ -255,16 +258,17 @@ class _Places:
     """Where the pixels of a picture are."""
 
     def __init__(self, height: int, width: int) -> None:
+        # Every pixel of some rows for the roughness: what blurs or adds noise does so between
+        # neighbours.
+        self._rows = max(1, height // _ROWS)
         self._step = max(1, min(height, width) // _SIDE)
-        rows, columns = -(-height // self._step), -(-width // self._step)
+        rows, columns = -(-height // self._rows), -(-width // self._step)
         down, across = min(_CELLS[0], rows), min(_CELLS[1], columns)
         self.count = down * across
         place = _cell(down, rows)[:, None] * across + _cell(across, columns)
         self._offset = (place * _COLOURS).astype(np.uint32)
         self._down, self._across = _means(down, rows), _means(across, columns).T.copy()
-        # Every pixel of some rows: what blurs or adds noise does so between neighbours.
-        self._rows = max(1, height // _SIDE)
-        rows, columns = -(-height // self._rows), max(0, width - 2)
+        columns = max(0, width - 2)
         down, across = min(_ROUGH_CELLS[0], rows), min(_ROUGH_CELLS[1], columns)
         self.rough_count = down * across
         self._rough_down = _means(down, rows)
@@ -275,10 +279,10 @@ class _Places:
         count, height, width, channels = images.shape
         # Four bytes from each pixel on are one number: three times as fast as channel by channel.
         # The fourth, which the last pixel of all lacks, is masked.
-        flat = np.empty(images.size + 1, np.uint8)
-        flat[:-1] = images.reshape(-1)
-        across = channels * self._step
-        strides = (channels * height * width, width * across, across)
+        flat = images.reshape(-1)
+        if (height - 1) % self._rows == 0 and (width - 1) % self._step == 0:
+            flat = np.append(flat, np.uint8(0))
+        strides = (channels * height * width, channels * width * self._rows, channels * self._step)
         pixels = np.ndarray((count, *self._offset.shape), "<u4", flat, 0, strides)
         number: NDArray[np.uint32] = pixels & np.uint32(0xE0E0E0)
         number *= 0x400801  # three bits of each channel, side by side from bit 21

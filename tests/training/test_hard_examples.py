@@ -1,0 +1,65 @@
+"""The example that trains the hover classifier on what it gets most wrong."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vinoreward.bundles.locate import find
+from vinoreward_envs.scene import HoverScene
+from vinoreward_training.capture.hover import draw, take
+
+WEIGHTS = find("panda-hover-classifier") / "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def example(project_root: Path) -> dict[str, Any]:
+    pytest.importorskip("torch")
+    return runpy.run_path(str(project_root / "examples" / "panda_hover" / "hard_examples.py"))
+
+
+@pytest.mark.parametrize("category", ["success", "near_miss", "absent", "home", "outside"])
+def test_its_scenes_are_those_of_a_capture(example: dict[str, Any], category: str) -> None:
+    """The capture's arm, truth and picture are the oracle."""
+    found = example["Scenes"]().frames(example["of_category"](category), 12, 5)
+    random, scene = np.random.default_rng((5, 0)), HoverScene()
+    for index in range(12):
+        frame = take(scene, draw(category, random), category)
+        assert found.labels[index] == frame.success
+        np.testing.assert_allclose(found.distances[index], frame.distance, atol=1e-4)
+        assert np.abs(found.images[index].astype(int) - frame.image).mean() < 0.5
+    scene.close()
+
+
+def test_places_near_one_stay_where_the_gripper_can_be(example: dict[str, Any]) -> None:
+    random = np.random.default_rng(0)
+    drawn = example["near"](np.array([[0.4, 0.4, 0.24, 0.7, -0.4], [0.5, 0.0, 0.1, 0.5, 0.0]]))
+    placed = [drawn(random) for _ in range(200)]
+    gripper = np.array([one.gripper for one in placed])
+    assert (gripper >= example["WORKSPACE_LOW"]).all()
+    assert (gripper <= example["WORKSPACE_HIGH"]).all()
+    heights = {round(one.height, 9) == example["HOVER_HEIGHT"] for one in placed}
+    assert heights == {True, False}, "one place hovers and the other does not"
+
+
+@pytest.mark.slow
+def test_a_training_writes_weights_that_load(
+    example: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.numpy import load_file
+
+    out = tmp_path / "new.safetensors"
+    words = ["--weights", str(WEIGHTS), "--out", str(out), "--rounds", "2", "--frames", "300"]
+    monkeypatch.setattr(sys, "argv", ["hard_examples.py", *words, "--threads", "1"])
+    example["main"]()
+    before, after = load_file(WEIGHTS), load_file(out)
+    assert {name: one.shape for name, one in after.items()} == {
+        name: one.shape for name, one in before.items()
+    }
+    assert all(np.isfinite(one).all() for one in after.values())
+    assert any(not np.array_equal(one, before[name]) for name, one in after.items())
