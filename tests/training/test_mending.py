@@ -253,7 +253,11 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
 
 
 def test_what_cannot_be_mended_is_refused(
-    hover: Path, tmp_path: Path, shipped: Bundle, capsys: pytest.CaptureFixture[str]
+    hover: Path,
+    tmp_path: Path,
+    shipped: Bundle,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     labels = label(tmp_path / "labels", noise(12), ["failure"] * 12)
     words = ["mend", "--data", str(hover), "--labels", str(labels), "--out", str(tmp_path / "out")]
@@ -264,6 +268,10 @@ def test_what_cannot_be_mended_is_refused(
     bundle = ["--bundle", "panda-hover-classifier"]
     assert main([*words, *bundle, "--truth-key", "done"]) == 1
     assert "--truth-key, which mending without --env would ignore" in capsys.readouterr().err
+    with monkeypatch.context() as patch:  # what no audit could judge is not trained first
+        patch.setattr("vinoreward_training.mending.LEAST", 10_000)
+        assert main([*words, *bundle]) == 1
+    assert "Expected at least 10000, to judge the new bundle by" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     both = (View("wrist", 48), View("front", 48))
     picture = dataclasses.replace(shipped.spec.picture, views=both)

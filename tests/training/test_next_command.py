@@ -311,6 +311,8 @@ def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(r
     assert after_labelling(sitting, 3, 90) == f"vinoreward label --run {policy} --limit 100"
     mend = f"vinoreward mend --bundle {bundle} --data data/pole --labels {policy}"
     assert after_labelling(sitting, 0, 55) == f"{mend} --out runs/pole-mended"
+    # Stopped at the blind duplicates: there is nothing left to label.
+    assert after_labelling(sitting, 2, 0) == f"{mend} --out runs/pole-mended"
     config = MendConfig(bundle=bundle, data=Path("data/pole"), labels=(policy,))
     # The environment's package and the truth's file are named: a file may be a stranger's.
     line = shlex.split(after_mending(Path("runs/pole-mended/bundle"), config))

@@ -63,6 +63,10 @@ CARD_TITLE = "## In INT8"
 Images = npt.NDArray[np.uint8]
 
 
+class _TooFewError(DatasetError):
+    """Too few frames to judge INT8 by; the bundle works in FP32."""
+
+
 def outputs_of(spec: NetworkSpec, backend: str, images: Images, *, batch_size: int = 32) -> Outputs:
     """Return what ``spec`` gives for pictures (N, H, W, 3) on ``backend``; shows its progress."""
     from tqdm import tqdm
@@ -89,9 +93,10 @@ def _split(
     """Return the frames to calibrate on, and those held out."""
     held_out = np.concatenate(parts[1:])
     if len(held_out) < LEAST_HELD_OUT[kind]:
-        raise DatasetError(
+        raise _TooFewError(
             f"{config.data} leaves {len(held_out)} held-out frames. Expected at least "
-            f"{LEAST_HELD_OUT[kind]} to compare decisions or latents on; capture more."
+            f"{LEAST_HELD_OUT[kind]} to compare decisions or latents on; capture more, or go on "
+            "in FP32."
         )
     return _some(parts[0], config.calibration, config.seed, 0xCA1), held_out
 
@@ -271,7 +276,7 @@ def run(config: QuantizeConfig) -> int:
         else:
             refuse_useless(str(config.bundle), bundle.spec.metrics, force=config.force)
             print(_classifier(config, bundle))
-    except QuantizationRefusedError:
+    except (QuantizationRefusedError, _TooFewError):
         print(f"next: {to_train(bundle.path, bundle.spec)}")  # in FP32, which works all the same
         raise
     print(f"next: {to_train(bundle.path, bundle.spec)}")

@@ -190,7 +190,9 @@ def after_labelling(words: Mapping[str, object], left: int, unlabelled: int = 0)
     bundle = words.get("--bundle")
     if bundle is None and words.get("--run"):
         bundle = _bundle_of(_recorded(Path(str(folder))))
-    if not left and bundle and folder and not words.get("--out"):
+    # What is left of pictures that are all labelled are blind duplicates.
+    done = not (left and unlabelled)
+    if done and bundle and folder and not words.get("--out"):
         return _to_mend(str(bundle), Path(str(folder)))
     named = [word for pair in words.items() if pair[1] is not None for word in pair]
     return command("label", *named, *([] if unlabelled else ["--labeller", "SOMEBODY-ELSE"]))
