@@ -10,6 +10,7 @@ import argparse
 import math
 from pathlib import Path
 
+from vinoreward.errors import VinorewardError
 from vinoreward_training.labelling.labels import LABELS, Label, LabelLog, now, standing
 from vinoreward_training.labelling.order import most_useful_first, recorded
 from vinoreward_training.labelling.sources import digest_of, of_run
@@ -41,7 +42,10 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a run of vinoreward train")
     parser.add_argument("--limit", type=int, default=100, help="labels at most")
     options = parser.parse_args()
-    labelled, failures = label_by_truth(options.run, options.limit)
+    try:
+        labelled, failures = label_by_truth(options.run, options.limit)
+    except VinorewardError as error:
+        parser.error(str(error))
     written = options.run / LABELS
     print(f"{labelled} claims labelled, {failures} of them are no successes: {written}")
 

@@ -27,9 +27,9 @@ from torch import nn
 from tqdm import tqdm
 
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
-from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import WithPreprocess
-from vinoreward.errors import InputError
+from vinoreward.errors import InputError, VinorewardError
+from vinoreward.files import write_bytes
 from vinoreward_envs.arm import gripper_position, hover_home_joints, inverse_kinematics
 from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.camera.fast import FastCamera
@@ -43,13 +43,18 @@ from vinoreward_envs.constants import (
 from vinoreward_envs.scene import object_rest_pose
 from vinoreward_training.capture.hover import CATEGORIES, HEIGHT_TOLERANCE, Placement, draw
 from vinoreward_training.classifier.dead_camera import of_step
+from vinoreward_training.classifier.networks import build_for
 from vinoreward_training.classifier.shifts import in_rooms
 from vinoreward_training.classifier.training import (
+    MARGIN_LIMIT,
+    WEIGHT_DECAY,
     ChannelsLast,
+    ClassifierFit,
     augment,
     loss_of,
     margin_targets,
 )
+from vinoreward_training.configs import FinetuneConfig
 
 BATCH = 64
 DEAD = 4
@@ -75,6 +80,8 @@ REPLAYED, REMEMBERED = 800, 6000
 """Hard failures of earlier rounds: shown again, and kept."""
 MEAN = 0.999
 """Of the weights, over about a thousand steps."""
+WARM_UP = 150
+"""Steps until the learning rate is at its highest."""
 
 Draw = Callable[[np.random.Generator], Placement]
 
@@ -192,6 +199,17 @@ def within(place: npt.ArrayLike, around: float) -> tuple[float, float]:
     return x, y
 
 
+KINDS: dict[str, Draw] = {
+    "height": of_category("height"),
+    "anywhere": raised_anywhere,
+    "other": any_other,
+    "rim": at_the_rim,
+    "success": of_category("success"),
+    "near_miss": of_category("near_miss"),
+}
+"""What draws each kind of scene; places near the worst come with the second round."""
+
+
 @torch.inference_mode()
 def log_odds(module: nn.Module, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return the log-odds of success (N,) before calibration."""
@@ -203,12 +221,102 @@ def log_odds(module: nn.Module, images: npt.NDArray[np.uint8]) -> npt.NDArray[np
 
 def hardest(module: nn.Module, found: Frames, size: float) -> Frames:
     """Return the failures that a network finds most successful, the worst last."""
-    score = log_odds(module, found.images)
     hovering = np.abs(found.places[:, 2] - HOVER_HEIGHT) <= HEIGHT_TOLERANCE
     close = hovering & (found.distances <= SUCCESS_DISTANCE + RIM)
-    score = np.where((found.labels == 1) | close, -np.inf, score)
+    failed = found.take(np.flatnonzero((found.labels == 0) & ~close))
+    score = log_odds(module, failed.images)
     count = int(np.clip((score > UNSURE).sum(), FEWEST * size, MOST * size))
-    return found.take(np.argsort(score, kind="stable")[-count:])
+    return failed.take(np.argsort(score, kind="stable")[-count:])
+
+
+class Rounds:
+    """Draws the frames of each round; remembers the hard ones.
+
+    ``size`` is a round's, in shares of ``FRAMES``.
+    """
+
+    def __init__(self, seed: int, size: float) -> None:
+        self._seed, self._size, self._scenes = seed, size, Scenes()
+        self._before: Frames | None = None
+
+    def frames(self, number: int, module: nn.Module) -> tuple[Frames, Frames]:
+        """Return what round ``number`` trains on, and those that are hard for ``module``."""
+        kinds = dict(KINDS)
+        if self._before is not None:
+            kinds["near"] = near(self._before.places[-math.ceil(WORST * self._size) :])
+        hard = hardest(module, Frames.join(self._drawn(kinds, DRAWN, 2 * number)), self._size)
+        shown = self._drawn(kinds, SHOWN, 2 * number + 1)
+        if self._before is not None:
+            random = np.random.default_rng([self._seed, number, 0x0DE])
+            again = random.permutation(len(self._before.labels))
+            shown.append(self._before.take(again[: round(REPLAYED * self._size)]))
+        before = hard if self._before is None else Frames.join([self._before, hard])
+        self._before = before.take(slice(-math.ceil(REMEMBERED * self._size), None))
+        return Frames.join([*shown, hard]), hard
+
+    def _drawn(
+        self, kinds: Mapping[str, Draw], counts: Mapping[str, int], part: int
+    ) -> list[Frames]:
+        return [
+            self._scenes.frames(kinds[name], math.ceil(count * self._size), self._seed, part, index)
+            for index, (name, count) in enumerate(counts.items())
+            if name in kinds
+        ]
+
+
+class Training:
+    """Trains a network and the running mean of its weights."""
+
+    def __init__(self, net: nn.Module, learning_rate: float, seed: int) -> None:
+        self.module = ChannelsLast(WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD))
+        self.mean = copy.deepcopy(self.module)
+        self._learning_rate, self._seed, self._step = learning_rate, seed, 0
+        self._optimizer = torch.optim.AdamW(
+            self.module.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY
+        )
+        self._jitter = torch.Generator().manual_seed(seed)
+
+    def learn(self, frames: Frames, number: int, rounds: int) -> None:
+        """Go over some frames once, as round ``number``."""
+        targets = margin_targets(frames.distances, frames.labels, SUCCESS_DISTANCE)
+        order = np.random.default_rng([self._seed, number]).permutation(len(frames.labels))
+        parts = np.array_split(order, math.ceil(len(order) / BATCH))
+        self.module.train()
+        for done, part in enumerate(tqdm(parts, desc=f"round {number + 1}", leave=False)):
+            share = (number + done / len(parts)) / rounds
+            self._optimize(self._loss(frames, targets, part), share)
+
+    def _loss(
+        self, frames: Frames, targets: npt.NDArray[np.float32], part: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        random = np.random.default_rng([self._seed, self._step, 1])
+        rooms = torch.from_numpy(in_rooms(frames.images[part], STRENGTH, random, ()))
+        failures = np.flatnonzero(frames.labels == 0)
+        dead = of_step(self._step, DEAD, frames.images, failures, seed=self._seed)
+        labels = np.append(frames.labels[part], np.zeros(DEAD, np.int64))
+        wanted = np.append(targets[part], np.full(DEAD, -MARGIN_LIMIT, np.float32))
+        shown = torch.cat([augment(rooms, STRENGTH, self._jitter), torch.from_numpy(dead)])
+        return loss_of(self.module(shown), torch.from_numpy(labels), torch.from_numpy(wanted), 1.0)
+
+    def _optimize(self, loss: torch.Tensor, share: float) -> None:
+        """Take a step; ``share`` of all are done."""
+        self._step += 1
+        rate = min(1.0, self._step / WARM_UP) * 0.5 * (1 + math.cos(math.pi * share))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._learning_rate * rate
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.module.parameters(), ClassifierFit.CLIP)
+        self._optimizer.step()
+        moved = 1 - min(MEAN, (1 + self._step) / (10 + self._step))
+        with torch.no_grad():
+            for one, other in zip(self.mean.parameters(), self.module.parameters(), strict=True):
+                one.lerp_(other, moved)
+
+    def to_bytes(self) -> bytes:
+        """Return the mean weights as a ``.safetensors`` file."""
+        weights = self.mean.inner.net.state_dict()
+        return bytes(safetensors.torch.save({k: one.contiguous() for k, one in weights.items()}))
 
 
 def main() -> None:
@@ -222,80 +330,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0 for one per core")
     options = parser.parse_args()
+    if options.rounds < 1 or options.frames < BATCH or options.seed < 0 or options.threads < 0:
+        parser.error(
+            f"found --rounds {options.rounds}, --frames {options.frames}, --seed {options.seed} "
+            f"and --threads {options.threads}. Expected at least 1, {BATCH}, 0 and 0"
+        )
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    net = build("squeezenet1_1", 2)
-    net.load_state_dict(safetensors.torch.load_file(options.weights))
-    module = ChannelsLast(WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD))
-    mean = copy.deepcopy(module)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=options.learning_rate, weight_decay=1e-4)
-    jitter = torch.Generator().manual_seed(options.seed)
-    size = options.frames / FRAMES
-    scenes, before, step = Scenes(), None, 0
-    kinds = {
-        "height": of_category("height"),
-        "anywhere": raised_anywhere,
-        "other": any_other,
-        "rim": at_the_rim,
-        "success": of_category("success"),
-        "near_miss": of_category("near_miss"),
-    }
+    camera = CameraSpec()
+    try:
+        config = FinetuneConfig(weights=options.weights)
+        net = build_for(config, camera.height, camera.width)
+    except VinorewardError as error:
+        parser.error(str(error))
+    training = Training(net, options.learning_rate, options.seed)
+    drawing = Rounds(options.seed, options.frames / FRAMES)
     for number in range(options.rounds):
-        if before is not None:
-            kinds["near"] = near(before.places[-round(WORST * size) :])
-
-        def frames_of(numbers: Mapping[str, int], seed: tuple[int, int]) -> list[Frames]:
-            return [
-                scenes.frames(kinds[name], round(count * size), *seed, index)
-                for index, (name, count) in enumerate(numbers.items())
-                if name in kinds
-            ]
-
-        hard = hardest(mean, Frames.join(frames_of(DRAWN, (options.seed, 2 * number))), size)
-        shown = frames_of(SHOWN, (options.seed, 2 * number + 1))
-        random = np.random.default_rng([options.seed, number, 0x0DE])
-        if before is not None:
-            again = random.permutation(len(before.labels))[: round(REPLAYED * size)]
-            shown.append(before.take(again))
-        before = hard if before is None else Frames.join([before, hard])
-        before = before.take(slice(-round(REMEMBERED * size), None))
-        frames = Frames.join([*shown, hard])
-        targets = margin_targets(frames.distances, frames.labels, SUCCESS_DISTANCE)
-        failures = np.flatnonzero(frames.labels == 0)
-        steps = len(frames.labels) // BATCH
-        order = random.permutation(len(frames.labels))
-        module.train()
-        for part in tqdm(np.array_split(order, steps), desc=f"round {number + 1}", leave=False):
-            step += 1
-            rate = 0.5 * (1 + math.cos(math.pi * step / (options.rounds * steps)))
-            for group in optimizer.param_groups:
-                group["lr"] = options.learning_rate * min(1.0, step / 150) * max(rate, 0.003)
-            seed = np.random.default_rng([options.seed, step])
-            pictures = augment(
-                torch.from_numpy(in_rooms(frames.images[part], STRENGTH, seed, ())),
-                STRENGTH,
-                jitter,
-            )
-            dead = of_step(step, DEAD, frames.images, failures, seed=options.seed, views=())
-            loss = loss_of(
-                module(torch.cat([pictures, torch.from_numpy(dead)])),
-                torch.from_numpy(np.append(frames.labels[part], np.zeros(DEAD, np.int64))),
-                torch.from_numpy(np.append(targets[part], np.full(DEAD, -6.0, np.float32))),
-                1.0,
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(module.parameters(), 5.0)
-            optimizer.step()
-            share = 1 - min(MEAN, (1 + step) / (10 + step))
-            with torch.no_grad():
-                for one, other in zip(mean.parameters(), module.parameters(), strict=True):
-                    one.lerp_(other, share)
-        wrong = int((log_odds(mean, hard.images) > 0).sum())
+        frames, hard = drawing.frames(number, training.mean)
+        training.learn(frames, number, options.rounds)
+        write_bytes(options.out, training.to_bytes())
+        wrong = int((log_odds(training.mean, hard.images) > 0).sum())
         print(f"round {number + 1}: {len(hard.labels)} hard failures, {wrong} still claimed")
-        weights = {name: one.contiguous() for name, one in mean.inner.net.state_dict().items()}
-        safetensors.torch.save_file(weights, options.out)
     print(f"next: vinoreward finetune --data data/hover --weights {options.out} --epochs 1")
 
 

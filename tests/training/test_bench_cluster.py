@@ -116,6 +116,22 @@ def own_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.mark.slow
+def test_its_cluster_is_not_the_machines_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A training would join the cluster that Ray's note names; one that is there stays."""
+    pytest.importorskip("ray")
+    note = tmp_path / "ray" / "ray_current_cluster"
+    note.parent.mkdir()
+    note.write_text("127.0.0.1:6379")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with two_nodes(1) as nodes:
+        assert nodes.address != "127.0.0.1:6379"
+        assert note.read_text() == "127.0.0.1:6379"
+    assert note.read_text() == "127.0.0.1:6379"
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_services")
 def test_numbers_of_real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("warp")

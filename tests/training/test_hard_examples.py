@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -45,6 +46,50 @@ def test_places_near_one_stay_where_the_gripper_can_be(example: dict[str, Any]) 
     assert (gripper <= example["WORKSPACE_HIGH"]).all()
     heights = {round(one.height, 9) == example["HOVER_HEIGHT"] for one in placed}
     assert heights == {True, False}, "one place hovers and the other does not"
+
+
+def test_the_hardest_are_failures_and_no_close_calls(example: dict[str, Any]) -> None:
+    """The worst last; the network's own answers are the oracle."""
+    from vinoreward_training.classifier.networks import build_for
+    from vinoreward_training.configs import FinetuneConfig
+
+    net = build_for(FinetuneConfig(weights=WEIGHTS), 96, 128)
+    module = example["Training"](net, 1e-3, 0).module
+    scenes, join = example["Scenes"](), example["Frames"].join
+    kinds = ("at_the_rim", "raised_anywhere", "any_other")
+    drawn = join([scenes.frames(example[kind], 24, 3, index) for index, kind in enumerate(kinds)])
+    hard = example["hardest"](module, drawn, 20 / example["MOST"])
+    score = example["log_odds"](module, hard.images)
+    assert 0 < len(score) <= 20 and (np.diff(score) >= 0).all()
+    hovering = np.abs(hard.places[:, 2] - example["HOVER_HEIGHT"]) <= 0.01
+    limit = example["SUCCESS_DISTANCE"] + example["RIM"]
+    assert not hard.labels.any() and not (hovering & (hard.distances <= limit)).any()
+    far = (drawn.labels == 0) & (drawn.distances > limit)
+    assert score[-1] == pytest.approx(example["log_odds"](module, drawn.images)[far].max(), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--weights", "none.safetensors"], "weights at none.safetensors"),
+        (["--weights", str(WEIGHTS), "--frames", "3"], "--frames 3.*Expected at least 1, 64"),
+        (["--weights", str(WEIGHTS), "--rounds", "0"], "--rounds 0"),
+    ],
+    ids=["weights", "frames", "rounds"],
+)
+def test_what_it_refuses(
+    example: dict[str, Any],
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "new.safetensors"
+    monkeypatch.setattr(sys, "argv", ["hard_examples.py", *words, "--out", str(out)])
+    with pytest.raises(SystemExit):
+        example["main"]()
+    assert re.search(said, " ".join(capsys.readouterr().err.split())) and not out.exists()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -269,9 +270,9 @@ def test_what_cannot_be_mended_is_refused(
     assert main([*words, *bundle, "--truth-key", "done"]) == 1
     assert "--truth-key, which mending without --env would ignore" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # what no audit could judge is not trained first
-        patch.setattr("vinoreward_training.mending.LEAST", 10_000)
+        patch.setattr("vinoreward_training.audit.command.LEAST", 10_000)
         assert main([*words, *bundle]) == 1
-    assert "Expected at least 10000, to judge the new bundle by" in capsys.readouterr().err
+    assert re.search("Expected at least 10000: .*--resume", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
     both = (View("wrist", 48), View("front", 48))
     picture = dataclasses.replace(shipped.spec.picture, views=both)

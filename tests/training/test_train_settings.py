@@ -178,7 +178,7 @@ class Lacking(Corridor):
             self.render()
 
     def render(self) -> Any:
-        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[drawing]"`')
+        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[drawing_board]"`')
 
 
 gym.register("Lacking-v0", entry_point=Lacking)
@@ -190,7 +190,7 @@ def test_what_an_environment_lacks_is_named(tmp_path: Path, when: str) -> None:
     if when == "drawn":
         bundle = str(save_toy_bundle(tmp_path / "toy").path)
         changes |= {"backend": "openvino", "bundle": bundle, "wrap_bundle": True}
-    with pytest.raises(MissingExtraError, match=r"Lacking-v0.*gymnasium\[drawing\]"):
+    with pytest.raises(MissingExtraError, match=r"Lacking-v0.*gymnasium\[drawing-board\]"):
         train(config(tmp_path / "run", env_kwargs={"when": when}, **changes))
 
 

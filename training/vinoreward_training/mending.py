@@ -22,7 +22,7 @@ from vinoreward.errors import ConfigError, DatasetError, needed_for
 from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.battery import look
-from vinoreward_training.audit.command import LEAST, audit, environment_of, unseen
+from vinoreward_training.audit.command import LEAST, audit, environment_of, one_each, unseen
 from vinoreward_training.audit.report import AuditReport, Measure
 from vinoreward_training.classifier.finetune import enough
 from vinoreward_training.classifier.guard import of_rooms
@@ -129,20 +129,6 @@ def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:
             "it was trained on, or others of that size."
         )
     return dataset
-
-
-def check_audits(bundle: Bundle, dataset: Dataset) -> None:
-    """Refuse before a training what the audits after it would refuse: data too few to judge by."""
-    allowed, _ = unseen(bundle, dataset)
-    for label, name in enumerate(("failure", "success")):
-        found = len(np.unique(dataset.episodes[allowed & (dataset.labels == label)]))
-        if found < LEAST:
-            raise DatasetError(
-                f"{dataset.folder} has {found} episodes with a {name} that the bundle was not "
-                f"trained on. Expected at least {LEAST}, to judge the new bundle by; add episodes "
-                "to that folder, such as by vinoreward capture --resume --frames. Each stays in "
-                "its part."
-            )
 
 
 def of_cut_pictures(bundle: Bundle) -> Bundle:
@@ -379,7 +365,7 @@ def run(config: MendConfig) -> int:
     labelled = read_all(config.labels, old)
     print(labelled.sentence)
     dataset = read_data(config.data, old.spec.picture, config.success_label)
-    check_audits(old, dataset)
+    one_each(dataset, unseen(old, dataset)[0], LEAST, config.seed)  # or no audit could judge
     with RunFolder(config.out, config, resume=config.resume) as folder:
         work = folder / CANDIDATE
         work.mkdir(exist_ok=True)

@@ -43,9 +43,8 @@ _LEVELS = 8
 """Of each colour channel."""
 _COLOURS = _LEVELS**3
 _SIDE = 48
-"""About as many pixels of a row are looked at, or more where a picture is wide."""
-_ROWS = 24
-"""About as many rows are looked at."""
+"""About as many pixels of the shorter side are looked at, and of large pictures every second row
+of these."""
 _TOLERATED = 6
 """Grey levels by which a colour may differ from one that was seen."""
 _RARE = 5e-4
@@ -260,7 +259,7 @@ class _Places:
     def __init__(self, height: int, width: int) -> None:
         # Every pixel of some rows for the roughness: what blurs or adds noise does so between
         # neighbours.
-        self._rows = max(1, height // _ROWS)
+        self._rows = 1 if height < 2 * _SIDE else 2 * (height // _SIDE)
         self._step = max(1, min(height, width) // _SIDE)
         rows, columns = -(-height // self._rows), -(-width // self._step)
         down, across = min(_CELLS[0], rows), min(_CELLS[1], columns)

@@ -129,7 +129,8 @@ def one_each(dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed:
             raise DatasetError(
                 f"{dataset.folder} has {len(first)} episodes with a {name} that the network has "
                 f"not seen. Expected at least {LEAST}: frames of one episode resemble each other. "
-                "Capture others with another --seed, and give that folder with --data."
+                "Add episodes (vinoreward capture --resume --frames N; each stays in its part), or "
+                "give with --data a capture with another --seed."
             )
     return np.sort(np.array(chosen, dtype=np.int64))
 

@@ -234,9 +234,11 @@ def dependencies_named(env_id: str) -> Iterator[None]:
     try:
         yield
     except gym.error.DependencyNotInstalled as error:
+        # Gymnasium's advice names some extras with "_", which pip before 23.3 does not find.
+        advice = re.sub(r"\[[a-z_,]+\]", lambda extras: extras[0].replace("_", "-"), str(error))
         raise MissingExtraError(
-            f"{env_id} lacks a package of its own, as Gymnasium says: {error}. Expected everything "
-            "that the environment needs, which vinoreward's extras do not bring; install it."
+            f"{env_id} lacks a package of its own, as Gymnasium says: {advice}. Expected all that "
+            "the environment needs, which vinoreward's extras do not bring; install it."
         ) from error
 
 
