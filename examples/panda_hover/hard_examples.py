@@ -41,7 +41,7 @@ from vinoreward_envs.constants import (
     WORKSPACE_LOW,
 )
 from vinoreward_envs.scene import object_rest_pose
-from vinoreward_training.capture.hover import CATEGORIES, HEIGHT_TOLERANCE, Placement, draw
+from vinoreward_training.capture.hover import CATEGORIES, HEIGHT_TOLERANCE, Placement, draw, raised
 from vinoreward_training.classifier.dead_camera import of_step
 from vinoreward_training.classifier.networks import build_for
 from vinoreward_training.classifier.shifts import in_rooms
@@ -63,6 +63,8 @@ STRENGTH = 0.3
 """Of colour jitter and noise; share of frames as in another room."""
 MARGIN = 0.012
 """Metres beside the success distance."""
+EDGE, BEYOND = 0.06, 0.02
+"""Width (metres) of the workspace's edge, and how much of it is outside."""
 RIM = 0.01
 """Failures this close (metres) beyond the success distance are not called wrong."""
 NEAR = 0.012
@@ -71,7 +73,7 @@ UNSURE = -4.0
 """Failures with higher log-odds of success are worth a training step."""
 FRAMES = 9000
 """Of a round, about; the numbers below are of that many."""
-DRAWN = {"height": 1800, "anywhere": 600, "other": 800, "near": 1800}
+DRAWN = {"height": 1800, "edge": 1200, "anywhere": 600, "other": 800, "near": 1800}
 """Scenes among which the hard ones are looked for."""
 SHOWN = {"rim": 5500, "success": 1800, "near_miss": 700}
 """Scenes that are trained on, hard or not."""
@@ -124,15 +126,7 @@ class Scenes:
     def _batch(self, kind: Draw, count: int, seed: tuple[int, ...]) -> Frames:
         random = np.random.default_rng(seed)
         placed = [kind(random) for _ in range(count)]
-        joints = np.tile(hover_home_joints(), (count, 1))
-        reached = np.ones(count, np.bool_)
-        for index, place in enumerate(placed):
-            if place.gripper is not None:
-                try:
-                    target = np.array([*place.gripper, place.height])
-                    joints[index] = inverse_kinematics(target, joints[index])
-                except InputError:
-                    reached[index] = False
+        joints, reached = reaching(placed)
         shown = np.array([place.object_last is not None for place in placed])
         objects = np.array([place.object_last or (0.0, 0.0) for place in placed])
         poses = np.tile(object_rest_pose((0.0, 0.0)), (count, 1, 1))
@@ -145,6 +139,25 @@ class Scenes:
         images = self._camera.render_batch(joints, poses, shown)
         frames = Frames(images, labels, distances, np.hstack([gripper, objects]))
         return frames.take(np.flatnonzero(reached))
+
+
+def reaching(
+    placed: Sequence[Placement],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return the joints (N, 7) of each placement, and whether (N,) the arm reaches it."""
+    joints = np.tile(hover_home_joints(), (len(placed), 1))
+    reached = np.ones(len(placed), np.bool_)
+    moved = [index for index, place in enumerate(placed) if place.gripper is not None]
+    targets = [(*(placed[index].gripper or ()), placed[index].height) for index in moved]
+    try:
+        joints[moved] = inverse_kinematics(np.array(targets).reshape(-1, 3), joints[moved])
+    except InputError:  # which are out of reach, it does not say
+        for index, target in zip(moved, targets, strict=True):
+            try:
+                joints[index] = inverse_kinematics(np.array(target), joints[index])
+            except InputError:
+                reached[index] = False
+    return joints, reached
 
 
 def at_the_rim(random: np.random.Generator) -> Placement:
@@ -164,6 +177,19 @@ def raised_anywhere(random: np.random.Generator) -> Placement:
     low, high = np.subtract(WORKSPACE_LOW, around), np.add(WORKSPACE_HIGH, around)
     (gx, gy), (ox, oy) = random.uniform(low, high).tolist()
     return Placement((gx, gy), (ox, oy), (ox, oy), random.uniform(*HEIGHTS))
+
+
+def raised_at_the_edge(random: np.random.Generator) -> Placement:
+    """Draw a raised gripper that looks as if it hovered, and an object at the workspace's edge."""
+
+    def at_the_edge(random: np.random.Generator) -> tuple[float, float]:
+        low, high = np.subtract(WORKSPACE_LOW, BEYOND), np.add(WORKSPACE_HIGH, BEYOND)
+        while True:
+            place = random.uniform(low, high)
+            if np.minimum(place - low, high - place).min() < EDGE:
+                return float(place[0]), float(place[1])
+
+    return raised(random, at_the_edge)
 
 
 def of_category(category: str) -> Draw:
@@ -201,6 +227,7 @@ def within(place: npt.ArrayLike, around: float) -> tuple[float, float]:
 
 KINDS: dict[str, Draw] = {
     "height": of_category("height"),
+    "edge": raised_at_the_edge,
     "anywhere": raised_anywhere,
     "other": any_other,
     "rim": at_the_rim,

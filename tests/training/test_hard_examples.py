@@ -48,6 +48,20 @@ def test_places_near_one_stay_where_the_gripper_can_be(example: dict[str, Any]) 
     assert heights == {True, False}, "one place hovers and the other does not"
 
 
+def test_objects_at_the_edge_are_there(example: dict[str, Any]) -> None:
+    """On both sides of it, in the corners too, with the gripper raised and inside."""
+    random = np.random.default_rng(0)
+    placed = [example["raised_at_the_edge"](random) for _ in range(400)]
+    objects, gripper = np.array([(one.object_last, one.gripper) for one in placed]).swapaxes(0, 1)
+    inside = np.minimum(objects - example["WORKSPACE_LOW"], example["WORKSPACE_HIGH"] - objects)
+    away = inside.min(axis=1)
+    assert (away < example["EDGE"]).all() and away.min() < 0 < away.max()
+    assert (np.sort(inside, axis=1)[:, 1] < 0.02).any(), "a corner"
+    assert (gripper >= example["WORKSPACE_LOW"]).all()
+    assert (gripper <= example["WORKSPACE_HIGH"]).all()
+    assert min(one.height for one in placed) > example["HOVER_HEIGHT"] + 0.01
+
+
 def test_the_hardest_are_failures_and_no_close_calls(example: dict[str, Any]) -> None:
     """The worst last; the network's own answers are the oracle."""
     from vinoreward_training.classifier.networks import build_for

@@ -125,15 +125,18 @@ def _away(random: Random, gripper: Point) -> Point:
             return point
 
 
-def _raised(random: Random, eye: npt.NDArray[np.float64]) -> Placement:
-    """Draw a gripper above hover height that looks as if it hovered.
+def raised(random: Random, objects: Callable[[Random], Point]) -> Placement:
+    """Draw a gripper above hover height that looks as if it hovered, and one of ``objects``.
+
+    Each of these must be closer than the success distance to some place of the workspace.
 
     A quarter of them are above the object. The others are on the line from a place near the
-    object, where the gripper would hover, to the camera's ``eye`` (3,): both meet in the picture.
-    They reach farther than a success: a classifier taught with those alone claimed the next ones.
+    object, where the gripper would hover, to the default camera: both meet in the picture. They
+    reach farther than a success: a classifier taught with those alone claimed the next ones.
     """
+    eye = camera_eye()
     while True:
-        obj = _object(random)
+        obj = objects(random)
         height = random.uniform(*HEIGHTS)
         if random.random() < 0.25:
             return Placement(_around(random, obj, in_disc), obj, obj, height)
@@ -182,7 +185,7 @@ def draw(category: str, random: Random) -> Placement:
         gripper = (float(near[0]), float(near[1])) if random.random() < 0.5 else _anywhere(random)
         return Placement(gripper, place, place)
     if category == "height":
-        return _raised(random, camera_eye())
+        return raised(random, _object)
     if category == "elsewhere":
         # The gripper goes where the fixed task has its object, which is somewhere else.
         gripper = _around(random, (FIXED_OBJECT[0], FIXED_OBJECT[1]), in_disc)
