@@ -32,7 +32,7 @@ from vinoreward_training.tasks.many import make_batch
 
 RANDOM = "PandaHoverRandom-v0"
 BATCHED: dict[str, Any] = {"vec_env": "batched", "num_envs": 8, "env": RANDOM}
-OTHERS = ("device", "sbx")
+OTHERS = ("device", "skrl", "sbx")
 
 
 def model_of(learner: str, env: Any = None, steps: int = 0, seed: int = 0, **more: Any) -> Any:
@@ -53,14 +53,23 @@ def networks(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.policy.state_dict().items()}
 
 
+def a_deviation_above(normal: torch.distributions.Normal, shape: Any = ()) -> torch.Tensor:
+    return normal.mean + normal.stddev
+
+
 @pytest.mark.parametrize(
     ("ended", "cut"), [(False, False), (True, False), (True, True)], ids=["goes on", "ends", "cut"]
 )
 @pytest.mark.parametrize("weight", [0.7, "auto_0.7"])
-def test_ours_makes_the_updates_of_sb3(weight: Any, ended: bool, cut: bool) -> None:
+@pytest.mark.parametrize("learner", ["device", "skrl"])
+def test_the_updates_are_those_of_sb3(
+    monkeypatch: pytest.MonkeyPatch, learner: str, weight: Any, ended: bool, cut: bool
+) -> None:
     """Of the same networks, transitions and random numbers come the same networks."""
+    if learner == "skrl":  # which draws for what follows first
+        monkeypatch.setattr(torch.distributions.Normal, "rsample", a_deviation_above)
     given = {"ent_coef": weight, "gamma": 0.9, "learning_rate": 0.01, "tau": 0.1}
-    theirs, ours = (model_of(name, **given) for name in ("sb3", "device"))
+    theirs, ours = (model_of(name, **given) for name in ("sb3", learner))
     ours.policy.load_state_dict(networks(theirs))
     # One transition, so that it matters to neither which ones are drawn.
     draw = np.random.default_rng(0)
@@ -88,12 +97,13 @@ def test_ours_makes_the_updates_of_sb3(weight: Any, ended: bool, cut: bool) -> N
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_an_episode_s_last_observation_is_its_own(batched: bool) -> None:
+@pytest.mark.parametrize("learner", ["device", "skrl"])
+def test_an_episode_s_last_observation_is_its_own(batched: bool, learner: str) -> None:
     """Not that of the reset, whose object is elsewhere; only a success ends what follows."""
     env = None
     if not batched:
         env = DummyVecEnv([lambda: make_env(RANDOM, backend="oracle") for _ in range(8)])
-    model = model_of("device", env, steps=400, learning_starts=10**6)
+    model = model_of(learner, env, steps=400, learning_starts=10**6)
     kept = model.replay_buffer
     seen, following = (each[:50] for each in (kept.observations, kept.next_observations))
     assert kept.size() == 50
@@ -202,6 +212,14 @@ def test_a_single_environment_will_do(tmp_path: Path) -> None:
         ({"env": "PandaHoverPixels-v0"}, "vectors of numbers"),
         ({"algorithm_kwargs": {"use_sde": True}}, "use_sde=True is not for --learner device"),
         ({"algorithm_kwargs": {"ent_coef": "auto_-1"}}, "at or below 0"),
+        (
+            {"learner": "skrl", "algorithm_kwargs": {"n_steps": 3}},
+            "n_steps=3 is not for --learner skrl",
+        ),
+        (
+            {"learner": "skrl", "algorithm_kwargs": {"policy_kwargs": {"n_critics": 3}}},
+            "n_critics=3 is not for --learner skrl",
+        ),
         ({"learner": "sbx", "device": "cuda"}, "--learner sbx with --device cuda"),
     ],
     ids=lambda value: "",
@@ -219,12 +237,17 @@ def test_sbx_takes_what_sb3_can_play(tmp_path: Path) -> None:
             model_of("sbx", **more)
 
 
-def test_without_sbx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "vinoreward_training.policy.sbx_sac", raising=False)
-    monkeypatch.setitem(sys.modules, "sbx", None)
+@pytest.mark.parametrize("learner", ["skrl", "sbx"])
+def test_without_its_library_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, learner: str
+) -> None:
+    monkeypatch.delitem(sys.modules, f"vinoreward_training.policy.{learner}_sac", raising=False)
+    for name in [one for one in sys.modules if one.partition(".")[0] == learner] or [learner]:
+        monkeypatch.setitem(sys.modules, name, None)
     env = make_batch(2, RANDOM, backend="oracle")
-    with pytest.raises(MissingExtraError, match=r"--learner sbx needs sbx.*\[sbx\]"):
-        build_model("SAC", env, SMALL, seed=0, learner="sbx")
+    words = rf"--learner {learner} needs {learner}.*\[{learner}\]"
+    with pytest.raises(MissingExtraError, match=words):
+        build_model("SAC", env, SMALL, seed=0, learner=learner)
 
 
 @pytest.mark.slow

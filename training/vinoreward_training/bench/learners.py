@@ -1,4 +1,4 @@
-"""Bench rows about what trains in a batch: Stable-Baselines3, our loop, and SBX, in turns."""
+"""Bench rows about what trains in a batch: Stable-Baselines3, our loop, skrl and SBX, in turns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.tasks.many import make_batch
 
 TASK = TASKS[0]
-OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "sbx": "<= 1.15 x"}
+OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "skrl": "", "sbx": "<= 1.15 x"}
 """Learner to the bar of what the learned reward may cost it in a batch."""
 
 
 def learners_rows(config: BenchConfig) -> list[Row]:
     """Return seconds until solved for each learner that is installed, and what the reward costs."""
-    installed = [name for name in learners() if name != "sbx" or importlib.util.find_spec("sbx")]
+    extras = ("skrl", "sbx")
+    installed = [
+        name for name in learners() if name not in extras or importlib.util.find_spec(name)
+    ]
     runs = paired(
         config, installed, config.seeds, lambda name, seed: run_once(config, TASK, seed, name)
     )

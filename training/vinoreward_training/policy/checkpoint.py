@@ -80,7 +80,7 @@ def build_model(
     ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate. With N
     environments off-policy algorithms make N gradient steps where they would make one, unless
     ``gradient_steps`` is given. ``later`` defers rewards, see :class:`~vinoreward.RewardLater`.
-    ``learner`` ``"device"`` and ``"sbx"`` train the same networks by other code, see
+    ``learner`` ``"device"``, ``"skrl"`` and ``"sbx"`` train the same networks by other code, see
     ``TrainConfig``.
     """
     kind: Any = algorithm_class(algorithm)
@@ -97,6 +97,10 @@ def build_model(
         from vinoreward_training.policy.device_sac import DeviceSAC
 
         kind = DeviceSAC
+    elif learner == "skrl":
+        from vinoreward_training.policy.skrl_sac import SkrlSAC
+
+        kind = SkrlSAC
     elif learner == "sbx":
         from vinoreward_training.policy.sbx_sac import SbxSAC, checked_arguments
 

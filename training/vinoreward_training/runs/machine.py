@@ -33,6 +33,7 @@ EXTRAS = {
     "hub": ("huggingface-hub",),
     "label": ("starlette", "uvicorn"),
     "sbx": ("sbx-rl",),
+    "skrl": ("skrl",),
 }  # fmt: skip
 """Extra to its distributions."""
 
