@@ -30,6 +30,7 @@ from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import InputError, VinorewardError
 from vinoreward.files import write_bytes
+from vinoreward.machine import freed_memory_kept
 from vinoreward_envs.arm import gripper_position, hover_home_joints, inverse_kinematics
 from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.camera.fast import FastCamera
@@ -375,7 +376,8 @@ def main() -> None:
     drawing = Rounds(options.seed, options.frames / FRAMES)
     for number in range(options.rounds):
         frames, hard = drawing.frames(number, training.mean)
-        training.learn(frames, number, options.rounds)
+        with freed_memory_kept():
+            training.learn(frames, number, options.rounds)
         write_bytes(options.out, training.to_bytes())
         wrong = int((log_odds(training.mean, hard.images) > 0).sum())
         print(f"round {number + 1}: {len(hard.labels)} hard failures, {wrong} still claimed")

@@ -20,7 +20,7 @@ from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.errors import ModelCorruptError, OutputError
-from vinoreward.machine import cores
+from vinoreward.machine import cores, freed_memory_kept
 from vinoreward.processes import interrupt_between
 from vinoreward.saved_state import save_state
 from vinoreward_training.configs import FinetuneConfig, TrainVaeConfig
@@ -212,7 +212,7 @@ class Fit(abc.ABC):
         self.module.train()
         losses: list[Record] = []
         # Between steps only: half a step saved would not lead to the very same weights again.
-        with interrupt_between() as check:
+        with interrupt_between() as check, freed_memory_kept():
             while self.step < self.steps and not self._flat():
                 losses.append(self._step())
                 on_step(self.step, losses[-1])

@@ -1,0 +1,31 @@
+"""What a process may use of the machine."""
+
+from __future__ import annotations
+
+import platform
+import resource
+
+import numpy as np
+import pytest
+
+from vinoreward.machine import freed_memory_kept
+
+
+def page_faults(size: int, times: int) -> int:
+    """Those of ``times`` arrays of ``size`` bytes, each freed before the next."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        np.empty(size, np.uint8)[:: resource.getpagesize()] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's")
+def test_freed_memory_is_kept_only_where_asked() -> None:
+    size = 50 * 2**20
+    pages = size // resource.getpagesize()
+    with freed_memory_kept():
+        page_faults(size, 1)
+        kept = page_faults(size, 10)
+    after = page_faults(size, 10)
+    assert kept < pages, "the kernel gave them once"
+    assert after > 2 * kept, "each is given back to the kernel"
