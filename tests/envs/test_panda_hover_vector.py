@@ -165,7 +165,7 @@ def test_the_shipped_classifier_decides_the_same(id_: str, num_envs: int) -> Non
     env, scalars = make(num_envs, id_, **arguments), make_scalars(num_envs, id_, **arguments)
     env.reset(seed=3)
     scalars.reset(seed=3)
-    draw, different, claimed, steps = np.random.default_rng(5), 0, 0, 30
+    draw, different, claimed, steps = np.random.default_rng(5), 0, 0, 15
     for _ in range(steps):
         scenes = [each.unwrapped.scene for each in scalars.envs]  # type: ignore[attr-defined]
         away = np.array([np.array(each.object_xy) - each.gripper[:2] for each in scenes])

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from picture_folders import write_folder
 from PIL import Image
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.locate import find
 from vinoreward.bundles.schema import View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
@@ -223,16 +223,21 @@ def test_an_area_is_worse_where_it_is_larger() -> None:
 
 @pytest.mark.slow
 def test_a_mended_bundle_is_kept_if_it_is_no_worse(
-    hover: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Right labels keep the new bundle, wrong ones the old one, and the old one is not touched."""
-    dataset = load_dataset(hover)
+    data, run = write_folder(tmp_path / "data", 700), tmp_path / "run"
+    words = ["finetune", "--data", str(data), "--out", str(run), "--epochs", "1"]
+    words += ["--batch-size", "16", "--target-fpr", "0.1", "--threads", "1"]
+    assert main(words) == 0
+    capsys.readouterr()
+    dataset = load_dataset(data)
     chosen = np.concatenate([np.flatnonzero(dataset.labels == one)[:20] for one in (0, 1)])
-    bundle = find("panda-hover-classifier")
+    bundle = run / "bundle"
     before = sha256(bundle / "bundle.json")
     right = ["success" if one else "failure" for one in dataset.labels[chosen]]
     wrong = ["failure" if one else "success" for one in dataset.labels[chosen]]
-    words = ["mend", "--bundle", "panda-hover-classifier", "--data", str(hover)]
+    words = ["mend", "--bundle", str(bundle), "--data", str(data)]
     words += ["--epochs", "1", "--replay", "300", "--threads", "1"]
     for name, answers, rate in (("right", right, "1e-6"), ("wrong", wrong, "0.003")):
         labels = label(tmp_path / name, dataset.images[chosen], answers)
