@@ -45,16 +45,10 @@ def write_whole(folder: Path, count: int, seed: int = 0) -> np.ndarray:
     return whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [None, (40, 52)])
-def test_the_bundle_cuts_out_what_it_was_trained_on(
-    size: tuple[int, int] | None, tmp_path: Path
-) -> None:
-    data, cut = tmp_path / "whole", write_folder(tmp_path / "cut", 700)
-    whole = write_whole(data, 700)
-    config = FinetuneConfig(
+def training(data: Path, out: Path, size: tuple[int, int] | None) -> FinetuneConfig:
+    return FinetuneConfig(
         data=data,
-        out=tmp_path / "run",
+        out=out,
         image_crop=(TOP, LEFT, *SIZE),
         image_size=size,
         epochs=1,
@@ -62,6 +56,16 @@ def test_the_bundle_cuts_out_what_it_was_trained_on(
         target_fpr=0.1,
         threads=1,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [None, (40, 52)])
+def test_the_bundle_cuts_out_what_it_was_trained_on(
+    size: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    data, cut = tmp_path / "whole", write_folder(tmp_path / "cut", 700)
+    whole = write_whole(data, 700)
+    config = training(data, tmp_path / "run", size)
     assert finetune.run(config) == 0
     # The same training on pictures that somebody else has cut.
     other = dataclasses.replace(config, data=cut, out=tmp_path / "other", image_crop=None)
@@ -81,9 +85,14 @@ def test_the_bundle_cuts_out_what_it_was_trained_on(
             classifier.probability(parts)
         with Classifier(mending.of_cut_pictures(bundle)) as of_parts:
             np.testing.assert_array_equal(of_parts.probability(parts[:40]), probabilities)
-    if size is None:
-        return
-    # The commands after it read the whole pictures.
+
+
+@pytest.mark.slow
+def test_the_commands_after_it_read_the_whole_pictures(tmp_path: Path) -> None:
+    data = tmp_path / "whole"
+    write_whole(data, 700)
+    assert finetune.run(training(data, tmp_path / "run", (40, 52))) == 0
+    bundle = Bundle.load(tmp_path / "run" / "bundle")
     gated = QuantizeConfig(bundle=bundle.path, data=data, max_second_looks=1.0, calibration=32)
     assert quantize.run(gated) == 0
     fresh = tmp_path / "fresh"

@@ -217,6 +217,10 @@ def test_a_single_environment_will_do(tmp_path: Path) -> None:
             "n_steps=3 is not for --learner skrl",
         ),
         (
+            {"algorithm_kwargs": {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}},
+            "optimizer_kwargs in policy_kwargs is not for --learner device",
+        ),
+        (
             {"learner": "skrl", "algorithm_kwargs": {"policy_kwargs": {"n_critics": 3}}},
             "n_critics=3 is not for --learner skrl",
         ),

@@ -19,6 +19,7 @@ from vinoreward_training.bench.seconds import TASKS, rows_of, run_once
 from vinoreward_training.configs import BenchConfig, TrainConfig
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.train import SETTINGS
+from vinoreward_training.runs.machine import EXTRAS, module_of
 from vinoreward_training.tasks.many import make_batch
 
 TASK = TASKS[0]
@@ -28,9 +29,10 @@ OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "skrl": "", "sbx": "<= 1.15 x"}
 
 def learners_rows(config: BenchConfig) -> list[Row]:
     """Return seconds until solved for each learner that is installed, and what the reward costs."""
-    extras = ("skrl", "sbx")
     installed = [
-        name for name in learners() if name not in extras or importlib.util.find_spec(name)
+        name
+        for name in learners()
+        if all(importlib.util.find_spec(module_of(one)) for one in EXTRAS.get(name, ()))
     ]
     runs = paired(
         config, installed, config.seeds, lambda name, seed: run_once(config, TASK, seed, name)

@@ -29,6 +29,8 @@ _UNSUPPORTED: Mapping[str, Any] = {
     "target_update_interval": 1,
 }  # fmt: skip
 """SB3's arguments of SAC that this one has no such thing for, and the value that it takes."""
+_OF_OPTIMIZER = {"optimizer_class", "optimizer_kwargs"}
+"""What SB3's ``policy_kwargs`` say of an optimiser."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,13 @@ class TensorSAC(SAC):
                 f"--learner {self.LEARNER} learns from vectors of numbers, and the observation is "
                 f"{self.observation_space}; use --encoder, or --learner sb3"
             )
+        if of_optimizer := sorted(
+            {"optimizer_class", "optimizer_kwargs"} & set(self.policy_kwargs)
+        ):
+            raise ValueError(
+                f"{' and '.join(of_optimizer)} in policy_kwargs is not for --learner "
+                f"{self.LEARNER}, which has its own Adam; leave it out, or use --learner sb3"
+            )
         self.replay_buffer_class = TensorReplay  # type: ignore[assignment]
         self.policy_kwargs["optimizer_class"] = _no_optimizer
         super(SAC, self)._setup_model()
@@ -135,10 +144,10 @@ class TensorSAC(SAC):
         wanted = self.target_entropy
         self.target_entropy = -float(self._actions) if wanted == "auto" else float(wanted)
         learned = isinstance(self.ent_coef, str)
-        given = float(str(self.ent_coef).removeprefix("auto").removeprefix("_") or "1")
-        if not given > 0 and learned:
+        weight = float(str(self.ent_coef).removeprefix("auto").removeprefix("_") or "1")
+        if not weight > 0 and learned:
             raise ValueError(f"ent_coef={self.ent_coef!r} starts at or below 0")
-        self._set_up_learner(given, learned=learned)
+        self._set_up_learner(weight, learned=learned)
 
     @abstractmethod
     def _set_up_learner(self, entropy_weight: float, *, learned: bool) -> None:
@@ -250,4 +259,4 @@ class _Step:
 
 
 def _no_optimizer(parameters: Any, **arguments: Any) -> None:
-    """Stand in where SB3 makes an optimiser; :class:`Adam` is the one."""
+    """Stand in where SB3 makes an optimiser: a subclass has its own."""
