@@ -129,9 +129,7 @@ class TensorSAC(SAC):
                 f"--learner {self.LEARNER} learns from vectors of numbers, and the observation is "
                 f"{self.observation_space}; use --encoder, or --learner sb3"
             )
-        if of_optimizer := sorted(
-            {"optimizer_class", "optimizer_kwargs"} & set(self.policy_kwargs)
-        ):
+        if of_optimizer := sorted(_OF_OPTIMIZER & set(self.policy_kwargs)):
             raise ValueError(
                 f"{' and '.join(of_optimizer)} in policy_kwargs is not for --learner "
                 f"{self.LEARNER}, which has its own Adam; leave it out, or use --learner sb3"
