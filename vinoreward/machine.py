@@ -72,7 +72,7 @@ def freed_memory_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        # As high as glibc raises them by itself, which it no longer does.
+        # glibc raised these by itself until mallopt was called: set them to the most it takes.
         mallopt(_MMAP_MAX, 65536)
         mallopt(_MMAP_THRESHOLD, 32 * 2**20)
         mallopt(_TRIM_THRESHOLD, 64 * 2**20)

@@ -152,7 +152,7 @@ def reaching(
     targets = [(*(placed[index].gripper or ()), placed[index].height) for index in moved]
     try:
         joints[moved] = inverse_kinematics(np.array(targets).reshape(-1, 3), joints[moved])
-    except InputError:  # which are out of reach, it does not say
+    except InputError:  # it does not say which are out of reach
         for index, target in zip(moved, targets, strict=True):
             try:
                 joints[index] = inverse_kinematics(np.array(target), joints[index])

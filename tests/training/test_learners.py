@@ -169,6 +169,24 @@ def test_a_checkpoint_of_another_learner_is_refused(tmp_path: Path) -> None:
         restore_checkpoint(tmp_path / "c.pt", model_of("sb3"))
 
 
+@pytest.mark.parametrize(
+    ("learner", "optimiser"), [("sb3", "critic.optimizer"), ("skrl", "agent.critic_optimizer")]
+)
+def test_an_optimiser_of_other_shapes_is_refused(
+    tmp_path: Path, learner: str, optimiser: str
+) -> None:
+    """It would fail at the next gradient step."""
+    path = tmp_path / "c.pt"
+    model = model_of(learner, steps=160)
+    save_checkpoint(path, model)
+    state = torch.load(path, weights_only=True)
+    restore_checkpoint(path, model_of(learner))
+    next(iter(state["parameters"][optimiser]["state"].values()))["exp_avg"] = torch.zeros(3)
+    torch.save(state, path)
+    with pytest.raises(ModelCorruptError, match=rf"exp_avg of {optimiser} has the shape \(3,\)"):
+        restore_checkpoint(path, model_of(learner))
+
+
 def test_what_jax_has_learned_sb3_plays(tmp_path: Path) -> None:
     model = model_of("sbx", steps=160)
     description = {

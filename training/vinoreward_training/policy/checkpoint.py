@@ -11,7 +11,7 @@ import contextlib
 import copy
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -202,6 +202,7 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         for name, count in state["counters"].items():
             setattr(model, name, int(count))
         model.set_parameters(state["parameters"], device=model.device)
+        _check_optimisers(model, parameters)
         for name, value in state["variables"].items():
             getattr(model, name).data.copy_(value)
         if state["replay"]:
@@ -216,6 +217,25 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
             f"the checkpoint {path} does not fit: {error}. Expected one of the same algorithm, "
             "network and environment; resume with the configuration it was trained with."
         ) from error
+
+
+def _check_optimisers(model: BaseAlgorithm, names: Sequence[str]) -> None:
+    """Raise ValueError for an optimiser whose state has other shapes than its parameters."""
+    import torch
+    from stable_baselines3.common.save_util import recursive_getattr
+
+    for name in names:
+        optimiser = recursive_getattr(model, name, None)
+        if not isinstance(optimiser, torch.optim.Optimizer):
+            continue
+        for parameter, state in optimiser.state.items():
+            for key, value in state.items():
+                # Its counters are scalars.
+                if torch.is_tensor(value) and value.ndim and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"{key} of {name} has the shape {tuple(value.shape)}, and its parameter "
+                        f"{tuple(parameter.shape)}"
+                    )
 
 
 def _replay_state(model: BaseAlgorithm) -> dict[str, Any]:

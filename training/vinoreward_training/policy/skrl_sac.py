@@ -1,7 +1,7 @@
 """The SAC of skrl, with the loop, the replay, the networks and the checkpoints of the others.
 
-skrl's own trainers take what a vector environment shows next for what followed, and at an episode's
-end that is the next one's start. Here its agent learns from a replay that holds what did follow.
+At an episode's end skrl's trainers take the next episode's first observation for what followed.
+Here its agent learns from a replay that holds what did follow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SkrlSAC(TensorSAC):
                 learn_entropy=learned,
                 initial_entropy_value=entropy_weight,
                 target_entropy=self.target_entropy,
-                # It is asked to write and to keep nothing.
+                # Logs and checkpoints are the training's own.
                 experiment={"write_interval": 0, "checkpoint_interval": 0},
             ),
             **place,
@@ -65,7 +65,7 @@ class SkrlSAC(TensorSAC):
         return found
 
     def _act(self, seen: Tensor) -> Tensor:
-        # Random steps are the loop's; this one is after them.
+        # The loop takes the random steps of the beginning, so skrl need not count.
         actions: Tensor = self.agent.act(seen, None, timestep=0, timesteps=0)[0]
         return actions
 

@@ -28,7 +28,7 @@ _UNSUPPORTED: Mapping[str, Any] = {
     "use_sde": False, "n_steps": 1, "action_noise": None, "optimize_memory_usage": False,
     "target_update_interval": 1,
 }  # fmt: skip
-"""SB3's arguments of SAC that this one has no such thing for, and the value that it takes."""
+"""Arguments of SB3's SAC that are not supported, and the one value that each may have."""
 _OF_OPTIMIZER = {"optimizer_class", "optimizer_kwargs"}
 """What SB3's ``policy_kwargs`` say of an optimiser."""
 
@@ -106,10 +106,10 @@ class TensorReplay:
 
 
 class TensorSAC(SAC):
-    """SB3's SAC with its loop and replay on tensors, and its networks.
+    """SAC with the networks and arguments of SB3's, whose loop and replay are tensors.
 
-    It takes the same arguments, except those of gSDE, n-step returns, action noise and delayed
-    targets, which it refuses. Observations are vectors.
+    It refuses gSDE, n-step returns, action noise, delayed targets and another optimiser.
+    Observations are vectors.
     """
 
     LEARNER: ClassVar[str]
