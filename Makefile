@@ -40,10 +40,10 @@ demo: $(STAMP)
 	$(BIN)/vinoreward demo --out $(OUT)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 600 --durations 10
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 --durations 10
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 300 -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 300 -m "not slow"
 
 # Sets $$found to an interpreter of Python $$version; a shim of pyenv may be no interpreter.
 define FIND

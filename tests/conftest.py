@@ -22,7 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs PyBullet on Pythons without its wheel; elsewhere its absence fails."""
+    """Begin with files of slow tests alone; skip what needs PyBullet on Pythons without its wheel.
+
+    Several processes run a file each, and whoever has the last file is waited for.
+    """
+    quick = {item.path for item in items if item.get_closest_marker("slow") is None}
+    items.sort(key=lambda item: item.path in quick)
     if sys.version_info < (3, 12) or importlib.util.find_spec("pybullet") is not None:
         return
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -12,7 +12,7 @@ from .rewards.interventions import Axis, Intervention, SearchSpace
 from .rewards.precision import PrecisionBound
 from .rewards.success import SuccessDetector
 from .rewards.trust import TrustMonitor
-from .wrappers.batched import BatchedVecEnv
+from .wrappers.batched import BatchedVecEnv, TrainMeanwhile
 from .wrappers.curriculum import RandomizationCurriculum
 from .wrappers.encoded import EncodedObservation
 from .wrappers.later import RewardLater
@@ -46,6 +46,7 @@ __all__ = [
     "RewardLater",
     "SearchSpace",
     "SuccessDetector",
+    "TrainMeanwhile",
     "TrueSuccess",
     "TrustMonitor",
     "VecEncodedObservation",

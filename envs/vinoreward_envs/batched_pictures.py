@@ -57,6 +57,8 @@ class BatchedPictures(Closing):
         self._classifier = classifier
         self._device = device
         self._threads = threads if device == CPU else 1
+        self.busy_cores = 0
+        """Cores that someone else computes on: so many fewer threads are used, but at least one."""
         self._made: list[_Worker] = []
         self._start()
 
@@ -175,13 +177,17 @@ class BatchedPictures(Closing):
             finally:
                 self._free.put(worker)
 
-        if self._threads == 1 or len(pieces) == 1:
+        if self._threads_now == 1 or len(pieces) == 1:
             for piece in pieces:
                 one(piece)
             return
         pool = self._threads_of()
         for done in [pool.submit(one, piece) for piece in pieces]:
             done.result()
+
+    @property
+    def _threads_now(self) -> int:
+        return max(1, self._threads - self.busy_cores)
 
     def _wait(self) -> None:
         """Wait for what :meth:`prepare` loads, and raise what it raised."""
@@ -195,11 +201,11 @@ class BatchedPictures(Closing):
         return self._pool
 
     def _pieces(self, count: int) -> list[slice]:
-        size = min(PIECE, _LEAST * -(-count // (_LEAST * self._threads)))
+        size = min(PIECE, _LEAST * -(-count // (_LEAST * self._threads_now)))
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def _make_workers(self, pieces: int) -> None:
-        while len(self._made) < min(self._threads, pieces):
+        while len(self._made) < min(self._threads_now, pieces):
             # A network is used by one thread at a time. A twin loads its own.
             classifier = self._classifier
             if classifier is not None and self._made:

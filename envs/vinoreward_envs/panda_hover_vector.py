@@ -226,6 +226,17 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         return self._spec.as_dict()
 
     @property
+    def busy_cores(self) -> int:
+        """Cores that someone else computes on, such as a learner in another thread.
+
+        So many threads fewer draw and judge, but at least one."""
+        return self._pictures.busy_cores
+
+    @busy_cores.setter
+    def busy_cores(self, count: int) -> None:
+        self._pictures.busy_cores = count
+
+    @property
     def randomization(self) -> DomainRandomization:
         """Ranges from which the episodes draw that begin from now on.
 

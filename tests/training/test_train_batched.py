@@ -30,9 +30,9 @@ def test_the_preset_goes_over_that_of_the_environment() -> None:
         SETTINGS.parse(["--env", "PandaHover-v0", *more], prog="vinoreward train")
         for more in ([], ["--vec-env", "batched"])
     )
-    assert (alone.num_envs, batched.num_envs) == (1, 32)
+    assert (alone.num_envs, batched.num_envs) == (1, 16)
     assert batched.algorithm_kwargs["gamma"] == alone.algorithm_kwargs["gamma"]
-    assert batched.algorithm_kwargs["gradient_steps"] == 12
+    assert batched.algorithm_kwargs["gradient_steps"] == 6
     own = SETTINGS.parse(["--vec-env=batched", "--num-envs", "4"], prog="vinoreward train")
     assert own.num_envs == 4 and own.algorithm_kwargs == batched.algorithm_kwargs
 

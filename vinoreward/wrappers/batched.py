@@ -1,23 +1,36 @@
 """A Gymnasium vector environment as Stable-Baselines3's: all environments in one object.
 
-This module imports SB3. ``vinoreward`` has the class as ``BatchedVecEnv``.
+This module imports SB3. ``vinoreward`` has the classes as ``BatchedVecEnv`` and
+``TrainMeanwhile``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, needed_for
+from vinoreward.wrappers.unscored import Background
 
 with needed_for("vinoreward.wrappers.batched", "train"):
+    from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.vec_env import VecEnv
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.type_aliases import RolloutReturn
+
+Algorithm = TypeVar("Algorithm", bound=OffPolicyAlgorithm)
+SWITCH_SECONDS = 1e-4
+"""How long a thread may keep Python's lock from another while a batch steps beside a learner."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,10 @@ class BatchedVecEnv(VecEnv):
             )
         self.batch = batch
         """The environments."""
+        self.meanwhile: Callable[[], None] | None = None
+        """What runs once, in this thread, while another takes the next step of the batch; None:
+        nothing. :class:`~vinoreward.TrainMeanwhile` trains there."""
+        self._background = Background("vinoreward-batch")
         self._actions: NDArray[Any] | None = None
         self._returns = np.zeros(batch.num_envs)
         self._lengths = np.zeros(batch.num_envs, np.int64)
@@ -152,7 +169,7 @@ class BatchedVecEnv(VecEnv):
 
     def step_batch(self, actions: Any) -> BatchStep:
         """Take the actions ``(N, ...)``, an array or a tensor; return all of a step."""
-        observations, rewards, terminated, truncated, told = self.batch.step(actions)
+        observations, rewards, terminated, truncated, told = self._stepped(actions)
         told = dict(told)
         final, _ = told.pop("final_obs", None), told.pop("_final_obs", None)
         cut = _host(truncated) & ~_host(terminated)
@@ -180,8 +197,22 @@ class BatchedVecEnv(VecEnv):
         self._returns[dones], self._lengths[dones] = 0.0, 0
         return BatchStep(observations, rewards, final, terminated, dones, infos)
 
+    def _stepped(self, actions: Any) -> Any:
+        """Step the batch, in a thread if there is something to do meanwhile."""
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is None:
+            return self.batch.step(actions)
+        with _switching_often(), _beside_a_learner(self.batch.unwrapped):
+            step = self._background.start(lambda: self.batch.step(actions))
+            try:
+                meanwhile()
+            finally:
+                step.wait()  # nothing else may touch the batch before
+        return step.result()
+
     def close(self) -> None:
         """Close the batch."""
+        self._background.close()
         self.batch.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
@@ -222,6 +253,99 @@ class BatchedVecEnv(VecEnv):
         """Return a picture of each environment, None without a render mode."""
         pictures: Any = self.batch.render()
         return [None] * self.num_envs if pictures is None else list(pictures)
+
+
+class TrainMeanwhile(OffPolicyAlgorithm):
+    """Takes gradient steps while a batch of environments takes its next step.
+
+    Drawing and judging a batch takes as long as the gradient steps that follow it. Put this before
+    an off-policy algorithm that learns in a :class:`~vinoreward.BatchedVecEnv`::
+
+        class BatchedSAC(TrainMeanwhile, SAC): ...
+
+
+        model = BatchedSAC("MlpPolicy", BatchedVecEnv(batch))
+
+    or let :meth:`of` do it. Training stays deterministic: the gradient steps of an iteration see
+    the same transitions as ever, but they come after the choice of the next actions instead of
+    before it, so the policy that acts is one iteration older. The last are taken at the end.
+    """
+
+    postponed = 0
+    """Gradient steps that are due with the next step of the environments."""
+    _learns = False
+
+    @staticmethod
+    @functools.cache
+    def of(algorithm: type[Algorithm]) -> type[Algorithm]:
+        """Return an algorithm's class that trains meanwhile; its name stays.
+
+        Args:
+            algorithm: such as ``stable_baselines3.SAC`` or ``TD3``.
+        """
+        about = {"__doc__": algorithm.__doc__, "__module__": __name__}
+        return cast("type[Algorithm]", type(algorithm.__name__, (TrainMeanwhile, algorithm), about))
+
+    def learn(self, *arguments: Any, **options: Any) -> Any:
+        """Learn as the algorithm does."""
+        self._learns = True
+        try:
+            super().learn(*arguments, **options)
+        finally:
+            self._learns = False
+        self._train_postponed()
+        return self
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """Take gradient steps now; within :meth:`learn`, with the environments' next step."""
+        if self._learns:
+            self.postponed = gradient_steps
+        else:
+            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
+
+    def collect_rollouts(self, *arguments: Any, **options: Any) -> RolloutReturn:
+        """Collect as the algorithm does, and train while the environments take the first step."""
+        batch: Any = None if self.env is None else self.env.unwrapped
+        if not isinstance(batch, BatchedVecEnv):
+            raise ConfigError(
+                f"TrainMeanwhile was given a {type(batch).__name__}. Expected a BatchedVecEnv, "
+                "which steps in a thread; put one around the batch, or train without."
+            )
+        batch.meanwhile = self._train_postponed if self.postponed else None
+        try:
+            return super().collect_rollouts(*arguments, **options)
+        finally:
+            batch.meanwhile = None
+
+    def _train_postponed(self) -> None:
+        due, self.postponed = self.postponed, 0
+        if due:
+            super().train(gradient_steps=due, batch_size=self.batch_size)
+            self.policy.set_training_mode(False)
+
+
+@contextlib.contextmanager
+def _beside_a_learner(batch: Any) -> Iterator[None]:
+    """Leave a core to the learner, if the batch has ``busy_cores``."""
+    shares = hasattr(batch, "busy_cores")
+    if shares:
+        batch.busy_cores += 1
+    try:
+        yield
+    finally:
+        if shares:
+            batch.busy_cores -= 1
+
+
+@contextlib.contextmanager
+def _switching_often() -> Iterator[None]:
+    """Let threads that both need Python's lock for moments have it in turns."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 _OF_THE_END = ("final_info", "TimeLimit.truncated")

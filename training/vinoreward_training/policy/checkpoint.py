@@ -43,7 +43,7 @@ _DESCRIBED = (
     "wrap_bundle",
 )  # fmt: skip
 """Keys that every version has written of a policy."""
-_COUNTERS = ("_n_updates", "_episode_num", "_n_calls")
+_COUNTERS = ("_n_updates", "_episode_num", "_n_calls", "postponed")
 _REPLAY = (
     "observations", "next_observations", "actions", "rewards", "dones", "timeouts", "terminated",
 )  # fmt: skip
@@ -80,6 +80,7 @@ def build_model(
     ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate. With N
     environments off-policy algorithms make N gradient steps where they would make one, unless
     ``gradient_steps`` is given. ``later`` defers rewards, see :class:`~vinoreward.RewardLater`.
+    In a batch off-policy algorithms train while it steps, see :class:`~vinoreward.TrainMeanwhile`.
     ``learner`` ``"device"``, ``"skrl"`` and ``"sbx"`` train the same networks by other code, see
     ``TrainConfig``.
     """
@@ -105,6 +106,11 @@ def build_model(
         from vinoreward_training.policy.sbx_sac import SbxSAC, checked_arguments
 
         kind, given = SbxSAC, checked_arguments(given, env.observation_space)
+    if algorithm in OFF_POLICY:
+        from vinoreward.wrappers.batched import BatchedVecEnv, TrainMeanwhile
+
+        if isinstance(env.unwrapped, BatchedVecEnv):
+            kind = TrainMeanwhile.of(kind)
     policy = given.pop("policy", None) or policy_for(env.observation_space)
     if isinstance(noise := given.get("action_noise"), int | float):
         from stable_baselines3.common.noise import NormalActionNoise
@@ -201,6 +207,7 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         model.num_timesteps = int(state["num_timesteps"])
         for name, count in state["counters"].items():
             setattr(model, name, int(count))
+        _check_postponed(model)
         model.set_parameters(state["parameters"], device=model.device)
         _check_optimisers(model, parameters)
         for name, value in state["variables"].items():
@@ -217,6 +224,13 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
             f"the checkpoint {path} does not fit: {error}. Expected one of the same algorithm, "
             "network and environment; resume with the configuration it was trained with."
         ) from error
+
+
+def _check_postponed(model: Any) -> None:
+    """Raise ValueError for more gradient steps than one iteration can have left to do."""
+    due = getattr(model, "postponed", 0)
+    if due and due > max(model.gradient_steps, model.train_freq.frequency * model.n_envs):
+        raise ValueError(f"{due} gradient steps are due, more than one iteration has")
 
 
 def _check_optimisers(model: BaseAlgorithm, names: Sequence[str]) -> None:

@@ -253,7 +253,8 @@ def _check_later(config: TrainConfig, *, own: bool) -> None:
     elif config.encoder is not None:
         found = "an encoder, whose latent the next action needs. Expected none"
     elif config.vec_env == "batched":
-        found = "--vec-env batched, which judges in its steps. Expected subproc or dummy"
+        found = "--vec-env batched, which is judged while the learner trains in any case. Expected "
+        found += "subproc or dummy"
     if found is not None:
         raise ConfigError(f"found --later with {found}; leave --later out.")
 
@@ -266,7 +267,7 @@ def _check_learner(config: TrainConfig) -> None:
     if config.algorithm != "SAC":
         found = f"--algorithm {config.algorithm}. Expected SAC"
     elif config.later:
-        found = "--later. Expected a reward in each step"
+        found = "--later. Expected --vec-env batched, which is judged while the learner trains"
     elif config.learner == "sbx" and config.device not in ("cpu", "auto"):
         found = f"--device {config.device}. Expected cpu"
     if found is not None:

@@ -1,0 +1,229 @@
+"""Gradient steps while a batch steps: the same as in one thread's order, and at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from later_runs import assert_same, left_by
+from stable_baselines3 import SAC, TD3
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from vinoreward import BatchedVecEnv, TrainMeanwhile
+from vinoreward.errors import ConfigError, ModelCorruptError
+from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
+
+SMALL: dict[str, Any] = {
+    "learning_starts": 24,
+    "batch_size": 16,
+    "buffer_size": 400,
+    "gradient_steps": 3,
+    "policy_kwargs": {"net_arch": [8]},
+}
+
+
+@contextlib.contextmanager
+def batch(backend: str = "oracle", count: int = 4) -> Iterator[BatchedVecEnv]:
+    kind = "vector_entry_point"
+    made = gym.make_vec("PandaHoverRandom-v0", count, vectorization_mode=kind, backend=backend)
+    with contextlib.closing(BatchedVecEnv(made)) as env:
+        yield env
+
+
+def model_of(algorithm: Any, env: Any, **more: Any) -> Any:
+    torch.set_num_threads(1)
+    return algorithm("MlpPolicy", env, seed=3, device="cpu", **copy.deepcopy({**SMALL, **more}))
+
+
+class InOrder:
+    """The oracle: gradient steps between the choice of the next actions and the next step."""
+
+    due = 0
+
+    def learn(self, *arguments: Any, **options: Any) -> Any:
+        super().learn(*arguments, **options)  # type: ignore[misc]
+        self._take()
+        return self
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        self.due = gradient_steps
+
+    def _sample_action(self, *arguments: Any, **options: Any) -> Any:
+        found = super()._sample_action(*arguments, **options)  # type: ignore[misc]
+        self._take()
+        return found
+
+    def _take(self) -> None:
+        due, self.due = self.due, 0
+        if due:
+            super().train(due, self.batch_size)  # type: ignore[misc,attr-defined]
+
+
+class InOrderSAC(InOrder, SAC):
+    """SAC in that order."""
+
+
+class InOrderTD3(InOrder, TD3):
+    """TD3 in that order."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "in_order", "backend", "more"),
+    [
+        (SAC, InOrderSAC, "openvino", {}),
+        (SAC, InOrderSAC, "oracle", {"train_freq": 3, "gradient_steps": -1}),
+        (TD3, InOrderTD3, "oracle", {"learning_rate": lambda left: 1e-3 * left}),
+    ],
+    ids=["classifier", "several steps", "td3"],
+)
+def test_it_learns_as_in_one_thread(
+    algorithm: Any, in_order: Any, backend: str, more: dict[str, Any]
+) -> None:
+    left = []
+    for kind in (in_order, TrainMeanwhile.of(algorithm), TrainMeanwhile.of(algorithm)):
+        with batch(backend) as env:
+            model = model_of(kind, env, **more)
+            left.append(left_by(model.learn(160)))
+    for found in left[1:]:
+        assert_same(found, left[0])
+    assert left[0].counters[2] > 30  # gradient steps
+
+
+class Meeting(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Steps of a thread meet a gradient step, and neither goes on without the other."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.barrier = threading.Barrier(2)
+        self.met = 0
+        self.over = False
+
+    def step(self, actions: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            self.barrier.wait(60)
+            self.met += 1
+        return self.env.step(actions)
+
+
+class Met(SAC):
+    """Takes gradient steps, each time with a step of the batch but for the last."""
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        batch: Any = self.env.batch  # type: ignore[union-attr]
+        if not batch.over:
+            batch.barrier.wait(60)
+        super().train(gradient_steps, batch_size)
+
+
+class Over(BaseCallback):
+    """Says when no step follows."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        self.training_env.batch.over = True  # type: ignore[attr-defined]
+
+
+def test_both_run_at_the_same_time() -> None:
+    """One after the other would never end."""
+    with batch() as inner:
+        meeting = Meeting(inner.batch)
+        model_of(TrainMeanwhile.of(Met), BatchedVecEnv(meeting)).learn(80, callback=Over())
+        assert meeting.met == (80 - 24) // 4 - 1
+
+
+class Failing(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Fails when it is told to."""
+
+    fails = False
+
+    def step(self, actions: Any) -> Any:
+        if self.fails:
+            raise RuntimeError("the arm is on fire")
+        return self.env.step(actions)
+
+
+def test_an_error_of_either_ends_the_training_and_leaves_the_batch_usable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = sys.getswitchinterval()
+    with batch() as inner:
+        failing = Failing(inner.batch)
+        env = BatchedVecEnv(failing)
+        model = model_of(TrainMeanwhile.of(SAC), env)
+        model.learn(80)
+        failing.fails = True
+        with pytest.raises(RuntimeError, match="on fire"):
+            model.learn(80)
+        failing.fails = False
+
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(SAC, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(80)
+        monkeypatch.undo()
+        assert env.meanwhile is None and sys.getswitchinterval() == before
+        taken = model._n_updates
+        model.learn(80)
+        assert model._n_updates > taken
+        assert np.isfinite(env.step(np.zeros((4, 2), np.float32))[0]).all()
+
+
+def test_gradient_steps_asked_for_outside_of_learn_are_taken_at_once() -> None:
+    with batch() as env:
+        model = model_of(TrainMeanwhile.of(SAC), env).learn(40)
+        taken = model._n_updates
+        model.train(2, 8)
+        assert model._n_updates == taken + 2 and model.postponed == 0
+
+
+class Saving(BaseCallback):
+    """Saves where trainings do: between two iterations."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps == 40:
+            save_checkpoint(self.path, self.model)
+
+
+def test_a_checkpoint_holds_what_is_due(tmp_path: Path) -> None:
+    saving = Saving(tmp_path / "checkpoint.pt")
+    given = {**SMALL, "policy": "MlpPolicy"}
+    with batch() as env, batch() as other:
+        build_model("SAC", env, given, seed=3).learn(48, callback=saving)
+        model: Any = build_model("SAC", other, given, seed=3)
+        restore_checkpoint(saving.path, model)
+        assert model.postponed == 3
+        taken = model._n_updates
+        model.learn(4, reset_num_timesteps=False)
+        assert model._n_updates == taken + 6 and model.postponed == 0
+
+        model.postponed = 4_000_000
+        save_checkpoint(saving.path, model)
+        with pytest.raises(ModelCorruptError, match="gradient steps are due"):
+            restore_checkpoint(saving.path, model)
+
+
+def test_another_environment_is_refused() -> None:
+    env = DummyVecEnv([lambda: gym.make("Pendulum-v1")])
+    with pytest.raises(ConfigError, match="Expected a BatchedVecEnv"):
+        model_of(TrainMeanwhile.of(SAC), env).learn(8)
