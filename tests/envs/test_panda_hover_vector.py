@@ -46,10 +46,14 @@ def make(num_envs: int, id_: str = STATES, **kwargs: Any) -> PandaHoverVectorEnv
 def make_scalars(num_envs: int, id_: str = STATES, **kwargs: Any) -> SyncVectorEnv:
     """Return as many scalar environments, which reset in the same step."""
     kwargs = {"backend": "oracle", **kwargs}
-    return SyncVectorEnv(
+    scalars = SyncVectorEnv(
         [lambda: gym.make(id_, **kwargs) for _ in range(num_envs)],
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
+    hovers: list[Any] = [each.unwrapped for each in scalars.envs]
+    for each in hovers:  # a network takes half a second to load
+        each._classifier = hovers[0]._classifier
+    return scalars
 
 
 def moves(num_envs: int, steps: int, seed: int = 0) -> Any:
@@ -117,9 +121,9 @@ def test_64_environments_are_64_scalar_ones(array: str) -> None:
 
 
 @pytest.mark.slow
-def test_64_environments_are_64_scalar_ones_over_400_steps() -> None:
-    ended, succeeded = assert_same_rollout(64, 400, 1e-5)
-    assert ended > 2000 and succeeded > 200
+def test_64_environments_are_64_scalar_ones_over_200_steps() -> None:
+    ended, succeeded = assert_same_rollout(64, 200, 1e-5)
+    assert ended > 1000 and succeeded > 100
 
 
 @pytest.mark.parametrize(

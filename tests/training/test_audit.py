@@ -30,7 +30,7 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.rewards.interventions import interventions_of
 from vinoreward_envs.camera.spec import CameraSpec
-from vinoreward_envs.constants import FIXED_OBJECT, WORKSPACE_HIGH, WORKSPACE_LOW
+from vinoreward_envs.constants import FIXED_OBJECT, MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit.bands import BANDS, bands, nice_step
@@ -645,8 +645,16 @@ def test_a_classifier_of_the_arms_pose_alone_is_caught(tmp_path: Path) -> None:
     (data / "metadata.csv").write_text("\n".join(rows) + "\n")
     (data / "dataset.json").write_text(json.dumps(about))
     made = save_linear_bundle(tmp_path / "posed", load_dataset(data))
-    env = PandaHoverEnv(backend="oracle", bundle=made, render_mode="rgb_array")
-    report = audit(made, data, env=env, frames=30, dead=22, states=256, seed=1)
+    env = PandaHoverEnv(
+        backend="oracle", bundle=made, object_position="random", render_mode="rgb_array"
+    )
+
+    def act(observation: np.ndarray) -> np.ndarray:
+        """Go to where the object was in training, or past it."""
+        away = np.array(FIXED_OBJECT[:2]) - observation[:2] + random.normal(0, 0.02, 2)
+        return np.clip(away, -MAX_MOVE, MAX_MOVE).astype(np.float32)
+
+    report = audit(made, data, env=env, act=act, frames=30, dead=22, states=256, seed=1)
     env.close()
     assert report.causes is not None
     stay = {one.name: one.stay / one.claimed for one in report.causes.changes}
