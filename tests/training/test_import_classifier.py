@@ -110,6 +110,12 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try other descriptions of a network on fewer frames, which here tell as much."""
+    monkeypatch.setattr(calibrate, "SAMPLE", 24)
+
+
 def config_of(foreign: Path, out: Path, model: str, **changes: Any) -> ImportClassifierConfig:
     given = {"labels": LABELS, "mean": MEAN, "std": STD, **changes}
     return ImportClassifierConfig(model=foreign / model, out=out, **given)
