@@ -4,7 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.10 || command -v p
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-JOBS ?= auto
+# One more than there are cores: tests that wait for a process leave theirs to another.
+JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 PYTHONS ?= 3.10 3.11 3.12 3.13
 OUT ?= runs/demo
 

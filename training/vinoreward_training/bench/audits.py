@@ -61,9 +61,9 @@ def audit_rows(config: BenchConfig) -> list[Row]:
     """Audit a classifier that knows the arm's pose alone, and others that look at the object."""
     folder = config.out / "audit"
     shutil.rmtree(folder, ignore_errors=True)
-    poses = _poses(folder / "poses", POSES, config.seed, with_object=False)
+    poses = _poses(folder / "poses", POSES, config.seed, share=0.5)
     bundle = _trained(folder / "pose", poses, config.seed)
-    shown = _poses(folder / "shown", SHOWN, config.seed + 1, with_object=True)
+    shown = _poses(folder / "shown", SHOWN, config.seed + 1, share=1.0)
     began = time.perf_counter()
     report = _audited(bundle, shown, "PandaHover-v0", config.seed)
     seconds = time.perf_counter() - began
@@ -192,8 +192,12 @@ def _trained(folder: Path, data: Path, seed: int) -> Path:
     return folder / "bundle"
 
 
-def _poses(folder: Path, count: int, seed: int, *, with_object: bool) -> Path:
-    """Write pictures of a gripper above the fixed task's place, and of it elsewhere."""
+def _poses(folder: Path, count: int, seed: int, *, share: float) -> Path:
+    """Write pictures of a gripper above the fixed task's place, and of it elsewhere.
+
+    The object is in a ``share`` of them, whatever their label: a guard fitted to pictures that have
+    none would find every other one odd, and pay for nothing.
+    """
     random, place = np.random.default_rng([seed, 0x705E]), (c.FIXED_OBJECT[0], c.FIXED_OBJECT[1])
     with contextlib.closing(HoverScene()) as scene:
         for number in range(count):
@@ -202,7 +206,7 @@ def _poses(folder: Path, count: int, seed: int, *, with_object: bool) -> Path:
                 xy = random.uniform(c.WORKSPACE_LOW, c.WORKSPACE_HIGH)
                 if (math.dist(xy, place) <= c.SUCCESS_DISTANCE) is success:
                     break
-            scene.place_object(place if with_object else None)
+            scene.place_object(place if random.uniform() < share else None)
             scene.home()
             scene.move_gripper((float(xy[0]), float(xy[1])))
             name = f"{'success' if success else 'failure'}/{number:05d}.png"
