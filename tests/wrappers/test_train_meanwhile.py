@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from later_runs import assert_same, left_by
-from stable_baselines3 import SAC, TD3
+from stable_baselines3 import PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -221,6 +221,36 @@ def test_a_checkpoint_holds_what_is_due(tmp_path: Path) -> None:
         save_checkpoint(saving.path, model)
         with pytest.raises(ModelCorruptError, match="gradient steps are due"):
             restore_checkpoint(saving.path, model)
+
+
+class Watched(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Notes of each step its thread, the busy cores and how often threads switch."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.seen: set[tuple[bool, int, bool]] = set()
+
+    def step(self, actions: Any) -> Any:
+        alone = threading.current_thread() is threading.main_thread()
+        hover: Any = self.unwrapped
+        self.seen.add((alone, hover.busy_cores, sys.getswitchinterval() > 1e-3))
+        return self.env.step(actions)
+
+
+def test_a_core_is_the_learner_s_while_it_trains_and_only_then() -> None:
+    with batch("openvino") as inner:
+        watched = Watched(inner.batch)
+        model_of(TrainMeanwhile.of(SAC), BatchedVecEnv(watched)).learn(80)
+        assert watched.seen == {(True, 0, True), (False, 1, False)}
+        hover: Any = inner.batch.unwrapped
+        assert hover.busy_cores == 0
+
+
+def test_a_class_is_extended_once_and_only_where_there_are_gradient_steps() -> None:
+    meanwhile = TrainMeanwhile.of(SAC)
+    assert meanwhile.__name__ == "SAC" and TrainMeanwhile.of(meanwhile) is meanwhile
+    with pytest.raises(ConfigError, match="TrainMeanwhile was given PPO"):
+        TrainMeanwhile.of(PPO)  # type: ignore[type-var]
 
 
 def test_another_environment_is_refused() -> None:

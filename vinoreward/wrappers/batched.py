@@ -107,7 +107,7 @@ class BatchedVecEnv(VecEnv):
         self.batch = batch
         """The environments."""
         self.meanwhile: Callable[[], None] | None = None
-        """What runs once, in this thread, while another takes the next step of the batch; None:
+        """What runs in each step, in this thread, while another thread steps the batch; None:
         nothing. :class:`~vinoreward.TrainMeanwhile` trains there."""
         self._background = Background("vinoreward-batch")
         self._actions: NDArray[Any] | None = None
@@ -199,8 +199,7 @@ class BatchedVecEnv(VecEnv):
 
     def _stepped(self, actions: Any) -> Any:
         """Step the batch, in a thread if there is something to do meanwhile."""
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is None:
+        if (meanwhile := self.meanwhile) is None:
             return self.batch.step(actions)
         with _switching_often(), _beside_a_learner(self.batch.unwrapped):
             step = self._background.start(lambda: self.batch.step(actions))
@@ -282,9 +281,11 @@ class TrainMeanwhile(OffPolicyAlgorithm):
 
         Args:
             algorithm: such as ``stable_baselines3.SAC`` or ``TD3``.
+
+        Raises:
+            ConfigError: it is not off-policy.
         """
-        about = {"__doc__": algorithm.__doc__, "__module__": __name__}
-        return cast("type[Algorithm]", type(algorithm.__name__, (TrainMeanwhile, algorithm), about))
+        return extended(TrainMeanwhile, algorithm)
 
     def learn(self, *arguments: Any, **options: Any) -> Any:
         """Learn as the algorithm does."""
@@ -311,7 +312,12 @@ class TrainMeanwhile(OffPolicyAlgorithm):
                 f"TrainMeanwhile was given a {type(batch).__name__}. Expected a BatchedVecEnv, "
                 "which steps in a thread; put one around the batch, or train without."
             )
-        batch.meanwhile = self._train_postponed if self.postponed else None
+
+        def train_once() -> None:  # with the first step, where a rollout has several
+            batch.meanwhile = None
+            self._train_postponed()
+
+        batch.meanwhile = train_once if self.postponed else None
         try:
             return super().collect_rollouts(*arguments, **options)
         finally:
@@ -322,6 +328,24 @@ class TrainMeanwhile(OffPolicyAlgorithm):
         if due:
             super().train(gradient_steps=due, batch_size=self.batch_size)
             self.policy.set_training_mode(False)
+
+
+def extended(mixin: type[OffPolicyAlgorithm], algorithm: type[Algorithm]) -> type[Algorithm]:
+    """Return an off-policy algorithm's class with a mixin before it; the name stays.
+
+    Raises:
+        ConfigError: another algorithm.
+    """
+    if not (isinstance(algorithm, type) and issubclass(algorithm, OffPolicyAlgorithm)):
+        raise ConfigError(
+            f"{mixin.__name__} was given {getattr(algorithm, '__name__', algorithm)}. Expected an "
+            "off-policy algorithm of Stable-Baselines3, such as SAC, TD3 or DQN: others learn from "
+            "whole rollouts and leave no time to score in."
+        )
+    if issubclass(algorithm, mixin):
+        return algorithm
+    about = {"__doc__": algorithm.__doc__, "__module__": mixin.__module__}
+    return cast("type[Algorithm]", type(algorithm.__name__, (mixin, algorithm), about))
 
 
 @contextlib.contextmanager

@@ -6,12 +6,13 @@ This module imports SB3; ``vinoreward`` has :class:`RewardLater`.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, needed_for
+from vinoreward.wrappers.batched import Algorithm, extended
 from vinoreward.wrappers.sb3 import LearnedReward
 from vinoreward.wrappers.unscored import Unscored
 
@@ -30,7 +31,6 @@ else:
 
 __all__ = ["LaterDictReplayBuffer", "LaterReplayBuffer", "RewardLater"]
 
-Algorithm = TypeVar("Algorithm", bound=OffPolicyAlgorithm)
 _ROW = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
 
@@ -216,16 +216,7 @@ class RewardLater(OffPolicyAlgorithm):
         Raises:
             ConfigError: it is not off-policy.
         """
-        if not (isinstance(algorithm, type) and issubclass(algorithm, OffPolicyAlgorithm)):
-            raise ConfigError(
-                f"RewardLater was asked for {getattr(algorithm, '__name__', algorithm)}. Expected "
-                "an off-policy algorithm of Stable-Baselines3, such as SAC, TD3 or DQN: others "
-                "learn from whole rollouts and leave no time to score in."
-            )
-        if issubclass(algorithm, RewardLater):
-            return algorithm
-        about = {"__doc__": algorithm.__doc__, "__module__": __name__}
-        return cast("type[Algorithm]", type(algorithm.__name__, (RewardLater, algorithm), about))
+        return extended(RewardLater, algorithm)
 
     def _setup_model(self) -> None:
         if self.env is not None:
