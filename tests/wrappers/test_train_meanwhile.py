@@ -6,6 +6,7 @@ import contextlib
 import copy
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,36 @@ def test_both_run_at_the_same_time() -> None:
         assert meeting.met == (80 - 24) // 4 - 1
 
 
+class Slow(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Takes a while to step beside a learner."""
+
+    steps = False
+
+    def step(self, actions: Any) -> Any:
+        self.steps = True
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.5)
+        try:
+            return self.env.step(actions)
+        finally:
+            self.steps = False
+
+
+def test_who_stops_the_learner_gets_a_batch_that_nobody_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with batch() as inner:
+        slow = Slow(inner.batch)
+        model = model_of(TrainMeanwhile.of(SAC), BatchedVecEnv(slow))
+        monkeypatch.setattr(SAC, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(80)
+        assert not slow.steps
+
+
 class Failing(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     """Fails when it is told to."""
 
@@ -228,12 +259,12 @@ class Watched(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self.seen: set[tuple[bool, int, bool]] = set()
+        self.seen: list[tuple[bool, int, bool]] = []
 
     def step(self, actions: Any) -> Any:
         alone = threading.current_thread() is threading.main_thread()
         hover: Any = self.unwrapped
-        self.seen.add((alone, hover.busy_cores, sys.getswitchinterval() > 1e-3))
+        self.seen.append((alone, hover.busy_cores, sys.getswitchinterval() > 1e-3))
         return self.env.step(actions)
 
 
@@ -241,7 +272,12 @@ def test_a_core_is_the_learner_s_while_it_trains_and_only_then() -> None:
     with batch("openvino") as inner:
         watched = Watched(inner.batch)
         model_of(TrainMeanwhile.of(SAC), BatchedVecEnv(watched)).learn(80)
-        assert watched.seen == {(True, 0, True), (False, 1, False)}
+        assert set(watched.seen) == {(True, 0, True), (False, 1, False)}
+        # Of a rollout of several steps the first has gradient steps; the others have all cores.
+        watched.seen.clear()
+        several = model_of(TrainMeanwhile.of(SAC), BatchedVecEnv(watched), train_freq=3)
+        several.learn(96)
+        assert sum(not alone for alone, *_ in watched.seen) == (96 - 24) // 12 - 1
         hover: Any = inner.batch.unwrapped
         assert hover.busy_cores == 0
 
