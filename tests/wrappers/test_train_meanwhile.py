@@ -147,31 +147,35 @@ def test_both_run_at_the_same_time() -> None:
 class Slow(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     """Takes a while to step beside a learner."""
 
-    steps = False
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.began, self.ended = threading.Event(), threading.Event()
 
     def step(self, actions: Any) -> Any:
-        self.steps = True
         if threading.current_thread() is not threading.main_thread():
+            self.began.set()
             time.sleep(0.5)
-        try:
-            return self.env.step(actions)
-        finally:
-            self.steps = False
+        step = self.env.step(actions)
+        if self.began.is_set():
+            self.ended.set()
+        return step
 
 
 def test_who_stops_the_learner_gets_a_batch_that_nobody_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
     with batch() as inner:
         slow = Slow(inner.batch)
+
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            assert slow.began.wait(60)
+            raise KeyboardInterrupt
+
         model = model_of(TrainMeanwhile.of(SAC), BatchedVecEnv(slow))
         monkeypatch.setattr(SAC, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model.learn(80)
-        assert not slow.steps
+        assert slow.ended.is_set()
 
 
 class Failing(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
