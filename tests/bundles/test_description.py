@@ -55,6 +55,7 @@ specs = st.builds(
         temperature=positive,
         chosen_for=free,
         int8_band=st.none() | st.floats(0, 20),
+        shift_band=st.none() | st.floats(0, 20),
     ),
     quantization=st.none()
     | st.builds(
@@ -121,6 +122,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(decision__temperature=0), "positive"),
         (changed(decision__int8_band=-1), "at least 0"),
         (changed(decision__int8_band="wide"), "a number"),
+        (changed(decision__shift_band=-1), "shift_band.*at least 0"),
         (changed(decision__int8_threshold=0.7), "no threshold of its own"),
         (changed(kind="policy"), "classifier or encoder"),
         (changed(labels=["success"]), "2 to 1000"),

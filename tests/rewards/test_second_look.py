@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 from stable_baselines3.common.vec_env import DummyVecEnv
-from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
+from toy_environments import HEIGHT, WIDTH, Corridor, save_column_bundle, save_toy_bundle
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
@@ -27,7 +27,7 @@ from vinoreward.bundles.save import add_int8
 from vinoreward.bundles.schema import Decision, Quantization
 from vinoreward.errors import BundleParityError, ConfigError
 from vinoreward.files import sha256
-from vinoreward.rewards.classifier import Classifier, logit, sigmoid, unsure
+from vinoreward.rewards.classifier import Classifier, logit, shifts_of, sigmoid, unsure
 
 THRESHOLD = 0.7
 BAND = 1.5
@@ -239,6 +239,97 @@ def test_a_band_of_zero_is_none(bundle: Bundle) -> None:
 def test_the_card_explains_the_second_look(bundle: Bundle) -> None:
     card = (bundle.path / "README.md").read_text()
     assert "within 1.5 of the threshold" in card
+
+
+# --- means over shifts -------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(0, 9))
+def test_a_picture_moves_by_a_pixel_and_repeats_its_side(
+    count: int, height: int, width: int, seed: int
+) -> None:
+    images = np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), np.uint8)
+    same, left, right = shifts_of(images)
+    assert np.array_equal(same, images)
+    for column in range(width):
+        assert np.array_equal(left[:, :, column], images[:, :, min(column + 1, width - 1)])
+        assert np.array_equal(right[:, :, column], images[:, :, max(column - 1, 0)])
+
+
+SHIFT_BAND = 0.8
+
+
+def with_shifts(bundle: Bundle, band: float | None = SHIFT_BAND) -> Bundle:
+    decision = dataclasses.replace(bundle.spec.decision, shift_band=band)
+    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=decision))
+
+
+@pytest.fixture(scope="module")
+def column(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A network that looks at one column alone; another bias stands for INT8."""
+    folder = tmp_path_factory.mktemp("column")
+    made = save_column_bundle(folder / "column", decision=Decision(threshold=THRESHOLD))
+    small = biased(made.path / "model.onnx", folder / "small.onnx", SHIFT)
+    golden = made.golden.logits + np.array([0, SHIFT], np.float32)
+    return Bundle.load(add_int8(made, small, PASSED, golden, BAND))
+
+
+def edges() -> np.ndarray:
+    """Pictures of every shade whose columns differ."""
+    images = np.random.default_rng(2).integers(0, 60, (256, HEIGHT, WIDTH, 3), np.uint8)
+    images[..., 0] += np.arange(0, 256, dtype=np.uint8)[:, None, None] // 2 + 50
+    return images
+
+
+def means_of(classifier: Classifier, images: np.ndarray) -> np.ndarray:
+    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (0, 0)), mode="edge")
+    places = range(3)
+    moved = [np.ascontiguousarray(padded[:, :, at : at + images.shape[2]]) for at in places]
+    return np.mean([classifier.log_odds(each).astype(np.float64) for each in moved], axis=0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision"), [("openvino", "fp32"), ("openvino", "int8"), ("onnxruntime", "int8")]
+)
+@pytest.mark.parametrize("leave", [None, 0.1])
+def test_close_to_the_threshold_the_mean_of_fp32_counts(
+    column: Bundle, backend: str, precision: str, leave: float | None
+) -> None:
+    with (
+        Classifier(column, precision="fp32") as fp32,
+        Classifier(column, backend=backend, precision=precision, exit_threshold=leave) as own,
+        Classifier(
+            with_shifts(column), backend=backend, precision=precision, exit_threshold=leave
+        ) as averaged,
+    ):
+        before, mean = own.log_odds(edges()), means_of(fp32, edges())
+        limits = [logit(THRESHOLD)] + ([] if leave is None else [logit(leave)])
+        near = np.any([np.abs(before - limit) < SHIFT_BAND for limit in limits], axis=0)
+        found = averaged.log_odds(edges())
+        assert 0 < near.sum() < len(near)
+        np.testing.assert_allclose(found, np.where(near, mean, before), atol=1e-4)
+        decided = found >= logit(THRESHOLD)
+        assert (decided != (before >= logit(THRESHOLD))).any(), "the means must matter here"
+        assert np.array_equal(averaged.compute_reward(edges()) > 0, decided)
+        single = [averaged.log_odds(picture[None])[0] for picture in edges()]
+        np.testing.assert_allclose(single, found, atol=1e-4)
+        assert averaged.log_odds(edges()[:0]).shape == (0,)
+
+
+def test_int8_that_decides_alone_averages_itself(column: Bundle) -> None:
+    alone = with_shifts(without_band(column))
+    with Classifier(without_band(column)) as small, Classifier(alone) as averaged:
+        before = small.log_odds(edges())
+        near = np.abs(before - logit(THRESHOLD)) < SHIFT_BAND
+        expected = np.where(near, means_of(small, edges()), before)
+        np.testing.assert_allclose(averaged.log_odds(edges()), expected, atol=1e-4)
+        assert len(averaged.backends) == 1
+
+
+@pytest.mark.parametrize("band", [None, 0.0])
+def test_without_a_band_nothing_is_averaged(column: Bundle, band: float | None) -> None:
+    with Classifier(column) as own, Classifier(with_shifts(column, band)) as none:
+        assert np.array_equal(own.log_odds(edges()), none.log_odds(edges()))
 
 
 def test_a_mistyped_backend_is_said_when_the_classifier_is_made() -> None:

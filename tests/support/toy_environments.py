@@ -212,6 +212,36 @@ def save_toy_bundle(
     return Bundle.load(save_bundle(folder, spec, files, images, logits))
 
 
+def save_column_bundle(folder: Path, *, decision: Decision | None = None) -> Bundle:
+    """Save a classifier that looks at the red of one column alone: a shift shows it another."""
+    column, slope, middle = WIDTH // 2, 1 / 16, 130
+    weights = np.zeros((WIDTH, 2), np.float32)
+    weights[column, 1] = slope
+    constants = {
+        "weights": weights,
+        "bias": np.array([0, -middle * slope], np.float32),
+        "red": np.array(0, np.int64),
+        "rows": np.array([1], np.int64),
+    }
+    nodes = [
+        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Gather", ["float", "red"], ["reds"], axis=3),
+        helper.make_node("ReduceMean", ["reds", "rows"], ["columns"], keepdims=0),
+        helper.make_node("MatMul", ["columns", "weights"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["logits"]),
+    ]
+    model = _save_graph(folder.parent / f"{folder.name}.onnx", nodes, constants, "logits", 2)
+    images = np.random.default_rng(0).integers(0, 256, (4, HEIGHT, WIDTH, 3), dtype=np.uint8)
+    odds = (images[:, :, column, 0].mean(axis=1) - middle) * slope
+    spec = BundleSpec(
+        name="toy-column",
+        picture=Picture(height=HEIGHT, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1)),
+        decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
+    )
+    logits = np.stack([np.zeros(4), odds], axis=1).astype(np.float32)
+    return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, images, logits))
+
+
 VIEWS = (
     View(name="front", height=HEIGHT, source="obs:front", age=2),
     View(name="wrist", height=4, source="obs:wrist"),

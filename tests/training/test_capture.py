@@ -264,6 +264,24 @@ def test_random_play_that_never_succeeds_is_said_early_and_leaves_the_folder_usa
         capture.run(CaptureConfig(out=out, env=line, truth_key="at_goal", frames=8))
 
 
+def test_a_truth_of_ones_own_that_never_holds_is_named_as_it_was_given(
+    tmp_path: Path, line_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def never(env):\n    return False\n")
+    given = CaptureConfig(
+        out=tmp_path / "x", env=line_id, truth=f"{file}:never", frames=8, patience=21
+    )
+    with pytest.raises(
+        DatasetError, match=r"gave no success \(--truth .*mine\.py:never\)"
+    ) as error:
+        capture.run(given)
+    said = capsys.readouterr().out
+    assert f"with --truth {file}:never" in said
+    for text in (said, str(error.value)):
+        assert "another --truth or --env" in text and "--truth-key" not in text
+
+
 def test_advice_is_given_once_where_successes_are_rare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -467,6 +467,10 @@ def _decision(spec: BundleSpec) -> dict[str, Any]:
     }
     if decision.int8_band is not None:
         rows["with INT8, FP32 looks again within (log-odds of the threshold)"] = decision.int8_band
+    if decision.shift_band is not None:
+        rows["scores are means over shifts within (log-odds of the threshold)"] = (
+            decision.shift_band
+        )
     return rows | {f"chosen for: {key}": item for key, item in _flat(decision.chosen_for).items()}
 
 

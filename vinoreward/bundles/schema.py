@@ -167,14 +167,18 @@ class Decision(Described):
     int8_band: float | None = None
     """Half-width, in calibrated log-odds around the threshold, within which the FP32 network
     decides instead; ``None``: the INT8 network decides alone."""
+    shift_band: float | None = None
+    """Half-width, in calibrated log-odds around the threshold, within which the scores are means
+    over the picture and its copies moved by a pixel to the left and right; ``None``: nowhere."""
 
     _place: ClassVar[str] = "decision"
 
     def _check(self) -> None:
         if not 0.0 <= self.threshold <= 1.0:
             wrong("decision.threshold", self.threshold, "a probability from 0 to 1")
-        if self.int8_band is not None and self.int8_band < 0:
-            wrong("decision.int8_band", self.int8_band, "a half-width of at least 0, or null")
+        for name in ("int8_band", "shift_band"):
+            if (band := getattr(self, name)) is not None and band < 0:
+                wrong(f"decision.{name}", band, "a half-width of at least 0, or null")
         if self.temperature <= 0:
             wrong("decision.temperature", self.temperature, "a positive number")
 

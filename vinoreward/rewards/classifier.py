@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -51,7 +51,8 @@ class Classifier(Runner):
 
     With INT8 the bundle's FP32 network looks again at pictures close to the threshold
     (``decision.int8_band``), and its answer counts. :attr:`looks` and :attr:`second_looks` count
-    both in this process.
+    both in this process. Closer still (``decision.shift_band``) scores are means over the picture
+    and its copies moved by a pixel: test-time augmentation.
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
@@ -213,27 +214,45 @@ class Classifier(Runner):
     ) -> NDArray[np.float64] | None:
         """Return log-odds of the networks of one version; None if it changed."""
         odds = self._odds_on(first, pictures)
-        if odds is None or not again or self.band is None:
-            return odds
-        near = unsure(odds, logit(self.threshold), self.band)
-        if self.exit_threshold < self.threshold:
-            near |= unsure(odds, logit(self.exit_threshold), self.band)
-        rows = np.flatnonzero(near)
-        if len(rows):
-            exact = self._odds_on(again[0], pictures[rows])
-            if exact is None:
-                return None
-            odds[rows] = exact
-            self.second_looks += len(rows)
+        if odds is None:
+            return None
+        if again and self.band is not None:
+            rows = self._near(odds, self.band)
+            if len(rows):
+                exact = self._odds_on(again[0], pictures[rows])
+                if exact is None:
+                    return None
+                odds[rows] = exact
+                self.second_looks += len(rows)
+        if self.bundle.spec.decision.shift_band:
+            rows = self._near(odds, self.bundle.spec.decision.shift_band)
+            if len(rows):
+                mean = self._odds_on([first, *again][-1], pictures[rows], shifted=True)
+                if mean is None:
+                    return None
+                odds[rows] = mean
         return odds
 
-    def _odds_on(self, backend: Backend, pictures: NDArray[np.uint8]) -> NDArray[np.float64] | None:
+    def _near(self, odds: NDArray[np.float64], band: float) -> NDArray[np.intp]:
+        """Return the rows whose log-odds are within a band of a threshold."""
+        near = unsure(odds, logit(self.threshold), band)
+        if self.exit_threshold < self.threshold:
+            near |= unsure(odds, logit(self.exit_threshold), band)
+        return np.flatnonzero(near)
+
+    def _odds_on(
+        self, backend: Backend, pictures: NDArray[np.uint8], *, shifted: bool = False
+    ) -> NDArray[np.float64] | None:
         """Return log-odds; None if another version answered than that of the bundle."""
-        outputs, version = backend.infer_versioned(pictures)
+        asked = np.concatenate([*shifts_of(pictures)]) if shifted else pictures
+        outputs, version = backend.infer_versioned(asked)
         if version != self._version:
             self._follow(backend)
             return None
-        return success_log_odds(outputs, self.bundle.spec)
+        spec = self.bundle.spec
+        scores = scores_of(outputs, spec)
+        scores = scores.reshape(-1, len(pictures), scores.shape[1]).mean(axis=0)
+        return log_odds(scores, spec.success_index, spec.decision.temperature)
 
     def swap(self, bundle: Bundle | str | Path) -> None:
         """Let all callers of this classifier's service judge by another bundle from now on.
@@ -342,6 +361,18 @@ class _RewardFunction:
 def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
     """Return the calibrated log-odds of success, ``(N,)``, of a network's outputs."""
     return log_odds(scores_of(outputs, spec), spec.success_index, spec.decision.temperature)
+
+
+def shifts_of(pictures: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    """Yield pictures (N, H, W, 3) as they are, and moved by a pixel to the left and to the right.
+
+    The pixels at a side are repeated there. Strides and pooling make a network's answer depend on
+    where edges lie between pixels (Zhang 2019, "Making convolutional networks shift-invariant
+    again"), and the mean depends on it less. Sideways only: views lie below each other.
+    """
+    yield pictures
+    yield np.concatenate([pictures[:, :, 1:], pictures[:, :, -1:]], axis=2)
+    yield np.concatenate([pictures[:, :, :1], pictures[:, :, :-1]], axis=2)
 
 
 def scores_of(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:

@@ -220,11 +220,17 @@ class Episodes:
         self.tried[self._player] += 1
         self.won[self._player] += any(truths)
 
+    def _truth_option(self) -> str:
+        """Return the option that tells the truth, as it was given or found."""
+        given = self._config.truth
+        return f"--truth-key {self._truth.key}" if given is None else f"--truth {given}"
+
     def _advice(self, missing: str) -> str:
         """Return what to try where a label is not found."""
+        option = self._truth_option().split()[0]
         if missing == "failure":
             play = "more random play (--mix random 2 policy 1), or "
-            return f"{'' if self._act is None else play}another --truth-key or --env"
+            return f"{'' if self._act is None else play}another {option} or --env"
         steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
         longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
         policy = (
@@ -232,7 +238,7 @@ class Episodes:
             "Stable-Baselines3 or a run folder"
         )
         better = policy if self._act is None else "a better --policy, or more of it in --mix"
-        return f"{better}; longer episodes ({longer}); another --truth-key or --env"
+        return f"{better}; longer episodes ({longer}); another {option} or --env"
 
 
 class Play(Episodes):
@@ -282,7 +288,7 @@ class Play(Episodes):
                 advised = True
                 self._say(
                     f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
-                    f"--truth-key {self._truth.key} (info has "
+                    f"{self._truth_option()} (info has "
                     f"{', '.join(sorted(map(str, self._info)))}). Capture gives up after "
                     f"{patience}. What helps: {self._advice(balance.missing)}. Ctrl-C stops it."
                 )
@@ -342,7 +348,7 @@ class Play(Episodes):
         players = "at random" if self._act is None else f"by {', '.join(self._mix)}"
         return (
             f"{barren} episodes of {self._name} played {players} gave no {balance.missing} "
-            f"(--truth-key {self._truth.key}). Expected both labels now and then. {rest}. What "
+            f"({self._truth_option()}). Expected both labels now and then. {rest}. What "
             f"helps: {self._advice(balance.missing)}; pictures of your own in "
             f"{table.folder}/success and {table.folder}/failure."
         )

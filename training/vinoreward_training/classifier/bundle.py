@@ -189,6 +189,9 @@ def sections_of(
     chosen: dict[str, object] = {
         "threshold": f"{decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{decision.temperature:.3f}",
+        "means over shifts": "none"
+        if decision.shift_band is None
+        else f"within {decision.shift_band:.3g} log-odds of the threshold",
     } | {str(key): value for key, value in decision.chosen_for.items() if key != "value"}
     confusion: list[dict[str, object]] = [
         {"truth": truth, "claimed success": claimed, "claimed failure": denied}

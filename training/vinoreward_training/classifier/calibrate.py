@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from vinoreward.bundles.picture import read_picture
 from vinoreward.bundles.save import front_matter, replace_fp32
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.rewards.classifier import log_odds, scores_of
+from vinoreward.rewards.classifier import log_odds, logit, scores_of, shifts_of, unsure
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
+    Labels,
     claims_of,
     evaluate,
     roc_area,
@@ -48,15 +49,63 @@ WELL, CLEARLY = 0.75, 0.05
 """Another description is named if it ranks so many pairs right, so many more than this one, and
 halves the wrong ones."""
 BATCH = 32
+NEARLY_ALL = 0.95
+"""Share of the decisions that means over shifts change, which lie within their band."""
 
 
-def _logits(backend: Backend, spec: BundleSpec, images: Images, progress: str = "") -> Floats:
-    """Return the network's logits (N, K) of pictures (N, H, W, 3)."""
+def _logits(
+    backend: Backend,
+    spec: BundleSpec,
+    images: Images,
+    progress: str = "",
+    *,
+    average_shifts: bool = False,
+) -> Floats:
+    """Return the network's logits (N, K) of pictures (N, H, W, 3), or their means over shifts."""
     from tqdm import tqdm
 
+    shifts = shifts_of if average_shifts else (lambda some: (some,))
     starts = tqdm(range(0, len(images), BATCH), desc=progress, unit="batch", disable=not progress)
-    outputs = [backend.infer(images[start : start + BATCH]) for start in starts]
-    return scores_of(np.concatenate(outputs), spec)
+    logits = []
+    for start in starts:
+        asked = shifts(images[start : start + BATCH])
+        logits.append(np.mean([scores_of(backend.infer(each), spec) for each in asked], axis=0))
+    return np.concatenate(logits)
+
+
+def _with_shifts(
+    evaluated: Callable[[Floats], Evaluation],
+    own: Floats,
+    means: Floats,
+    spec: BundleSpec,
+    labels: Labels,
+    choosing: Indices,
+) -> Evaluation:
+    """Evaluate means over shifts near the threshold, and say what they change.
+
+    ``own`` and ``means`` are logits (N, K). Nearly all decisions that the means change on the
+    frames ``choosing`` lie within the band.
+    """
+    decision, success = evaluated(means).decision, spec.success_index
+    heat, threshold = decision.temperature, logit(decision.threshold)
+    before, after = log_odds(own, success, heat), log_odds(means, success, heat)
+    changed = ((before >= threshold) != (after >= threshold))[choosing]
+    if not changed.any():
+        print("means over shifts change no decision, so the network's own scores stay")
+        return evaluated(own)
+    farthest = np.abs(before[choosing][changed] - threshold)
+    band = float(np.quantile(farthest, NEARLY_ALL, method="higher"))
+    near = unsure(before, threshold, band)
+    better = changed & ((after >= threshold) == (labels == 1))[choosing]
+    print(
+        f"means over shifts change {changed.sum()} decisions of {len(choosing)}, {better.sum()} "
+        f"for the better; they count within {band:.3g} log-odds of the threshold, of "
+        f"{near[choosing].mean():.1%} of the frames"
+    )
+    result = evaluated(np.where(near[:, None], means, own))
+    again = result.decision
+    again = dataclasses.replace(again, shift_band=band * heat / again.temperature)
+    return dataclasses.replace(result, decision=again)
 
 
 def _parts(
@@ -164,25 +213,35 @@ def run(config: CalibrateConfig) -> int:
     print(f"{len(choosing)} frames choose the threshold, {len(test)} test it")
     print(f"frames new to the network: {seen}")
     logits = np.zeros((len(dataset.labels), len(spec.labels)))  # of other frames never read
+    means = logits.copy()
     with bundle.backend("openvino", precision="fp32") as backend:
+        score = partial(_logits, backend, spec, average_shifts=config.average_shifts)
         for part, what in ((choosing, "choose"), (test, "test")):
             logits[part] = _logits(backend, spec, dataset.images[part], what)
-        score = partial(_logits, backend, spec)
+            if config.average_shifts:
+                means[part] = score(dataset.images[part], f"{what}, moved by a pixel")
         dead = (
             judged(score, dataset, choosing, 1, config.seed),
             judged(score, dataset, test, 2, config.seed),
         )
         causes = tuple(map(as_options, _causes(bundle, dataset, logits, choosing)))
-        try:
-            result = evaluate(
+
+        def evaluated(scores: Floats) -> Evaluation:
+            return evaluate(
                 config.target_fpr,
                 dataset,
-                logits,
+                scores,
                 (choosing, test),
                 dead,
                 success=spec.success_index,
                 falling=None,
             )
+
+        try:
+            if config.average_shifts:
+                result = _with_shifts(evaluated, logits, means, spec, dataset.labels, choosing)
+            else:
+                result = evaluated(logits)
         except InputError as error:
             why = f" Try {'; '.join(causes)}." if causes else ""
             raise InputError(f"{error}{why}") from error

@@ -270,6 +270,9 @@ class CalibrateConfig:
     """False-positive rate of the threshold, with 95 % confidence."""
     success_label: str = "success"
     """Sub-folder of the data with the successes."""
+    average_shifts: bool = False
+    """Near the threshold, let the score be the mean over the image and its copies moved by a pixel
+    to the left and right: fewer errors there, and there four times the classifier's time."""
     seed: int = 0
     """Seed of the dead-camera frames; not of the split."""
 

@@ -19,7 +19,7 @@ from vinoreward.bundles.golden import means
 from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
-from vinoreward.rewards.classifier import logit, success_log_odds
+from vinoreward.rewards.classifier import Classifier, logit, success_log_odds
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import (
@@ -121,8 +121,12 @@ def compare(
 
     ``images`` ``(N, H, W, 3)`` are as :meth:`Bundle.prepare` returns them, ``episodes`` ``(N,)``.
     """
+    from tqdm import tqdm
+
     print(f"FP32 on {len(images)} held-out frames ...", flush=True)
-    before = log_odds_of(bundle.network("fp32"), BACKENDS[0], images, bundle)
+    with Classifier(bundle, backend=BACKENDS[0], precision="fp32") as fp32:
+        shown = tqdm(images, desc=f"compare on {BACKENDS[0]}", unit="frame")
+        before = np.concatenate([fp32.log_odds(image[None]) for image in shown]).astype(np.float64)
     print(f"INT8 on the held-out frames, {' and '.join(BACKENDS)} ...", flush=True)
     return gate(
         before,
