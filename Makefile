@@ -12,7 +12,8 @@ OUT ?= runs/demo
 # One thread a process: several of them share the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast test-pythons test-lerobot check bench docs install clean
+.PHONY: help demo test test-fast test-pythons test-lerobot check check-style check-mypy check-pyright \
+	bench docs install clean
 
 help:
 	@echo "make demo       a classifier and a policy from nothing, with a report (under 5 minutes)"
@@ -35,6 +36,8 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[dev]'
+# pip compiles all but what is installed with -e, and the tests start hundreds of processes.
+	$(BIN)/python -m compileall -q -j 0 assets envs training vinoreward
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -79,12 +82,18 @@ test-lerobot: .venv-lerobot/.installed
 	  'lerobot[dataset,transformers-dep]==0.6.*' pytest hypothesis
 	@touch $@
 
-check: $(STAMP)
+check: check-style check-mypy check-pyright
+
+check-style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+check-mypy: $(STAMP)
+	$(BIN)/mypy
+
+check-pyright: $(STAMP)
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 bench: $(STAMP)
 	$(BIN)/vinoreward bench --rows all --resume
