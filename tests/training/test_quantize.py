@@ -118,6 +118,25 @@ def test_a_second_look_takes_the_flips_away() -> None:
     assert 0 < found.looks_all < found.looks_boundary < 1
 
 
+def test_flips_are_counted_from_what_fp32_decides_by_means_over_shifts() -> None:
+    """Near the threshold these may be right where FP32's own log-odds are wrong."""
+    before, after, first = noisy(0.6)
+    decided = before >= 0.5
+    near = np.abs(before - 0.5) < 0.3
+    decided[near] = ~decided[near]
+    found = gate(before, {"a": after}, first, 0.5, LIMITS, decided=decided)
+    alone = gate(before, {"a": after}, first, 0.5, LIMITS)
+    assert found.band is not None and alone.band is not None
+    assert found.band >= alone.band, "the flips of the near ones are within it, too"
+    rest = np.flatnonzero(~first)
+    judged = rest[boundary_rich(before[rest], 0.5, boundary=500, seed=0)]
+    again = unsure(after, 0.5, found.band)
+    claimed = np.where(again, decided, after >= 0.5)
+    assert found.flips.count == (claimed != decided)[judged].sum()
+    assert found.alone.count == ((after >= 0.5) != decided)[judged].sum()
+    assert found.alone.count > alone.alone.count
+
+
 def test_the_gate_refuses_where_fp32_would_have_to_look_too_often() -> None:
     before, after, first = noisy(0.6, spread=2.0)
     with pytest.raises(QuantizationRefusedError, match=r"unsure.*stays FP32.*--max-second-looks"):

@@ -395,6 +395,11 @@ def run(config: MendConfig) -> int:
             shutil.rmtree(saved)
         (work / "bundle").rename(saved)
         print(f"bundle {saved}; {audits[1].verdict}")
+        if old.spec.decision is not None and old.spec.decision.shift_band:
+            print(
+                "note: near its threshold the old bundle judged by means over shifted pictures, "
+                "and this one does not; vinoreward calibrate --average-shifts gives it that again"
+            )
         print(f"next: {after_mending(saved, config)}")
         return 0
 

@@ -24,12 +24,11 @@ from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
     Labels,
-    claims_of,
     evaluate,
     roc_area,
 )
 from vinoreward_training.classifier.finetune import USELESS, enough
-from vinoreward_training.classifier.guard import Fitted, fit_guard, of_rooms
+from vinoreward_training.classifier.guard import Fitted, fit_guard_of
 from vinoreward_training.configs import CalibrateConfig
 from vinoreward_training.data.dataset import (
     SPLIT,
@@ -250,9 +249,8 @@ def run(config: CalibrateConfig) -> int:
         result = dataclasses.replace(result, verdict=verdict, metrics=metrics)
         golden = dataset.images[golden_of(dataset, test, result)]
         outputs = backend.infer(golden)
-        claims = partial(claims_of, score, result.decision, success=spec.success_index)
-        trained = claims if of_rooms(spec.metrics) else None
-        guard = fit_guard(dataset, split_by_episode(dataset), trained)
+    decided = dataclasses.replace(spec, decision=result.decision)
+    guard = fit_guard_of(dataclasses.replace(bundle, spec=decided), dataset)
     _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
     say(result, guard)
     if verdict.level == "useless":

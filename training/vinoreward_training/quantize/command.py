@@ -19,7 +19,7 @@ from vinoreward.bundles.golden import means
 from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
-from vinoreward.rewards.classifier import Classifier, logit, success_log_odds
+from vinoreward.rewards.classifier import Classifier, logit, success_log_odds, unsure
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import (
@@ -35,6 +35,7 @@ from vinoreward_training.encoder.probe import fit_probe, judge_probe
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,
     UNITS,
+    Bools,
     Floats,
     GateResult,
     Outputs,
@@ -121,12 +122,9 @@ def compare(
 
     ``images`` ``(N, H, W, 3)`` are as :meth:`Bundle.prepare` returns them, ``episodes`` ``(N,)``.
     """
-    from tqdm import tqdm
-
     print(f"FP32 on {len(images)} held-out frames ...", flush=True)
-    with Classifier(bundle, backend=BACKENDS[0], precision="fp32") as fp32:
-        shown = tqdm(images, desc=f"compare on {BACKENDS[0]}", unit="frame")
-        before = np.concatenate([fp32.log_odds(image[None]) for image in shown]).astype(np.float64)
+    before = log_odds_of(bundle.network("fp32"), BACKENDS[0], images, bundle)
+    decided = _decided(bundle, images, before)
     print(f"INT8 on the held-out frames, {' and '.join(BACKENDS)} ...", flush=True)
     return gate(
         before,
@@ -134,7 +132,20 @@ def compare(
         halves(episodes, seed=config.seed),
         logit(bundle.spec.decision.threshold),
         config,
+        decided=decided,
     )
+
+
+def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
+    """Return how FP32 decides (N,), of its log-odds and, where those count, means over shifts."""
+    decision = bundle.spec.decision
+    threshold = logit(decision.threshold)
+    decided = log_odds >= threshold
+    near = np.flatnonzero(unsure(log_odds, threshold, decision.shift_band or 0.0))
+    with Classifier(bundle, backend=BACKENDS[0], precision="fp32", guarded=False) as classifier:
+        for index in near:
+            decided[index] = classifier.compute_reward(images[index : index + 1])[0] > 0
+    return decided
 
 
 def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:

@@ -102,19 +102,26 @@ def halves(episodes: npt.NDArray[np.int64], *, seed: int) -> Bools:
 
 
 def choose_band(
-    before: Floats, after: Mapping[str, Floats], threshold: float, *, boundary: int
+    before: Floats,
+    after: Mapping[str, Floats],
+    threshold: float,
+    *,
+    boundary: int,
+    decided: Bools | None = None,
 ) -> float:
     """Return the half-width that holds every flip of these frames, with room to spare.
 
     It also covers nearly every error (``NEARLY_ALL``) of the ``boundary`` frames closest to the
     threshold (at most half of all), as small sets may have no flip. Farther away INT8 saturates,
-    which changes no decision. ``before`` and, per backend, ``after`` are (N,) log-odds.
+    which changes no decision. ``before`` and, per backend, ``after`` are (N,) log-odds; ``decided``
+    (N,) as in :func:`gate`.
     """
+    decided = before >= threshold if decided is None else decided
     close = np.argsort(np.abs(before - threshold), kind="stable")
     close = close[: max(1, min(boundary, len(before) // 2))]
     widest = 0.0
     for values in after.values():
-        flipped = (before >= threshold) != (values >= threshold)
+        flipped = decided != (values >= threshold)
         farthest = float(np.abs(values[flipped] - threshold).max(initial=0.0))
         usual = float(np.quantile(np.abs(values - before)[close], NEARLY_ALL, method="higher"))
         widest = max(widest, farthest, usual)
@@ -127,17 +134,20 @@ def gate(
     first: Bools,
     threshold: float,
     config: QuantizeConfig,
+    *,
+    decided: Bools | None = None,
 ) -> GateResult:
     """Choose the band on the frames ``first`` (N,) bool and judge it on the others, or refuse.
 
     INT8 decides alone, without a band, if its own flips are below the limit with confidence.
     ``before`` (FP32) and, per backend, ``after`` (INT8) are (N,) log-odds, as is ``threshold``.
+    ``decided`` (N,) is how FP32 decides, where that is not by ``before`` alone.
     ``config.max_flips`` limits the boundary-rich set, ``max_second_looks`` all judged frames.
     """
     max_flips, boundary = config.max_flips, config.boundary
     rest = np.flatnonzero(~first)
     judged = rest[boundary_rich(before[rest], threshold, boundary=boundary, seed=config.seed)]
-    decided = before >= threshold
+    decided = before >= threshold if decided is None else decided
     claims, frames = int(decided[judged].sum()), len(judged)
     if min(claims, frames - claims) <= max_flips * frames:
         raise QuantizationRefusedError(
@@ -148,23 +158,23 @@ def gate(
             "it claims nothing there."
         )
 
-    def flips_of(log_odds: Mapping[str, Floats]) -> tuple[dict[str, Flips], Flips]:
+    def flips_of(decisions: Mapping[str, Bools]) -> tuple[dict[str, Flips], Flips]:
         flips = {
-            name: count_flips(decided[judged], (values >= threshold)[judged])
-            for name, values in log_odds.items()
+            name: count_flips(decided[judged], each[judged]) for name, each in decisions.items()
         }
         return flips, max(flips.values(), key=lambda each: each.share)
 
-    by_backend, alone = flips_of(after)
+    claimed = {name: values >= threshold for name, values in after.items()}
+    by_backend, alone = flips_of(claimed)
     if alone.high <= max_flips:
         return GateResult(None, alone, alone, 0.0, 0.0, by_backend)
     band = choose_band(
         before[first], {name: values[first] for name, values in after.items()}, threshold,
-        boundary=boundary,
+        boundary=boundary, decided=decided[first],
     )  # fmt: skip
     again = {name: unsure(values, threshold, band) for name, values in after.items()}
     by_backend, flips = flips_of(
-        {name: np.where(again[name], before, values) for name, values in after.items()}
+        {name: np.where(again[name], decided, each) for name, each in claimed.items()}
     )
     looks_all = max(float(mask[rest].mean()) for mask in again.values())
     if flips.share > max_flips:
