@@ -126,8 +126,7 @@ def test_flips_are_counted_from_what_fp32_decides_by_means_over_shifts() -> None
     decided[near] = ~decided[near]
     found = gate(before, {"a": after}, first, 0.5, LIMITS, decided=decided)
     alone = gate(before, {"a": after}, first, 0.5, LIMITS)
-    assert found.band is not None and alone.band is not None
-    assert found.band >= alone.band, "the flips of the near ones are within it, too"
+    assert found.band == alone.band is not None
     rest = np.flatnonzero(~first)
     judged = rest[boundary_rich(before[rest], 0.5, boundary=500, seed=0)]
     again = unsure(after, 0.5, found.band)

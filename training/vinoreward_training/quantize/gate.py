@@ -102,26 +102,19 @@ def halves(episodes: npt.NDArray[np.int64], *, seed: int) -> Bools:
 
 
 def choose_band(
-    before: Floats,
-    after: Mapping[str, Floats],
-    threshold: float,
-    *,
-    boundary: int,
-    decided: Bools | None = None,
+    before: Floats, after: Mapping[str, Floats], threshold: float, *, boundary: int
 ) -> float:
     """Return the half-width that holds every flip of these frames, with room to spare.
 
     It also covers nearly every error (``NEARLY_ALL``) of the ``boundary`` frames closest to the
     threshold (at most half of all), as small sets may have no flip. Farther away INT8 saturates,
-    which changes no decision. ``before`` and, per backend, ``after`` are (N,) log-odds; ``decided``
-    (N,) as in :func:`gate`.
+    which changes no decision. ``before`` and, per backend, ``after`` are (N,) log-odds.
     """
-    decided = before >= threshold if decided is None else decided
     close = np.argsort(np.abs(before - threshold), kind="stable")
     close = close[: max(1, min(boundary, len(before) // 2))]
     widest = 0.0
     for values in after.values():
-        flipped = decided != (values >= threshold)
+        flipped = (before >= threshold) != (values >= threshold)
         farthest = float(np.abs(values[flipped] - threshold).max(initial=0.0))
         usual = float(np.quantile(np.abs(values - before)[close], NEARLY_ALL, method="higher"))
         widest = max(widest, farthest, usual)
@@ -170,7 +163,7 @@ def gate(
         return GateResult(None, alone, alone, 0.0, 0.0, by_backend)
     band = choose_band(
         before[first], {name: values[first] for name, values in after.items()}, threshold,
-        boundary=boundary, decided=decided[first],
+        boundary=boundary,
     )  # fmt: skip
     again = {name: unsure(values, threshold, band) for name, values in after.items()}
     by_backend, flips = flips_of(
