@@ -98,6 +98,25 @@ def test_another_processors_int8_is_tolerated(bundle: Bundle, tmp_path: Path) ->
     Bundle.load(bundle.path).backend("openvino").close()
 
 
+@pytest.mark.parametrize(
+    ("band", "passes"), [(None, False), (4 * 3.0, False), (4 * 5.0, True), (1e6, True)]
+)
+def test_int8_may_differ_by_a_quarter_of_the_band_in_which_fp32_decides(
+    bundle: Bundle, tmp_path: Path, band: float | None, passes: bool
+) -> None:
+    """A frame's log-odds are 5.8 and not 1.8, as recorded: its probability differs by 0.13."""
+    images = golden_images()
+    moved = expected_logits(images, COARSE)
+    moved[3, bundle.spec.success_index] -= 4.0 * bundle.spec.decision.temperature
+    coarse = network(tmp_path / "coarse.onnx", weights=COARSE)
+    added = add_int8(bundle, coarse, PASSED, moved, int8_band=band)
+    if passes:
+        Bundle.load(added).backend("onnxruntime").close()
+    else:
+        with pytest.raises(BundleParityError, match=r"1 of \d+ frames differ"):
+            Bundle.load(added).backend("onnxruntime")
+
+
 def test_adding_int8_keeps_everything_else(bundle: Bundle, tmp_path: Path) -> None:
     before, logits = snapshot(bundle.path), bundle.golden.logits
     quantized = with_int8(bundle, tmp_path)

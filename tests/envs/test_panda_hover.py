@@ -271,7 +271,7 @@ def test_what_the_guard_finds_odd_is_no_success(tmp_path: Path) -> None:
     guard = guard_of(bundle)
     assert guard is not None
     strict = dataclasses.replace(guard, limit=guard.limit / 1e6)
-    with_guard(bundle, strict.to_bytes(), {})
+    with_guard(bundle, strict.to_bytes(), {}, "strict")
     found = {}
     for on_ood in ("withhold", "ignore"):
         env = PandaHoverEnv(bundle=folder, object_position=(0.5, 0.0), on_ood=on_ood)

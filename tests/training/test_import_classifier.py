@@ -424,6 +424,14 @@ def test_a_bundle_gets_a_guard_and_keeps_everything_else(
         assert after.spec.files[name] == before.spec.files[name]
     assert (folder / "README.md").read_text() == card
 
+    # Other pictures change the guard, and the card's line on it alone.
+    few = draw(tmp_path / "few", 300)
+    assert main(["guard", "--bundle", str(folder), "--data", str(few)]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    lines = (folder / "README.md").read_text().splitlines()
+    changed = [new for old, new in zip(card.splitlines(), lines, strict=True) if old != new]
+    assert changed == [f"- {said}"] and " clean test frames are odd" in said
+
 
 def test_a_guard_of_other_pictures_does_not_stay(foreign: Path, tmp_path: Path) -> None:
     """A new calibration on too few episodes for a guard leaves none, and says why."""
@@ -446,7 +454,7 @@ def test_a_guard_leaves_int8_alone(tmp_path: Path) -> None:
     guard = guard_of(before)
     assert guard is not None
     other = dataclasses.replace(guard, limit=guard.limit * 2)
-    with_guard(before, other.to_bytes(), {"frames": 1})
+    with_guard(before, other.to_bytes(), {"frames": 1}, "it knows one frame")
     after = Bundle.load(folder)
     differing = {
         name for name in after.spec.files if after.spec.files[name] != before.spec.files[name]

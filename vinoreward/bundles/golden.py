@@ -28,6 +28,8 @@ FLOAT_TOLERANCE = 1e-2
 # INT8 kernels differ between processor generations (with and without VNNI): only a large difference
 # of a probability shows that something is broken.
 INT8_TOLERANCE = 0.1
+# Of the band within which FP32 decides: so far may log-odds differ, whatever the probability does.
+BAND_SHARE = 0.25
 
 # Of latent vectors: the unit of a dimension without a known posterior is this share of its range;
 RANGE_SHARE = 0.05
@@ -109,21 +111,23 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
 
     FP32 may differ by ``1e-2`` of the largest recorded logit (at least of 1). INT8 and bf16 are
     compared as probabilities of success, which may differ by 0.1: every decision with a larger
-    margin is then the same. An encoder's vectors are compared by :func:`parity`.
+    margin is then the same. Where INT8 has a band, its log-odds may differ by a quarter of that:
+    FP32 decides within it. An encoder's vectors are compared by :func:`parity`.
     """
     expected = golden.logits
     if backend.precision == "int8" and golden.logits_int8 is not None:
         expected = golden.logits_int8
     exact = backend.precision == "fp32"
+    band = spec.decision.int8_band if backend.precision == "int8" else None
     # One by one: a backend that compiles for each size of a batch needs that of 1 anyway.
     outputs = np.concatenate([backend.infer(image[None]) for image in golden.images])
-    errors, limit = _errors(outputs, expected, spec, exact)
+    errors, limit = _errors(outputs, expected, spec, exact, band)
     if (errors <= 1).all():
         return
     frame = int(np.argmax(errors))
     # Swapped colours are the most frequent cause, and the only one that can be proved.
     swapped = backend.infer(np.ascontiguousarray(golden.images[..., ::-1]))
-    if (_errors(swapped, expected, spec, exact)[0] <= 1).all():
+    if (_errors(swapped, expected, spec, exact, band)[0] <= 1).all():
         cause = "red and blue are swapped: with the other colour order the outputs are right"
     elif backend.precision == "int8":
         cause = (
@@ -215,9 +219,16 @@ def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
 
 def _errors(
-    found: NDArray[np.float32], expected: NDArray[np.float32], spec: BundleSpec, exact: bool
+    found: NDArray[np.float32],
+    expected: NDArray[np.float32],
+    spec: BundleSpec,
+    exact: bool,
+    band: float | None,
 ) -> tuple[NDArray[np.float64], str]:
-    """Return each frame's error, ``(G,)``, as a multiple of the limit, and the limit in words."""
+    """Return each frame's error, ``(G,)``, as a multiple of the limit, and the limit in words.
+
+    ``band`` is that of INT8, in log-odds.
+    """
     if spec.encoding is not None:
         unit_name = f"{RANGE_SHARE:.0%} of the vectors' range"
         if spec.encoding.std is not None:
@@ -227,8 +238,12 @@ def _errors(
     if not exact and spec.output in ("logits", "logit"):
         temperature = spec.decision.temperature
         before, after = (softmax(columns(each, spec) / temperature) for each in (expected, found))
-        difference = after - before
-        errors = np.abs(difference[:, spec.success_index])
+        before, after = before[:, spec.success_index], after[:, spec.success_index]
+        errors = np.abs(after - before)
+        if band:
+            with np.errstate(divide="ignore", invalid="ignore"):  # where both are 0 or both 1
+                odds = np.abs(np.log(after / (1 - after)) - np.log(before / (1 - before)))
+            errors = np.fmin(errors, INT8_TOLERANCE * odds / (BAND_SHARE * band))
     else:
         errors = np.abs(found.astype(np.float64) - expected).max(axis=1)
     limit = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max())) if exact else INT8_TOLERANCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -165,11 +166,12 @@ def add_int8(
     )
 
 
-def with_guard(bundle: Bundle, guard: bytes, metrics: Mapping[str, Any]) -> Path:
+def with_guard(bundle: Bundle, guard: bytes, metrics: Mapping[str, Any], sentence: str) -> Path:
     """Add or replace a saved bundle's guard; return the folder.
 
-    ``guard`` is the content of ``guard.npz``, ``metrics`` what is known of it. Decisions, networks
-    and a card written by hand stay. Errors are those of :func:`save_bundle`.
+    ``guard`` is the content of ``guard.npz``, ``metrics`` what is known of it, ``sentence`` the
+    same in words, for a card with a line on the guard. Decisions, networks and the rest of the
+    card stay. Errors are those of :func:`save_bundle`.
     """
     golden, card = bundle.golden, card_of(bundle.path)
     files, pictures = _own_files(bundle)
@@ -177,6 +179,8 @@ def with_guard(bundle: Bundle, guard: bytes, metrics: Mapping[str, Any]) -> Path
     files["guard.npz"] = guard
     if card == model_card(bundle.spec, ["golden.png", *pictures]):
         card = None
+    elif card is not None:
+        card = re.sub(r"(?m)^- guard: .*$", lambda _: f"- guard: {sentence}", card, count=1)
     return save_bundle(
         bundle.path,
         dataclasses.replace(bundle.spec, metrics={**bundle.spec.metrics, "guard": dict(metrics)}),

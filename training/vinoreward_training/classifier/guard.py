@@ -168,7 +168,7 @@ def run(config: GuardConfig) -> int:
             f"{config.data} gives no guard: {fitted.metrics['why']}. Expected more episodes; "
             "capture more."
         )
-    with_guard(bundle, fitted.guard.to_bytes(), fitted.metrics)
+    with_guard(bundle, fitted.guard.to_bytes(), fitted.metrics, str(fitted))
     print(f"guard: {fitted}")
     print(f"bundle {bundle.path}")
     return 0
