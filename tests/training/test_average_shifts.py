@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,19 @@ from PIL import Image
 from toy_environments import HEIGHT, WIDTH, save_column_bundle
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import Decision
 from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.classifier import calibrate
+from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.cli import main
+from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
+from vinoreward_training.quantize.command import compare
 
 
-def draw(folder: Path, noise: float) -> Path:
+def draw(folder: Path, noise: float, seed: int = 1) -> Path:
     """Write pictures whose columns are redder in a success, each with noise of its own."""
-    random = np.random.default_rng(1)
+    random = np.random.default_rng(seed)
     for index in range(1200):
         label = ("failure", "success")[index % 2]
         image = random.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
@@ -44,26 +50,90 @@ def test_the_means_better_the_rates_and_the_bundle_says_so(
         if name == "own":
             assert band is None and "shifts" not in said and "means over shifts: none" in card
         else:
-            assert band is not None and band > 0 and "for the better" in said
+            assert band is not None and band > 0
             assert f"within {band:.3g} log-odds of the threshold" in card
-        # What it reports is what the classifier does.
-        dataset = load_dataset(data)
-        test = split_by_episode(dataset)[2]
-        with Classifier(bundle, guarded=False) as classifier:
-            claimed = classifier.compute_reward(dataset.images[test]) > 0
-        found, truth = bundle.spec.metrics["test"], dataset.labels[test] == 1
-        assert (claimed & truth).sum() == found["true_positives"]
-        assert (claimed & ~truth).sum() == found["false_positives"]
-        recalls[name] = found["recall"]
+        recalls[name] = as_it_reports(bundle, data, said)
     assert recalls["means"] > recalls["own"] + 0.1
+
+
+def as_it_reports(bundle: Bundle, data: Path, said: str) -> float:
+    """Check what was reported with what the classifier does; return its recall."""
+    dataset, metrics, decision = load_dataset(data), bundle.spec.metrics, bundle.spec.decision
+    train, validation, test = split_by_episode(dataset)
+    choosing = np.sort(np.concatenate([train, validation]))  # the network has seen none of them
+    plain = dataclasses.replace(decision, shift_band=None)
+    own = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=plain))
+    with Classifier(bundle, guarded=False) as classifier, Classifier(own, guarded=False) as before:
+
+        def claims(images: np.ndarray) -> np.ndarray:
+            return classifier.compute_reward(images)
+
+        truth = dataset.labels[test] == 1
+        claimed = claims(dataset.images[test]) > 0
+        assert (claimed & truth).sum() == metrics["test"]["true_positives"]
+        assert (claimed & ~truth).sum() == metrics["test"]["false_positives"]
+        dead = judged(claims, dataset, test, 2, 0)
+        counts = {family: int(each.sum()) for family, each in dead.items()}
+        assert counts == metrics["dead_camera"]["by_family"]
+        chosen_for = decision.chosen_for
+        first = claims(dataset.images[choosing]) > 0
+        right = dataset.labels[choosing] == 1
+        assert (first & ~right).sum() == chosen_for.get("at_raised", chosen_for)["false_positives"]
+        if decision.shift_band is not None:
+            measured = dataset.images[np.concatenate([choosing, test])]
+            changed = (claims(measured) > 0) != (before.compute_reward(measured) > 0)
+            assert changed.any()
+            assert f"change {changed.sum()} decisions of {len(measured)}" in said
+            assert f"within {decision.shift_band:.3g} log-odds of the threshold" in said
+    return float(metrics["test"]["recall"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_rare_false_claims_are_reported_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    """At a low rate one decision beyond the band would be another threshold."""
+    path = save_column_bundle(tmp_path / "bundle").path
+    data = draw(tmp_path / "data", noise=22.0, seed=seed)
+    words = ["--data", str(data), "--target-fpr", "0.02", "--average-shifts"]
+    assert main(["calibrate", "--bundle", str(path), *words]) == 0
+    as_it_reports(Bundle.load(path), data, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_it_goes_on_as_it_was_only_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save_column_bundle(tmp_path / "bundle").path
+    words = ["--bundle", str(path), "--data", str(draw(tmp_path / "data", noise=20.0))]
+    assert main(["calibrate", *words, "--target-fpr", "0.05", "--average-shifts"]) == 0
+    assert "note: it judged" not in capsys.readouterr().out
+    assert main(["calibrate", *words, "--target-fpr", "0.05"]) == 0
+    assert "note: it judged by means over shifts before" in capsys.readouterr().out
+    assert Bundle.load(path).spec.decision.shift_band is None
+
+
+@pytest.mark.slow
+def test_int8_is_compared_on_pictures_that_are_cut_already(tmp_path: Path) -> None:
+    """The network itself stands for INT8: no decision may differ."""
+    made = save_column_bundle(tmp_path / "bundle", decision=Decision(threshold=0.5, shift_band=2.0))
+    picture = dataclasses.replace(made.spec.picture, crop=(1, 2, HEIGHT, WIDTH))
+    bundle = dataclasses.replace(made, spec=dataclasses.replace(made.spec, picture=picture))
+    whole = np.random.default_rng(0).integers(0, 256, (400, HEIGHT + 3, WIDTH + 5, 3), np.uint8)
+    config = QuantizeConfig(max_second_looks=1.0, boundary=100)
+    images = bundle.prepare(whole)
+    found = compare(config, bundle, bundle.network("fp32"), images, np.arange(400))
+    assert found.flips.count == 0 and found.band is not None and found.band >= 2.0
 
 
 @pytest.mark.slow
 def test_means_that_change_nothing_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(calibrate, "shifts_of", lambda images: (images, images))
     path = save_column_bundle(tmp_path / "bundle").path
-    data = draw(tmp_path / "data", noise=0.0)
+    data = draw(tmp_path / "data", noise=20.0)
     words = ["--data", str(data), "--target-fpr", "0.05", "--average-shifts"]
     assert main(["calibrate", "--bundle", str(path), *words]) == 0
     assert "change no decision" in capsys.readouterr().out

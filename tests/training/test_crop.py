@@ -83,7 +83,7 @@ def test_the_bundle_cuts_out_what_it_was_trained_on(
             PictureMismatchError, match=r"at least 42 x 64 .*crops 32 x 40 at row 10"
         ):
             classifier.probability(parts)
-        with Classifier(mending.of_cut_pictures(bundle)) as of_parts:
+        with Classifier(bundle.of_cut_pictures()) as of_parts:
             np.testing.assert_array_equal(of_parts.probability(parts[:40]), probabilities)
 
 

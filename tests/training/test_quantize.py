@@ -136,6 +136,23 @@ def test_flips_are_counted_from_what_fp32_decides_by_means_over_shifts() -> None
     assert found.alone.count > alone.alone.count
 
 
+@pytest.mark.parametrize("scale", [1e-4, 0.01, 0.05, 0.6])
+def test_with_means_over_shifts_fp32_decides_at_least_within_their_band(scale: float) -> None:
+    """However good INT8 is: the means are FP32's, and it has none of its own."""
+    before, after, first = noisy(scale)
+    near = np.abs(before - 0.5) < 1.5
+    means = before + 0.3 * np.random.default_rng(1).normal(size=8000)
+    decided = np.where(near, means, before) >= 0.5
+    found = gate(before, {"a": after}, first, 0.5, LIMITS, decided=decided, shift_band=1.5)
+    assert found.band is not None and found.band >= 1.5
+    again = unsure(after, 0.5, found.band)
+    assert found.looks_all == again[~first].mean()
+    # What is left are frames that INT8 moved out of the band.
+    assert found.flips.count <= (near & ~again & ~first).sum()
+    if scale == 1e-4:
+        assert found.flips.count <= 1
+
+
 def test_the_gate_refuses_where_fp32_would_have_to_look_too_often() -> None:
     before, after, first = noisy(0.6, spread=2.0)
     with pytest.raises(QuantizationRefusedError, match=r"unsure.*stays FP32.*--max-second-looks"):

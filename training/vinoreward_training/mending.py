@@ -131,12 +131,6 @@ def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:
     return dataset
 
 
-def of_cut_pictures(bundle: Bundle) -> Bundle:
-    """Return a bundle that takes pictures from which its part is already cut."""
-    picture = dataclasses.replace(bundle.spec.picture, crop=None)
-    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
-
-
 def joined(dataset: Dataset, labelled: Labelled) -> Dataset:
     """Return a dataset with the labelled pictures behind the others, an episode each."""
     count = len(labelled.labels)
@@ -229,7 +223,7 @@ def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
     are among the labels.
     """
     some = labelled.train
-    with contextlib.closing(Classifier(of_cut_pictures(bundle), precision="fp32")) as classifier:
+    with contextlib.closing(Classifier(bundle.of_cut_pictures(), precision="fp32")) as classifier:
         right = look(classifier, labelled.images[some]).claims == labelled.labels[some]
     wrong = 1 - float(right.mean()) if len(right) else 0.0
     return max(LEAST_SHARE, MOST_SHARE * wrong)
@@ -237,7 +231,7 @@ def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
 
 def _recall(bundle: Bundle, dataset: Dataset, part: Indices) -> float:
     """Return the share of the successes of a part of the data that a bundle claims."""
-    cut = of_cut_pictures(bundle)
+    cut = bundle.of_cut_pictures()
     with contextlib.closing(Classifier(cut, precision="fp32")) as classifier:
         claims = look(classifier, dataset.images[part[dataset.labels[part] == 1]]).claims
     return float(claims.mean())
@@ -269,7 +263,7 @@ def judged(
     success = dataset.labels[test] == 1
     kept = ~labelled.train
     claims, false_claims, answers, rates = [], [], [], []
-    for bundle in map(of_cut_pictures, (old, new)):
+    for bundle in (old.of_cut_pictures(), new.of_cut_pictures()):
         with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
             paid = look(classifier, dataset.images[test]).paid
             right = np.zeros(0, np.bool_)

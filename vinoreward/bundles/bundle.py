@@ -199,6 +199,11 @@ class Bundle(FromOthers):
             )
         return precision
 
+    def of_cut_pictures(self) -> Bundle:
+        """Return a bundle for pictures ``(N, H, W, 3)`` from which the part is already cut."""
+        picture = dataclasses.replace(self.spec.picture, crop=None)
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, picture=picture))
+
     def second_look_band(self, precision: str) -> float | None:
         """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
 

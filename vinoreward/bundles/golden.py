@@ -111,8 +111,8 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
 
     FP32 may differ by ``1e-2`` of the largest recorded logit (at least of 1). INT8 and bf16 are
     compared as probabilities of success, which may differ by 0.1: every decision with a larger
-    margin is then the same. Where INT8 has a band, its log-odds may differ by a quarter of that:
-    FP32 decides within it. An encoder's vectors are compared by :func:`parity`.
+    margin is then the same. Where INT8's logits have a band, its log-odds may differ by a quarter
+    of that: FP32 decides within it. An encoder's vectors are compared by :func:`parity`.
     """
     expected = golden.logits
     if backend.precision == "int8" and golden.logits_int8 is not None:
@@ -246,8 +246,13 @@ def _errors(
             errors = np.fmin(errors, INT8_TOLERANCE * odds / (BAND_SHARE * band))
     else:
         errors = np.abs(found.astype(np.float64) - expected).max(axis=1)
-    limit = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max())) if exact else INT8_TOLERANCE
-    return errors / limit, f"{limit:.3g} {'of each output' if exact else 'in probability'}"
+    if exact:
+        limit = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
+        return errors / limit, f"{limit:.3g} of each output"
+    words = f"{INT8_TOLERANCE:g} in probability"
+    if band and spec.output in ("logits", "logit"):
+        words += f" or {BAND_SHARE * band:.3g} in log-odds"
+    return errors / INT8_TOLERANCE, words
 
 
 def row(values: NDArray[np.floating[Any]], most: int = 8) -> str:

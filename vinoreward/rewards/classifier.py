@@ -216,18 +216,20 @@ class Classifier(Runner):
         odds = self._odds_on(first, pictures)
         if odds is None:
             return None
+        exact = first
         if again and self.band is not None:
+            exact = again[0]
             rows = self._near(odds, self.band)
             if len(rows):
-                exact = self._odds_on(again[0], pictures[rows])
-                if exact is None:
+                again_odds = self._odds_on(exact, pictures[rows])
+                if again_odds is None:
                     return None
-                odds[rows] = exact
+                odds[rows] = again_odds
                 self.second_looks += len(rows)
         if self.bundle.spec.decision.shift_band:
             rows = self._near(odds, self.bundle.spec.decision.shift_band)
             if len(rows):
-                mean = self._odds_on([first, *again][-1], pictures[rows], shifted=True)
+                mean = self._odds_on(exact, pictures[rows], shifted=True)
                 if mean is None:
                     return None
                 odds[rows] = mean

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from vinoreward.bundles.picture import read_picture
 from vinoreward.bundles.save import front_matter, replace_fp32
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.rewards.classifier import log_odds, logit, scores_of, shifts_of, unsure
+from vinoreward.rewards.classifier import log_odds, logit, scores_of, shifts_of, sigmoid, unsure
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
+    Dead,
     Evaluation,
     Floats,
-    Labels,
     evaluate,
     roc_area,
 )
@@ -48,8 +49,6 @@ WELL, CLEARLY = 0.75, 0.05
 """Another description is named if it ranks so many pairs right, so many more than this one, and
 halves the wrong ones."""
 BATCH = 32
-NEARLY_ALL = 0.95
-"""Share of the decisions that means over shifts change, which lie within their band."""
 
 
 def _logits(
@@ -72,39 +71,49 @@ def _logits(
     return np.concatenate(logits)
 
 
-def _with_shifts(
-    evaluated: Callable[[Floats], Evaluation],
-    own: Floats,
-    means: Floats,
-    spec: BundleSpec,
-    labels: Labels,
-    choosing: Indices,
-) -> Evaluation:
-    """Evaluate means over shifts near the threshold, and say what they change.
+@dataclass(frozen=True)
+class _Scores:
+    """Logits (N, K) of all frames, and of the dead-camera frames that go with both parts."""
 
-    ``own`` and ``means`` are logits (N, K). Nearly all decisions that the means change on the
-    frames ``choosing`` lie within the band.
+    frames: Floats
+    dead: tuple[Dead, Dead]
+
+    def log_odds(self, measured: Indices, success: int, temperature: float) -> Floats:
+        """Return those of the measured frames, and then of the dead-camera frames."""
+        families = [each for dead in self.dead for each in dead.values()]
+        logits = np.concatenate([self.frames[measured], *families])
+        return log_odds(logits, success, temperature)
+
+
+def _with_shifts(
+    result: Evaluation, own: _Scores, means: _Scores, success: int, parts: tuple[Indices, Indices]
+) -> Evaluation | None:
+    """Return an evaluation of means over shifts with their band; None if they change nothing.
+
+    The band holds every decision that the means change on the frames ``parts`` and on those of a
+    dead camera, so the rates are those of the network's own scores beyond it, too.
     """
-    decision, success = evaluated(means).decision, spec.success_index
+    decision, measured = result.decision, np.concatenate(parts)
     heat, threshold = decision.temperature, logit(decision.threshold)
-    before, after = log_odds(own, success, heat), log_odds(means, success, heat)
-    changed = ((before >= threshold) != (after >= threshold))[choosing]
+    before, after = (each.log_odds(measured, success, heat) for each in (own, means))
+    claimed, now = (
+        sigmoid(odds).astype(np.float32) >= np.float32(decision.threshold)
+        for odds in (before, after)
+    )
+    changed = claimed != now
     if not changed.any():
         print("means over shifts change no decision, so the network's own scores stay")
-        return evaluated(own)
-    farthest = np.abs(before[choosing][changed] - threshold)
-    band = float(np.quantile(farthest, NEARLY_ALL, method="higher"))
-    near = unsure(before, threshold, band)
-    better = changed & ((after >= threshold) == (labels == 1))[choosing]
+        return None
+    # The band is open.
+    band = float(np.nextafter(np.abs(before - threshold)[changed].max(), np.inf))
+    frames = slice(len(measured))
+    share = unsure(before[frames], threshold, band).mean()
     print(
-        f"means over shifts change {changed.sum()} decisions of {len(choosing)}, {better.sum()} "
-        f"for the better; they count within {band:.3g} log-odds of the threshold, of "
-        f"{near[choosing].mean():.1%} of the frames"
+        f"means over shifts change {changed[frames].sum()} decisions of {len(measured)}; they "
+        f"count within {band:.3g} log-odds of the threshold, of {share:.1%} of the frames"
     )
-    result = evaluated(np.where(near[:, None], means, own))
-    again = result.decision
-    again = dataclasses.replace(again, shift_band=band * heat / again.temperature)
-    return dataclasses.replace(result, decision=again)
+    decision = dataclasses.replace(decision, shift_band=band)
+    return dataclasses.replace(result, decision=decision)
 
 
 def _parts(
@@ -211,36 +220,41 @@ def run(config: CalibrateConfig) -> int:
     enough(config, dataset, choosing)
     print(f"{len(choosing)} frames choose the threshold, {len(test)} test it")
     print(f"frames new to the network: {seen}")
-    logits = np.zeros((len(dataset.labels), len(spec.labels)))  # of other frames never read
-    means = logits.copy()
     with bundle.backend("openvino", precision="fp32") as backend:
-        score = partial(_logits, backend, spec, average_shifts=config.average_shifts)
-        for part, what in ((choosing, "choose"), (test, "test")):
-            logits[part] = _logits(backend, spec, dataset.images[part], what)
-            if config.average_shifts:
-                means[part] = score(dataset.images[part], f"{what}, moved by a pixel")
-        dead = (
-            judged(score, dataset, choosing, 1, config.seed),
-            judged(score, dataset, test, 2, config.seed),
-        )
-        causes = tuple(map(as_options, _causes(bundle, dataset, logits, choosing)))
 
-        def evaluated(scores: Floats) -> Evaluation:
+        def scores(words: str, *, average_shifts: bool) -> _Scores:
+            score = partial(_logits, backend, spec, average_shifts=average_shifts)
+            logits = np.zeros((len(dataset.labels), len(spec.labels)))  # of others never read
+            for part, what in ((choosing, "choose"), (test, "test")):
+                logits[part] = score(dataset.images[part], f"{what}{words}")
+            dead = (
+                judged(score, dataset, choosing, 1, config.seed),
+                judged(score, dataset, test, 2, config.seed),
+            )
+            return _Scores(logits, dead)
+
+        own = scores("", average_shifts=False)
+        causes = tuple(map(as_options, _causes(bundle, dataset, own.frames, choosing)))
+
+        def evaluated(found: _Scores) -> Evaluation:
             return evaluate(
                 config.target_fpr,
                 dataset,
-                scores,
+                found.frames,
                 (choosing, test),
-                dead,
+                found.dead,
                 success=spec.success_index,
                 falling=None,
             )
 
+        averaged = None
         try:
             if config.average_shifts:
-                result = _with_shifts(evaluated, logits, means, spec, dataset.labels, choosing)
-            else:
-                result = evaluated(logits)
+                means = scores(", moved by a pixel", average_shifts=True)
+                averaged = _with_shifts(
+                    evaluated(means), own, means, spec.success_index, (choosing, test)
+                )
+            result = evaluated(own) if averaged is None else averaged
         except InputError as error:
             why = f" Try {'; '.join(causes)}." if causes else ""
             raise InputError(f"{error}{why}") from error
@@ -253,6 +267,8 @@ def run(config: CalibrateConfig) -> int:
     guard = fit_guard_of(dataclasses.replace(bundle, spec=decided), dataset)
     _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
     say(result, guard)
+    if spec.decision.shift_band and not config.average_shifts:
+        print("note: it judged by means over shifts before; --average-shifts keeps that")
     if verdict.level == "useless":
         return USELESS
     print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")

@@ -143,7 +143,8 @@ def fit_guard_of(bundle: Bundle, dataset: Dataset) -> Fitted:
     parts = split_by_episode(dataset)
     if not of_rooms(bundle.spec.metrics):
         return fit_guard(dataset, parts, None)
-    with contextlib.closing(Classifier(bundle, precision="fp32", guarded=False)) as classifier:
+    cut = bundle.of_cut_pictures()
+    with contextlib.closing(Classifier(cut, precision="fp32", guarded=False)) as classifier:
 
         def claims(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
             batches = (images[at : at + BATCH] for at in range(0, len(images), BATCH))

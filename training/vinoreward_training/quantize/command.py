@@ -133,6 +133,7 @@ def compare(
         logit(bundle.spec.decision.threshold),
         config,
         decided=decided,
+        shift_band=bundle.spec.decision.shift_band or 0.0,
     )
 
 
@@ -142,7 +143,8 @@ def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
     threshold = logit(decision.threshold)
     decided = log_odds >= threshold
     near = np.flatnonzero(unsure(log_odds, threshold, decision.shift_band or 0.0))
-    with Classifier(bundle, backend=BACKENDS[0], precision="fp32", guarded=False) as classifier:
+    cut = bundle.of_cut_pictures()
+    with Classifier(cut, backend=BACKENDS[0], precision="fp32", guarded=False) as classifier:
         for index in near:
             decided[index] = classifier.compute_reward(images[index : index + 1])[0] > 0
     return decided

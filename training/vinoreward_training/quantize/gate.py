@@ -129,12 +129,15 @@ def gate(
     config: QuantizeConfig,
     *,
     decided: Bools | None = None,
+    shift_band: float = 0.0,
 ) -> GateResult:
     """Choose the band on the frames ``first`` (N,) bool and judge it on the others, or refuse.
 
     INT8 decides alone, without a band, if its own flips are below the limit with confidence.
     ``before`` (FP32) and, per backend, ``after`` (INT8) are (N,) log-odds, as is ``threshold``.
-    ``decided`` (N,) is how FP32 decides, where that is not by ``before`` alone.
+    ``decided`` (N,) is how FP32 decides, where that is not by ``before`` alone but, within
+    ``shift_band`` of the threshold, by means over shifts: INT8 never decides alone then, and FP32
+    decides at least within that.
     ``config.max_flips`` limits the boundary-rich set, ``max_second_looks`` all judged frames.
     """
     max_flips, boundary = config.max_flips, config.boundary
@@ -159,12 +162,13 @@ def gate(
 
     claimed = {name: values >= threshold for name, values in after.items()}
     by_backend, alone = flips_of(claimed)
-    if alone.high <= max_flips:
+    if alone.high <= max_flips and not shift_band:
         return GateResult(None, alone, alone, 0.0, 0.0, by_backend)
     band = choose_band(
         before[first], {name: values[first] for name, values in after.items()}, threshold,
         boundary=boundary,
     )  # fmt: skip
+    band = max(band, shift_band)
     again = {name: unsure(values, threshold, band) for name, values in after.items()}
     by_backend, flips = flips_of(
         {name: np.where(again[name], decided, each) for name, each in claimed.items()}
