@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,42 +78,65 @@ class _Scores:
     frames: Floats
     dead: tuple[Dead, Dead]
 
-    def log_odds(self, measured: Indices, success: int, temperature: float) -> Floats:
-        """Return those of the measured frames, and then of the dead-camera frames."""
-        families = [each for dead in self.dead for each in dead.values()]
-        logits = np.concatenate([self.frames[measured], *families])
-        return log_odds(logits, success, temperature)
-
 
 def _with_shifts(
-    result: Evaluation, own: _Scores, means: _Scores, success: int, parts: tuple[Indices, Indices]
+    evaluated: Callable[[_Scores], Evaluation],
+    own: _Scores,
+    means: _Scores,
+    success: int,
+    measured: Indices,
 ) -> Evaluation | None:
     """Return an evaluation of means over shifts with their band; None if they change nothing.
 
-    The band holds every decision that the means change on the frames ``parts`` and on those of a
-    dead camera, so the rates are those of the network's own scores beyond it, too.
+    The band holds every decision that the means change on the ``measured`` frames, so beyond it the
+    network's own scores give the same rates. They are what counts there for a dead camera's frames,
+    unless that would move the threshold: then the band holds those frames, too.
     """
-    decision, measured = result.decision, np.concatenate(parts)
-    heat, threshold = decision.temperature, logit(decision.threshold)
-    before, after = (each.log_odds(measured, success, heat) for each in (own, means))
-    claimed, now = (
-        sigmoid(odds).astype(np.float32) >= np.float32(decision.threshold)
-        for odds in (before, after)
-    )
-    changed = claimed != now
-    if not changed.any():
+    result = evaluated(means)
+    decision = result.decision
+
+    def farthest(own: Floats, mean: Floats) -> float:
+        """Return how far from the threshold the means change a decision, or 0."""
+        heat, threshold = decision.temperature, decision.threshold
+        before, after = (log_odds(each, success, heat) for each in (own, mean))
+        changed = _claimed(before, threshold) != _claimed(after, threshold)
+        distances = np.abs(before - logit(threshold))[changed]
+        return float(np.nextafter(distances.max(), np.inf)) if changed.any() else 0.0  # it is open
+
+    def near(logits: Floats) -> npt.NDArray[np.bool_]:
+        odds = log_odds(logits, success, decision.temperature)
+        return unsure(odds, logit(decision.threshold), band)
+
+    band = farthest(own.frames[measured], means.frames[measured])
+    if band == 0:
         print("means over shifts change no decision, so the network's own scores stay")
         return None
-    # The band is open.
-    band = float(np.nextafter(np.abs(before - threshold)[changed].max(), np.inf))
-    frames = slice(len(measured))
-    share = unsure(before[frames], threshold, band).mean()
+    first, second = (
+        {
+            family: np.where(near(each[family])[:, None], mean[family], each[family])
+            for family in each
+        }
+        for each, mean in zip(own.dead, means.dead, strict=True)
+    )
+    again = evaluated(_Scores(means.frames, (first, second)))
+    if again.decision == decision:
+        result = again
+    else:
+        pairs = zip(own.dead, means.dead, strict=True)
+        band = max(
+            band, *(farthest(each[family], mean[family]) for each, mean in pairs for family in each)
+        )
     print(
-        f"means over shifts change {changed[frames].sum()} decisions of {len(measured)}; they "
-        f"count within {band:.3g} log-odds of the threshold, of {share:.1%} of the frames"
+        f"means over shifts count within {band:.3g} log-odds of the threshold, of "
+        f"{near(own.frames[measured]).mean():.1%} of {len(measured)} frames"
     )
     decision = dataclasses.replace(decision, shift_band=band)
     return dataclasses.replace(result, decision=decision)
+
+
+def _claimed(odds: Floats, threshold: float) -> npt.NDArray[np.bool_]:
+    """Return which log-odds are claimed, in float32 as at run time."""
+    return sigmoid(odds).astype(np.float32) >= np.float32(threshold)
 
 
 def _parts(
@@ -251,9 +274,8 @@ def run(config: CalibrateConfig) -> int:
         try:
             if config.average_shifts:
                 means = scores(", moved by a pixel", average_shifts=True)
-                averaged = _with_shifts(
-                    evaluated(means), own, means, spec.success_index, (choosing, test)
-                )
+                measured = np.concatenate([choosing, test])
+                averaged = _with_shifts(evaluated, own, means, spec.success_index, measured)
             result = evaluated(own) if averaged is None else averaged
         except InputError as error:
             why = f" Try {'; '.join(causes)}." if causes else ""
