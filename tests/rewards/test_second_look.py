@@ -12,26 +12,30 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import onnx
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
 from stable_baselines3.common.vec_env import DummyVecEnv
-from toy_environments import HEIGHT, WIDTH, Corridor, save_column_bundle, save_toy_bundle
+from toy_environments import (
+    HEIGHT,
+    WIDTH,
+    Corridor,
+    biased,
+    save_column_bundle,
+    save_toy_bundle,
+    with_int8,
+)
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import add_int8
-from vinoreward.bundles.schema import Decision, Quantization
+from vinoreward.bundles.schema import Decision
 from vinoreward.errors import BundleParityError, ConfigError
 from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier, logit, shifts_of, sigmoid, unsure
 
 THRESHOLD = 0.7
 BAND = 1.5
-PASSED = Quantization(passed=True, flips=0, frames=400, method="nncf-ptq")
 finite = st.floats(-20, 20)
 
 
@@ -77,17 +81,6 @@ def test_certain_thresholds_are_infinitely_far() -> None:
 # --- the classifier ----------------------------------------------------------------------------
 
 
-def biased(source: Path, target: Path, shift: float) -> Path:
-    """Write the toy network with ``shift`` added to its success logit: it stands for INT8."""
-    model = onnx.load(str(source))
-    for item in model.graph.initializer:
-        if item.name == "bias":
-            moved = numpy_helper.to_array(item) + np.array([0, shift], np.float32)
-            item.CopyFrom(numpy_helper.from_array(moved, "bias"))
-    onnx.save(model, str(target))
-    return target
-
-
 SHIFT = 0.4
 """Error of the network that stands for INT8, in calibrated log-odds."""
 
@@ -96,9 +89,7 @@ SHIFT = 0.4
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("toy")
     made = save_toy_bundle(folder / "toy", decision=Decision(threshold=THRESHOLD))
-    small = biased(made.path / "model.onnx", folder / "small.onnx", SHIFT)
-    golden = made.golden.logits + np.array([0, SHIFT], np.float32)
-    return Bundle.load(add_int8(made, small, PASSED, golden, BAND))
+    return with_int8(made, SHIFT, BAND)
 
 
 def without_band(bundle: Bundle) -> Bundle:
@@ -269,9 +260,7 @@ def column(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A network that looks at one column alone; another bias stands for INT8."""
     folder = tmp_path_factory.mktemp("column")
     made = save_column_bundle(folder / "column", decision=Decision(threshold=THRESHOLD))
-    small = biased(made.path / "model.onnx", folder / "small.onnx", SHIFT)
-    golden = made.golden.logits + np.array([0, SHIFT], np.float32)
-    return Bundle.load(add_int8(made, small, PASSED, golden, BAND))
+    return with_int8(made, SHIFT, BAND)
 
 
 def edges() -> np.ndarray:
@@ -324,6 +313,23 @@ def test_int8_that_decides_alone_averages_itself(column: Bundle) -> None:
         expected = np.where(near, means_of(small, edges()), before)
         np.testing.assert_allclose(averaged.log_odds(edges()), expected, atol=1e-4)
         assert len(averaged.backends) == 1
+
+
+def test_means_are_of_fp32_however_narrow_the_band_of_int8_is(column: Bundle) -> None:
+    decision = dataclasses.replace(column.spec.decision, int8_band=0.1, shift_band=SHIFT_BAND)
+    narrow = dataclasses.replace(column, spec=dataclasses.replace(column.spec, decision=decision))
+    with (
+        Classifier(column, precision="fp32") as fp32,
+        Classifier(without_band(column)) as int8,
+        Classifier(narrow) as averaged,
+    ):
+        small, exact, mean = int8.log_odds(edges()), fp32.log_odds(edges()), means_of(fp32, edges())
+        again = np.abs(small - logit(THRESHOLD)) < SHIFT_BAND
+        expected = np.where(again, exact, small)
+        near = np.abs(expected - logit(THRESHOLD)) < SHIFT_BAND
+        found = averaged.log_odds(edges())
+        np.testing.assert_allclose(found, np.where(near, mean, expected), atol=1e-4)
+        assert averaged.band == SHIFT_BAND and averaged.second_looks == again.sum()
 
 
 @pytest.mark.parametrize("band", [None, 0.0])

@@ -19,8 +19,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vinoreward import PictureInInfo
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture, View
+from vinoreward.bundles.save import add_int8, save_bundle
+from vinoreward.bundles.schema import (
+    BundleSpec,
+    Decision,
+    Encoding,
+    Picture,
+    Quantization,
+    View,
+)
 from vinoreward.rewards.guard import GUARD_FILE, PictureGuard
 
 HEIGHT, WIDTH = 6, 8
@@ -240,6 +247,28 @@ def save_column_bundle(folder: Path, *, decision: Decision | None = None) -> Bun
     )
     logits = np.stack([np.zeros(4), odds], axis=1).astype(np.float32)
     return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, images, logits))
+
+
+PASSED = Quantization(passed=True, flips=0, frames=400, method="nncf-ptq")
+
+
+def biased(source: Path, target: Path, shift: float) -> Path:
+    """Write a toy network with ``shift`` added to its success logit."""
+    model = onnx.load(str(source))
+    for item in model.graph.initializer:
+        if item.name == "bias":
+            moved = numpy_helper.to_array(item) + np.array([0, shift], np.float32)
+            item.CopyFrom(numpy_helper.from_array(moved, "bias"))
+    onnx.save(model, str(target))
+    return target
+
+
+def with_int8(bundle: Bundle, shift: float, band: float | None) -> Bundle:
+    """Add the network itself, biased by ``shift``: it stands for INT8."""
+    name = f"{bundle.path.name}.int8.onnx"
+    path = biased(bundle.path / "model.onnx", bundle.path.parent / name, shift)
+    golden = bundle.golden.logits + np.array([0, shift], np.float32)
+    return Bundle.load(add_int8(bundle, path, PASSED, golden, band))
 
 
 VIEWS = (

@@ -130,7 +130,7 @@ def test_int8_is_compared_on_pictures_that_are_cut_already(tmp_path: Path) -> No
 def test_means_that_change_nothing_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrate, "shifts_of", lambda images: (images, images))
+    monkeypatch.setattr(calibrate, "shifts_of", lambda images: (images,) * 3)
     path = save_column_bundle(tmp_path / "bundle").path
     data = draw(tmp_path / "data", noise=20.0)
     words = ["--data", str(data), "--target-fpr", "0.05", "--average-shifts"]

@@ -208,11 +208,12 @@ class Bundle(FromOthers):
         """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
 
         None for other precisions than INT8, if the INT8 network decides alone, and without an FP32
-        network. ``precision`` is a resolved one.
+        network. Where means over shifts count, they are FP32's. ``precision`` is a resolved one.
         """
-        if precision != "int8" or locate.model_name(self.spec) is None:
+        decision = self.spec.decision
+        if precision != "int8" or locate.model_name(self.spec) is None or not decision.int8_band:
             return None
-        return self.spec.decision.int8_band or None
+        return max(decision.int8_band, decision.shift_band or 0.0)
 
     def network(self, precision: str = "auto") -> NetworkSpec:
         """Return the network as backends take it; ``"auto"`` is OpenVINO's choice."""

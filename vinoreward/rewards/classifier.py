@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -213,48 +213,50 @@ class Classifier(Runner):
         self, first: Backend, again: list[Backend], pictures: NDArray[np.uint8]
     ) -> NDArray[np.float64] | None:
         """Return log-odds of the networks of one version; None if it changed."""
-        odds = self._odds_on(first, pictures)
-        if odds is None:
+        scores = self._scores_on(first, pictures)
+        if scores is None:
             return None
         exact = first
         if again and self.band is not None:
             exact = again[0]
-            rows = self._near(odds, self.band)
+            rows = self._near(scores, self.band)
             if len(rows):
-                again_odds = self._odds_on(exact, pictures[rows])
-                if again_odds is None:
+                seen = self._scores_on(exact, pictures[rows])
+                if seen is None:
                     return None
-                odds[rows] = again_odds
+                scores[rows] = seen
                 self.second_looks += len(rows)
-        if self.bundle.spec.decision.shift_band:
-            rows = self._near(odds, self.bundle.spec.decision.shift_band)
+        if shift_band := self.bundle.spec.decision.shift_band:
+            rows = self._near(scores, shift_band)
             if len(rows):
-                mean = self._odds_on(exact, pictures[rows], shifted=True)
-                if mean is None:
+                moved = self._scores_on(exact, np.concatenate(shifts_of(pictures[rows])[1:]))
+                if moved is None:
                     return None
-                odds[rows] = mean
-        return odds
+                left, right = np.split(moved, 2)
+                scores[rows] = (scores[rows] + left + right) / 3
+        return self._odds(scores)
 
-    def _near(self, odds: NDArray[np.float64], band: float) -> NDArray[np.intp]:
+    def _near(self, scores: NDArray[np.float64], band: float) -> NDArray[np.intp]:
         """Return the rows whose log-odds are within a band of a threshold."""
+        odds = self._odds(scores)
         near = unsure(odds, logit(self.threshold), band)
         if self.exit_threshold < self.threshold:
             near |= unsure(odds, logit(self.exit_threshold), band)
         return np.flatnonzero(near)
 
-    def _odds_on(
-        self, backend: Backend, pictures: NDArray[np.uint8], *, shifted: bool = False
+    def _odds(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        spec = self.bundle.spec
+        return log_odds(scores, spec.success_index, spec.decision.temperature)
+
+    def _scores_on(
+        self, backend: Backend, pictures: NDArray[np.uint8]
     ) -> NDArray[np.float64] | None:
-        """Return log-odds; None if another version answered than that of the bundle."""
-        asked = np.concatenate([*shifts_of(pictures)]) if shifted else pictures
-        outputs, version = backend.infer_versioned(asked)
+        """Return logits (N, K); None if another version answered than that of the bundle."""
+        outputs, version = backend.infer_versioned(pictures)
         if version != self._version:
             self._follow(backend)
             return None
-        spec = self.bundle.spec
-        scores = scores_of(outputs, spec)
-        scores = scores.reshape(-1, len(pictures), scores.shape[1]).mean(axis=0)
-        return log_odds(scores, spec.success_index, spec.decision.temperature)
+        return scores_of(outputs, self.bundle.spec)
 
     def swap(self, bundle: Bundle | str | Path) -> None:
         """Let all callers of this classifier's service judge by another bundle from now on.
@@ -365,16 +367,16 @@ def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[
     return log_odds(scores_of(outputs, spec), spec.success_index, spec.decision.temperature)
 
 
-def shifts_of(pictures: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-    """Yield pictures (N, H, W, 3) as they are, and moved by a pixel to the left and to the right.
+def shifts_of(pictures: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], ...]:
+    """Return pictures (N, H, W, 3) as they are, moved by a pixel to the left, and to the right.
 
     The pixels at a side are repeated there. Strides and pooling make a network's answer depend on
     where edges lie between pixels (Zhang 2019, "Making convolutional networks shift-invariant
     again"), and the mean depends on it less. Sideways only: views lie below each other.
     """
-    yield pictures
-    yield np.concatenate([pictures[:, :, 1:], pictures[:, :, -1:]], axis=2)
-    yield np.concatenate([pictures[:, :, :1], pictures[:, :, :-1]], axis=2)
+    left = np.concatenate([pictures[:, :, 1:], pictures[:, :, -1:]], axis=2)
+    right = np.concatenate([pictures[:, :, :1], pictures[:, :, :-1]], axis=2)
+    return pictures, left, right
 
 
 def scores_of(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:

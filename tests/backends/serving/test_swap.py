@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 from service_children import (
     ask_versions,
     child,
@@ -30,14 +28,14 @@ from toy_environments import (
     save_column_bundle,
     save_toy_bundle,
     save_toy_encoder,
+    with_int8,
 )
 
 from vinoreward import LearnedReward
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.backends.serving.client import SharedBackend
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import add_int8
-from vinoreward.bundles.schema import Decision, Quantization
+from vinoreward.bundles.schema import Decision
 from vinoreward.encoders import Encoder
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError
 from vinoreward.rewards.classifier import Classifier
@@ -204,20 +202,10 @@ def test_both_looks_follow(folder: Path) -> None:
 
 def test_means_over_shifts_follow(folder: Path, tmp_path: Path) -> None:
     """From INT8 that FP32 checks to INT8 that decides alone and averages itself."""
-    passed = Quantization(passed=True, flips=0, frames=400, method="nncf-ptq")
 
     def quantized(name: str, *, shift_band: float | None, int8_band: float | None) -> Bundle:
         decision = Decision(threshold=0.7, shift_band=shift_band, chosen_for={"target_fpr": 0.1})
-        made = save_column_bundle(tmp_path / name, decision=decision)
-        model = onnx.load(str(made.path / "model.onnx"))
-        for item in model.graph.initializer:
-            if item.name == "bias":
-                moved = numpy_helper.to_array(item) + np.array([0, 0.4], np.float32)
-                item.CopyFrom(numpy_helper.from_array(moved, "bias"))
-        onnx.save(model, str(tmp_path / f"{name}.small.onnx"))
-        golden = made.golden.logits + np.array([0, 0.4], np.float32)
-        small = tmp_path / f"{name}.small.onnx"
-        return Bundle.load(add_int8(made, small, passed, golden, int8_band))
+        return with_int8(save_column_bundle(tmp_path / name, decision=decision), 0.4, int8_band)
 
     checked = quantized("checked", shift_band=None, int8_band=1.5)
     alone = quantized("alone", shift_band=0.8, int8_band=None)

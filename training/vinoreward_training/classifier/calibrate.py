@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,13 @@ from vinoreward.bundles.picture import read_picture
 from vinoreward.bundles.save import front_matter, replace_fp32
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.rewards.classifier import log_odds, logit, scores_of, shifts_of, sigmoid, unsure
+from vinoreward.rewards.classifier import log_odds, logit, scores_of, shifts_of, unsure
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
     Dead,
     Evaluation,
     Floats,
+    claimed,
     evaluate,
     roc_area,
 )
@@ -52,23 +53,15 @@ BATCH = 32
 
 
 def _logits(
-    backend: Backend,
-    spec: BundleSpec,
-    images: Images,
-    progress: str = "",
-    *,
-    average_shifts: bool = False,
+    backend: Backend, spec: BundleSpec, images: Images, progress: str = "", *, shift: int = 0
 ) -> Floats:
-    """Return the network's logits (N, K) of pictures (N, H, W, 3), or their means over shifts."""
+    """Return the network's logits (N, K) of pictures (N, H, W, 3), or of one of their shifts."""
     from tqdm import tqdm
 
-    shifts = shifts_of if average_shifts else (lambda some: (some,))
     starts = tqdm(range(0, len(images), BATCH), desc=progress, unit="batch", disable=not progress)
-    logits = []
-    for start in starts:
-        asked = shifts(images[start : start + BATCH])
-        logits.append(np.mean([scores_of(backend.infer(each), spec) for each in asked], axis=0))
-    return np.concatenate(logits)
+    batches = (images[start : start + BATCH] for start in starts)
+    outputs = [backend.infer(shifts_of(batch)[shift] if shift else batch) for batch in batches]
+    return scores_of(np.concatenate(outputs), spec)
 
 
 @dataclass(frozen=True)
@@ -77,6 +70,19 @@ class _Scores:
 
     frames: Floats
     dead: tuple[Dead, Dead]
+
+    @staticmethod
+    def mean(several: Sequence[_Scores]) -> _Scores:
+        """Return the means."""
+        first, second = (
+            {family: _mean([each.dead[part][family] for each in several]) for family in dead}
+            for part, dead in enumerate(several[0].dead)
+        )
+        return _Scores(_mean([each.frames for each in several]), (first, second))
+
+
+def _mean(several: Sequence[Floats]) -> Floats:
+    return np.asarray(np.mean(several, axis=0))
 
 
 def _with_shifts(
@@ -99,7 +105,7 @@ def _with_shifts(
         """Return how far from the threshold the means change a decision, or 0."""
         heat, threshold = decision.temperature, decision.threshold
         before, after = (log_odds(each, success, heat) for each in (own, mean))
-        changed = _claimed(before, threshold) != _claimed(after, threshold)
+        changed = claimed(before, threshold) != claimed(after, threshold)
         distances = np.abs(before - logit(threshold))[changed]
         return float(np.nextafter(distances.max(), np.inf)) if changed.any() else 0.0  # it is open
 
@@ -132,11 +138,6 @@ def _with_shifts(
     )
     decision = dataclasses.replace(decision, shift_band=band)
     return dataclasses.replace(result, decision=decision)
-
-
-def _claimed(odds: Floats, threshold: float) -> npt.NDArray[np.bool_]:
-    """Return which log-odds are claimed, in float32 as at run time."""
-    return sigmoid(odds).astype(np.float32) >= np.float32(threshold)
 
 
 def _parts(
@@ -245,8 +246,8 @@ def run(config: CalibrateConfig) -> int:
     print(f"frames new to the network: {seen}")
     with bundle.backend("openvino", precision="fp32") as backend:
 
-        def scores(words: str, *, average_shifts: bool) -> _Scores:
-            score = partial(_logits, backend, spec, average_shifts=average_shifts)
+        def scores(words: str, shift: int) -> _Scores:
+            score = partial(_logits, backend, spec, shift=shift)
             logits = np.zeros((len(dataset.labels), len(spec.labels)))  # of others never read
             for part, what in ((choosing, "choose"), (test, "test")):
                 logits[part] = score(dataset.images[part], f"{what}{words}")
@@ -256,7 +257,7 @@ def run(config: CalibrateConfig) -> int:
             )
             return _Scores(logits, dead)
 
-        own = scores("", average_shifts=False)
+        own = scores("", 0)
         causes = tuple(map(as_options, _causes(bundle, dataset, own.frames, choosing)))
 
         def evaluated(found: _Scores) -> Evaluation:
@@ -273,7 +274,8 @@ def run(config: CalibrateConfig) -> int:
         averaged = None
         try:
             if config.average_shifts:
-                means = scores(", moved by a pixel", average_shifts=True)
+                moved = scores(", a pixel to the left", 1), scores(", a pixel to the right", 2)
+                means = _Scores.mean([own, *moved])
                 measured = np.concatenate([choosing, test])
                 averaged = _with_shifts(evaluated, own, means, spec.success_index, measured)
             result = evaluated(own) if averaged is None else averaged

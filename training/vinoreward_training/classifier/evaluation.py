@@ -459,21 +459,17 @@ def evaluate(
     if recall is None:
         value = raised_threshold(value, successes, dead_probabilities)
 
-    def claims(these: Floats) -> npt.NDArray[np.bool_]:
-        return these.astype(np.float32) >= np.float32(value)  # in float32, as at run time
-
     details = chosen.as_dict()
     if value > chosen.value:
-        raised = rates(claims(probabilities), labels)
+        raised = rates(claimed(log_odds[validation], value), labels)
         details |= {"raised_to": value, "at_raised": asdict(raised)}
-    claimed = claims(sigmoid(log_odds[test]))
+    test_claims = claimed(log_odds[test], value)
     by_family = {
-        family: claims(sigmoid(log_odds_of(each, success, heat)))
-        for family, each in dead[1].items()
+        family: claimed(log_odds_of(each, success, heat), value) for family, each in dead[1].items()
     }
     dead_claimed = np.concatenate([*by_family.values()])
     dead_labels = np.zeros(len(dead_claimed), dtype=np.int64)
-    test_rates, dead_rates = rates(claimed, test_labels), rates(dead_claimed, dead_labels)
+    test_rates, dead_rates = rates(test_claims, test_labels), rates(dead_claimed, dead_labels)
     good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
     height, width = dataset.images.shape[1:3]
     if dataset.views:
@@ -514,7 +510,7 @@ def evaluate(
                 "by_family": {family: int(each.sum()) for family, each in by_family.items()},
             },
         },
-        categories=per_category(claimed, test_labels, dataset.categories[test].tolist())
+        categories=per_category(test_claims, test_labels, dataset.categories[test].tolist())
         + per_category(
             dead_claimed,
             dead_labels,
@@ -533,8 +529,12 @@ def claims_of(
 ) -> npt.NDArray[np.bool_]:
     """Return (N,) which pictures (N, H, W, 3) are claimed; ``predict`` gives logits (N, K)."""
     logits = np.asarray(predict(images), np.float64)
-    probability = sigmoid(log_odds_of(logits, success, decision.temperature))
-    return probability.astype(np.float32) >= np.float32(decision.threshold)
+    return claimed(log_odds_of(logits, success, decision.temperature), decision.threshold)
+
+
+def claimed(log_odds: Floats, threshold: float) -> npt.NDArray[np.bool_]:
+    """Return which log-odds (N,) are claimed, compared in float32 as at run time."""
+    return sigmoid(log_odds).astype(np.float32) >= np.float32(threshold)
 
 
 def refuse_useless(name: str, metrics: Mapping[str, Any], *, force: bool) -> None:
