@@ -107,9 +107,9 @@ def test_it_goes_on_as_it_was_only_if_asked(
     path = save_column_bundle(tmp_path / "bundle").path
     words = ["--bundle", str(path), "--data", str(draw(tmp_path / "data", noise=20.0))]
     assert main(["calibrate", *words, "--target-fpr", "0.05", "--average-shifts"]) == 0
-    assert "note: it judged" not in capsys.readouterr().out
+    assert "note: the bundle" not in capsys.readouterr().out
     assert main(["calibrate", *words, "--target-fpr", "0.05"]) == 0
-    assert "note: it judged by means over shifts before" in capsys.readouterr().out
+    assert "note: the bundle no longer judges by means over shifts" in capsys.readouterr().out
     assert Bundle.load(path).spec.decision.shift_band is None
 
 

@@ -94,9 +94,9 @@ def _with_shifts(
 ) -> Evaluation | None:
     """Return an evaluation of means over shifts with their band; None if they change nothing.
 
-    The band holds every decision that the means change on the ``measured`` frames, so beyond it the
-    network's own scores give the same rates. They are what counts there for a dead camera's frames,
-    unless that would move the threshold: then the band holds those frames, too.
+    The band holds every decision that the means change on the ``measured`` frames, so the network's
+    own scores, which count beyond it, give the same rates. They also count there for the frames of
+    a dead camera. If that would move the threshold, the band holds those frames, too.
     """
     result = evaluated(means)
     decision = result.decision
@@ -133,7 +133,7 @@ def _with_shifts(
             band, *(farthest(each[family], mean[family]) for each, mean in pairs for family in each)
         )
     print(
-        f"means over shifts count within {band:.3g} log-odds of the threshold, of "
+        f"means over shifts count within {band:.3g} log-odds of the threshold: for "
         f"{near(own.frames[measured]).mean():.1%} of {len(measured)} frames"
     )
     decision = dataclasses.replace(decision, shift_band=band)
@@ -292,7 +292,7 @@ def run(config: CalibrateConfig) -> int:
     _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
     say(result, guard)
     if spec.decision.shift_band and not config.average_shifts:
-        print("note: it judged by means over shifts before; --average-shifts keeps that")
+        print("note: the bundle no longer judges by means over shifts; --average-shifts keeps them")
     if verdict.level == "useless":
         return USELESS
     print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")

@@ -272,7 +272,7 @@ class CalibrateConfig:
     """Sub-folder of the data with the successes."""
     average_shifts: bool = False
     """Near the threshold, let the score be the mean over the image and its copies moved by a pixel
-    to the left and right: fewer errors there, for two more images that FP32 judges."""
+    to the left and right. This leaves fewer errors there; FP32 judges two more images."""
     seed: int = 0
     """Seed of the dead-camera frames; not of the split."""
 

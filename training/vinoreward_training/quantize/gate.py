@@ -135,9 +135,9 @@ def gate(
 
     INT8 decides alone, without a band, if its own flips are below the limit with confidence.
     ``before`` (FP32) and, per backend, ``after`` (INT8) are (N,) log-odds, as is ``threshold``.
-    ``decided`` (N,) is how FP32 decides, where that is not by ``before`` alone but, within
-    ``shift_band`` of the threshold, by means over shifts: INT8 never decides alone then, and FP32
-    decides at least within that.
+    ``decided`` (N,) is how FP32 decides, if not by ``before`` alone. Within ``shift_band`` of the
+    threshold it decides by means over shifts; then it looks at least that far, and INT8 never
+    decides alone.
     ``config.max_flips`` limits the boundary-rich set, ``max_second_looks`` all judged frames.
     """
     max_flips, boundary = config.max_flips, config.boundary
