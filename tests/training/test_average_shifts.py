@@ -12,7 +12,7 @@ from toy_environments import HEIGHT, WIDTH, save_column_bundle
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
-from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.classifier import Classifier, sigmoid
 from vinoreward_training.classifier import calibrate
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.cli import main
@@ -88,16 +88,53 @@ def as_it_reports(bundle: Bundle, data: Path, said: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_rare_false_claims_are_reported_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+@pytest.mark.parametrize(
+    ("noise", "seed", "rate"),
+    [(22.0, 0, "0.02"), (22.0, 2, "0.02"), (6.0, 1, "0.05"), (8.0, 1, "0.05")],
+)
+def test_what_is_reported_is_what_the_classifier_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], noise: float, seed: int, rate: str
 ) -> None:
-    """At a low rate one decision beyond the band would be another threshold."""
+    """Few claims beside the band, dead cameras beyond it, a test frame that is farthest away."""
     path = save_column_bundle(tmp_path / "bundle").path
-    data = draw(tmp_path / "data", noise=22.0, seed=seed)
-    words = ["--data", str(data), "--target-fpr", "0.02", "--average-shifts"]
+    data = draw(tmp_path / "data", noise=noise, seed=seed)
+    words = ["--data", str(data), "--target-fpr", rate, "--average-shifts"]
     assert main(["calibrate", "--bundle", str(path), *words]) == 0
     as_it_reports(Bundle.load(path), data, capsys.readouterr().out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What stands for an evaluation: its threshold is above all dead-camera frames."""
+
+    decision: Decision
+
+    @staticmethod
+    def of(scores: calibrate._Scores) -> Found:
+        highest = max(0.0, *(float(each[:, 1].max()) for each in scores.dead[0].values()))
+        return Found(Decision(threshold=float(sigmoid(np.array(highest)))))
+
+
+@pytest.mark.parametrize(("dead", "widest"), [(-4.0, 0.5), (5.0, 5.0)])
+def test_the_band_holds_a_dead_camera_only_where_it_would_move_the_threshold(
+    dead: float, widest: float
+) -> None:
+    def logits(*odds: float) -> np.ndarray:
+        return np.stack([np.zeros(len(odds)), np.array(odds)], axis=1)
+
+    def scores(frames: np.ndarray, dead: float) -> calibrate._Scores:
+        return calibrate._Scores(frames, ({"noise": logits(dead)}, {"noise": logits(-3.0)}))
+
+    own, means = logits(-7.0, -0.5, 0.2, 7.0), logits(-7.0, 0.1, 0.3, 7.0)
+    found = calibrate._with_shifts(
+        Found.of,  # type: ignore[arg-type]
+        scores(own, dead),
+        scores(means, -2.0),
+        1,
+        np.arange(4),
+    )
+    assert found is not None and found.decision.threshold == 0.5
+    assert found.decision.shift_band == pytest.approx(widest) and found.decision.shift_band > widest
 
 
 @pytest.mark.slow

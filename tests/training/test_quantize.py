@@ -136,6 +136,14 @@ def test_flips_are_counted_from_what_fp32_decides_by_means_over_shifts() -> None
     assert found.alone.count > alone.alone.count
 
 
+def test_with_means_over_shifts_int8_never_decides_alone() -> None:
+    """Not even where it and the means agree with FP32 everywhere."""
+    before, after, first = noisy(1e-6)
+    assert gate(before, {"a": after}, first, 0.5, LIMITS).band is None
+    found = gate(before, {"a": after}, first, 0.5, LIMITS, shift_band=1.5)
+    assert found.band == 1.5 and found.flips.count == 0 and found.looks_all > 0
+
+
 @pytest.mark.parametrize("scale", [1e-4, 0.01, 0.05, 0.6])
 def test_with_means_over_shifts_fp32_decides_at_least_within_their_band(scale: float) -> None:
     """However good INT8 is: the means are FP32's, and it has none of its own."""
