@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from picture_folders import write_folder
 from PIL import Image
+from tiny_network import rewrite
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import View
@@ -234,6 +235,7 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
     dataset = load_dataset(data)
     chosen = np.concatenate([np.flatnonzero(dataset.labels == one)[:20] for one in (0, 1)])
     bundle = run / "bundle"
+    rewrite(Bundle.load(bundle), lambda spec: spec["decision"].update(shift_band=1.0))
     before = sha256(bundle / "bundle.json")
     right = ["success" if one else "failure" for one in dataset.labels[chosen]]
     wrong = ["failure" if one else "success" for one in dataset.labels[chosen]]
@@ -251,6 +253,8 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
             assert status == 0 and told["kept"] == "new", said
             assert Bundle.load(out / "bundle").spec.dataset["counts"][f"category:{CATEGORY}"] == 40
             assert said.count("next:") == 1 and "next: vinoreward audit" in said
+            assert "note: near its threshold the old bundle judged by means" in said
+            assert Bundle.load(out / "bundle").spec.decision.shift_band is None
         else:
             assert status == 3 and told["kept"] == "old", said
             assert not (out / "bundle").exists() and (out / "candidate" / "bundle").is_dir()
