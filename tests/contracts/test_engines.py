@@ -339,7 +339,7 @@ def test_compressed_weights_that_cannot_act_are_told_and_kill_nobody(name: str) 
     told = config(
         spec,
         "faulty_environments:Far",
-        kwargs={"owner": os.getpid()},
+        kwargs={"owner": os.getpid(), "every": 100},
         chain=CompressorChain().add(Rescales()),
         actors=2,
         restarts=0,
