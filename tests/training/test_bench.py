@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward_training.bench import batches
 from vinoreward_training.bench import command as bench
-from vinoreward_training.bench.batches import batch_rows
 from vinoreward_training.bench.command import memory_rows, run_script
 from vinoreward_training.bench.rewards import backends_rows
 from vinoreward_training.bench.rows import (
@@ -313,8 +313,13 @@ def test_a_measured_process_runs_no_code_of_the_current_folder(
 
 
 @pytest.mark.slow
-def test_a_batch_is_timed_with_and_without_the_learned_reward() -> None:
-    rows = batch_rows(BenchConfig(rounds=2))
+def test_a_batch_is_timed_with_and_without_the_learned_reward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    smaller = {"STATES": (4, 16, 64), "LOOKED_AT": (4, 16, 32), "LEARNED": 16, "LARGE": 64}
+    for name, value in {**smaller, "SMALL": 4, "SCALAR_STEPS": 4}.items():
+        monkeypatch.setattr(batches, name, value)
+    rows = batches.batch_rows(BenchConfig(rounds=2))
     assert {row.name for row in rows} == {"batch"}
     rates = [row for row in rows if row.unit == "steps/s"]
     assert [row.target for row in rates] == [">= 100000 steps/s", ">= 2000 steps/s"]

@@ -181,7 +181,7 @@ def test_a_killed_training_resumes_to_the_very_same_weights(tmp_path: Path) -> N
     def command(out: str, *more: str) -> list[str]:
         options = [
             "--steps",
-            "700",
+            "350",
             "--batch-size",
             "2",
             "--latent",

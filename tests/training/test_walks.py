@@ -29,8 +29,8 @@ STEPS = ["capture", "finetune", "quantize", "train", "play", "train"]
 SHORT = {
     "capture": {"--frames": "120"},
     "finetune": {"--epochs": "1", "--target-fpr": "0.3"},
-    "train": {"--timesteps": "105", "--final-episodes": "2"},
-    "play": {"--episodes": "2", "--film": "1"},
+    "train": {"--timesteps": "105", "--final-episodes": "1"},
+    "play": {"--episodes": "1", "--film": "1"},
 }
 FLAGS = {"train": ["--force", "--no-progress"], "play": ["--no-progress"]}
 # In a process of its own: a library of OpenGL is chosen once, and a crash there is this test's.

@@ -444,5 +444,6 @@ def _audited(config: MendConfig, bundle: Bundle) -> AuditReport:
             dead=1100,
             states=config.states,
             seed=config.seed + 0x3E4D,
+            threads=config.threads,
             progress=True,
         )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import toy_environments
+from ray_workers import Worker
 
 from vinoreward import Bundle, Classifier
 from vinoreward.backends.serving.places import FOLDER
@@ -91,21 +92,6 @@ def on(node: str) -> Any:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False), "num_cpus": 1}
 
 
-class Worker:
-    """Judges pictures by its own node's service."""
-
-    def __init__(self, services: Any) -> None:
-        arguments = services.here()
-        self.classifier = Classifier(arguments.pop("bundle"), **arguments)
-
-    def judge(self, pictures: Any) -> Any:
-        found = self.classifier.judge(pictures)
-        return found.probability, self.classifier.threshold
-
-    def pid(self) -> int:
-        return int(self.classifier.backend.info()["service_pid"])
-
-
 def pictures(bundle: Bundle) -> Any:
     return bundle.golden.images
 
@@ -127,24 +113,30 @@ def test_every_node_has_one_service_which_answers_as_the_network_does(
     with NodeServices(bundles[0]) as services:
         assert services.nodes() == {}  # none before somebody asks
         there = workers(services)
-        more = workers(services)
-        for worker in (*there.values(), *more.values()):
+        node = next(iter(there))
+        beside = ray.remote(Worker).options(**on(node)).remote(services)
+        for worker in (*there.values(), beside):
             np.testing.assert_allclose(judged(worker, bundles[0])[0], expected, atol=1e-6)
         told = services.nodes()
         assert set(told) == set(there) and len(told) == 2
         pids = {node: ray.get(worker.pid.remote()) for node, worker in there.items()}
-        assert pids == {node: ray.get(worker.pid.remote()) for node, worker in more.items()}
+        assert pids[node] == ray.get(beside.pid.remote())
         assert pids == {node: one["service_pid"] for node, one in told.items()}
         assert len(set(pids.values())) == 2
 
 
 def test_a_swap_reaches_all_nodes_and_those_that_ask_later(
-    nodes: Any, bundles: list[Bundle]
+    nodes: Any, bundles: list[Bundle], tmp_path: Path
 ) -> None:
+    """And a bundle that does not fit changes nothing."""
+    other = toy_environments.save_toy_bundle(tmp_path / "other", probabilities=True)
     early, late = node_ids()
     with NodeServices(bundles[0]) as services:
         made = ray.remote(Worker)
         first = made.options(**on(early)).remote(services)
+        assert judged(first, bundles[0])[1] == 0.5
+        with pytest.raises(ServiceError, match=r"was not swapped on all nodes.*output differs"):
+            services.swap(other)
         assert judged(first, bundles[0])[1] == 0.5
         assert services.swap(bundles[1]) == [early]
         assert judged(first, bundles[0])[1] == 0.9
@@ -208,18 +200,6 @@ def test_a_node_that_is_lost_takes_no_other_along(nodes: Any, bundles: list[Bund
         for node in left:
             assert judged(there[node], bundles[0])[1] == 0.9
         assert sorted(services.nodes()) == sorted(left)
-
-
-def test_a_bundle_that_does_not_fit_changes_nothing(
-    nodes: Any, bundles: list[Bundle], tmp_path: Path
-) -> None:
-    other = toy_environments.save_toy_bundle(tmp_path / "other", probabilities=True)
-    with NodeServices(bundles[0]) as services:
-        worker = workers(services)[node_ids()[0]]
-        judged(worker, bundles[0])
-        with pytest.raises(ServiceError, match=r"was not swapped on all nodes.*output differs"):
-            services.swap(other)
-        assert judged(worker, bundles[0])[1] == 0.5
 
 
 def test_a_closed_handle_says_so(nodes: Any, bundles: list[Bundle]) -> None:

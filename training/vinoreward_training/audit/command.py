@@ -19,6 +19,7 @@ from vinoreward.bundles.locate import model_name
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, DatasetError, needed_for
 from vinoreward.files import write_json
+from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import (
     Intervention,
@@ -156,6 +157,7 @@ def audit(
     dead: int = 3000,
     states: int = STATES,
     seed: int = 0,
+    threads: int = 0,
     progress: bool = False,
 ) -> AuditReport:
     """Try to cheat a classifier.
@@ -180,6 +182,7 @@ def audit(
         dead: least number of dead-camera frames.
         states: to look at in each space, about; 0 for no search.
         seed: draws pictures and changes.
+        threads: of the network; 0 for one per core.
         progress: show a bar.
 
     Raises:
@@ -199,7 +202,9 @@ def audit(
         import matplotlib  # noqa: F401  # before the work
         import scipy  # noqa: F401
     with contextlib.ExitStack() as closing:
-        opened = partial(Classifier, backend=backend, device=device)
+        opened = partial(
+            Classifier, backend=backend, device=device, threads=threads or usable_cores()
+        )
         classifier = closing.enter_context(opened(bundle, precision=precision))
         spec = classifier.bundle.spec
         dataset = load_dataset(data, size=size_for(spec.picture), success_label=success_label)
@@ -331,6 +336,7 @@ def run(config: AuditConfig) -> int:
             dead=config.dead_frames,
             states=config.states,
             seed=config.seed,
+            threads=config.threads,
             progress=True,
         )
     made(out)

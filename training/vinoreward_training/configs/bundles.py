@@ -493,6 +493,8 @@ class AuditConfig:
     """Least number of images of a dead camera."""
     seed: int = 0
     """Draws images, noise, places and directions."""
+    threads: int = 0
+    """Threads of the network; 0 for one per core."""
 
 
 @dataclass(frozen=True)
@@ -550,7 +552,7 @@ class MendConfig:
     seed: int = 0
     """Seed of the training and of the audits, which draw otherwise than vinoreward audit."""
     threads: int = 0
-    """Threads of torch; 0 for one per core."""
+    """Threads of the network; 0 for one per core."""
     resume: bool = False
     """Continue the training in --out from its last checkpoint; give the other options again."""
 
