@@ -22,11 +22,13 @@ from train_runs import SMALL, config
 from vinoreward.errors import (
     ConfigError,
     ModelCorruptError,
+    ModelNotFoundError,
     RunFolderError,
 )
 from vinoreward.saved_state import read_state, save_state
 from vinoreward_training.policy.checkpoint import (
     build_model,
+    read_description,
     restore_checkpoint,
     save_checkpoint,
     save_policy,
@@ -209,6 +211,22 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     steps = [int(row["step"] or 0) for row in rows]
     assert steps == sorted(set(steps))
     assert sum(int(row["length"] or 0) for row in rows if int(row["step"] or 0) <= done) <= done
+
+
+def test_who_plays_a_stopped_training_is_told_the_whole_command(tmp_path: Path) -> None:
+    """With the package and the file of the truth, to whose import the user agrees each time."""
+    (tmp_path / "checkpoint.pt").touch()
+    settings = {"env": "my_package:My-v0", "truth": "rules.py:fell"}
+    told = rf"vinoreward train --resume --out {tmp_path}"
+    for text, more in (
+        (yaml.safe_dump(settings), " --env my_package:My-v0 --truth rules.py:fell"),
+        (yaml.safe_dump({"env": "Pendulum-v1", "truth": None}), ""),
+        ('env: [1, 2]\ntruth: "a:\\e[31m"\n', ""),  # no environment; nothing for a terminal
+        ("{", ""),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(ModelNotFoundError, match=f"continue with: {told}{more}$"):
+            read_description(tmp_path)
 
 
 @pytest.mark.slow

@@ -20,11 +20,11 @@ from vinoreward.saved_state import shown
 from vinoreward.wrappers.batched import BatchedVecEnv
 from vinoreward.wrappers.sb3 import ClaimedVsTrue, claimed_picture
 from vinoreward_training.configs import TrainConfig
-from vinoreward_training.policy.checkpoint import save_checkpoint
+from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
 from vinoreward_training.policy.claims import ClaimSample
 from vinoreward_training.policy.evaluate import Evaluation, evaluate, evaluate_batch
 from vinoreward_training.policy.pausing import how_to_go_on, wait
-from vinoreward_training.runs.next_command import again, command
+from vinoreward_training.runs.next_command import command
 from vinoreward_training.runs.report import (
     EPISODE_COLUMNS,
     EVALUATION_COLUMNS,
@@ -32,7 +32,7 @@ from vinoreward_training.runs.report import (
     read_table,
     write_table,
 )
-from vinoreward_training.tasks.environments import naming, truth_reader
+from vinoreward_training.tasks.environments import truth_reader
 
 EVAL_SEED = 10_000
 """First seed of evaluations, far from those of training."""
@@ -190,7 +190,7 @@ class RunCallback(ClaimedVsTrue):
     def _alarmed(self) -> None:
         """Stop or wait after an alarm, as configured."""
         self._alarms_before = self.alarm_count
-        line = again("train", self.folder, *naming(self._config.env))
+        line = train_again(self.folder, self._config.env, self._config.truth)
         if self._config.on_alarm == "stop":
             self.say(f"Stopped at step {self.num_timesteps} by the alarm. Continue with: {line}")
             raise Alarmed

@@ -23,8 +23,10 @@ from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward.files import read_json, write_json
 from vinoreward.saved_state import check_counts, check_names, save_state
 from vinoreward_training.configs import TrainConfig
+from vinoreward_training.runs.next_command import again, recorded, short_text
 from vinoreward_training.runs.run_folder import read_tensors
 from vinoreward_training.runs.settings import typed
+from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -355,14 +357,23 @@ def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, An
     write_json(folder / "policy.json", {"schema_version": 1, **description})
 
 
+def train_again(folder: Path, env: str | None, truth: str | None) -> str:
+    """Return the command that continues a stopped training."""
+    return again("train", folder, *naming(env), *naming(truth, "--truth"))
+
+
 def read_description(folder: Path) -> dict[str, Any]:
     """Read ``policy.json``."""
     path = folder / "policy.json"
     if not path.exists():
         if (folder / "checkpoint.pt").is_file():
+            known = recorded(folder)
+            named = [
+                value if short_text(value := known.get(name)) else None for name in ("env", "truth")
+            ]
             raise ModelNotFoundError(
                 f"the training in {folder} was stopped before it wrote a policy. Expected one that "
-                f"has ended; continue with: vinoreward train --resume --out {folder}"
+                f"has ended; continue with: {train_again(folder, *named)}"
             )
         raise ModelNotFoundError(
             f"no policy in {folder}. Expected a folder that `vinoreward train --out` or "

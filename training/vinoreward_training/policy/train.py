@@ -31,9 +31,10 @@ from vinoreward_training.policy.checkpoint import (
     read_description,
     restore_checkpoint,
     save_policy,
+    train_again,
 )
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
-from vinoreward_training.runs.next_command import ITS_DATA, after_training, again, command
+from vinoreward_training.runs.next_command import ITS_DATA, after_training, command
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
 from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
 from vinoreward_training.runs.settings import (
@@ -50,7 +51,6 @@ from vinoreward_training.tasks.environments import (
     has_own_reward,
     load_encoder,
     make_env,
-    naming,
     network_sha256,
 )
 from vinoreward_training.tasks.many import beside, make_batch, make_envs
@@ -182,7 +182,7 @@ def train(config: TrainConfig) -> TrainResult:
                 raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     if config.device not in ("cpu", "auto"):
         check_device(config.device)
-    line = again("train", config.out, *naming(config.env), *naming(config.truth, "--truth"))
+    line = train_again(config.out, config.env, config.truth)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         finished = _finished(folder, config)
         if finished is not None:

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import gymnasium as gym
 
@@ -47,17 +47,17 @@ def origin(about: Mapping[str, Any]) -> dict[str, Any]:
     All are texts but for ``env_kwargs``, a table of names and plain values; without arguments it is
     left out.
     """
-    known: dict[str, Any] = {name: about[name] for name in RECORDED if _short_text(about.get(name))}
+    known: dict[str, Any] = {name: about[name] for name in RECORDED if short_text(about.get(name))}
     options = about.get("env_kwargs")
     if isinstance(options, dict) and 0 < len(options) <= MAX_OPTIONS:
-        simple = all(map(_short_text, map(str, options.values())))
-        if simple and all(map(_short_text, options)):
+        simple = all(map(short_text, map(str, options.values())))
+        if simple and all(map(short_text, options)):
             known["env_kwargs"] = options
     return known
 
 
-def _short_text(value: object) -> bool:
-    # A file may be anybody's: nothing that a terminal would act on.
+def short_text(value: object) -> TypeGuard[str]:
+    """Whether it is text that may be printed: a file may be anybody's, and act on a terminal."""
     return isinstance(value, str) and value.isprintable() and 0 < len(value) < 200
 
 
@@ -138,7 +138,7 @@ def after_mending(bundle: Path, config: MendConfig) -> str:
     Where no run's claims were labelled: the audit, with the usual seed, of what was mended.
     """
     for folder in reversed(config.labels):
-        run = _recorded(folder)
+        run = recorded(folder)
         if run.get("wrap_bundle") or _judges_itself(str(run.get("env"))):
             words: list[object] = ["train", "--config", folder / CONFIG, *naming(run.get("env"))]
             words += [*naming(run.get("truth"), "--truth"), "--bundle", _from_here(bundle)]
@@ -154,7 +154,7 @@ def after_mending(bundle: Path, config: MendConfig) -> str:
     return command(*words)
 
 
-def _recorded(run: Path) -> dict[str, Any]:
+def recorded(run: Path) -> dict[str, Any]:
     """Return the settings in a run's folder; none where nothing there can be read."""
     kinds = TrainConfig, FinetuneConfig, MendConfig
     try:
@@ -189,7 +189,7 @@ def after_labelling(words: Mapping[str, object], left: int, unlabelled: int = 0)
     folder = words.get("--run") or words.get("--data")
     bundle = words.get("--bundle")
     if bundle is None and words.get("--run"):
-        bundle = _bundle_of(_recorded(Path(str(folder))))
+        bundle = _bundle_of(recorded(Path(str(folder))))
     # What is left of pictures that are all labelled are blind duplicates.
     done = not (left and unlabelled)
     if done and bundle and folder and not words.get("--out"):
@@ -201,20 +201,20 @@ def after_labelling(words: Mapping[str, object], left: int, unlabelled: int = 0)
 def _bundle_of(run: Mapping[str, Any]) -> str | None:
     """Return the bundle that a run's settings name; None if there is none to be shown."""
     bundle = run.get("bundle")
-    return bundle if isinstance(bundle, str) and _short_text(bundle) else None
+    return bundle if isinstance(bundle, str) and short_text(bundle) else None
 
 
 def _to_mend(bundle: str, labels: Path) -> str:
     """Return the command that mends a bundle with its pictures and all labels that it got."""
-    own = _recorded(Path(bundle).parent)
+    own = recorded(Path(bundle).parent)
     data = own.get("data")
-    known = _short_text(data) and Path(str(data)).is_dir()
+    known = short_text(data) and Path(str(data)).is_dir()
     words: list[object] = ["mend", "--bundle", bundle, "--data", data if known else ITS_DATA]
-    if _short_text(label := own.get("success_label")) and label != "success":
+    if short_text(label := own.get("success_label")) and label != "success":
         words += ["--success-label", label]
     # What an earlier mending learned is not in its data.
     before = own.get("labels")
-    earlier = [Path(one) for one in before if _short_text(one)] if isinstance(before, list) else []
+    earlier = [Path(one) for one in before if short_text(one)] if isinstance(before, list) else []
     folders = [*(one for one in earlier if one.is_dir() and one != labels), labels]
     stem = Path(bundle).parent.name if Path(bundle).name == "bundle" else Path(bundle).name
     stem = re.sub(r"-(classifier|mended(-\d+)?)$", "", stem)
