@@ -181,6 +181,13 @@ def say(result: Evaluation, guard: Fitted) -> None:
     print(f"verdict: {result.verdict}")
 
 
+def _shown(value: object) -> object:
+    """Return an interval in words, and all else as it is."""
+    if isinstance(value, (list, tuple)) and all(isinstance(one, float) for one in value):
+        return " to ".join(f"{one:.4f}" for one in value)
+    return value
+
+
 def sections_of(
     result: Evaluation, facts: Mapping[str, object], pictures: Sequence[Path]
 ) -> list[Section]:
@@ -192,7 +199,11 @@ def sections_of(
         "means over shifts": "none"
         if decision.shift_band is None
         else f"within {decision.shift_band:.3g} log-odds of the threshold",
-    } | {str(key): value for key, value in decision.chosen_for.items() if key != "value"}
+    } | {
+        str(key): _shown(value)
+        for key, value in decision.chosen_for.items()
+        if key != "value" and value not in ([], ())
+    }
     confusion: list[dict[str, object]] = [
         {"truth": truth, "claimed success": claimed, "claimed failure": denied}
         for truth, claimed, denied in (
