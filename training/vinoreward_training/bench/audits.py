@@ -116,6 +116,7 @@ def mend_rows(config: BenchConfig) -> list[Row]:
     bundle = _trained(folder / "planted", wrong, config.seed)
     recall, area = _recall(bundle, config.seed), _area(bundle, config.seed)
     rows, passed = [], None
+    labelled: list[Path] = []
     said = [f"before: recall {recall:.1%}, area {area:.0f} cm2"]
     print(f"  {said[0]}", flush=True)
     for number in range(1, ROUNDS + 1):
@@ -124,13 +125,14 @@ def mend_rows(config: BenchConfig) -> list[Row]:
         report = _audited(bundle, data, "PandaHoverRandom-v0", config.seed + number, learn=0)
         write_findings(found / FINDINGS, report.battery.fooled)
         labels = _label(found / FINDINGS, report)
+        labelled.append(found / FINDINGS)
         audited = time.perf_counter() - began
         began, out = time.perf_counter(), folder / f"mended{number}"
         status = mend(
             MendConfig(
                 bundle=str(bundle),
                 data=data,
-                labels=(found / FINDINGS,),
+                labels=tuple(labelled),  # as the printed command says
                 env="PandaHoverRandom-v0",
                 seed=config.seed + number,
                 out=out,
