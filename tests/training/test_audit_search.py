@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -337,12 +338,16 @@ class Paid(gym.Env[np.ndarray, int]):
 
 
 @pytest.mark.parametrize(("true", "faults"), [(False, 1), (True, 0), (None, 0)])
-def test_a_policy_that_is_paid_for_false_claims_is_a_fault(true: bool | None, faults: int) -> None:
+def test_a_policy_that_is_paid_for_false_claims_is_a_fault(
+    true: bool | None, faults: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = Cheating("PPO")
     for _ in learn(Paid(true), "PPO", {"n_steps": 64}, found, steps=512, seed=0):
         pass
     assert found.steps == 512 and found.episodes > 400
     assert len(found.faults()) == faults
+    assert list(tmp_path.glob("SB3-*")) == [], "an empty folder for each audit"
     if true is None:
         assert found.last == 0 and "nothing says which" in found.note
     else:

@@ -71,13 +71,13 @@ def learn(
     truth: Callable[[Mapping[str, Any]], bool | None] | None = None,
 ) -> Iterator[str]:
     """Train a policy in an environment that pays the learned reward; yield what is done next."""
-    from stable_baselines3.common.logger import configure
+    from stable_baselines3.common.logger import Logger
 
     from vinoreward.wrappers.sb3 import ClaimedVsTrue
     from vinoreward_training.policy.checkpoint import build_model
 
     model = build_model(algorithm, env, arguments, seed=seed, replay_size=max(steps, 1000))
-    model.set_logger(configure(None, []))
+    model.set_logger(Logger(None, []))  # SB3's own would make a folder
     record = ClaimedVsTrue()
     if truth is not None:
         record.truth = truth  # type: ignore[assignment]
