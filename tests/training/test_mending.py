@@ -22,8 +22,9 @@ from vinoreward.bundles.schema import View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.interventions import Axis
 from vinoreward_training.audit.report import AuditReport, Measure
-from vinoreward_training.audit.search import Searched
+from vinoreward_training.audit.search import Hole, Searched
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
 from vinoreward_training.labelling.labels import Label, LabelLog, now
@@ -214,12 +215,26 @@ def test_a_bundle_that_is_no_worse_is_rarely_refused() -> None:
     assert refused[0] > 160 and refused[1] < 20
 
 
-def test_a_search_gives_its_area_as_a_measure() -> None:
+def test_a_search_gives_measures_of_the_same_states() -> None:
+    """In a plane its area; of a larger space, whose planes differ, the spread states, and holes."""
     from vinoreward_training.audit.battery import Battery
 
-    one = Searched("object removed", (), plane=2e-4, cell=1e-4)
-    report = AuditReport("toy", (), "", Battery(), [], searched=(one,))
-    assert report.measures["area claimed in the space 'object removed'"] == Measure(2e-4, 1e-4)
+    axes = tuple(Axis(name, 0.0, 1.0, "m") for name in "xyz")
+    plane = Searched("table", axes[:2], plane=2e-4, cell=1e-4)
+    larger = Searched("room", axes, failures=1000, claimed=3, plane=2e-4, cell=1e-4)
+    report = AuditReport("toy", (), "", Battery(), [], searched=(plane, larger))
+    measures = report.measures
+    assert measures["area claimed in the space 'table'"] == Measure(2e-4, 1e-4)
+    share = measures["failures claimed in the space 'room'"]
+    assert (share.value, share.of) == (0.003, 1000) and 0.01 < share.bar < 0.02
+    assert measures["a hole in the space 'room'"] == Measure(0.0, 0.0)
+    assert "area claimed in the space 'room'" not in measures
+    for around, claimed, found in ((32, 16, 0.0), (32, 17, 1.0), (0, 0, 0.0)):
+        larger.holes = [Hole((0.0, 0.0, 0.0), 0.9, around, claimed)]
+        assert report.measures["a hole in the space 'room'"] == Measure(found, 0.0)
+    # A hole where none was found is worse; one where there was one is not.
+    none, one = Measure(0.0, 0.0), Measure(1.0, 0.0)
+    assert surely([chance_of_worse(none, one), chance_of_worse(one, one)]) == [True, False]
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.data())

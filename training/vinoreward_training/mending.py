@@ -327,7 +327,7 @@ def chance_of_worse(before: Measure, after: Measure) -> float | None:
     """Return the chance of a measure so much higher than before, and beyond its bar; else 1.
 
     Of shares: given how many claims both audits have in all, a one-sided binomial test of how many
-    the second has. An area is what a search of the same states found: there is no chance in it.
+    the second has. An area of the same states, or a hole where none was found, is told as it is.
     """
     if after.value <= max(before.value, after.bar):
         return 1.0

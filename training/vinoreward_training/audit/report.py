@@ -36,16 +36,20 @@ NOT_CHECKED = (
 CAUSE_UNKNOWN = "whether claims depend on their cause is not known"
 
 
+PLANE_AXES = 2
+"""A space of more axes is searched in a plane, if for its area."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """A value that is better the lower it is."""
 
     value: float
-    """A share of ``of``, or an area in the square of a space's unit."""
+    """A share of ``of``, an area in the square of a space's unit, or 1 where a hole was found."""
     bar: float
     """The largest value that is no fault."""
     of: int = 0
-    """Pictures or claims that a share is of; 0 for an area."""
+    """Pictures or claims that a share is of; 0 where it is no share."""
 
 
 def _share(count: int, of: int, bar: float) -> Measure:
@@ -102,7 +106,15 @@ class AuditReport:
                 share = change.stay / max(1, change.claimed)
                 found[name] = Measure(share, STAY, change.claimed)
         for one in self.searched:
-            found[f"area claimed in the space {one.space!r}"] = Measure(one.plane, one.cell)
+            if len(one.axes) <= PLANE_AXES:
+                found[f"area claimed in the space {one.space!r}"] = Measure(one.plane, one.cell)
+                continue
+            # Each search has the plane of its own worst state; the spread states are the same.
+            found[f"failures claimed in the space {one.space!r}"] = _share(
+                one.claimed, one.failures, FALSELY_CLAIMED
+            )
+            holes = float(any(hole.open for hole in one.holes))
+            found[f"a hole in the space {one.space!r}"] = Measure(holes, 0.0)
         return found
 
     @property
