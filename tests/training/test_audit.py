@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -28,11 +29,13 @@ from vinoreward.bundles.save import MAX_CARD_BYTES, save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Picture, View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
+from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import interventions_of
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import FIXED_OBJECT, MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_envs.scene import HoverScene
+from vinoreward_training.audit import command
 from vinoreward_training.audit.bands import BANDS, bands, nice_step
 from vinoreward_training.audit.battery import SHOWN, Battery, Row, faults, not_surely_above
 from vinoreward_training.audit.causes import Causes, Change
@@ -389,6 +392,24 @@ def test_a_seed_gives_the_same_audit_on_any_threads(bundle: Bundle, tmp_path: Pa
     clean = first["shifts"][0]["rates"]
     assert clean["true_positives"] + clean["false_negatives"] == 30
     assert clean["false_positives"] + clean["true_negatives"] == 30
+
+
+@pytest.mark.parametrize(("asked", "cores", "given"), [(0, 2, 2), (0, 600, 8), (3, 2, 3)])
+def test_the_network_runs_on_all_cores_or_on_as_many_threads_as_asked(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int, cores: int,
+    given: int,
+) -> None:  # fmt: skip
+    threads = []
+
+    class Noted(Classifier):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            threads.append(self.threads)
+
+    monkeypatch.setattr(command, "Classifier", Noted)
+    monkeypatch.setattr(command, "usable_cores", lambda: cores)
+    audit(bundle, write_folder(tmp_path / "data", 60), frames=30, dead=44, threads=asked)
+    assert threads == [given]
 
 
 def test_claims_that_stay_without_their_cause(bundle: Bundle, tmp_path: Path) -> None:

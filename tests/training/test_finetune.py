@@ -662,7 +662,10 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right(tmp_path: Path) -> 
     assert bundle.spec.decision.chosen_for["target_fpr"] == 0.2
     names = {path.name for path in (bundle.path / "pictures").iterdir()}
     assert {"roc.png", "pr.png", "mistakes.png", "history.png"} <= names
-    assert "Clopper-Pearson" in (bundle.path / "README.md").read_text()
+    card = (bundle.path / "README.md").read_text()
+    assert "Clopper-Pearson" in card and "- notes:" not in card
+    low, high = bundle.spec.decision.chosen_for["recall_interval"]
+    assert f"- recall_interval: {low:.4f} to {high:.4f}" in card
     assert (tmp_path / "run" / "report.html").is_file()
     from vinoreward.rewards.classifier import Classifier
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from picture_folders import write_folder
 from PIL import Image
@@ -191,6 +191,10 @@ def test_the_chance_of_fewer_claims_is_that_of_the_pictures_that_differ() -> Non
     assert chance_of_fewer(before, mixed) == pytest.approx(chance), "12 lost, 10 gained"
 
 
+@example([0.0499, 1.0 - 1e-9])
+@example([0.0501])
+@example([0.0249, 0.9])
+@example([0.0251, 0.9])
 @given(st.lists(st.none() | st.floats(0.0, 1.0), max_size=60))
 def test_of_many_measures_some_are_worse_by_chance(chances: list[float | None]) -> None:
     """The oracle is Benjamini and Hochberg's own rule: the largest k with p(k) <= k q / m."""

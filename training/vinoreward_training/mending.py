@@ -314,7 +314,7 @@ def surely(chances: Sequence[float | None]) -> list[bool]:
 
     So many are looked at that one in twenty is worse by chance in nearly every mending. Benjamini
     and Hochberg (1995) keep the chance that any is said to be worse, though none is, at ``SURE``.
-    None is a test in which there is no chance: it is worse.
+    None, where chance has no part, is worse.
     """
     from scipy.stats import false_discovery_control
 
@@ -327,7 +327,7 @@ def chance_of_worse(before: Measure, after: Measure) -> float | None:
     """Return the chance of a measure so much higher than before, and beyond its bar; else 1.
 
     Of shares: given how many claims both audits have in all, a one-sided binomial test of how many
-    the second has. An area of the same states, or a hole where none was found, is told as it is.
+    the second has. Chance has no part, None, in an area of the same states and in a new hole.
     """
     if after.value <= max(before.value, after.bar):
         return 1.0

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
 
 FAILED = 3
 """Exit status where the classifier fails."""
+MOST_THREADS = 8
+"""Threads of the network by default: a small one gains nothing from more."""
 FINDINGS = "findings"
 """Folder of the pictures that fooled it, to be labelled."""
 LEAST_STATES = 256
@@ -182,7 +184,7 @@ def audit(
         dead: least number of dead-camera frames.
         states: to look at in each space, about; 0 for no search.
         seed: draws pictures and changes.
-        threads: of the network; 0 for one per core.
+        threads: of the network; 0 for one per core, ``MOST_THREADS`` at most.
         progress: show a bar.
 
     Raises:
@@ -203,7 +205,10 @@ def audit(
         import scipy  # noqa: F401
     with contextlib.ExitStack() as closing:
         opened = partial(
-            Classifier, backend=backend, device=device, threads=threads or usable_cores()
+            Classifier,
+            backend=backend,
+            device=device,
+            threads=threads or min(usable_cores(), MOST_THREADS),
         )
         classifier = closing.enter_context(opened(bundle, precision=precision))
         spec = classifier.bundle.spec

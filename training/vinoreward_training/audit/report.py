@@ -23,7 +23,7 @@ from vinoreward_training.audit.causes import LEAST_CLAIMS, STAY, Causes
 from vinoreward_training.audit.cheating import Cheating
 from vinoreward_training.audit.pairs import PairRow
 from vinoreward_training.audit.replays import Replays
-from vinoreward_training.audit.search import Searched
+from vinoreward_training.audit.search import PLANE_AXES, Searched
 from vinoreward_training.classifier.evaluation import Rates
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.runs.report import Section, configuration, new_figure, save_figure
@@ -34,10 +34,6 @@ NOT_CHECKED = (
     "room."
 )
 CAUSE_UNKNOWN = "whether claims depend on their cause is not known"
-
-
-PLANE_AXES = 2
-"""A space of more axes is searched in a plane, if for its area."""
 
 
 @dataclass(frozen=True)

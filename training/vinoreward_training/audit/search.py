@@ -25,6 +25,8 @@ from vinoreward_training.classifier.shifts import SHIFTS, shifted
 
 STATES = 4096
 """Spread over each space, about; half as many more are looked at near the worst of a large one."""
+PLANE_AXES = 2
+"""The area of false claims is measured in the plane of so many axes, the first."""
 GRID_AXES = 3
 """A space of more axes is sampled."""
 NEIGHBOURS = 32
@@ -333,13 +335,13 @@ def _holes(
 
 def _plane(looked: _Looked, at: States, found: Searched, spread: int, states: int) -> Iterator[str]:
     """Measure the area of false claims in the plane of the two first axes."""
-    axes = looked.space.axes[:2]
+    axes = looked.space.axes[:PLANE_AXES]
     area = math.prod(axis.high - axis.low for axis in axes)
     first, last = 0, spread
     if len(looked.space.axes) > len(axes):
         plane = grid(axes, states)
         first = len(looked.states)
-        rest = np.broadcast_to(at[2:], (len(plane), len(at) - 2))
+        rest = np.broadcast_to(at[PLANE_AXES:], (len(plane), len(at) - PLANE_AXES))
         yield from looked.at(np.hstack([plane, rest]), f"{looked.space.name}, plane: ")
         last = len(looked.states)
     wrong = looked.paid[first:last] & (looked.truth[first:last] == _FAILURE)

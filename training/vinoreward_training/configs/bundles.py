@@ -494,7 +494,7 @@ class AuditConfig:
     seed: int = 0
     """Draws images, noise, places and directions."""
     threads: int = 0
-    """Threads of the network; 0 for one per core."""
+    """Threads of the network; 0 for one per core, at most 8."""
 
 
 @dataclass(frozen=True)
@@ -552,7 +552,7 @@ class MendConfig:
     seed: int = 0
     """Seed of the training and of the audits, which draw otherwise than vinoreward audit."""
     threads: int = 0
-    """Threads of the network; 0 for one per core."""
+    """Threads of the training and of the audits, as in finetune and audit."""
     resume: bool = False
     """Continue the training in --out from its last checkpoint; give the other options again."""
 

@@ -57,7 +57,7 @@ def origin(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def short_text(value: object) -> TypeGuard[str]:
-    """Whether it is text that may be printed: a file may be anybody's, and act on a terminal."""
+    """Return whether a value is text to print: a stranger's file could act on a terminal."""
     return isinstance(value, str) and value.isprintable() and 0 < len(value) < 200
 
 
@@ -201,7 +201,7 @@ def after_labelling(words: Mapping[str, object], left: int, unlabelled: int = 0)
 def _bundle_of(run: Mapping[str, Any]) -> str | None:
     """Return the bundle that a run's settings name; None if there is none to be shown."""
     bundle = run.get("bundle")
-    return bundle if isinstance(bundle, str) and short_text(bundle) else None
+    return bundle if short_text(bundle) else None
 
 
 def _to_mend(bundle: str, labels: Path) -> str:
