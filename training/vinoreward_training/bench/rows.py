@@ -20,7 +20,7 @@ from vinoreward_training.configs import BenchConfig
 from vinoreward_training.runs.report import markdown_table
 
 _Result = TypeVar("_Result")
-_BOUND = re.compile(r"(<=|>=|<|>) ([\d.]+)")
+_BOUND = re.compile(r"(<=|>=|<|>) ([\d.]+(?:e[+-]?\d+)?)")
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
