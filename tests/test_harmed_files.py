@@ -208,8 +208,8 @@ def test_a_home_folder_that_cannot_be_written() -> None:
         "from vinoreward.errors import ConfigError\n"
         "classifier = Classifier('panda-hover-classifier')\n"
         "classifier.probability(classifier.bundle.golden.images)\n"
-        "from vinoreward_envs.camera.fast import _warp\n"
-        "try:\n    _warp()\nexcept ConfigError as error:\n    print(error)\n"
+        "from vinoreward_envs.camera.fast import warp_module\n"
+        "try:\n    warp_module()\nexcept ConfigError as error:\n    print(error)\n"
     )
     off = ("XDG_CACHE_HOME", "WARP_CACHE_PATH")
     environment = {name: value for name, value in os.environ.items() if name not in off}

@@ -25,9 +25,11 @@ ROTATION_TOLERANCE: Final = 1e-5
 """Radians."""
 MAX_ITERATIONS: Final = 60
 # Enough damping for a nearly stretched arm, too little to slow the last steps.
-_DAMPING: Final = 1e-4
+DAMPING: Final = 1e-4
+"""Added to the diagonal of the damped least squares."""
 # Within a step the linear model holds; a longer error is approached in pieces of this length.
-_MAX_STEP: Final = 0.25
+MAX_STEP: Final = 0.25
+"""Largest component of the error, in metres and radians, that one step looks at."""
 
 
 def _rotation(axis: int, angle: float) -> Array:
@@ -49,19 +51,23 @@ def _pose(rotation: Array, position: tuple[float, float, float]) -> Array:
 # A joint's transform is origin @ rotation_z(q), which is linear in cos q and sin q: three
 # constant matrices per joint replace building and multiplying rotations at every call.
 _ORIGINS = np.stack([_pose(_rotation(0, roll), (x, y, z)) for roll, x, y, z in c.JOINT_ORIGINS])
-_COS = np.zeros_like(_ORIGINS)
-_COS[:, :, 0], _COS[:, :, 1] = _ORIGINS[:, :, 0], _ORIGINS[:, :, 1]
-_SIN = np.zeros_like(_ORIGINS)
-_SIN[:, :, 0], _SIN[:, :, 1] = _ORIGINS[:, :, 1], -_ORIGINS[:, :, 0]
-_CONSTANT = np.zeros_like(_ORIGINS)
-_CONSTANT[:, :, 2:] = _ORIGINS[:, :, 2:]
+COSINES: Final[Array] = np.zeros_like(_ORIGINS)
+COSINES[:, :, 0], COSINES[:, :, 1] = _ORIGINS[:, :, 0], _ORIGINS[:, :, 1]
+SINES: Final[Array] = np.zeros_like(_ORIGINS)
+SINES[:, :, 0], SINES[:, :, 1] = _ORIGINS[:, :, 1], -_ORIGINS[:, :, 0]
+CONSTANTS: Final[Array] = np.zeros_like(_ORIGINS)
+CONSTANTS[:, :, 2:] = _ORIGINS[:, :, 2:]
+for _matrices in (COSINES, SINES, CONSTANTS):
+    _matrices.setflags(write=False)
 
 # Links 7-11 hang rigidly from link 6, but for the fingers' slide.
 _FLANGE = _pose(np.eye(3), (0.0, 0.0, c.FLANGE_OFFSET))
 _HAND = _FLANGE @ _pose(_rotation(2, c.HAND_YAW), (0.0, 0.0, 0.0))
 _FINGER = _HAND @ _pose(np.eye(3), (0.0, 0.0, c.FINGER_OFFSET))
 _GRIPPER = _HAND @ _pose(np.eye(3), (0.0, 0.0, c.GRIPPER_OFFSET))
-_AFTER_ARM = np.stack([_FLANGE, _HAND, _FINGER, _FINGER, _GRIPPER])
+AFTER_ARM: Final[Array] = np.stack([_FLANGE, _HAND, _FINGER, _FINGER, _GRIPPER])
+"""``(5, 4, 4)`` poses of links 7-11 in that of link 6, the fingers closed."""
+AFTER_ARM.setflags(write=False)
 
 _ROLL, _PITCH, _YAW = c.GRIPPER_EULER
 GRIPPER_ROTATION: Final[Array] = _rotation(2, _YAW) @ _rotation(1, _PITCH) @ _rotation(0, _ROLL)
@@ -85,7 +91,7 @@ def link_poses(joints: ArrayLike) -> Array:
         )
     poses = np.empty((*q.shape[:-1], c.ARM_LINKS, 4, 4))
     _arm_poses(q, poses)
-    poses[..., 7:, :, :] = poses[..., 6:7, :, :] @ _AFTER_ARM
+    poses[..., 7:, :, :] = poses[..., 6:7, :, :] @ AFTER_ARM
     slide = poses[..., 8, :3, 1]
     poses[..., 9, :3, 3] += slide * q[..., 7:8]
     poses[..., 10, :3, 3] -= slide * q[..., 8:9]
@@ -159,7 +165,7 @@ def _arm_poses(q: Array, out: Array) -> None:
     """Write the poses of links 0-6 into ``out[..., :7, :, :]``."""
     cos = np.cos(q[..., : c.ARM_JOINTS])[..., None, None]
     sin = np.sin(q[..., : c.ARM_JOINTS])[..., None, None]
-    local = _COS * cos + _SIN * sin + _CONSTANT
+    local = COSINES * cos + SINES * sin + CONSTANTS
     out[..., 0, :, :] = local[..., 0, :, :]
     for i in range(1, c.ARM_JOINTS):
         np.matmul(out[..., i - 1, :, :], local[..., i, :, :], out=out[..., i, :, :])
@@ -196,10 +202,10 @@ def _moved(q: Array, error: Array, jacobian: Array) -> Array:
 def _step(error: Array, jacobian: Array) -> Array:
     """Return the damped least-squares step ``(B, 7)``."""
     length = np.abs(error).max(axis=1, keepdims=True)
-    bounded = error * (_MAX_STEP / np.maximum(length, _MAX_STEP))
+    bounded = error * (MAX_STEP / np.maximum(length, MAX_STEP))
     transposed = jacobian.transpose(0, 2, 1)
     square = jacobian @ transposed
-    square[:, range(6), range(6)] += _DAMPING
+    square[:, range(6), range(6)] += DAMPING
     step: Array = (transposed @ np.linalg.solve(square, bounded[..., None]))[..., 0]
     return step
 

@@ -66,6 +66,16 @@ class Arrays:
             return values
         return self.xp.from_numpy(values).to(self.device)
 
+    def masked(self, mask: Array, values: Array) -> Array:
+        """Return a copy of ``(N,)`` values that is 0, or False, where ``mask`` is not True."""
+        if self.kind == "numpy":
+            return np.where(mask, values, values.dtype.type(0))
+        return values.masked_fill(~mask, 0)
+
+    def copy(self, values: Array) -> Array:
+        """Return a copy in memory of its own."""
+        return values.copy() if self.kind == "numpy" else values.clone()
+
     def host(self, values: Array) -> NDArray[Any]:
         """Return an array in the host's memory as NumPy's, copied only from another device."""
         array: NDArray[Any] = values if self.kind == "numpy" else values.cpu().numpy()

@@ -51,7 +51,7 @@ class BatchedHover:
         """The ``(N, 9)`` joints, in the host's memory."""
         if self._solved is not None:
             return self._solved
-        return _reach(self._arrays.host(self.gripper))
+        return hovering_joints(self._arrays.host(self.gripper))
 
     def restart(self, mask: Array, objects: Array) -> None:
         """Bring the arms home where ``mask`` is True, and put ``(N, 2)`` objects there."""
@@ -77,7 +77,7 @@ class BatchedHover:
         if self._solved is not None:
             rows = np.flatnonzero(self._arrays.host(moved))
             reached = self._arrays.host(target).copy()
-            self._solved[rows] = _reach(reached[rows])
+            self._solved[rows] = hovering_joints(reached[rows])
             reached[rows] = gripper_position(self._solved[rows])[:, :2]
             target = self._arrays.take_over(reached)
         self.gripper = xp.where(moved[:, None], target, self.gripper)
@@ -89,7 +89,7 @@ class BatchedHover:
         return self._arrays.xp.hypot(away[:, 0], away[:, 1])
 
 
-def _reach(points: Floats) -> Floats:
+def hovering_joints(points: Floats) -> Floats:
     """Return the ``(N, 9)`` joints of grippers at ``(N, 2)``, at hover height."""
     joints = np.empty((len(points), c.JOINTS))
     for start in range(0, len(points), _ARMS):

@@ -22,6 +22,10 @@ CAMERA_BYTES: Final = 16 << 20
 """Of a camera's buffers, beside its pictures."""
 PICTURES_AT_ONCE: Final = 8
 """Times the pictures of one piece, with what the guard computes of them."""
+SCENE_BYTES: Final = 128 << 10
+"""Of one scene of a piece that is drawn on a GPU, beside its pixels: corners and poses."""
+PIXEL_BYTES: Final = 192
+"""Of one of its pixels, with what classifier and guard compute of it."""
 LOOK_BYTES: Final = 2048
 """Of what one environment's episode drew, beside its background."""
 MEMORY_SHARE: Final = 0.9
@@ -143,6 +147,7 @@ def memory_needed(
     pixels: bool,
     rendered: bool,
     varied: bool = False,
+    resident: int = 0,
 ) -> dict[str, int]:
     """Return the bytes that so many environments need: ``"state"``, ``"pictures"``, ``"drawing"``,
     ``"looks"``.
@@ -151,15 +156,19 @@ def memory_needed(
     the episodes ended with and start with, and the ones before that the caller still has; with
     ``rendered`` those of ``render()``. What drawing and judging need
     depends on the ``threads`` alone. ``varied`` environments keep what their episodes drew and, if
-    anything is drawn, a background each. Libraries and networks are not counted.
+    anything is drawn, a background each. Environments that stay on a device draw ``resident`` of
+    their scenes at once. Libraries and networks are not counted.
     """
     picture = spec.height * spec.width * 3
     background = picture + spec.height * spec.width * 4 if threads else 0
     sets = (4 if pixels else 0) + (1 if rendered else 0)
+    drawing = threads * (CAMERA_BYTES + PIECE * picture * PICTURES_AT_ONCE)
+    if resident:
+        drawing = resident * (SCENE_BYTES + PIXEL_BYTES * spec.height * spec.width)
     return {
         "state": num_envs * STATE_BYTES,
         "pictures": num_envs * picture * sets,
-        "drawing": threads * (CAMERA_BYTES + PIECE * picture * PICTURES_AT_ONCE),
+        "drawing": drawing,
         "looks": 0 if not varied else num_envs * (LOOK_BYTES + background),
     }
 

@@ -17,12 +17,12 @@ from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.machine import usable_cores
-from vinoreward.rewards.classifier import Classifier, Judged, check_origin
-from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions, Scores
+from vinoreward.rewards.classifier import Classifier, check_origin
+from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions
 from vinoreward_envs import constants as c
 from vinoreward_envs.actuation import Actuation
 from vinoreward_envs.arrays import CPU, Array, Arrays, Kind
-from vinoreward_envs.batched_hover import BatchedHover
+from vinoreward_envs.batched_hover import BatchedHover, hovering_joints
 from vinoreward_envs.batched_input import (
     check_memory,
     checked_actions,
@@ -32,6 +32,13 @@ from vinoreward_envs.batched_input import (
     checked_seeds,
     memory_needed,
     refuse_scalar_only,
+)
+from vinoreward_envs.batched_judging import (
+    Earnings,
+    HostJudging,
+    Judging,
+    piece_of,
+    taken_as_they_are,
 )
 from vinoreward_envs.batched_pictures import BatchedPictures
 from vinoreward_envs.batched_random import BatchedPCG64
@@ -91,11 +98,12 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         num_envs: how many.
         array: ``"numpy"`` or ``"torch"`` (float32, bool and uint8 tensors on ``device``).
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where pictures are drawn, and where tensors
-            are. The classifier takes pictures from the host's memory.
+            are. With ``array="torch"`` and the backend ``"torch"`` nothing is copied from there to
+            the host, but for what is asked for.
         threads: threads that draw and judge on a processor, each with networks of its own; None is
             as many as there are cores.
         backend: as for the scalar environment; None is ``"openvino"`` on a processor and
-            ``"torch"`` on CUDA.
+            ``"torch"`` on CUDA, where ``precision="auto"`` is half precision.
         bundle: and all others, see :class:`~vinoreward_envs.panda_hover.PandaHoverEnv`.
 
     Raises:
@@ -148,8 +156,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         check_choice("render_mode", render_mode, (None, "rgb_array"))
         self.render_mode = render_mode
         self._object_position = checked_object_position(object_position)
-        self._arrays = Arrays(array, device)
-        device = self._arrays.device
+        self._given_as = Arrays(array, device)
+        device = self._given_as.device
         if backend is None:
             backend = "openvino" if device == CPU else "torch"
         loaded = None
@@ -164,11 +172,12 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             if not accept_foreign_pictures:
                 check_origin(loaded)
             check_picture(self._spec, loaded)
+            on_cuda = backend == "torch" and device != CPU
             self._classifier = Classifier(
                 loaded,
                 backend=backend,
                 device=_device_of(backend, device),
-                precision=precision,
+                precision="fp16" if on_cuda and precision == "auto" else precision,
                 threshold=success_threshold,
                 exit_threshold=success_exit_threshold,
                 guarded=on_ood != "ignore",
@@ -184,30 +193,43 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._pictures = BatchedPictures(self._spec, self._classifier, device=device, threads=cores)
         self._own_pictures = True
         self._drawing_threads = cores if looks or render_mode is not None else 0
+        stays = (
+            array == "torch"
+            and randomization is None
+            and (backend == "torch" or (device != CPU and backend in (ORACLE, UNJUDGED)))
+            and on_ood in ("withhold", "ignore")
+            and taken_as_they_are(self._classifier, self._spec)
+        )
+        # Where each step computes: on the device, or with NumPy.
+        self._arrays = self._given_as if stays else Arrays()
+        self._drawn_at_once = piece_of(self.num_envs, device) if stays else 0
         self._episodes: Drawn | None = None
         self._looks: Looks | None = None
         self._randomization = checked_randomization(randomization)
         self.memory = self._memory()
         """Bytes that the environments need, by what: ``"state"``, ``"pictures"``, ``"drawing"`` and
         ``"looks"``; not those of libraries and networks."""
-        check_memory(self.num_envs, self.memory, self._arrays)
-        self._core = RewardCore(
-            RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS),
-            threshold,
-            self.num_envs,
-            success_exit_threshold,
+        check_memory(self.num_envs, self.memory, self._given_as)
+        options = RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS)
+        self._judging = self._make_judging(
+            options, threshold, success_exit_threshold, on_device=stays
         )
-        self._hover = BatchedHover(self._arrays, self.num_envs, joints=looks)
+        self._hover = BatchedHover(self._arrays, self.num_envs, joints=looks and not stays)
         self._random = BatchedPCG64(self._arrays, self.num_envs)
         self._seeded = np.zeros(self.num_envs, np.bool_)
         self._begun = False
         # Of the last claim; not the picture, which would take 36,864 bytes.
-        self._claimed = np.zeros(self.num_envs, np.bool_)
-        self._claimed_joints = np.empty((self.num_envs if looks else 0, c.JOINTS))
-        self._claimed_objects = np.empty((self.num_envs if looks else 0, 2))
+        of = self._arrays.of
+        self._claimed: Array = of(np.zeros(self.num_envs, np.bool_))
+        self._claimed_places: Array = of(np.zeros((2, self.num_envs if looks else 0, 2)))
         self._claimed_looks = np.empty(0, VALUES)
-        self._steps = np.zeros(self.num_envs, np.int64)
+        self._steps: Array = of(np.zeros(self.num_envs, np.int64))
         self._claimed_steps = np.zeros(self.num_envs, np.int64)
+        low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
+        low, high = low + c.OBJECT_MARGIN, high - c.OBJECT_MARGIN
+        self._least, self._span = of(low), of(high - low)
+        fixed = c.FIXED_OBJECT if object_position in ("fixed", "random") else object_position
+        self._fixed = of(np.array(fixed, np.float64))[None]
         if self._randomization.varies:
             self._open_looks()
         self.single_observation_space = self._observation_space()
@@ -249,12 +271,18 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     @randomization.setter
     def randomization(self, value: DomainRandomization | Mapping[str, Any] | str | None) -> None:
+        if self._judging.on_device:
+            raise ConfigError(
+                "Found a randomization for environments whose pictures stay on a device, where "
+                "all look the same. Expected it when they are made: pass randomization= there, "
+                "DomainRandomization() if it shall vary later."
+            )
         before, self._randomization = self._randomization, checked_randomization(value)
         if not self._randomization.varies or self._episodes is not None:
             return
         memory = self._memory()
         try:
-            check_memory(self.num_envs, memory, self._arrays)
+            check_memory(self.num_envs, memory, self._given_as)
         except ConfigError:
             self._randomization = before
             raise
@@ -301,6 +329,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             arguments["bundle"] = self._classifier.bundle
         other = PandaHoverVectorEnv(num_envs, **arguments)
         other._classifier, other._pictures = self._classifier, self._pictures
+        other._judging.share(self._judging)
         other._own_pictures = False
         return other
 
@@ -308,13 +337,14 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """Return the ``(H, W, 3)`` picture of an environment's last claim; None before it."""
         if not self._claimed[index]:
             return None
-        joints, place = self._claimed_joints[index], self._claimed_objects[index]
+        gripper, place = (self._arrays.host(each[index]) for each in self._claimed_places)
         looks = None
         if self._looks is not None:
             looks = Looks(self._spec, 1)
             looks.set(np.zeros(1, np.int64), self._claimed_looks[index : index + 1])
             looks.steps[:] = self._claimed_steps[index]
-        picture: Pixels = self._pictures.draw(joints[None], place[None], looks=looks)[0]
+        joints = hovering_joints(gripper[None])
+        picture: Pixels = self._pictures.draw(joints, place[None], looks=looks)[0]
         return picture
 
     def reset(
@@ -347,10 +377,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         objects = checked_objects(given.get("object_position"), self.num_envs)
         self._seed(checked_seeds(seed, self.num_envs), mask)
         self._begun = True
-        self._restart(mask, objects)
-        pictures = self._drawn() if self._pixels else None
+        which = self._arrays.of(mask)
+        self._restart(which, objects)
+        pictures = self._judging.pictures_of(self._hover) if self._pixels else None
         infos: Infos = {}
-        self._add_state(infos, mask, self._arrays.host(self._hover.distance()))
+        self._add_state(infos, which, self._hover.distance())
         return self._observe(pictures), self._given(infos)
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, Infos]:
@@ -365,34 +396,30 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """
         if not self._begun:
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
-        arrays, hover = self._arrays, self._hover
-        moves, finite = checked_actions(actions, self.num_envs, arrays)
+        arrays, hover, judging = self._arrays, self._hover, self._judging
+        moves, valid = checked_actions(actions, self.num_envs, arrays)
         error = None
         if self._episodes is not None:
             moves = self._actuation.late(moves, self._steps, self._episodes)
             error = self._actuation.error(self._steps, self._episodes)
-        refused: Mask = arrays.host(hover.move(moves, finite, error))
-        valid: Mask = arrays.host(finite)
-        distance: NDArray[np.float64] = arrays.host(hover.distance())
+        refused = hover.move(moves, valid, error)
+        distance = hover.distance()
         self._steps += 1
-        pictures = self._room_for_pictures() if self._pixels else None
-        judged = self._look(distance, pictures)
-        scores = self._core.transition(
+        scores, pictures = judging.score(
+            hover,
             valid,
-            judged.probability,
-            judged.log_odds,
-            np.where(refused, c.REWARD_REFUSED, c.REWARD_STEP),
-            np.zeros(self.num_envs, np.bool_),
-            odd=judged.odd,
+            arrays.xp.where(refused, c.REWARD_REFUSED, c.REWARD_STEP),
+            (distance <= c.SUCCESS_DISTANCE) & self._judged,
+            pictures=self._pixels,
         )
         claimed = scores.claimed
         self._keep(claimed)
         truncated = ~claimed & (self._steps >= c.MAX_EPISODE_STEPS) | ~valid
         over = claimed | truncated
         final: Infos = {}
-        last = self._last(over, pictures) if over.any() else None
+        last = self._last(over, pictures) if judging.on_device or over.any() else None
         infos = self._report(scores, over, refused, distance, final)
-        if not valid.all():
+        if judging.on_device or not valid.all():
             for place in (infos, final):
                 place["invalid_action"], place["_invalid_action"] = ~valid, ~valid
         if last is not None:
@@ -400,14 +427,14 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             infos |= {"final_info": final, "_final_info": over}
             self._restart(over, None)
             if pictures is not None:
-                pictures[over] = self._drawn(over)
-            distance = arrays.host(hover.distance())
-        self._add_state(infos, np.ones_like(over), distance)
+                judging.redraw(hover, pictures, over)
+            distance = hover.distance()
+        self._add_state(infos, arrays.xp.ones_like(over), distance)
         return (
             self._observe(pictures),
             self._numbers(scores.rewards),
-            arrays.take_over(claimed),
-            arrays.take_over(truncated),
+            self._out(claimed),
+            self._out(truncated),
             self._given(infos),
         )
 
@@ -417,13 +444,15 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             return None
         if not self._begun:
             raise ResetNeeded("Found a picture asked for before the first reset; call reset().")
-        return tuple(self._drawn())
+        objects = self._arrays.host(self._hover.objects)
+        return tuple(self._pictures.draw(self._hover.joints, objects, looks=self._looks))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Free the cameras and the classifier."""
         if not self._own_pictures:
             return
         self._pictures.close()
+        self._judging.close()
         if self._classifier is not None:
             self._classifier.close()
 
@@ -432,6 +461,23 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             shape = (self._spec.height, self._spec.width, 3)
             return gym.spaces.Box(0, 255, shape, np.uint8)
         return state_space(self._object_position)
+
+    def _make_judging(
+        self, options: RewardOptions, threshold: float, leave: float | None, *, on_device: bool
+    ) -> Judging:
+        core = RewardCore(options, threshold, self.num_envs, leave)
+        if not on_device:
+            return HostJudging(self._pictures, self._classifier, core, self.num_envs)
+        from vinoreward_envs.resident import ResidentJudging
+
+        return ResidentJudging(
+            self._spec,
+            self._classifier,
+            options,
+            (core.detector.enter, core.detector.exit),
+            device=self._given_as.device,
+            count=self.num_envs,
+        )
 
     def _seed(self, seeds: list[int | None], mask: Mask) -> None:
         draws = self._object_position == "random" or self._episodes is not None
@@ -453,6 +499,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             pixels=self._pixels,
             rendered=self.render_mode is not None,
             varied=self._episodes is not None or self._randomization.varies,
+            resident=self._drawn_at_once,
         )
 
     def _open_looks(self) -> None:
@@ -462,7 +509,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         if self._drawing_threads:
             self._looks = Looks(self._spec, self.num_envs)
             self._looks.steps = self._steps
-            self._claimed_looks = nominal(len(self._claimed_joints))
+            self._judging.looks = self._looks
+            self._claimed_looks = nominal(len(self._claimed_places[0]))
 
     def _vary(self, mask: Mask) -> None:
         """Draw what differs in the episodes that begin where ``mask`` is True."""
@@ -476,56 +524,42 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         if self._looks is not None:
             self._looks.set(rows, drawn)
 
-    def _restart(self, mask: Mask, objects: NDArray[np.float64] | None) -> None:
+    def _restart(self, mask: Array, objects: NDArray[np.float64] | None) -> None:
         """Start episodes where ``mask`` is True; ``objects`` are ``(N, 2)``, None as configured."""
         arrays = self._arrays
-        rows = arrays.of(mask)
         if objects is not None:
             places = arrays.of(objects)
         elif self._object_position == "random":
-            low = np.array(c.WORKSPACE_LOW) + c.OBJECT_MARGIN
-            high = np.array(c.WORKSPACE_HIGH) - c.OBJECT_MARGIN
-            drawn = [self._random.uniform(rows) for _ in range(2)]
-            places = arrays.of(low) + arrays.of(high - low) * arrays.xp.stack(drawn, 1)
+            drawn = [self._random.uniform(mask) for _ in range(2)]
+            places = self._least + self._span * arrays.xp.stack(drawn, 1)
         else:
-            fixed = c.FIXED_OBJECT if self._object_position == "fixed" else self._object_position
-            places = arrays.of(np.array(fixed, np.float64))[None]
+            places = self._fixed
         self._vary(mask)
-        self._hover.restart(rows, places)
-        self._steps[mask] = 0
-        self._core.begin(mask, np.zeros(self.num_envs, np.float32))
+        self._hover.restart(mask, places)
+        self._steps *= ~mask
+        self._judging.begin(mask)
 
-    def _look(self, distance: NDArray[np.float64], pictures: Pixels | None) -> Judged:
-        """Return what the classifier says, or the oracle: 0 or 1; fill ``pictures`` if given."""
-        if self._classifier is not None:
-            objects = self._arrays.host(self._hover.objects)
-            return self._pictures.judge(self._hover.joints, objects, pictures, looks=self._looks)
-        if pictures is not None:
-            pictures[:] = self._drawn()
-        truth = ((distance <= c.SUCCESS_DISTANCE) & self._judged).astype(np.float32)
-        return Judged(truth, truth, None)
-
-    def _keep(self, claimed: Mask) -> None:
+    def _keep(self, claimed: Array) -> None:
         """Remember the scenes that are claimed."""
-        if self._classifier is None or not claimed.any():
+        if self._classifier is None or not (self._judging.on_device or claimed.any()):
             return
         self._claimed |= claimed
-        self._claimed_joints[claimed] = self._hover.joints[claimed]
-        self._claimed_objects[claimed] = self._arrays.host(self._hover.objects)[claimed]
+        now = self._arrays.xp.stack([self._hover.gripper, self._hover.objects])
+        self._claimed_places = self._arrays.xp.where(claimed[:, None], now, self._claimed_places)
         if self._looks is not None:
             self._claimed_looks[claimed] = self._looks.drawn[claimed]
             self._claimed_steps[claimed] = self._steps[claimed]
 
     def _report(
         self,
-        scores: Scores,
-        over: Mask,
-        refused: Mask,
-        distance: NDArray[np.float64],
+        scores: Earnings,
+        over: Array,
+        refused: Array,
+        distance: Array,
         final: Infos,
     ) -> Infos:
         """Return the infos of those that go on; put those of episodes that end into ``final``."""
-        told: dict[str, NDArray[Any]] = {
+        told: dict[str, Array] = {
             "true_success": distance <= c.SUCCESS_DISTANCE,
             "distance": distance,
             "refused": refused,
@@ -539,50 +573,46 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         infos: Infos = {}
         for key, values in told.items():
             for place, mask in ((infos, ~over), (final, over)):
-                place[key], place[f"_{key}"] = np.where(mask, values, values.dtype.type(0)), mask
+                place[key], place[f"_{key}"] = self._arrays.masked(mask, values), mask
         return infos
 
-    def _add_state(self, infos: Infos, mask: Mask, distance: NDArray[np.float64]) -> None:
+    def _add_state(self, infos: Infos, mask: Array, distance: Array) -> None:
         """Write what is known of the present states where ``mask`` is True."""
-        infos["distance"] = np.where(mask, distance, 0.0)
+        infos["distance"] = self._arrays.masked(mask, distance)
         infos["true_success"] = mask & (distance <= c.SUCCESS_DISTANCE)
         infos["_distance"], infos["_true_success"] = mask, mask
 
-    def _last(self, over: Mask, pictures: Pixels | None) -> Array:
+    def _last(self, over: Array, pictures: Array | None) -> Array:
         """Return the last observations of episodes that end, in memory of their own."""
-        if self._arrays.kind == "torch":
-            return self._observe(None if pictures is None else pictures.copy())
+        if self._given_as.kind == "torch":
+            return self._observe(None if pictures is None else self._arrays.copy(pictures))
         observations = self._observe(None) if pictures is None else pictures
         last = np.full(self.num_envs, None, object)
         for i in np.flatnonzero(over).tolist():
             last[i] = observations[i].copy()
         return last
 
-    def _observe(self, pictures: Pixels | None) -> Array:
+    def _observe(self, pictures: Array | None) -> Array:
         """Return the observations; ``pictures`` are the caller's from now on."""
         if pictures is not None:
-            return self._arrays.take_over(pictures)
+            return self._out(pictures)
         xp, parts = self._arrays.xp, [self._hover.gripper]
         if self._object_position == "random":
             parts.append(self._hover.objects)
-        return xp.asarray(xp.concatenate(parts, 1), dtype=xp.float32)
+        return self._out(xp.asarray(xp.concatenate(parts, 1), dtype=xp.float32))
 
-    def _room_for_pictures(self) -> Pixels:
-        return np.empty((self.num_envs, self._spec.height, self._spec.width, 3), np.uint8)
+    def _out(self, values: Array) -> Array:
+        """Return an array that nobody else uses as the caller wants it."""
+        if self._arrays.kind == self._given_as.kind:
+            return values
+        return self._given_as.take_over(values)
 
-    def _drawn(self, mask: Mask | None = None) -> Pixels:
-        """Draw the present states, all or where ``mask`` is True."""
-        rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        objects = self._arrays.host(self._hover.objects)
-        return self._pictures.draw(
-            self._hover.joints[rows], objects[rows], looks=self._looks, rows=rows
-        )
-
-    def _numbers(self, values: NDArray[np.float64]) -> Array:
+    def _numbers(self, values: Array) -> Array:
         """Return rewards: float64 as Gymnasium has them, float32 as learners in PyTorch do."""
-        if self._arrays.kind == "torch":
-            return self._arrays.take_over(values.astype(np.float32))
-        return values
+        if self._given_as.kind == "numpy":
+            return values
+        xp = self._arrays.xp
+        return self._out(xp.asarray(values, dtype=xp.float32))
 
     def _given(self, infos: Infos) -> Infos:
         """Return infos as arrays of this kind, the masks each in memory of their own."""
@@ -590,11 +620,10 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         for key, values in infos.items():
             if isinstance(values, dict):
                 given[key] = self._given(values)
-            elif not isinstance(values, np.ndarray):  # a tensor of last observations
+            elif key == "final_obs":  # as it shall be
                 given[key] = values
             else:
-                own = values.copy() if key.startswith("_") else values
-                given[key] = self._arrays.take_over(own) if key != "final_obs" else own
+                given[key] = self._out(self._arrays.copy(values) if key[0] == "_" else values)
         return given
 
 

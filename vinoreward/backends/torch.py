@@ -27,7 +27,7 @@ class TorchBackend(Backend):
     name: ClassVar[str] = "torch"
     library: ClassVar[str] = "torch"
     extra: ClassVar[str | None] = "train"
-    precisions: ClassVar[tuple[str, ...]] = ("fp32",)
+    precisions: ClassVar[tuple[str, ...]] = ("fp32", "fp16")
     resources: ClassVar[tuple[str, ...]] = ("_module",)
 
     def _load(self) -> None:
@@ -45,7 +45,12 @@ class TorchBackend(Backend):
             import torch
 
             from vinoreward.backends.torch_classifiers import rebuild
-            from vinoreward.backends.torch_networks import ENCODERS, WithPreprocess, build_encoder
+            from vinoreward.backends.torch_networks import (
+                ENCODERS,
+                InHalf,
+                WithPreprocess,
+                build_encoder,
+            )
         self._device = self._find_device(torch)
         columns = self.output.shape[-1]
         if columns is None or None in self.input.shape[1:]:
@@ -72,7 +77,15 @@ class TorchBackend(Backend):
                 "without: backend='openvino' or 'onnxruntime'."
             ) from error
         module = WithPreprocess(network, self.spec.mean, self.spec.std)
-        self._module = module.eval().to(self._device)
+        halved = InHalf(module) if self.precision == "fp16" else module
+        self._module = halved.eval().to(self._device)
+
+    @property
+    def module(self) -> Any:
+        """The network with its preprocessing, a ``torch.nn.Module`` from uint8 pictures ``(N, H, W,
+        3)`` on its device to outputs as :attr:`output` says. Loads it."""
+        self.load()
+        return self._module
 
     def _find_device(self, torch: Any) -> str:
         present = ["CPU", *(["CUDA"] if torch.cuda.is_available() else [])]
@@ -98,7 +111,7 @@ class TorchBackend(Backend):
 
         return {
             "version": str(torch.__version__),
-            "inference_precision": "fp32",
+            "inference_precision": self.precision,
             "architecture": str(self.spec.architecture),
             "process_threads": torch.get_num_threads(),  # the learner's, not this network's
         }

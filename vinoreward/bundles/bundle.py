@@ -161,7 +161,7 @@ class Bundle(FromOthers):
         return locate.inside(self.path, name)
 
     def resolve_precision(self, backend: str, precision: str = "auto") -> str:
-        """Return ``"fp32"``, ``"bf16"`` or ``"int8"``.
+        """Return ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"int8"``.
 
         ``"auto"`` is INT8 if the bundle has it, its gate passed and the backend runs it; FP32
         otherwise.
@@ -174,9 +174,10 @@ class Bundle(FromOthers):
         ready = passed and locate.int8_name(self.spec) is not None
         if precision == "auto":
             return "int8" if ready and backend in INT8_BACKENDS else "fp32"
-        if precision not in ("fp32", "bf16", "int8"):
+        if precision not in ("fp32", "bf16", "fp16", "int8"):
             raise ConfigError(
-                f"precision is {precision!r}. Expected auto, fp32, bf16 or int8; choose one."
+                f"precision is {precision!r}. Expected auto, fp32, bf16, int8 or, with the torch "
+                "backend, fp16; choose one."
             )
         if precision == "int8" and not ready:
             reason = "it has no INT8 network"
@@ -192,9 +193,14 @@ class Bundle(FromOthers):
                 "Expected one that passed the gate; use precision='auto' or 'fp32', or run: "
                 f"vinoreward quantize --bundle {self.path}"
             )
+        if precision == "fp16" and backend != "torch":
+            raise ConfigError(
+                f"precision 'fp16' was requested from the {backend} backend. Expected the torch "
+                "backend for it; choose that, or bf16 or fp32 here."
+            )
         if precision == "int8" and backend == "torch":
             raise ConfigError(
-                "precision 'int8' was requested from the torch backend, which runs FP32. Expected "
+                "precision 'int8' was requested from the torch backend, which has none. Expected "
                 f"one of {', '.join(INT8_BACKENDS)}; choose another backend or precision='auto'."
             )
         return precision
@@ -218,7 +224,7 @@ class Bundle(FromOthers):
     def network(self, precision: str = "auto") -> NetworkSpec:
         """Return the network as backends take it; ``"auto"`` is OpenVINO's choice."""
         spec, picture = self.spec, self.spec.picture
-        int8 = self.resolve_precision("openvino", precision) == "int8"
+        int8 = precision != "fp16" and self.resolve_precision("openvino", precision) == "int8"
         name = locate.int8_name(spec) if int8 else locate.model_name(spec)
         weights = "model.safetensors" if "model.safetensors" in spec.files else None
         return NetworkSpec(
@@ -264,7 +270,7 @@ class Bundle(FromOthers):
         Args:
             name: ``"openvino"``, ``"onnxruntime"``, ``"torch"`` or another registered backend.
             device: device name, in capitals.
-            precision: ``"auto"``, ``"fp32"``, ``"bf16"`` or ``"int8"``.
+            precision: ``"auto"``, ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"int8"``.
             threads: threads that one inference may use.
             cache_dir: folder for compiled models (OpenVINO only).
             verify: load the network now and run the golden frames. Otherwise, and for a bundle

@@ -115,7 +115,7 @@ class PictureGuard:
                 f"least {LEAST_EPISODES} episodes; capture more."
             )
         height, width = images.shape[1:3]
-        places = _Places(height, width)
+        places = Places(height, width)
         rough = np.concatenate([places.rough(part) for part in _batches(images)])
         mean = rough.mean(axis=0)
         kept = min(_PARTS, len(rough) // 20, rough.shape[1] - 1)
@@ -153,7 +153,7 @@ class PictureGuard:
                 f"the guard was given pictures {images.shape}. Expected (N, {self.size[0]}, "
                 f"{self.size[1]}, 3), as Bundle.prepare returns them."
             )
-        return np.asarray(np.maximum.reduce(self._measures(images) / self._limits, axis=1))
+        return np.asarray(np.maximum.reduce(self._measures(images) / self.limits, axis=1))
 
     def to_bytes(self) -> bytes:
         """Return the content of ``guard.npz``."""
@@ -165,7 +165,7 @@ class PictureGuard:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], size: tuple[int, int]) -> PictureGuard:
         """Return a guard of pictures of that size; BundleError unless the arrays are one's."""
-        places = _Places(*size)
+        places = Places(*size)
         bits, rough = places.count * _COLOURS, places.rough_count
         parts = arrays.get("rough_parts")
         kept = 0 if parts is None or parts.ndim != 2 else len(parts)
@@ -197,17 +197,18 @@ class PictureGuard:
         return cls(**arrays)
 
     @cached_property
-    def _places(self) -> _Places:
-        return _Places(*self.size.tolist())
+    def places(self) -> Places:
+        """Where the pixels of its pictures are."""
+        return Places(*self.size.tolist())
 
     @cached_property
-    def _novel(self) -> NDArray[np.uint8]:
-        """1 for each colour that was not seen in a place."""
-        count = self._places.count * _COLOURS
+    def novel(self) -> NDArray[np.uint8]:
+        """``(places * 512,)`` 1 for each colour that was not seen in a place."""
+        count = self.places.count * _COLOURS
         return np.asarray(1 - np.unpackbits(self.seen, count=count))
 
     @cached_property
-    def _left(self) -> Floats:
+    def left(self) -> Floats:
         """(P, P) Takes the known directions out of a difference of roughness; scales the rest."""
         parts = self.rough_parts
         return np.asarray(
@@ -215,19 +216,20 @@ class PictureGuard:
         ).astype(np.float32)
 
     @cached_property
-    def _limits(self) -> Floats:
+    def limits(self) -> Floats:
+        """(3,) What each measure may be."""
         return np.asarray(self.scales * self.limit)
 
     def _measures(self, images: Images) -> Floats:
         """Return the three measures (N, 3)."""
-        places = self._places
-        novel = places.shares(self._novel.take(places.colours(images)))
+        places = self.places
+        novel = places.shares(self.novel.take(places.colours(images)))
         measures = np.zeros((len(images), 3), np.float32)
         np.add.reduce(novel, axis=1, out=measures[:, 0])
         measures[:, 0] /= places.count
         np.maximum.reduce(novel, axis=1, out=measures[:, 1])
         if places.rough_count:
-            off = (places.rough(images) - self.rough_mean) @ self._left
+            off = (places.rough(images) - self.rough_mean) @ self.left
             off *= off
             np.sqrt(np.add.reduce(off, axis=1) / places.rough_count, out=measures[:, 2])
         return measures
@@ -253,25 +255,30 @@ def guard_of(bundle: Bundle) -> PictureGuard | None:
     return PictureGuard.from_arrays(arrays, (spec.picture.height, spec.picture.width))
 
 
-class _Places:
-    """Where the pixels of a picture are."""
+class Places:
+    """Where the pixels of a picture are.
+
+    Colours are looked at in every ``rows``-th row and ``step``-th column; ``offset`` is the number
+    of each such pixel's place, times 512. ``down`` and ``across`` are the matrices around which
+    means in each place are taken, ``rough_down`` and ``rough_across`` those of the roughness.
+    """
 
     def __init__(self, height: int, width: int) -> None:
         # Every pixel of some rows for the roughness: what blurs or adds noise does so between
         # neighbours.
-        self._rows = 1 if height < 2 * _SIDE else 2 * (height // _SIDE)
-        self._step = max(1, min(height, width) // _SIDE)
-        rows, columns = -(-height // self._rows), -(-width // self._step)
+        self.rows = 1 if height < 2 * _SIDE else 2 * (height // _SIDE)
+        self.step = max(1, min(height, width) // _SIDE)
+        rows, columns = -(-height // self.rows), -(-width // self.step)
         down, across = min(_CELLS[0], rows), min(_CELLS[1], columns)
         self.count = down * across
         place = _cell(down, rows)[:, None] * across + _cell(across, columns)
-        self._offset = (place * _COLOURS).astype(np.uint32)
-        self._down, self._across = _means(down, rows), _means(across, columns).T.copy()
+        self.offset = (place * _COLOURS).astype(np.uint32)
+        self.down, self.across = _means(down, rows), _means(across, columns).T.copy()
         columns = max(0, width - 2)
         down, across = min(_ROUGH_CELLS[0], rows), min(_ROUGH_CELLS[1], columns)
         self.rough_count = down * across
-        self._rough_down = _means(down, rows)
-        self._rough_across = _means(across, columns).T.copy()
+        self.rough_down = _means(down, rows)
+        self.rough_across = _means(across, columns).T.copy()
 
     def colours(self, images: Images) -> NDArray[np.uint32]:
         """Return the number of each looked-at pixel's colour and place, ``(N, rows, columns)``."""
@@ -279,31 +286,31 @@ class _Places:
         # Four bytes from each pixel on are one number: three times as fast as channel by channel.
         # The fourth, which the last pixel of all lacks, is masked.
         flat = images.reshape(-1)
-        if (height - 1) % self._rows == 0 and (width - 1) % self._step == 0:
+        if (height - 1) % self.rows == 0 and (width - 1) % self.step == 0:
             flat = np.append(flat, np.uint8(0))
-        strides = (channels * height * width, channels * width * self._rows, channels * self._step)
-        pixels = np.ndarray((count, *self._offset.shape), "<u4", flat, 0, strides)
+        strides = (channels * height * width, channels * width * self.rows, channels * self.step)
+        pixels = np.ndarray((count, *self.offset.shape), "<u4", flat, 0, strides)
         number: NDArray[np.uint32] = pixels & np.uint32(0xE0E0E0)
         number *= 0x400801  # three bits of each channel, side by side from bit 21
         number >>= 21
-        number += self._offset
+        number += self.offset
         return number
 
     def shares(self, flags: NDArray[np.uint8]) -> Floats:
         """Return the share of flagged pixels in each place, ``(N, places)``."""
-        found = np.matmul(np.matmul(self._down, flags.astype(np.float32)), self._across)
+        found = np.matmul(np.matmul(self.down, flags.astype(np.float32)), self.across)
         return np.asarray(found.reshape(len(flags), self.count))
 
     def rough(self, images: Images) -> Floats:
         """Return the logarithm of the mean second difference in each place, ``(N, places)``."""
-        green = images[:, :: self._rows, :, 1].astype(np.int16)
+        green = images[:, :: self.rows, :, 1].astype(np.int16)
         if not self.rough_count:
             return np.zeros((len(images), 0), np.float32)
         bend = 2 * green[:, :, 1:-1]
         bend -= green[:, :, 2:]
         bend -= green[:, :, :-2]
         np.abs(bend, out=bend)
-        means = np.matmul(np.matmul(self._rough_down, bend.astype(np.float32)), self._rough_across)
+        means = np.matmul(np.matmul(self.rough_down, bend.astype(np.float32)), self.rough_across)
         return np.asarray(np.log1p(means.reshape(len(images), self.rough_count)))
 
 
@@ -321,7 +328,7 @@ def _means(cells: int, side: int) -> Floats:
     return matrix
 
 
-def _seen(places: _Places, images: Images) -> NDArray[np.bool_]:
+def _seen(places: Places, images: Images) -> NDArray[np.bool_]:
     """Return which colours were seen in which places, flat."""
     counts = np.zeros(places.count * _COLOURS, np.int64)
     for part in _batches(images):

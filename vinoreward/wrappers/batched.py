@@ -22,6 +22,7 @@ from vinoreward.errors import ConfigError, needed_for
 from vinoreward.wrappers.unscored import Background
 
 with needed_for("vinoreward.wrappers.batched", "train"):
+    import torch
     from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.vec_env import VecEnv
 
@@ -57,8 +58,12 @@ class BatchStep:
         """
         if not self.dones.any():
             return self.observations
-        tensors = hasattr(self.observations, "clone")
-        last = self.observations.clone() if tensors else self.observations.copy()
+        if hasattr(self.observations, "clone"):
+            last = self.observations.clone()
+            rows = last.new_tensor(np.flatnonzero(self.dones), dtype=torch.long)
+            last[rows] = self.final[rows]
+            return last
+        last = self.observations.copy()
         for i in np.flatnonzero(self.dones).tolist():
             last[i] = self.final[i]
         return last

@@ -48,7 +48,7 @@ CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
 
 
-def _warp() -> Any:
+def warp_module() -> Any:
     """Return the module ``warp``, initialised silently."""
     warp: Any
     try:
@@ -97,7 +97,7 @@ def stderr_without(noise: bytes) -> Iterator[None]:
 
 def check_device(device: str) -> None:
     """Raise UnknownDeviceError unless Warp can draw on ``device``."""
-    known = [str(each) for each in _warp().get_devices()]
+    known = [str(each) for each in warp_module().get_devices()]
     if device not in known:
         raise UnknownDeviceError(
             f"Found camera device {device!r}; expected one of {', '.join(known)}. Choose one "
@@ -120,7 +120,7 @@ class FastCamera(Camera):
         super().__init__(spec)
         self._in_turn = device == "cpu" if in_turn is None else in_turn
         check_device(device)
-        self._warp = _warp()
+        self._warp = warp_module()
         self._device = device
         self._always = Looks(spec, 1)
         self._frames = {1: self._frame(1)}
@@ -147,9 +147,9 @@ class FastCamera(Camera):
         """Make room for the backgrounds of ``looks`` on this camera's device, once."""
         looks.open(self._warp, self._device)
 
-    def _frame(self, capacity: int) -> _Frame:
+    def _frame(self, capacity: int) -> Frame:
         self.open(self._always)
-        return _Frame(
+        return Frame(
             self._warp, self.spec, self._device, capacity, self._in_turn, self._always.pool
         )
 
@@ -159,8 +159,12 @@ class FastCamera(Camera):
         self._frames.clear()
 
 
-class _Frame:
-    """Buffers and recorded kernel launches for up to ``capacity`` scenes at a time."""
+class Frame:
+    """Buffers and recorded kernel launches for up to ``capacity`` scenes at a time.
+
+    ``matrices``, ``rotations`` and ``eyes`` place the bodies ``(B, 14)`` before the camera,
+    ``seen`` says which are drawn, and ``picture`` is what is drawn: Warp's arrays on the device.
+    """
 
     def __init__(
         self,
@@ -176,14 +180,14 @@ class _Frame:
         self._warp, self._device, self._backgrounds = warp, device, backgrounds
         self._spec = spec
         mesh = scene_mesh(spec.mesh)
-        self._corners = _boxes(mesh)
+        self._corners = boxes(mesh)
         # Bodies' poses: the arm's base is at the origin and stays there.
         self._poses = np.tile(np.eye(4), (capacity, MESH_LINKS, 1, 1))
         links = (capacity, MESH_LINKS)
-        self._matrices = self._array(np.zeros((*links, 4, 4), np.float32), warp.mat44)
-        self._rotations = self._array(np.zeros((*links, 3, 3), np.float32), warp.mat33)
-        self._eyes = self._array(np.zeros((*links, 3), np.float32), warp.vec3)
-        self._seen = self._array(np.zeros(links, np.uint8), warp.uint8)
+        self.matrices = self._array(np.zeros((*links, 4, 4), np.float32), warp.mat44)
+        self.rotations = self._array(np.zeros((*links, 3, 3), np.float32), warp.mat33)
+        self.eyes = self._array(np.zeros((*links, 3), np.float32), warp.vec3)
+        self.seen = self._array(np.zeros(links, np.uint8), warp.uint8)
 
         look: Any = kernels.Look
         self._looks = self._array(np.zeros(capacity, look.numpy_dtype()), look)
@@ -193,7 +197,7 @@ class _Frame:
         at_once = 1 if in_turn else capacity
         screen = self._array(np.zeros((at_once, len(mesh.positions), 3), np.float32), warp.vec3)
         depths = self._array(np.zeros((at_once, *size), np.uint64), warp.uint64)
-        self._picture = self._array(np.zeros((capacity, *size, 3), np.uint8), warp.vec3ub)
+        self.picture = self._array(np.zeros((capacity, *size, 3), np.uint8), warp.vec3ub)
         positions = self._array(mesh.positions, warp.vec3)
         faces = self._array(mesh.faces, warp.vec3i)
         face_links = self._array(mesh.links[mesh.faces[:, 0]], warp.uint8)
@@ -208,17 +212,17 @@ class _Frame:
             ranges, planes = _ranges(mesh), _planes(mesh)
             everything = [
                 positions, self._array(ranges, warp.vec4i), faces, self._array(planes, warp.vec4),
-                *surface, self._matrices, self._rotations, self._eyes, self._seen, near,
-                *light, *backgrounds, screen[0], depths, self._picture,
+                *surface, self.matrices, self.rotations, self.eyes, self.seen, near,
+                *light, *backgrounds, screen[0], depths, self.picture,
             ]  # fmt: skip
             steps = [(kernels.draw_scenes, (), everything)]
         else:
             links_of = self._array(mesh.links, warp.uint8)
-            vertices = [positions, links_of, self._matrices, self._seen, near, screen]
-            triangles = [faces, face_links, self._seen, screen, *size, depths]
+            vertices = [positions, links_of, self.matrices, self.seen, near, screen]
+            triangles = [faces, face_links, self.seen, screen, *size, depths]
             pixels = [
-                faces, *surface, self._rotations, screen, *light, *backgrounds, depths,
-                self._picture,
+                faces, *surface, self.rotations, screen, *light, *backgrounds, depths,
+                self.picture,
             ]  # fmt: skip
             steps = [
                 (kernels.transform_vertices, (len(mesh.positions),), vertices),
@@ -240,32 +244,37 @@ class _Frame:
         bodies[:, 1:OBJECT_LINK] = link_poses(joints)
         # What is absent must still be finite: it is transformed, and then not drawn.
         bodies[:, OBJECT_LINK] = np.where(shown[:, None, None], poses, np.eye(4))
-        self._fill(self._rotations, bodies[..., :3, :3])
+        self._fill(self.rotations, bodies[..., :3, :3])
         # Where each body has the camera: a rotation's inverse is its transpose.
         away = looks.eyes[rows][:, None] - bodies[..., :3, 3]
         eyes = np.einsum("...ij,...i->...j", bodies[..., :3, :3], away)
         size = looks.drawn["object_size"][rows]
         eyes[:, OBJECT_LINK] /= size[:, None]
-        self._fill(self._eyes, eyes)
+        self._fill(self.eyes, eyes)
         bodies[:, OBJECT_LINK, :3, :3] *= size[:, None, None]
         matrices = looks.screens[rows][:, None] @ bodies
         seen = in_view(matrices @ self._corners, self._spec)
         seen[:, OBJECT_LINK] &= shown
-        self._fill(self._matrices, matrices)
-        self._fill(self._seen, seen)
-        self._fill_looks(looks, rows)
+        self._fill(self.matrices, matrices)
+        self._fill(self.seen, seen)
+        self.fill_looks(looks, rows)
         if looks.pool is not self._backgrounds:
             self._backgrounds = looks.pool
             launch, _ = self._launches[-1]
             for name, array in zip(("backgrounds", "nearness"), looks.pool or (), strict=True):
                 launch.set_param_by_name(name, array)
-        for launch, dim in self._launches:
-            launch.set_dim((count, *dim))
-            launch.launch()
-        picture: Pixels = self._picture.numpy()[:count]
+        self.launch(count)
+        picture: Pixels = self.picture.numpy()[:count]
         return picture.copy()
 
-    def _fill_looks(self, looks: Looks, rows: Rows) -> None:
+    def launch(self, count: int, stream: Any = None) -> None:
+        """Draw the first ``count`` scenes as the arrays say, on a stream of Warp's or its own."""
+        for launch, dim in self._launches:
+            launch.set_dim((count, *dim))
+            launch.launch(stream)
+
+    def fill_looks(self, looks: Looks, rows: Rows) -> None:
+        """Let the first scenes look as these rows do."""
         host = self._looks.numpy()
         part = host[: len(rows)]
         part["direction"], part["gain"] = looks.directions[rows], looks.gains[rows]
@@ -282,7 +291,7 @@ class _Frame:
             target.assign(host)
 
 
-def _boxes(mesh: SceneMesh) -> Floats:
+def boxes(mesh: SceneMesh) -> Floats:
     """Return the homogeneous corners ``(14, 4, 8)`` of each body's bounding box."""
     corners = np.ones((MESH_LINKS, 4, 8))
     for link in range(MESH_LINKS):

@@ -383,7 +383,7 @@ class ProfileConfig:
 class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
-    Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
+    Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, gpu, encoders, joint,
     memory, install, service, cluster, labelling, search, audit, mend, label-order, later, seconds,
     learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those
     of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
@@ -391,7 +391,7 @@ class BenchConfig:
     ``quick`` for the first ones, which need no training, ``all`` for all. search, audit, mend,
     label-order, alarms and service take about 20 minutes each.
     Rows with pixels, and most of encoders, need an encoder (--encoder) and are skipped with a note
-    without one. labelling needs Chromium.
+    without one. labelling needs Chromium, gpu a CUDA device.
 
     ``wall`` takes longest: 10 to 60 minutes for the article's setting. After Ctrl-C, --resume
     continues from its last checkpoint. The article's run uses the same bundle on resized 960x720

@@ -1,0 +1,165 @@
+"""Drawing, judging and rewarding a batch of hover environments in the host's memory.
+
+:mod:`vinoreward_envs.resident` does the same on a device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.rewards.classifier import Classifier, Judged
+from vinoreward.rewards.success import RewardCore
+from vinoreward_envs.arrays import CPU, Array
+from vinoreward_envs.batched_hover import BatchedHover
+from vinoreward_envs.batched_pictures import BatchedPictures
+from vinoreward_envs.camera.fast import CHUNK
+from vinoreward_envs.camera.looks import Looks
+from vinoreward_envs.camera.spec import CameraSpec, Pixels
+
+PIECE: Final = 1024
+"""Scenes that a GPU draws and judges at once; a processor takes fewer, which its cache holds."""
+
+
+class Earnings(Protocol):
+    """What a step earned; arrays ``(N,)``, zero or False where nothing was scored."""
+
+    @property
+    def rewards(self) -> Array:
+        """float64."""
+
+    @property
+    def claimed(self) -> Array:
+        """bool."""
+
+    @property
+    def probability(self) -> Array:
+        """float32."""
+
+    @property
+    def odd(self) -> Array | None:
+        """float32, above 1 where the picture is odd; None without a guard."""
+
+
+class Judging(Protocol):
+    """Draws scenes, judges them, and says what steps earn; arrays are of one kind throughout."""
+
+    on_device: ClassVar[bool]
+    """Whether nothing may be asked of an array: to answer, the host would wait for a device."""
+    looks: Looks | None
+    """What the environments look like; None: as always, which is all that a device can do."""
+
+    def share(self, other: Judging) -> None:
+        """Use camera and networks of another one of the same arguments, but for N."""
+
+    def begin(self, mask: Array) -> None:
+        """Start an episode where ``mask``, ``(N,)`` bool, is True."""
+
+    def pictures_of(self, hover: BatchedHover) -> Array:
+        """Return the ``(N, H, W, 3)`` pictures of the present states."""
+
+    def redraw(self, hover: BatchedHover, pictures: Array, mask: Array) -> None:
+        """Draw the present states over the pictures where ``mask`` is True."""
+
+    def score(
+        self, hover: BatchedHover, valid: Array, own: Array, truth: Array, *, pictures: bool
+    ) -> tuple[Earnings, Array | None]:
+        """Return what steps earn, and with ``pictures`` those of the present states.
+
+        Args:
+            hover: where grippers and objects are.
+            valid: ``(N,)`` where there was a step.
+            own: ``(N,)`` what the scene pays for the move.
+            truth: ``(N,)`` what is claimed where no classifier judges.
+            pictures: whether they are wanted.
+        """
+
+    def close(self) -> None:
+        """Free what was made; may be called more than once."""
+
+
+class HostJudging:
+    """:class:`Judging` with NumPy: cameras and networks on threads.
+
+    Args:
+        pictures: draws, and judges if there is a classifier; closed by its owner.
+        classifier: the one that it has.
+        core: says what steps earn.
+        count: N.
+    """
+
+    on_device: ClassVar[bool] = False
+
+    def __init__(
+        self, pictures: BatchedPictures, classifier: Classifier | None, core: RewardCore, count: int
+    ) -> None:
+        self._pictures, self._judged, self._core = pictures, classifier is not None, core
+        self._count = count
+        self.looks: Looks | None = None
+        """See :class:`Judging`."""
+
+    def share(self, other: Judging) -> None:
+        """See :class:`Judging`."""
+        if isinstance(other, HostJudging):
+            self._pictures = other._pictures
+
+    def begin(self, mask: NDArray[np.bool_]) -> None:
+        """See :class:`Judging`."""
+        self._core.begin(mask, np.zeros(self._count, np.float32))
+
+    def pictures_of(self, hover: BatchedHover) -> Pixels:
+        """See :class:`Judging`."""
+        return self._pictures.draw(hover.joints, hover.objects, looks=self.looks)
+
+    def redraw(self, hover: BatchedHover, pictures: Pixels, mask: NDArray[np.bool_]) -> None:
+        """See :class:`Judging`."""
+        rows = np.flatnonzero(mask)
+        pictures[mask] = self._pictures.draw(
+            hover.joints[rows], hover.objects[rows], looks=self.looks, rows=rows
+        )
+
+    def score(
+        self,
+        hover: BatchedHover,
+        valid: NDArray[np.bool_],
+        own: NDArray[np.float64],
+        truth: NDArray[np.bool_],
+        *,
+        pictures: bool,
+    ) -> tuple[Earnings, Pixels | None]:
+        """See :class:`Judging`."""
+        drawn: Any = None
+        if self._judged:
+            spec = self._pictures.spec
+            if pictures:
+                drawn = np.empty((self._count, spec.height, spec.width, 3), np.uint8)
+            judged = self._pictures.judge(hover.joints, hover.objects, drawn, looks=self.looks)
+        else:
+            drawn = self.pictures_of(hover) if pictures else None
+            claim = truth.astype(np.float32)
+            judged = Judged(claim, claim, None)
+        no_end = np.zeros(self._count, np.bool_)
+        scores = self._core.transition(
+            valid, judged.probability, judged.log_odds, own, no_end, odd=judged.odd
+        )
+        return scores, drawn
+
+    def close(self) -> None:
+        """See :class:`Judging`."""
+
+
+def taken_as_they_are(classifier: Classifier | None, spec: CameraSpec) -> bool:
+    """Return whether a classifier takes a camera's pictures as they are, and gives logits."""
+    if classifier is None:
+        return True
+    picture = classifier.picture
+    size = (picture.height, picture.width) == (spec.height, spec.width)
+    return size and picture.crop is None and classifier.bundle.spec.output == "logits"
+
+
+def piece_of(count: int, device: str) -> int:
+    """Return how many of N scenes are drawn and judged at once by a batch on a device."""
+    most = CHUNK if device == CPU else PIECE
+    return -(-count // -(-count // most))

@@ -1,0 +1,129 @@
+"""A batch of hover environments on a CUDA device, where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import vinoreward  # noqa: F401  (registers the environments)
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),
+]
+STATES, PIXELS = "PandaHoverRandom-v0", "PandaHoverPixels-v0"
+
+
+def make(count: int, device: str, id_: str = STATES, **kwargs: Any) -> Any:
+    return gym.make_vec(
+        id_,
+        count,
+        vectorization_mode="vector_entry_point",
+        array="torch",
+        device=device,
+        **{"backend": "torch", **kwargs},
+    )
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """Make everything an error that copies to the host, or waits for the device."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("id_", "options"),
+    [
+        (STATES, {}),
+        (STATES, {"backend": "oracle"}),
+        (PIXELS, {}),
+        (PIXELS, {"backend": "none"}),
+        (STATES, {"success_hold_steps": 2, "success_exit_threshold": 0.2, "on_ood": "ignore"}),
+    ],
+)
+def test_nothing_leaves_the_device_in_1000_steps(
+    no_waiting: None, id_: str, options: dict[str, Any]
+) -> None:
+    env = make(64, "cuda", id_, **options)
+    env.reset(seed=1)
+    actions = 0.2 * torch.rand((1000, 64, 2), device="cuda") - 0.1
+    actions[100, 7] = float("nan")
+    env.step(actions[0])  # loads and records
+    claimed = torch.zeros((), dtype=torch.int64, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        claimed.item()  # so such copies are found
+    for each in actions:
+        observations, rewards, terminated, truncated, infos = env.step(each)
+        claimed += terminated.sum()
+    torch.cuda.set_sync_debug_mode("default")
+    for tensor in (observations, rewards, terminated, truncated, infos["final_obs"]):
+        assert tensor.is_cuda
+    assert (claimed.item() > 100) == (options.get("backend") != "none")
+    env.close()
+
+
+def test_it_decides_as_on_a_processor() -> None:
+    """In half precision: the same decisions for 99.9 %, the same pictures to a grey level."""
+    count, different, claimed = 256, 0, 0
+    there, here = make(count, "cuda", PIXELS), make(count, "cpu", PIXELS)
+    found, expected = there.reset(seed=3)[0], here.reset(seed=3)[0]
+    draw = np.random.default_rng(5)
+    for _ in range(20):
+        assert (found.cpu().int() - expected.int()).abs().float().mean() < 0.01
+        away = here.unwrapped._hover.objects - here.unwrapped._hover.gripper
+        actions = (away + torch.tensor(draw.normal(0, 0.03, (count, 2)))).float()
+        found, _, ended, *_, told = there.step(actions.cuda())
+        expected, _, ended_here, *_, told_here = here.step(actions)
+        for key in ("reward_ood",):
+            mine, theirs = told[key].cpu(), told_here[key]
+            both = told[f"_{key}"].cpu() & told_here[f"_{key}"]
+            assert ((mine - theirs).abs()[both] < 0.05).all()
+        different += int((ended.cpu() != ended_here).sum())
+        claimed += int(ended_here.sum())
+        # Those that decided otherwise are in other episodes from now on.
+        if (ended.cpu() != ended_here).any():
+            found, expected = there.reset(seed=4)[0], here.reset(seed=4)[0]
+    assert claimed > 0.1 * 20 * count
+    assert different <= 0.001 * 20 * count
+    there.close()
+    here.close()
+
+
+def test_seeds_give_the_same_episodes() -> None:
+    runs = []
+    for _ in range(2):
+        env = make(100, "cuda")
+        env.reset(seed=9)
+        generator = torch.Generator().manual_seed(2)
+        rewards = [
+            env.step(0.2 * torch.rand((100, 2), generator=generator) - 0.1)[1].cpu()
+            for _ in range(30)
+        ]
+        runs.append(torch.stack(rewards))
+        env.close()
+    assert torch.equal(*runs)
+
+
+def test_memory_said_beforehand_is_enough() -> None:
+    used = []
+    for count in (16, 4096):  # the first loads libraries
+        torch.cuda.empty_cache()
+        before = torch.cuda.mem_get_info()[0]
+        env = make(count, "cuda", PIXELS)
+        said = sum(env.unwrapped.memory.values())
+        env.reset(seed=1)
+        actions = 0.2 * torch.rand((count, 2), device="cuda") - 0.1
+        for _ in range(12):
+            kept = env.step(actions)
+        used.append(before - torch.cuda.mem_get_info()[0])
+        del kept
+        env.close()
+    print(f"said {said / 1e9:.2f} GB, used {used[-1] / 1e9:.2f} GB; first {used[0] / 1e9:.2f} GB")
+    assert 0.4 * said < used[-1] < said

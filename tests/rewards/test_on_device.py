@@ -1,0 +1,127 @@
+"""A classifier for tensors says what the one for arrays says."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from vinoreward import Bundle, Classifier
+from vinoreward.backends.torch_networks import with_rectifiers_fused
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.on_device import DeviceClassifier, scored_again
+
+NAME = "panda-hover-classifier"
+
+
+def pictures(bundle: Bundle) -> Any:
+    """Return the golden frames, noisier ones, a dead camera's, and blends of success and failure:
+    scores on both sides of the threshold, close to it and far from it."""
+    golden = bundle.golden.images
+    draw = np.random.default_rng(0)
+    noisy = np.clip(golden + draw.normal(0, 12, golden.shape), 0, 255).astype(np.uint8)
+    best, worst = (golden[pick(bundle.golden.logits[:, 1])] for pick in (np.argmax, np.argmin))
+    blends = [
+        (share * best + (1 - share) * worst).astype(np.uint8) for share in np.linspace(0.3, 1, 24)
+    ]
+    return np.concatenate([golden, noisy, np.zeros_like(golden[:1]), np.stack(blends)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"threshold": 0.9, "exit_threshold": 0.1}, {"threshold": 1.0}, {"guarded": False}],
+)
+def test_it_says_the_same(options: dict[str, Any], precision: str) -> None:
+    bundle = Bundle.load(NAME)
+    seen = pictures(bundle)
+    with (
+        Classifier(bundle, backend="torch", **options) as exact,
+        Classifier(bundle, backend="torch", precision=precision, **options) as classifier,
+    ):
+        expected = exact.judge(seen)
+        found = DeviceClassifier(classifier, 16).judge(torch.tensor(seen))
+    near = {"fp32": 1e-4, "fp16": 5e-3}[precision]
+    np.testing.assert_allclose(found.log_odds, expected.log_odds, rtol=near, atol=10 * near)
+    assert (found.odd is None) == (expected.odd is None)
+    if found.odd is not None and expected.odd is not None:
+        np.testing.assert_allclose(found.odd, expected.odd, rtol=1e-4)
+        assert 0 < (found.odd > 1).sum() < len(seen)
+
+
+def test_means_over_shifts_count_near_the_threshold_alone() -> None:
+    bundle = Bundle.load(NAME)
+    band = bundle.spec.decision.shift_band
+    assert band is not None
+    decision = dataclasses.replace(bundle.spec.decision, shift_band=None)
+    plain = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=decision))
+    seen = torch.tensor(pictures(bundle))
+    judged = []
+    for one in (bundle, plain):
+        with Classifier(one, backend="torch") as classifier:
+            judged.append(DeviceClassifier(classifier, 16).judge(seen).log_odds.numpy())
+    changed = judged[0] != judged[1]
+    assert 0 < changed.sum() < len(seen)
+    edge = np.log(bundle.spec.decision.threshold / (1 - bundle.spec.decision.threshold))
+    assert (np.abs(judged[1] - edge)[changed] < band).all()
+
+
+def test_the_closest_are_scored_again_where_not_all_can_be() -> None:
+    assert [scored_again(count) for count in (1, 64, 100, 1024)] == [1, 64, 64, 256]
+    bundle = Bundle.load(NAME)
+    one = pictures(bundle)[-12:]  # blends
+    seen = np.concatenate([one, np.repeat(bundle.golden.images[:1], 400, axis=0)])
+    with Classifier(bundle, backend="torch") as classifier:
+        expected = classifier.judge(one).log_odds
+        found = DeviceClassifier(classifier, 16).judge(torch.tensor(seen)).log_odds[:12]
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_another_backend_is_refused() -> None:
+    with Classifier(NAME) as classifier, pytest.raises(ConfigError, match="torch backend"):
+        DeviceClassifier(classifier, 16)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+def test_half_precision_is_of_the_torch_backend(backend: str) -> None:
+    with pytest.raises(ConfigError, match="Expected the torch backend"):
+        Classifier(NAME, backend=backend, precision="fp16")
+
+
+class _Asks(nn.Module):
+    """A network whose course depends on numbers."""
+
+    def forward(self, planes: torch.Tensor) -> torch.Tensor:
+        return planes if planes.sum() > 0 else -planes
+
+
+def test_rectifiers_are_fused_where_that_changes_nothing() -> None:
+    torch.manual_seed(0)
+    shared = nn.Conv2d(4, 4, 1)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 4, 3, padding="same")
+            self.three, self.relu = shared, nn.ReLU()
+
+        def forward(self, planes: torch.Tensor) -> torch.Tensor:
+            planes = self.relu(self.two(self.relu(self.one(planes))))
+            both = self.three(planes)
+            return both + self.relu(both)  # of use without the rectifier too
+
+    net, planes = Net().eval(), torch.randn(2, 3, 9, 9)
+    expected = net(planes)
+    fused = with_rectifiers_fused(net)
+    torch.testing.assert_close(fused(planes), expected)
+    kept = [one for one in fused.graph.nodes if "relu" in str(one.target)]  # type: ignore[union-attr]
+    assert len(kept) == 2
+    asks = _Asks()
+    assert with_rectifiers_fused(asks) is asks

@@ -1,0 +1,155 @@
+"""A classifier and its guard for pictures that are torch tensors, where they are.
+
+What :class:`~vinoreward.Classifier` does with NumPy arrays, without a copy to the host. Importing
+this imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vinoreward.backends.torch import TorchBackend
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.classifier import Classifier, logit
+from vinoreward.rewards.guard import PictureGuard
+
+
+class DeviceJudged(NamedTuple):
+    """What a classifier and its guard say of N pictures; tensors on the pictures' device."""
+
+    log_odds: Tensor
+    """``(N,)`` float64 of the calibrated probability of success."""
+    odd: Tensor | None
+    """``(N,)`` float32, above 1 where the classifier cannot judge; None without a guard."""
+
+
+class DeviceClassifier:
+    """Judges pictures on the device where they are; the network is the given classifier's.
+
+    A picture whose score is close to the threshold is judged by the mean over it and its copies
+    moved by a pixel, as :class:`~vinoreward.Classifier` does. Here as many pictures are scored
+    again in each call, the closest: to find out how many need it, the host would have to wait for
+    the device. If more do than :func:`scored_again` says, the least close keep their own score.
+
+    On CUDA the work on ``batch`` pictures is recorded once (a CUDA graph) and then replayed.
+
+    Args:
+        classifier: of the torch backend, on CUDA or the CPU. It stays open, and closing it is the
+            caller's.
+        batch: pictures that are judged at once most often.
+
+    Raises:
+        ConfigError: another backend, or outputs that are no logits.
+    """
+
+    def __init__(self, classifier: Classifier, batch: int) -> None:
+        backend, spec = classifier.backend, classifier.bundle.spec
+        if not isinstance(backend, TorchBackend) or spec.output != "logits":
+            raise ConfigError(
+                f"found a classifier of the {classifier.backend_name} backend whose outputs are "
+                f"{spec.output}. Expected the torch backend and logits to judge on a device; use "
+                "Classifier."
+            )
+        self._module = backend.module
+        self._success, self._temperature = spec.success_index, spec.decision.temperature
+        self._band = spec.decision.shift_band
+        entered, left = logit(classifier.threshold), logit(classifier.exit_threshold)
+        self._edges = [entered] if left == entered else [entered, left]
+        device = torch.device(backend.device.lower())
+        guard = classifier.guard
+        self._guard = None if guard is None else _DeviceGuard(guard, device)
+        picture = spec.picture
+        self._batch: Tensor | None = None
+        if device.type == "cuda":
+            shape = (batch, picture.height, picture.width, 3)
+            self._batch = torch.zeros(shape, dtype=torch.uint8, device=device)
+            self._graph, self._recorded = _recorded(self._judge, self._batch)
+
+    def judge(self, pictures: Tensor) -> DeviceJudged:
+        """Return what network and guard say of ``(N, H, W, 3)`` uint8, of the bundle's size.
+
+        The tensors returned are overwritten by the next call.
+        """
+        if self._batch is None or len(pictures) != len(self._batch):
+            return self._judge(pictures)
+        self._batch.copy_(pictures)
+        self._graph.replay()
+        return self._recorded
+
+    @torch.inference_mode()
+    def _judge(self, pictures: Tensor) -> DeviceJudged:
+        odd = None if self._guard is None else self._guard.odd(pictures)
+        own = self._module(pictures).double()
+        odds = self._odds(own)
+        if self._band:
+            away = torch.stack([(odds - edge).abs() for edge in self._edges]).amin(0)
+            rows = torch.topk(away, scored_again(len(odds)), largest=False).indices
+            some = pictures[rows]
+            left = torch.cat([some[:, :, 1:], some[:, :, -1:]], 2)
+            right = torch.cat([some[:, :, :1], some[:, :, :-1]], 2)
+            moved = self._module(torch.cat([left, right])).double().chunk(2)
+            mean = self._odds((own[rows] + moved[0] + moved[1]) / 3)
+            odds[rows] = torch.where(away[rows] < self._band, mean, odds[rows])
+        return DeviceJudged(odds, odd)
+
+    def _odds(self, logits: Tensor) -> Tensor:
+        scaled = logits / self._temperature
+        others = [column for i, column in enumerate(scaled.unbind(1)) if i != self._success]
+        return scaled[:, self._success] - torch.logsumexp(torch.stack(others), 0)
+
+
+def scored_again(count: int) -> int:
+    """Return how many of N pictures are scored again; of hovering arms about 5 % need it."""
+    return min(count, max(64, count // 4))
+
+
+class _DeviceGuard:
+    """:class:`~vinoreward.rewards.guard.PictureGuard` on a device."""
+
+    def __init__(self, guard: PictureGuard, device: torch.device) -> None:
+        places = guard.places
+        self._rows, self._step, self._count = places.rows, places.step, places.count
+
+        def tensor(values: Any) -> Tensor:
+            return torch.tensor(np.asarray(values), device=device)
+
+        self._offset = tensor(places.offset.astype(np.int32))
+        self._novel = tensor(guard.novel.astype(np.float32))
+        self._down, self._across = tensor(places.down), tensor(places.across)
+        self._rough = places.rough_count
+        self._rough_down, self._rough_across = map(tensor, (places.rough_down, places.rough_across))
+        self._mean, self._left = tensor(guard.rough_mean), tensor(guard.left)
+        self._limits = tensor(guard.limits)
+
+    def odd(self, pictures: Tensor) -> Tensor:
+        looked = pictures[:, :: self._rows, :: self._step].to(torch.int32) >> 5
+        number = (looked[..., 0] << 6) | (looked[..., 1] << 3) | looked[..., 2]
+        novel = self._down @ self._novel[number + self._offset] @ self._across
+        novel = novel.flatten(1)
+        measures = [novel.sum(1) / self._count, novel.amax(1)]
+        if self._rough:
+            green = pictures[:, :: self._rows, :, 1].to(torch.int16)
+            bend = (2 * green[:, :, 1:-1] - green[:, :, 2:] - green[:, :, :-2]).abs()
+            means = self._rough_down @ bend.to(torch.float32) @ self._rough_across
+            off = (torch.log1p(means.flatten(1)) - self._mean) @ self._left
+            measures.append((off * off).mean(1).sqrt())
+        return (torch.stack(measures, 1) / self._limits[: len(measures)]).amax(1)
+
+
+def _recorded(judge: Any, pictures: Tensor) -> tuple[torch.cuda.CUDAGraph, DeviceJudged]:
+    """Record the work on these pictures; return it with where its results will be."""
+    device = pictures.device
+    beside: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    beside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(beside):
+        for _ in range(2):  # libraries choose their kernels, and take memory, at first
+            judge(pictures)
+    torch.cuda.current_stream(device).wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        judged = judge(pictures)
+    return graph, judged
