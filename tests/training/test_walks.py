@@ -15,11 +15,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+ROLLOUT = {"n_steps": "100", "batch_size": "50"}
+"""Of PPO, which takes whole ones however short a training is."""
 # A page of docs/, the packages without which it is skipped, and what it shortens in another way.
 WALKS: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {
     "pendulum": (("pygame",), {}),
-    "dm-control": (("dm_control",), {}),
-    "point-maze": (("gymnasium_robotics",), {"finetune": {"--target-fpr": "0.5"}}),
+    "dm-control": (("dm_control",), {"train": ROLLOUT}),
+    "point-maze": (
+        ("gymnasium_robotics",),
+        {"finetune": {"--target-fpr": "0.5"}, "train": ROLLOUT},
+    ),
     "pusht": (
         ("gym_pusht",),
         {"capture": {"--frames": "80"}, "finetune": {"--target-fpr": "0.9"}},
