@@ -6,7 +6,9 @@ is written once. PyTorch is imported only where tensors are asked for.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -58,7 +60,20 @@ class Arrays:
         """Return a copy of a NumPy array, of this kind and on this device."""
         if self.kind == "numpy":
             return np.array(values)
-        return self.xp.tensor(values, device=self.device)
+        with self.plain():
+            return self.xp.tensor(values, device=self.device)
+
+    @contextlib.contextmanager
+    def plain(self) -> Iterator[None]:
+        """Compute with tensors that any later step may change, and without gradients.
+
+        Those that are made in a caller's ``inference_mode`` could not be changed outside it.
+        """
+        with contextlib.ExitStack() as stack:
+            if self.kind == "torch":
+                stack.enter_context(self.xp.inference_mode(False))
+                stack.enter_context(self.xp.no_grad())
+            yield
 
     def take_over(self, values: NDArray[Any]) -> Array:
         """Return a NumPy array that nobody else uses, of this kind and on this device."""

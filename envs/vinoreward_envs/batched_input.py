@@ -14,6 +14,7 @@ from vinoreward.machine import free_memory
 from vinoreward_envs import constants as c
 from vinoreward_envs.arrays import CPU, Array, Arrays
 from vinoreward_envs.batched_pictures import PIECE
+from vinoreward_envs.camera.baked import scene_mesh
 from vinoreward_envs.camera.spec import CameraSpec
 
 STATE_BYTES: Final = 1024
@@ -22,8 +23,10 @@ CAMERA_BYTES: Final = 16 << 20
 """Of a camera's buffers, beside its pictures."""
 PICTURES_AT_ONCE: Final = 8
 """Times the pictures of one piece, with what the guard computes of them."""
-SCENE_BYTES: Final = 128 << 10
-"""Of one scene of a piece that is drawn on a GPU, beside its pixels: corners and poses."""
+SCENE_BYTES: Final = 8 << 10
+"""Of one scene of a piece that is drawn on a GPU, beside its pixels and corners: poses."""
+CORNER_BYTES: Final = 12
+"""Of one corner of its triangles."""
 PIXEL_BYTES: Final = 192
 """Of one of its pixels, with what classifier and guard compute of it."""
 LOOK_BYTES: Final = 2048
@@ -68,7 +71,7 @@ def checked_actions(actions: Array, count: int, arrays: Arrays) -> tuple[Array, 
             moves = xp.as_tensor(actions, dtype=xp.float64, device=arrays.device).detach()
         else:
             # A tensor that a learner differentiates, or that is on a device, is no array yet.
-            own = actions.detach().cpu() if hasattr(actions, "detach") else actions
+            own = actions.detach().cpu().double() if hasattr(actions, "detach") else actions
             moves = np.asarray(own, np.float64)
         shape = tuple(moves.shape)
     except (TypeError, ValueError, RuntimeError):
@@ -164,7 +167,9 @@ def memory_needed(
     sets = (4 if pixels else 0) + (1 if rendered else 0)
     drawing = threads * (CAMERA_BYTES + PIECE * picture * PICTURES_AT_ONCE)
     if resident:
-        drawing = resident * (SCENE_BYTES + PIXEL_BYTES * spec.height * spec.width)
+        corners = CORNER_BYTES * len(scene_mesh(spec.mesh).positions)
+        pixels_of_one = PIXEL_BYTES * spec.height * spec.width
+        drawing = resident * (SCENE_BYTES + corners + pixels_of_one)
     return {
         "state": num_envs * STATE_BYTES,
         "pictures": num_envs * picture * sets,
@@ -173,10 +178,17 @@ def memory_needed(
     }
 
 
-def check_memory(num_envs: int, needed: Mapping[str, int], arrays: Arrays) -> None:
-    """Raise ConfigError if the environments need more memory than is free."""
+def check_memory(
+    num_envs: int, needed: Mapping[str, int], arrays: Arrays, *, on_device: bool = False
+) -> None:
+    """Raise ConfigError if the environments need more memory than is free.
+
+    Those that stay ``on_device`` need it there alone.
+    """
     for device, free in free_bytes(arrays).items():
         total = sum(needed.values())
+        if on_device and device != arrays.device:
+            continue
         if free is None or total <= MEMORY_SHARE * free:
             continue
         parts = ", ".join(f"{value / 1e9:.2f} GB of {name}" for name, value in needed.items())

@@ -54,14 +54,18 @@ class Judging(Protocol):
     def share(self, other: Judging) -> None:
         """Use camera and networks of another one of the same arguments, but for N."""
 
+    def check(self) -> None:
+        """Raise OutputError if a network has given NaN or infinity, and no step could say so."""
+
     def begin(self, mask: Array) -> None:
         """Start an episode where ``mask``, ``(N,)`` bool, is True."""
 
     def pictures_of(self, hover: BatchedHover) -> Array:
-        """Return the ``(N, H, W, 3)`` pictures of the present states."""
+        """Return the ``(N, H, W, 3)`` uint8 pictures of the present states."""
 
     def redraw(self, hover: BatchedHover, pictures: Array, mask: Array) -> None:
-        """Draw the present states over the pictures where ``mask`` is True."""
+        """Draw the present states over ``(N, H, W, 3)`` uint8 pictures where ``mask``, ``(N,)``
+        bool, is True."""
 
     def score(
         self, hover: BatchedHover, valid: Array, own: Array, truth: Array, *, pictures: bool
@@ -70,10 +74,13 @@ class Judging(Protocol):
 
         Args:
             hover: where grippers and objects are.
-            valid: ``(N,)`` where there was a step.
-            own: ``(N,)`` what the scene pays for the move.
-            truth: ``(N,)`` what is claimed where no classifier judges.
+            valid: ``(N,)`` bool, where there was a step.
+            own: ``(N,)`` float, what the scene pays for the move.
+            truth: ``(N,)`` bool, what is claimed where no classifier judges.
             pictures: whether they are wanted.
+
+        Raises:
+            OutputError: the network gave NaN or infinity; on a device see :meth:`check`.
         """
 
     def close(self) -> None:
@@ -104,6 +111,9 @@ class HostJudging:
         """See :class:`Judging`."""
         if isinstance(other, HostJudging):
             self._pictures = other._pictures
+
+    def check(self) -> None:
+        """Every step checks it."""
 
     def begin(self, mask: NDArray[np.bool_]) -> None:
         """See :class:`Judging`."""

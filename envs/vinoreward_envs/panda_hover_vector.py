@@ -65,6 +65,10 @@ from vinoreward_envs.randomization import (
 )
 from vinoreward_envs.scene import check_renderer
 
+STAYS_ON_CPU = False
+"""Whether batches stay on their device where that is a processor, as only tests want: it does all
+of a GPU's work."""
+
 Infos = dict[str, Any]
 Mask = NDArray[np.bool_]
 
@@ -92,7 +96,9 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     each environment draws with its own random numbers, after the object's place.
 
     Without a picture a step takes no inverse kinematics: observations are within 1e-5 m of the
-    scalar environment's. Where pictures are drawn in each step they are the same to rounding.
+    scalar environment's. Where pictures are drawn in each step they are the same to rounding, but
+    for a batch that stays on a GPU: there they are within 1e-5 m, and pictures may differ in pixels
+    at edges.
 
     Args:
         num_envs: how many.
@@ -196,20 +202,21 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         stays = (
             array == "torch"
             and randomization is None
-            and (backend == "torch" or (device != CPU and backend in (ORACLE, UNJUDGED)))
+            and (device != CPU or STAYS_ON_CPU)
+            and backend in ("torch", ORACLE, UNJUDGED)
             and on_ood in ("withhold", "ignore")
             and taken_as_they_are(self._classifier, self._spec)
         )
         # Where each step computes: on the device, or with NumPy.
         self._arrays = self._given_as if stays else Arrays()
-        self._drawn_at_once = piece_of(self.num_envs, device) if stays else 0
+        self._drawn_at_once = piece_of(self.num_envs, device) if stays and looks else 0
         self._episodes: Drawn | None = None
         self._looks: Looks | None = None
         self._randomization = checked_randomization(randomization)
         self.memory = self._memory()
         """Bytes that the environments need, by what: ``"state"``, ``"pictures"``, ``"drawing"`` and
         ``"looks"``; not those of libraries and networks."""
-        check_memory(self.num_envs, self.memory, self._given_as)
+        check_memory(self.num_envs, self.memory, self._given_as, on_device=stays)
         options = RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS)
         self._judging = self._make_judging(
             options, threshold, success_exit_threshold, on_device=stays
@@ -219,9 +226,10 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._seeded = np.zeros(self.num_envs, np.bool_)
         self._begun = False
         # Of the last claim; not the picture, which would take 36,864 bytes.
-        of = self._arrays.of
+        of, seen = self._arrays.of, self.num_envs if looks else 0
         self._claimed: Array = of(np.zeros(self.num_envs, np.bool_))
-        self._claimed_places: Array = of(np.zeros((2, self.num_envs if looks else 0, 2)))
+        self._claimed_arms: Array = of(np.zeros((seen, 2 if stays else c.JOINTS)))
+        self._claimed_objects: Array = of(np.zeros((seen, 2)))
         self._claimed_looks = np.empty(0, VALUES)
         self._steps: Array = of(np.zeros(self.num_envs, np.int64))
         self._claimed_steps = np.zeros(self.num_envs, np.int64)
@@ -265,13 +273,14 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         Setting them takes what the argument takes; episodes under way go on as they drew.
 
         Raises:
-            ConfigError: on setting, as the argument does, or too little memory.
+            ConfigError: on setting, as the argument does, or too little memory, or environments
+                that stay on a device, where all look the same.
         """
         return self._randomization
 
     @randomization.setter
     def randomization(self, value: DomainRandomization | Mapping[str, Any] | str | None) -> None:
-        if self._judging.on_device:
+        if self._judging.on_device and checked_randomization(value).varies:
             raise ConfigError(
                 "Found a randomization for environments whose pictures stay on a device, where "
                 "all look the same. Expected it when they are made: pass randomization= there, "
@@ -337,14 +346,15 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """Return the ``(H, W, 3)`` picture of an environment's last claim; None before it."""
         if not self._claimed[index]:
             return None
-        gripper, place = (self._arrays.host(each[index]) for each in self._claimed_places)
+        kept = self._claimed_arms, self._claimed_objects
+        arm, place = (self._arrays.host(each[index])[None] for each in kept)
         looks = None
         if self._looks is not None:
             looks = Looks(self._spec, 1)
             looks.set(np.zeros(1, np.int64), self._claimed_looks[index : index + 1])
             looks.steps[:] = self._claimed_steps[index]
-        joints = hovering_joints(gripper[None])
-        picture: Pixels = self._pictures.draw(joints, place[None], looks=looks)[0]
+        joints = hovering_joints(arm) if self._judging.on_device else arm
+        picture: Pixels = self._pictures.draw(joints, place, looks=looks)[0]
         return picture
 
     def reset(
@@ -363,8 +373,14 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             ConfigError: an unknown option.
             InputError: a wrong shape, no place for an object, or a seed that is none.
             ResetNeeded: a mask in the first reset, which starts all environments.
+            OutputError: on a device, where a step does not check it: the network gave NaN since.
         """
-        given = dict(options or {})
+        with self._arrays.plain():
+            return self._reset(seed, dict(options or {}))
+
+    def _reset(
+        self, seed: int | Sequence[int | None] | None, given: dict[str, Any]
+    ) -> tuple[Array, Infos]:
         unknown = sorted(set(given) - {"reset_mask", "object_position"})
         if unknown:
             raise ConfigError(
@@ -375,6 +391,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         if not (self._begun or mask.all()):
             raise ResetNeeded("Found a reset mask in the first reset; call reset() first.")
         objects = checked_objects(given.get("object_position"), self.num_envs)
+        self._judging.check()
         self._seed(checked_seeds(seed, self.num_envs), mask)
         self._begun = True
         which = self._arrays.of(mask)
@@ -396,6 +413,10 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """
         if not self._begun:
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
+        with self._arrays.plain():
+            return self._step(actions)
+
+    def _step(self, actions: Array) -> tuple[Array, Array, Array, Array, Infos]:
         arrays, hover, judging = self._arrays, self._hover, self._judging
         moves, valid = checked_actions(actions, self.num_envs, arrays)
         error = None
@@ -470,14 +491,15 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             return HostJudging(self._pictures, self._classifier, core, self.num_envs)
         from vinoreward_envs.resident import ResidentJudging
 
-        return ResidentJudging(
-            self._spec,
-            self._classifier,
-            options,
-            (core.detector.enter, core.detector.exit),
-            device=self._given_as.device,
-            count=self.num_envs,
-        )
+        with self._arrays.plain():
+            return ResidentJudging(
+                self._spec,
+                self._classifier,
+                options,
+                (core.detector.enter, core.detector.exit),
+                device=self._given_as.device,
+                count=self.num_envs,
+            )
 
     def _seed(self, seeds: list[int | None], mask: Mask) -> None:
         draws = self._object_position == "random" or self._episodes is not None
@@ -510,7 +532,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             self._looks = Looks(self._spec, self.num_envs)
             self._looks.steps = self._steps
             self._judging.looks = self._looks
-            self._claimed_looks = nominal(len(self._claimed_places[0]))
+            self._claimed_looks = nominal(len(self._claimed_objects))
 
     def _vary(self, mask: Mask) -> None:
         """Draw what differs in the episodes that begin where ``mask`` is True."""
@@ -536,16 +558,18 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             places = self._fixed
         self._vary(mask)
         self._hover.restart(mask, places)
-        self._steps *= ~mask
+        self._steps *= ~mask  # in place: what the environments look like depends on it
         self._judging.begin(mask)
 
     def _keep(self, claimed: Array) -> None:
         """Remember the scenes that are claimed."""
         if self._classifier is None or not (self._judging.on_device or claimed.any()):
             return
-        self._claimed |= claimed
-        now = self._arrays.xp.stack([self._hover.gripper, self._hover.objects])
-        self._claimed_places = self._arrays.xp.where(claimed[:, None], now, self._claimed_places)
+        hover, where, rows = self._hover, self._arrays.xp.where, claimed[:, None]
+        self._claimed = self._claimed | claimed
+        arms = hover.gripper if self._judging.on_device else hover.joints
+        self._claimed_arms = where(rows, arms, self._claimed_arms)
+        self._claimed_objects = where(rows, hover.objects, self._claimed_objects)
         if self._looks is not None:
             self._claimed_looks[claimed] = self._looks.drawn[claimed]
             self._claimed_steps[claimed] = self._steps[claimed]

@@ -5,13 +5,15 @@ Importing this imports torch.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vinoreward.errors import OutputError
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.on_device import DeviceClassifier, DeviceJudged
+from vinoreward.rewards.on_device import DeviceClassifier
 from vinoreward.rewards.success import RewardOptions
 from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_judging import Judging, piece_of
@@ -51,11 +53,22 @@ class ResidentJudging:
         self._spec, self._device, self._count = spec, device, count
         self._rewards = ResidentReward(options, thresholds, count, device)
         self._made = _Made(spec, classifier, device, piece_of(count, device))
+        self._broken = torch.zeros((), dtype=torch.bool, device=device)
 
     def share(self, other: Judging) -> None:
         """See ``Judging``."""
         if isinstance(other, ResidentJudging):
             self._made = other._made
+
+    def check(self) -> None:
+        """See ``Judging``; waits for the device."""
+        if self._made.judges and bool(self._broken):
+            self._broken = torch.zeros_like(self._broken)
+            raise OutputError(
+                "the network returned NaN or infinity for pictures of steps before this reset; "
+                "they earned no success. Expected finite numbers: the weights are broken or "
+                'overflow. Use precision="fp32", or train the network again.'
+            )
 
     def begin(self, mask: Tensor) -> None:
         """See ``Judging``."""
@@ -82,6 +95,7 @@ class ResidentJudging:
         odd = None
         if self._made.judges:
             log_odds, odd, drawn = self._judge(hover, pictures=pictures)
+            self._broken = self._broken | ~torch.isfinite(log_odds).all()
             probability = torch.sigmoid(log_odds).float()
         else:
             drawn = self.pictures_of(hover) if pictures else None
@@ -101,7 +115,7 @@ class ResidentJudging:
         odd: Tensor | None = None
         for piece in self._pieces():
             drawn = self._made.camera.draw(hover.gripper[piece], hover.objects[piece])
-            judged = self._made.judge(drawn)
+            judged = self._made.classifier.judge(drawn)
             odds[piece] = judged.log_odds
             if judged.odd is not None:
                 odd = torch.zeros_like(odds, dtype=torch.float32) if odd is None else odd
@@ -130,23 +144,19 @@ class _Made:
         self._spec, self._classifier, self._device = spec, classifier, device
         self.size = size
         self.judges = classifier is not None
-        self._camera: ResidentCamera | None = None
-        self._judge: DeviceClassifier | None = None
 
-    @property
+    @cached_property
     def camera(self) -> ResidentCamera:
-        if self._camera is None:
-            self._camera = ResidentCamera(self._spec, self._device, self.size)
-        return self._camera
+        return ResidentCamera(self._spec, self._device, self.size)
 
-    def judge(self, pictures: Tensor) -> DeviceJudged:
-        if self._judge is None:
-            classifier: Any = self._classifier
-            self._judge = DeviceClassifier(classifier, self.size)
-        return self._judge.judge(pictures)
+    @cached_property
+    def classifier(self) -> DeviceClassifier:
+        classifier: Any = self._classifier
+        return DeviceClassifier(classifier, self.size)
 
     def close(self) -> None:
-        self._camera = self._judge = None
+        for name in ("camera", "classifier"):
+            self.__dict__.pop(name, None)
 
 
 class Earned(NamedTuple):
@@ -190,14 +200,14 @@ class ResidentReward:
 
     def begin(self, mask: Tensor) -> None:
         """Start an episode where ``mask`` is True."""
-        self._counter *= ~mask
+        self._counter = self._counter * ~mask
 
     def transition(
         self, mask: Tensor, probability: Tensor, env_rewards: Tensor, odd: Tensor | None
     ) -> Earned:
-        """Score the steps where ``mask`` is True; all ``(N,)``.
+        """Score the steps where ``mask``, bool, is True; all ``(N,)``.
 
-        ``probability`` is float32; a NaN claims nothing.
+        ``probability`` and ``odd`` are float32, ``env_rewards`` float; a NaN claims nothing.
         """
         options = self._options
         counts = mask & (probability >= torch.where(self._counter > 0, self._exit, self._enter))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from vinoreward import Bundle, Classifier
+from vinoreward.backends.base import load_backend
+from vinoreward.backends.network import TensorSpec
+from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import with_rectifiers_fused
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.on_device import DeviceClassifier, scored_again
@@ -95,6 +100,31 @@ def test_half_precision_is_of_the_torch_backend(backend: str) -> None:
         Classifier(NAME, backend=backend, precision="fp16")
 
 
+@pytest.mark.parametrize("name", ["efficientnet_b0", "timm:mobilenetv3_small_050"])
+def test_half_precision_is_of_a_network_that_is_not_trained(name: str, tmp_path: Path) -> None:
+    """Some layers ask when they are traced whether they are trained; batches must not matter."""
+    if name.startswith("timm"):
+        pytest.importorskip("timm")
+    torch.manual_seed(0)
+    weights = tmp_path / "weights.safetensors"
+    save_file(build(name, 2).state_dict(), weights)
+    spec = dataclasses.replace(
+        Bundle.load(NAME).network("fp32"),
+        architecture=name,
+        weights=weights,
+        weights_sha256=None,
+        input=TensorSpec((None, 64, 64, 3), "uint8"),
+    )
+    seen = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), np.uint8)
+    with (
+        load_backend("torch", spec) as exact,
+        load_backend("torch", spec, precision="fp16") as half,
+    ):
+        expected = exact.infer(seen)
+        np.testing.assert_allclose(half.infer(seen), expected, rtol=0.02, atol=0.02)
+        np.testing.assert_allclose(half.infer(seen[:1]), expected[:1], rtol=0.02, atol=0.02)
+
+
 class _Asks(nn.Module):
     """A network whose course depends on numbers."""
 
@@ -123,5 +153,8 @@ def test_rectifiers_are_fused_where_that_changes_nothing() -> None:
     torch.testing.assert_close(fused(planes), expected)
     kept = [one for one in fused.graph.nodes if "relu" in str(one.target)]  # type: ignore[union-attr]
     assert len(kept) == 2
+    twice = nn.Sequential(shared, nn.ReLU(), shared)  # behind the second there is none
+    seen = torch.randn(2, 4, 5, 5)
+    torch.testing.assert_close(with_rectifiers_fused(twice)(seen), twice(seen))
     asks = _Asks()
     assert with_rectifiers_fused(asks) is asks

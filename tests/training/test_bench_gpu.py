@@ -13,7 +13,8 @@ from vinoreward_training.configs import BenchConfig
 
 
 @pytest.mark.slow
-def test_steps_and_their_parts_are_measured() -> None:
+def test_steps_and_their_parts_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", True)
     rows = resident_rows(BenchConfig(rounds=1), "cpu", 2, (1, 2))
     assert all(row.value is not None and row.value > 0 for row in rows)
     units = ["steps/s", "us", "us", "steps/s", "us", "us", "steps/s", "x"]

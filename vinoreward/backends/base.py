@@ -50,7 +50,8 @@ class Backend(Closing):
     Args:
         spec: the network.
         device: device name as the backend's library spells it, in capitals (``"CPU"``).
-        precision: ``"fp32"``, ``"bf16"`` or ``"int8"``. INT8 is a property of the file in ``spec``.
+        precision: ``"fp32"``, ``"bf16"`` or ``"int8"``, with PyTorch also ``"fp16"``. INT8 is a
+            property of the file in ``spec``.
         threads: threads that one inference may use, at least 1.
         cache_dir: folder for compiled models; only OpenVINO uses it. Off by default: on a CPU it
             saves a tenth of a second, and damage in it is not noticed.

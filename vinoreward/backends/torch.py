@@ -18,10 +18,13 @@ from vinoreward.errors import ConfigError, ModelCorruptError, UnknownDeviceError
 class TorchBackend(Backend):
     """Runs a known architecture with safetensors weights in PyTorch.
 
-    It runs eager mode in N, C, H, W under ``inference_mode``, as users write it, so that
+    In FP32 it runs eager mode in N, C, H, W under ``inference_mode``, as users write it, so that
     comparisons are fair. As ``torch.set_num_threads`` acts on the whole process, which may have a
     learner too, ``threads`` is set only during an inference. PyTorch may hang in a forked child if
     the parent used it with several threads.
+
+    With precision ``"fp16"``, which is for CUDA, weights and activations are of half precision in
+    N, H, W, C, and rectifiers are part of the convolutions.
     """
 
     name: ClassVar[str] = "torch"
@@ -76,14 +79,14 @@ class TorchBackend(Backend):
                 f"{weights} cannot become a network: {error} The ONNX file of the same bundle runs "
                 "without: backend='openvino' or 'onnxruntime'."
             ) from error
-        module = WithPreprocess(network, self.spec.mean, self.spec.std)
+        module = WithPreprocess(network, self.spec.mean, self.spec.std).eval()
         halved = InHalf(module) if self.precision == "fp16" else module
         self._module = halved.eval().to(self._device)
 
     @property
     def module(self) -> Any:
         """The network with its preprocessing, a ``torch.nn.Module`` from uint8 pictures ``(N, H, W,
-        3)`` on its device to outputs as :attr:`output` says. Loads it."""
+        3)`` on its device to outputs as :attr:`output` says. Loads it, see :meth:`load`."""
         self.load()
         return self._module
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ class WithPreprocess(nn.Module):
 
 
 class InHalf(nn.Module):
-    """A network with its preprocessing, whose weights it turns into half precision.
+    """A network with its preprocessing, in evaluation mode; its weights become half precision's.
 
     It is for CUDA, where convolutions and the rectifiers behind them become one operation.
     """
@@ -113,12 +114,15 @@ def with_rectifiers_fused(net: nn.Module) -> nn.Module:
     except (ValueError, TypeError, RuntimeError, AttributeError):
         return net
     modules = dict(traced.named_modules())
+    called = Counter(node.target for node in traced.graph.nodes)
     for node in list(traced.graph.nodes):
         if node.op != "call_module" or not isinstance(modules[node.target], nn.ReLU):
             continue
-        before = node.args[0]
+        (before,) = node.all_input_nodes
         convolution = modules.get(before.target) if before.op == "call_module" else None
         if not isinstance(convolution, nn.Conv2d) or len(before.users) > 1:
+            continue
+        if called[before.target] > 1:  # elsewhere nothing may be behind it
             continue
         if convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str):
             parent, _, name = before.target.rpartition(".")

@@ -54,6 +54,7 @@ class DeviceClassifier:
                 f"{spec.output}. Expected the torch backend and logits to judge on a device; use "
                 "Classifier."
             )
+        self._classifier = classifier
         self._module = backend.module
         self._success, self._temperature = spec.success_index, spec.decision.temperature
         self._band = spec.decision.shift_band
@@ -72,15 +73,17 @@ class DeviceClassifier:
     def judge(self, pictures: Tensor) -> DeviceJudged:
         """Return what network and guard say of ``(N, H, W, 3)`` uint8, of the bundle's size.
 
-        The tensors returned are overwritten by the next call.
+        Nothing is checked, as the host would have to wait: a network that gives NaN gives NaN. On
+        CUDA the next call may overwrite the tensors that are returned.
         """
+        self._classifier.looks += len(pictures)
         if self._batch is None or len(pictures) != len(self._batch):
             return self._judge(pictures)
         self._batch.copy_(pictures)
         self._graph.replay()
         return self._recorded
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _judge(self, pictures: Tensor) -> DeviceJudged:
         odd = None if self._guard is None else self._guard.odd(pictures)
         own = self._module(pictures).double()
@@ -150,6 +153,6 @@ def _recorded(judge: Any, pictures: Tensor) -> tuple[torch.cuda.CUDAGraph, Devic
             judge(pictures)
     torch.cuda.current_stream(device).wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         judged = judge(pictures)
     return graph, judged
