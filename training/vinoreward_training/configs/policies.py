@@ -383,8 +383,8 @@ class ProfileConfig:
 class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
-    Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, gpu, encoders, joint,
-    memory, install, service, cluster, labelling, search, audit, mend, label-order, later, seconds,
+    Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
+    memory, install, gpu, service, cluster, labelling, search, audit, mend, label-order, later, seconds,
     learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those
     of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
     actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
