@@ -465,6 +465,8 @@ def test_too_few_pictures_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     for wrong in ({"frames": 3}, {"dead": 0}, {"seed": -1}):
         with pytest.raises(ConfigError, match="at least 30 frames"):
             audit(bundle, tmp_path / "data", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"threads=-1.*0 for one per core"):
+        audit(bundle, tmp_path / "nowhere", threads=-1)
 
 
 def test_only_what_training_kept_for_the_test_is_looked_at(bundle: Bundle, tmp_path: Path) -> None:

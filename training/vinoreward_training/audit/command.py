@@ -200,6 +200,8 @@ def audit(
             f"least {LEAST} frames of each label, 1 dead-camera frame, {LEAST_STATES} states (or "
             "0) and a seed of at least 0."
         )
+    if threads < 0:
+        raise ConfigError(f"found threads={threads}. Expected at least 1, or 0 for one per core.")
     with needed_for("an audit", "train"):
         import matplotlib  # noqa: F401  # before the work
         import scipy  # noqa: F401

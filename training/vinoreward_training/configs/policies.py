@@ -384,9 +384,9 @@ class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
     Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
-    memory, install, gpu, service, cluster, labelling, search, audit, mend, label-order, later, seconds,
-    learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms, and those
-    of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
+    memory, install, gpu, service, cluster, labelling, search, audit, mend, label-order, later,
+    seconds, learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms,
+    and those of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
     actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
     ``quick`` for the first ones, which need no training, ``all`` for all. search, audit, mend,
     label-order, alarms and service take about 20 minutes each.
