@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +30,7 @@ from vinoreward_training.labelling.sources import digest_of, labelled_pictures
 from vinoreward_training.quantize import command as quantize
 
 TOP, LEFT, WHOLE = 10, 24, (48, 72)
+RESIZED = (40, 52)
 
 
 def write_whole(folder: Path, count: int, seed: int = 0) -> np.ndarray:
@@ -58,15 +60,26 @@ def training(data: Path, out: Path, size: tuple[int, int] | None) -> FinetuneCon
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [None, (40, 52)])
-def test_the_bundle_cuts_out_what_it_was_trained_on(
-    size: tuple[int, int] | None, tmp_path: Path
-) -> None:
-    data, cut = tmp_path / "whole", write_folder(tmp_path / "cut", 700)
-    whole = write_whole(data, 700)
-    config = training(data, tmp_path / "run", size)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
+    """A training on a part of pictures, which it also resizes; nobody may change its folders."""
+    folder = tmp_path_factory.mktemp("crop")
+    write_whole(folder / "whole", 700)
+    config = training(folder / "whole", folder / "run", RESIZED)
     assert finetune.run(config) == 0
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [None, RESIZED])
+def test_the_bundle_cuts_out_what_it_was_trained_on(
+    size: tuple[int, int] | None, tmp_path: Path, trained: FinetuneConfig
+) -> None:
+    cut, whole = write_folder(tmp_path / "cut", 700), write_whole(tmp_path / "whole", 700)
+    config = trained
+    if size is None:
+        config = training(trained.data, tmp_path / "run", size)
+        assert finetune.run(config) == 0
     # The same training on pictures that somebody else has cut.
     other = dataclasses.replace(config, data=cut, out=tmp_path / "other", image_crop=None)
     assert finetune.run(other) == 0
@@ -88,10 +101,11 @@ def test_the_bundle_cuts_out_what_it_was_trained_on(
 
 
 @pytest.mark.slow
-def test_the_commands_after_it_read_the_whole_pictures(tmp_path: Path) -> None:
-    data = tmp_path / "whole"
-    write_whole(data, 700)
-    assert finetune.run(training(data, tmp_path / "run", (40, 52))) == 0
+def test_the_commands_after_it_read_the_whole_pictures(
+    tmp_path: Path, trained: FinetuneConfig
+) -> None:
+    data = trained.data
+    shutil.copytree(trained.out, tmp_path / "run")
     bundle = Bundle.load(tmp_path / "run" / "bundle")
     gated = QuantizeConfig(bundle=bundle.path, data=data, max_second_looks=1.0, calibration=32)
     assert quantize.run(gated) == 0
