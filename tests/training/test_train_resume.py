@@ -227,6 +227,16 @@ def test_who_plays_a_stopped_training_is_told_the_whole_command(tmp_path: Path) 
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(ModelNotFoundError, match=f"continue with: {told}{more}$"):
             read_description(tmp_path)
+    # A first checkpoint takes a while; what only other commands wrote goes on with none of this.
+    (tmp_path / "checkpoint.pt").unlink()
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"env": "Pendulum-v1", "algorithm": "SAC"})
+    )
+    with pytest.raises(ModelNotFoundError, match=f"continue with: {told}$"):
+        read_description(tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": "data/mine"}))
+    with pytest.raises(ModelNotFoundError, match="train first"):
+        read_description(tmp_path)
 
 
 @pytest.mark.slow

@@ -366,8 +366,9 @@ def read_description(folder: Path) -> dict[str, Any]:
     """Read ``policy.json``."""
     path = folder / "policy.json"
     if not path.exists():
-        if (folder / "checkpoint.pt").is_file():
-            known = recorded(folder)
+        known = recorded(folder)
+        # Stopped before its first checkpoint it has settings; an algorithm is a training's alone.
+        if "algorithm" in known or (folder / "checkpoint.pt").is_file():
             named = [
                 value if short_text(value := known.get(name)) else None for name in ("env", "truth")
             ]
