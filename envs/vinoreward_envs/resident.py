@@ -95,8 +95,10 @@ class ResidentJudging:
         odd = None
         if self._made.judges:
             log_odds, odd, drawn = self._judge(hover, pictures=pictures)
-            self._broken = self._broken | ~torch.isfinite(log_odds).all()
-            probability = torch.sigmoid(log_odds).float()
+            finite = torch.isfinite(log_odds)
+            self._broken = self._broken | ~finite.all()
+            # Infinity would be a sure success, and half precision overflows to it.
+            probability = torch.sigmoid(log_odds).float().masked_fill(~finite, torch.nan)
         else:
             drawn = self.pictures_of(hover) if pictures else None
             probability = truth.float()

@@ -257,15 +257,18 @@ def test_a_caller_s_inference_mode_can_come_and_go(
 
 @needs_torch
 @pytest.mark.usefixtures("stays_on_cpu")
-def test_a_broken_network_earns_nothing_and_is_told_at_the_next_reset() -> None:
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_a_broken_network_earns_nothing_and_is_told_at_the_next_reset(broken: float) -> None:
     import torch
 
     env = make(3, backend="torch", array="torch")
     env.reset(seed=0)
     env.step(torch.zeros(3, 2))
     classifier: Any = env.classifier
-    with torch.no_grad():
-        next(classifier.backend.module.parameters()).fill_(float("nan"))
+    # As an overflow would have it: of the log-odds of success, on every picture.
+    classifier.backend.module.register_forward_hook(
+        lambda module, given, logits: logits + torch.tensor([0.0, broken])
+    )
     *_, terminated, _, infos = env.step(torch.zeros(3, 2))
     assert not terminated.any() and torch.isnan(infos["reward_prob"]).all()
     with pytest.raises(OutputError, match="NaN or infinity for pictures of steps before"):
