@@ -150,7 +150,7 @@ def memory_needed(
     pixels: bool,
     rendered: bool,
     varied: bool = False,
-    resident: int = 0,
+    at_once: int = 0,
 ) -> dict[str, int]:
     """Return the bytes that so many environments need: ``"state"``, ``"pictures"``, ``"drawing"``,
     ``"looks"``.
@@ -159,17 +159,17 @@ def memory_needed(
     the episodes ended with and start with, and the ones before that the caller still has; with
     ``rendered`` those of ``render()``. What drawing and judging need
     depends on the ``threads`` alone. ``varied`` environments keep what their episodes drew and, if
-    anything is drawn, a background each. Environments that stay on a device draw ``resident`` of
+    anything is drawn, a background each. Environments that stay on a device draw ``at_once`` of
     their scenes at once. Libraries and networks are not counted.
     """
     picture = spec.height * spec.width * 3
     background = picture + spec.height * spec.width * 4 if threads else 0
     sets = (4 if pixels else 0) + (1 if rendered else 0)
     drawing = threads * (CAMERA_BYTES + PIECE * picture * PICTURES_AT_ONCE)
-    if resident:
+    if at_once:
         corners = CORNER_BYTES * len(scene_mesh(spec.mesh).positions)
         pixels_of_one = PIXEL_BYTES * spec.height * spec.width
-        drawing = resident * (SCENE_BYTES + corners + pixels_of_one)
+        drawing = at_once * (SCENE_BYTES + corners + pixels_of_one)
     return {
         "state": num_envs * STATE_BYTES,
         "pictures": num_envs * picture * sets,

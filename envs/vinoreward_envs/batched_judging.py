@@ -1,6 +1,6 @@
 """Drawing, judging and rewarding a batch of hover environments in the host's memory.
 
-:mod:`vinoreward_envs.resident` does the same on a device.
+:mod:`vinoreward_envs.device_judging` does the same on a device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECE: Final = 1024
 """Scenes that a GPU draws and judges at once; a processor takes fewer, which its cache holds."""
 
 
-class Earnings(Protocol):
+class StepScores(Protocol):
     """What a step earned; arrays ``(N,)``, zero or False where nothing was scored."""
 
     @property
@@ -69,7 +69,7 @@ class Judging(Protocol):
 
     def score(
         self, hover: BatchedHover, valid: Array, own: Array, truth: Array, *, pictures: bool
-    ) -> tuple[Earnings, Array | None]:
+    ) -> tuple[StepScores, Array | None]:
         """Return what steps earn, and with ``pictures`` those of the present states.
 
         Args:
@@ -138,7 +138,7 @@ class HostJudging:
         truth: NDArray[np.bool_],
         *,
         pictures: bool,
-    ) -> tuple[Earnings, Pixels | None]:
+    ) -> tuple[StepScores, Pixels | None]:
         """See :class:`Judging`."""
         drawn: Any = None
         if self._judged:

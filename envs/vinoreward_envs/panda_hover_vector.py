@@ -34,9 +34,9 @@ from vinoreward_envs.batched_input import (
     refuse_scalar_only,
 )
 from vinoreward_envs.batched_judging import (
-    Earnings,
     HostJudging,
     Judging,
+    StepScores,
     piece_of,
     taken_as_they_are,
 )
@@ -489,10 +489,10 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         core = RewardCore(options, threshold, self.num_envs, leave)
         if not on_device:
             return HostJudging(self._pictures, self._classifier, core, self.num_envs)
-        from vinoreward_envs.resident import ResidentJudging
+        from vinoreward_envs.device_judging import DeviceJudging
 
         with self._arrays.plain():
-            return ResidentJudging(
+            return DeviceJudging(
                 self._spec,
                 self._classifier,
                 options,
@@ -521,7 +521,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             pixels=self._pixels,
             rendered=self.render_mode is not None,
             varied=self._episodes is not None or self._randomization.varies,
-            resident=self._drawn_at_once,
+            at_once=self._drawn_at_once,
         )
 
     def _open_looks(self) -> None:
@@ -576,7 +576,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     def _report(
         self,
-        scores: Earnings,
+        scores: StepScores,
         over: Array,
         refused: Array,
         distance: Array,

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from vinoreward import Bundle, Classifier
-from vinoreward_training.bench.gpu import gpu_rows, resident_rows, resized
+from vinoreward_training.bench.gpu import device_rows, gpu_rows, of_size
 from vinoreward_training.configs import BenchConfig
 
 
 @pytest.mark.slow
 def test_steps_and_their_parts_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", True)
-    rows = resident_rows(BenchConfig(rounds=1), "cpu", 2, (1, 2))
+    rows = device_rows(BenchConfig(rounds=1), "cpu", 2, (1, 2))
     assert all(row.value is not None and row.value > 0 for row in rows)
     units = ["steps/s", "us", "us", "steps/s", "us", "us", "steps/s", "x"]
     assert [row.unit for row in rows] == units
@@ -36,7 +36,7 @@ def test_without_a_device_it_is_said_what_is_missing() -> None:
 
 
 def test_a_bundle_of_another_size_can_be_timed(tmp_path: Path) -> None:
-    small = resized(Bundle.load("panda-hover-classifier"), tmp_path / "small", 64, 48)
+    small = of_size(Bundle.load("panda-hover-classifier"), tmp_path / "small", 64, 48)
     with Classifier(small, backend="torch") as classifier:
         judged = classifier.judge(small.golden.images)
     assert judged.odd is not None and len(judged.odd) == 4

@@ -13,7 +13,7 @@ from train_runs import config
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
-from vinoreward_training.bench.later import ARMS, later_rows
+from vinoreward_training.bench.learners import ARMS, later_rows
 from vinoreward_training.configs import BenchConfig
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table

@@ -27,8 +27,8 @@ from vinoreward.rewards.guard import GUARD_FILE, LEAST_EPISODES, PictureGuard
 from vinoreward.rewards.on_device import DeviceClassifier
 from vinoreward_envs.batched_judging import piece_of
 from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
+from vinoreward_envs.device_camera import DeviceCamera
 from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
-from vinoreward_envs.resident_camera import ResidentCamera
 from vinoreward_training.bench.rewards import scene_camera
 from vinoreward_training.bench.rows import Row, median_row
 from vinoreward_training.configs import BenchConfig
@@ -52,17 +52,17 @@ def gpu_rows(config: BenchConfig) -> list[Row]:
             Row("gpu", "environment steps a second on a GPU", None, target=goal, note=note)
             for goal in GOALS.values()
         ]
-    return resident_rows(config, "cuda:0", ENVIRONMENTS, SIZES)
+    return device_rows(config, "cuda:0", ENVIRONMENTS, SIZES)
 
 
-def resident_rows(
+def device_rows(
     config: BenchConfig, device: str, environments: int, sizes: Sequence[int]
 ) -> list[Row]:
     """Time steps of a batch that stays on ``device``, for pictures of two sizes."""
     bundle = Bundle.load(config.bundle)
     rows = []
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-        small = resized(bundle, Path(folder) / "small", SMALL_SIDE, SMALL_SIDE)
+        small = of_size(bundle, Path(folder) / "small", SMALL_SIDE, SMALL_SIDE)
         where = device if device == "cpu" else torch.cuda.get_device_name(device)
 
         def stepped(count: int, **arguments: Any) -> list[float]:
@@ -150,7 +150,7 @@ def _parts(
         torch.tensor(draw.uniform(WORKSPACE_LOW, WORKSPACE_HIGH, (piece, 2)), device=device)
         for _ in range(2)
     )
-    camera = ResidentCamera(scene_camera(bundle), device, piece)
+    camera = DeviceCamera(scene_camera(bundle), device, piece)
     on = "CPU" if device == "cpu" else "CUDA"
     precision = "fp32" if device == "cpu" else "fp16"
     classifier = stack.enter_context(
@@ -190,7 +190,7 @@ def _seconds(call: Callable[[], object], device: str, rounds: int, calls: int) -
     return taken
 
 
-def resized(bundle: Bundle, folder: Path, height: int, width: int) -> Bundle:
+def of_size(bundle: Bundle, folder: Path, height: int, width: int) -> Bundle:
     """Return a bundle of the same weights for pictures of another size, to time it with.
 
     Its answers mean nothing: nobody trained it on such pictures. Its guard is fitted to noise.

@@ -30,7 +30,7 @@ from vinoreward_envs.camera.spec import CameraSpec, camera_eye, screen_matrix
 from vinoreward_envs.scene import object_rest_pose
 
 
-class ResidentCamera:
+class DeviceCamera:
     """Draws up to ``capacity`` scenes at a time of arms that hover, on one device.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 
 from vinoreward.rewards.success import RewardCore, RewardOptions
 from vinoreward_envs.batched_judging import piece_of
-from vinoreward_envs.resident import ResidentReward
+from vinoreward_envs.device_judging import DeviceReward
 
 COUNT = 4
 numbers = st.sampled_from([0.0, 0.19, 0.2, 0.35, 0.5, 0.51, 0.9, 1.0])
@@ -48,7 +48,7 @@ def test_rewards_are_those_of_the_core(
         on_ood=on_ood,
     )
     core = RewardCore(options, 0.5, COUNT, leave)
-    mine = ResidentReward(options, (0.5, leave), COUNT, "cpu")
+    mine = DeviceReward(options, (0.5, leave), COUNT, "cpu")
     own, no = np.array([-1.0, -5.0, -1.0, 2.0]), np.zeros(COUNT, np.bool_)
     for given_, oddness, stepped, begun in steps:
         probability, mask = np.array(given_, np.float32), np.array(stepped)
@@ -70,7 +70,7 @@ def test_rewards_are_those_of_the_core(
 
 
 def test_a_number_that_is_none_claims_nothing() -> None:
-    reward = ResidentReward(RewardOptions(), (0.0, 0.0), 2, "cpu")
+    reward = DeviceReward(RewardOptions(), (0.0, 0.0), 2, "cpu")
     every = torch.ones(2, dtype=torch.bool)
     probability = torch.tensor([float("nan"), 0.0])
     found = reward.transition(every, probability, torch.zeros(2, dtype=torch.float64), None)

@@ -19,10 +19,10 @@ from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_judging import Judging, piece_of
 from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import CameraSpec
-from vinoreward_envs.resident_camera import ResidentCamera
+from vinoreward_envs.device_camera import DeviceCamera
 
 
-class ResidentJudging:
+class DeviceJudging:
     """:class:`~vinoreward_envs.batched_judging.Judging` on one device, with torch tensors.
 
     N scenes are drawn and judged in equal pieces, with one camera and one classifier, made when
@@ -31,7 +31,7 @@ class ResidentJudging:
     Args:
         spec: what pictures look like.
         classifier: of the torch backend; None where the truth is claimed.
-        options: of the rewards, see :class:`ResidentReward`.
+        options: of the rewards, see :class:`DeviceReward`.
         thresholds: probability from which frames count as success, and from which they go on to.
         device: ``"cpu"`` or ``"cuda:N"``.
         count: N.
@@ -51,13 +51,13 @@ class ResidentJudging:
         count: int,
     ) -> None:
         self._spec, self._device, self._count = spec, device, count
-        self._rewards = ResidentReward(options, thresholds, count, device)
+        self._rewards = DeviceReward(options, thresholds, count, device)
         self._made = _Made(spec, classifier, device, piece_of(count, device))
         self._broken = torch.zeros((), dtype=torch.bool, device=device)
 
     def share(self, other: Judging) -> None:
         """See ``Judging``."""
-        if isinstance(other, ResidentJudging):
+        if isinstance(other, DeviceJudging):
             self._made = other._made
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class ResidentJudging:
 
     def score(
         self, hover: BatchedHover, valid: Tensor, own: Tensor, truth: Tensor, *, pictures: bool
-    ) -> tuple[Earned, Tensor | None]:
+    ) -> tuple[DeviceScores, Tensor | None]:
         """See ``Judging``."""
         odd = None
         if self._made.judges:
@@ -148,8 +148,8 @@ class _Made:
         self.judges = classifier is not None
 
     @cached_property
-    def camera(self) -> ResidentCamera:
-        return ResidentCamera(self._spec, self._device, self.size)
+    def camera(self) -> DeviceCamera:
+        return DeviceCamera(self._spec, self._device, self.size)
 
     @cached_property
     def classifier(self) -> DeviceClassifier:
@@ -161,7 +161,7 @@ class _Made:
             self.__dict__.pop(name, None)
 
 
-class Earned(NamedTuple):
+class DeviceScores(NamedTuple):
     """What a step earned; tensors ``(N,)``, zero or False where nothing was scored."""
 
     rewards: Tensor
@@ -172,7 +172,7 @@ class Earned(NamedTuple):
     odd: Tensor | None
 
 
-class ResidentReward:
+class DeviceReward:
     """:class:`~vinoreward.rewards.success.RewardCore` for rewards of claims, on a device.
 
     Args:
@@ -206,7 +206,7 @@ class ResidentReward:
 
     def transition(
         self, mask: Tensor, probability: Tensor, env_rewards: Tensor, odd: Tensor | None
-    ) -> Earned:
+    ) -> DeviceScores:
         """Score the steps where ``mask``, bool, is True; all ``(N,)``.
 
         ``probability`` and ``odd`` are float32, ``env_rewards`` float; a NaN claims nothing.
@@ -223,7 +223,7 @@ class ResidentReward:
         if options.success_replaces_env_reward:
             own = own.masked_fill(claimed, 0.0)
         rewards = torch.where(claimed, self._paid, self._unpaid) + own
-        return Earned(
+        return DeviceScores(
             rewards.masked_fill(~mask, 0.0),
             claimed,
             probability.masked_fill(~mask, 0.0),
