@@ -68,12 +68,22 @@ class Arrays:
         """Compute with tensors that any later step may change, and without gradients.
 
         Those that are made in a caller's ``inference_mode`` could not be changed outside it.
+
+        Raises:
+            ConfigError: the device has too little memory.
         """
-        with contextlib.ExitStack() as stack:
-            if self.kind == "torch":
-                stack.enter_context(self.xp.inference_mode(False))
-                stack.enter_context(self.xp.no_grad())
+        if self.kind == "numpy":
             yield
+            return
+        try:
+            with self.xp.inference_mode(False), self.xp.no_grad():
+                yield
+        except self.xp.OutOfMemoryError as error:
+            raise ConfigError(
+                f"{self.device} has too little free memory: {str(error).split('. ')[0]}. Expected "
+                "room for the environments beside what else is there; make fewer (num_envs), and "
+                "make them anew, as this step was not finished."
+            ) from error
 
     def take_over(self, values: NDArray[Any]) -> Array:
         """Return a NumPy array that nobody else uses, of this kind and on this device."""

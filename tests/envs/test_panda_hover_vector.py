@@ -278,6 +278,23 @@ def test_a_broken_network_earns_nothing_and_is_told_at_the_next_reset(broken: fl
 
 @needs_torch
 @pytest.mark.usefixtures("stays_on_cpu")
+def test_a_device_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
+
+    env = make(3, backend="torch", array="torch")
+    env.reset(seed=0)
+    monkeypatch.setattr("vinoreward_envs.device_judging.DeviceCamera", full)
+    with pytest.raises(
+        ConfigError, match=r"free memory: CUDA out of memory\. Expected room .*num_en"
+    ):
+        env.step(torch.zeros(3, 2))
+
+
+@needs_torch
+@pytest.mark.usefixtures("stays_on_cpu")
 def test_what_draws_nothing_needs_no_memory_for_it() -> None:
     assert make(3, backend="oracle", array="torch").memory["drawing"] == 0
     assert make(3, backend="torch", array="torch").memory["drawing"] > 3 * 96 * 128 * 100
