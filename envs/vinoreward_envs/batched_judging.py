@@ -47,7 +47,7 @@ class Judging(Protocol):
     """Draws scenes, judges them, and says what steps earn; arrays are of one kind throughout."""
 
     on_device: ClassVar[bool]
-    """Whether nothing may be asked of an array: to answer, the host would wait for a device."""
+    """Whether arrays are on a device, where a look at their numbers makes the host wait."""
     looks: Looks | None
     """What the environments look like; None: as always, which is all that a device can do."""
 

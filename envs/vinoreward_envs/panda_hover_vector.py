@@ -66,8 +66,7 @@ from vinoreward_envs.randomization import (
 from vinoreward_envs.scene import check_renderer
 
 STAYS_ON_CPU = False
-"""Whether batches stay on their device where that is a processor, as only tests want: it does all
-of a GPU's work."""
+"""Tests set this: a batch of tensors then stays on a processor too, which does a GPU's work."""
 
 Infos = dict[str, Any]
 Mask = NDArray[np.bool_]
@@ -104,8 +103,9 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         num_envs: how many.
         array: ``"numpy"`` or ``"torch"`` (float32, bool and uint8 tensors on ``device``).
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where pictures are drawn, and where tensors
-            are. With ``array="torch"`` and the backend ``"torch"`` nothing is copied from there to
-            the host, but for what is asked for.
+            are. On CUDA a batch of tensors can stay there: a step with the backend ``"torch"`` or
+            ``"oracle"`` copies nothing to the host, without ``randomization`` and with an
+            ``on_ood`` that neither warns nor raises.
         threads: threads that draw and judge on a processor, each with networks of its own; None is
             as many as there are cores.
         backend: as for the scalar environment; None is ``"openvino"`` on a processor and

@@ -31,16 +31,16 @@ class DeviceClassifier:
     """Judges pictures on the device where they are; the network is the given classifier's.
 
     A picture whose score is close to the threshold is judged by the mean over it and its copies
-    moved by a pixel, as :class:`~vinoreward.Classifier` does. Here as many pictures are scored
-    again in each call, the closest: to find out how many need it, the host would have to wait for
-    the device. If more do than :func:`scored_again` says, the least close keep their own score.
+    moved by a pixel, as :class:`~vinoreward.Classifier` does. Each call scores the copies of
+    equally many pictures, the closest ones (:func:`scored_again`): to count those that need it, the
+    host would have to wait for the device. If more need it, the others keep their own score.
 
     On CUDA the work on ``batch`` pictures is recorded once (a CUDA graph) and then replayed.
 
     Args:
         classifier: of the torch backend, on CUDA or the CPU. It stays open, and closing it is the
             caller's.
-        batch: pictures that are judged at once most often.
+        batch: number of pictures in most calls.
 
     Raises:
         ConfigError: another backend, or outputs that are no logits.
