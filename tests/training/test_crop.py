@@ -17,7 +17,6 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError, PictureMismatchError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_envs.panda_hover import PandaHoverEnv
-from vinoreward_training import mending
 from vinoreward_training.classifier import calibrate, finetune
 from vinoreward_training.configs import (
     CalibrateConfig,
@@ -27,6 +26,7 @@ from vinoreward_training.configs import (
 )
 from vinoreward_training.labelling.labels import Answer, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of, labelled_pictures
+from vinoreward_training.mending import command as mending
 from vinoreward_training.quantize import command as quantize
 
 TOP, LEFT, WHOLE = 10, 24, (48, 72)

@@ -9,16 +9,19 @@ import re
 import shutil
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from picture_folders import write_folder
 from PIL import Image
 from tiny_network import rewrite
+from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.schema import View
+from vinoreward.bundles.schema import Decision, View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier
@@ -26,21 +29,19 @@ from vinoreward.rewards.interventions import Axis
 from vinoreward_training.audit.report import AuditReport, Measure
 from vinoreward_training.audit.search import Hole, Searched
 from vinoreward_training.cli import main
+from vinoreward_training.configs import MendConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
-from vinoreward_training.mending import (
-    CATEGORY,
-    Labelled,
+from vinoreward_training.mending.command import both_audited
+from vinoreward_training.mending.judgement import (
     chance_of_fewer,
     chance_of_worse,
-    joined,
     judged,
-    passes,
-    read_all,
-    share_of_labels,
     surely,
 )
+from vinoreward_training.mending.labelled import CATEGORY, Labelled, joined, read_all
+from vinoreward_training.mending.refit import passes, share_of_labels
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +307,83 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
             assert not (out / "bundle").exists() and (out / "candidate" / "bundle").is_dir()
             assert "kept the old bundle, as the new one is worse:" in said and "next:" not in said
     assert sha256(bundle / "bundle.json") == before
+
+
+def corridors(folder: Path) -> Path:
+    """Pictures of the toy's corridor, which claims what is redder than 178, or than 247."""
+    for name, levels in (("success", (200, 255)), ("failure", (40, 160))):
+        (folder / name).mkdir(parents=True)
+        for number, level in enumerate(np.linspace(*levels, 40)):
+            image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+            image[..., 0] = level
+            Image.fromarray(image).save(folder / name / f"{number:02d}.png")
+    return folder
+
+
+CHANGES = """
+import multiprocessing
+import os
+import signal
+
+from vinoreward import Intervention
+
+def moved(env):
+    def back(random):
+        cell, env.cell = env.cell, 0
+        def undo():
+            env.cell = cell
+        return undo
+    return [Intervention("moved back", back)]
+
+def dies(env):
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return moved(env)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "function"),
+    [
+        ("toy_environments:ToyCorridor-v0", "moved"),
+        ("toy_environments:ToyCorridor-v0", "dies"),
+        ("MendCorridor-v0", "moved"),
+    ],
+)
+def test_two_audits_side_by_side_are_those_of_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str, function: str
+) -> None:
+    """Also where the second process is killed, or does not know the environment."""
+    (tmp_path / "changes.py").write_text(CHANGES)
+    monkeypatch.setitem(
+        gym.registry, "MendCorridor-v0", EnvSpec("MendCorridor-v0", entry_point=Corridor)
+    )
+    bundles = [
+        save_toy_bundle(
+            tmp_path / name, decision=Decision(threshold=threshold, chosen_for={"target_fpr": 0.1})
+        )
+        for name, threshold in (("old", 0.5), ("new", 0.9))
+    ]
+    config = MendConfig(
+        bundle=str(bundles[0].path),
+        data=corridors(tmp_path / "data"),
+        labels=(),
+        env=environment,
+        interventions=f"{tmp_path / 'changes.py'}:{function}",
+        seed=4,
+        threads=2,
+    )
+    found = both_audited(config, *bundles)
+    calm = f"{tmp_path / 'changes.py'}:moved"
+    expected = both_audited(dataclasses.replace(config, interventions=calm, threads=1), *bundles)
+    for report, other, bundle in zip(found, expected, bundles, strict=True):
+        assert report.bundle == other.bundle == bundle.spec.name
+        assert report.battery.rows == other.battery.rows
+        assert report.battery.dead == other.battery.dead
+        assert report.causes is not None and report.causes == other.causes
+        assert report.causes.claims > 10
+    assert found[0].battery.rows != found[1].battery.rows
 
 
 def test_what_cannot_be_mended_is_refused(

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "label": ("labelling.command", configs.LabelConfig),
     "score": ("classifier.score", configs.ScoreConfig),
     "audit": ("audit.command", configs.AuditConfig),
-    "mend": ("mending", configs.MendConfig),
+    "mend": ("mending.command", configs.MendConfig),
     "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),
     "import-encoder": ("encoder.import_encoder", configs.ImportEncoderConfig),
     "train": ("policy.train", configs.TrainConfig),

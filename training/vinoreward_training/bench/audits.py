@@ -37,7 +37,7 @@ from vinoreward_training.configs import (
 from vinoreward_training.data.dataset_files import METADATA, read_table, save_picture
 from vinoreward_training.labelling.labels import LABELS, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
-from vinoreward_training.mending import run as mend
+from vinoreward_training.mending.command import run as mend
 
 POSES = 1600
 """Pictures that a classifier learns the arm's pose from, half of each label."""

@@ -26,7 +26,8 @@ from vinoreward_training.configs import BenchConfig, CaptureConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled
 from vinoreward_training.labelling.order import Opinion, most_useful_first
 from vinoreward_training.labelling.sources import Source
-from vinoreward_training.mending import Labelled, refit
+from vinoreward_training.mending.labelled import Labelled
+from vinoreward_training.mending.refit import refit
 
 POOL = 3000
 """Pictures that nobody has labelled."""

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
@@ -26,7 +26,7 @@ from vinoreward_training.classifier.evaluation import (
 )
 from vinoreward_training.classifier.guard import Fitted, fit_guard
 from vinoreward_training.classifier.networks import normalization
-from vinoreward_training.classifier.training import RECORD, TrainedOn
+from vinoreward_training.classifier.training import RECORD, ChannelsLast, TrainedOn
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
@@ -56,7 +56,7 @@ def make_bundle(
     dataset: Dataset,
     parts: Sequence[Indices],
     folder: Path,
-    inner: WithPreprocess,
+    module: ChannelsLast,
     history: Sequence[dict[str, float]],
     record: TrainedOn,
     unseen: str | None = None,
@@ -69,7 +69,7 @@ def make_bundle(
         dataset: all frames.
         parts: indices of (train, validation, test).
         folder: the run folder.
-        inner: the trained network, in evaluation mode.
+        module: the trained network.
         history: one record per epoch.
         record: what the network was trained on.
         unseen: whether the initial weights had seen the held-out frames, in words.
@@ -78,12 +78,14 @@ def make_bundle(
     train, validation, test = parts
     held_out = np.concatenate([validation, test])
     logits = np.zeros((len(dataset.labels), 2))  # of most training frames never read
-    logits[held_out] = predict(inner, dataset.images[held_out])
+    # In the memory order that it was trained in, which is faster on a CPU.
+    predicted = partial(predict, module)
+    logits[held_out] = predicted(dataset.images[held_out])
     seen = train[:: max(1, len(train) // SEEN_FRAMES)]
-    logits[seen] = predict(inner, dataset.images[seen])
+    logits[seen] = predicted(dataset.images[seen])
     dead = (
-        judged(partial(predict, inner), dataset, validation, 1, config.seed),
-        judged(partial(predict, inner), dataset, test, 2, config.seed),
+        judged(predicted, dataset, validation, 1, config.seed),
+        judged(predicted, dataset, test, 2, config.seed),
     )
     falling = still_falling([record["val_loss"] for record in history], config.epochs)
     result = evaluate(
@@ -97,12 +99,13 @@ def make_bundle(
         network=config.network,
         recall=recall,
     )
+    claims = partial(claims_of, predicted, result.decision)
+    guard = fit_guard(dataset, parts, claims if config.shifts > 0 else None)
+    inner = module.inner.to(memory_format=torch.contiguous_format).eval()
     height, width = dataset.images.shape[1:3]
     compared = spread(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
     golden = golden_of(dataset, test, result)
-    claims = partial(claims_of, partial(predict, inner), result.decision)
-    guard = fit_guard(dataset, parts, claims if config.shifts > 0 else None)
     mean, std = normalization(config)
     spec = BundleSpec(
         name=config.name,

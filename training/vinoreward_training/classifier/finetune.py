@@ -61,8 +61,6 @@ def _check(config: FinetuneConfig) -> None:
 
 def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path) -> int:
     """Train, calibrate, export and save the bundle; return the exit status."""
-    import torch
-
     from vinoreward.backends.torch_networks import WithPreprocess
     from vinoreward_training.classifier import training
     from vinoreward_training.classifier.bundle import make_bundle
@@ -85,11 +83,9 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
     module = training.ChannelsLast(inner, frozen=config.freeze)
     fit = training.ClassifierFit(module, dataset, train, validation, config, folder)
     fit.show("finetune")
-    net.to(memory_format=torch.contiguous_format)
-    inner.eval()
     started = config.weights is not None or config.pretrained
     record = training.record_of(dataset, train, started=started, before=before)
-    verdict = make_bundle(config, dataset, parts, folder, inner, fit.history, record, unseen)
+    verdict = make_bundle(config, dataset, parts, folder, module, fit.history, record, unseen)
     if verdict.level == "useless":
         return USELESS
     print(f"next: {after_bundle(folder / 'bundle', config.data, config.success_label)}")

@@ -1,0 +1,163 @@
+"""``vinoreward mend``: refits a classifier from labels, and keeps it only if it is no worse."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import shutil
+import signal
+from functools import partial
+from multiprocessing.connection import Connection
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.files import write_json
+from vinoreward.machine import usable_cores
+from vinoreward.processes import forget_safe_path, starting_processes, thread_limits
+from vinoreward_training.audit.command import (
+    LEAST,
+    MOST_THREADS,
+    audit,
+    environment_of,
+    one_each,
+    unseen,
+)
+from vinoreward_training.audit.report import AuditReport
+from vinoreward_training.configs import AuditConfig, MendConfig
+from vinoreward_training.mending.judgement import judged
+from vinoreward_training.mending.labelled import read_all, read_data
+from vinoreward_training.mending.refit import WEIGHTS, refit
+from vinoreward_training.runs.next_command import OF_AUDIT, after_mending
+from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.settings import refuse, refuse_ignored
+
+REFUSED = 3
+"""Exit status where the old bundle is kept."""
+CANDIDATE = "candidate"
+"""Folder of the refitted bundle before it is judged, and after it was refused."""
+
+
+def run(config: MendConfig) -> int:
+    """Refit, audit, compare; return 0, or ``REFUSED`` where the old bundle is kept."""
+    refuse(
+        "mend",
+        config,
+        {
+            "replay": config.replay < 100,
+            "share": config.share is not None and not 0 < config.share < 1,
+            "epochs": config.epochs < 0,
+            "learning_rate": not 0 < config.learning_rate < 1,
+            "states": config.states != 0 and config.states < 256,
+            "target_fpr": config.target_fpr is not None and not 0 < config.target_fpr < 1,
+            "seed": config.seed < 0,
+            "threads": config.threads < 0,
+        },
+    )
+    if config.env is None:
+        names = ("env_kwargs", *OF_AUDIT, "states")
+        refuse_ignored(config, names, "mending without --env")
+    old = Bundle.load(config.bundle)
+    if old.spec.kind != "classifier" or WEIGHTS not in old.spec.files or not old.spec.architecture:
+        raise ConfigError(
+            f"{old.spec.name} has no {WEIGHTS} of a named network, from which a training could go "
+            "on. Expected a classifier of vinoreward finetune; train one on these pictures."
+        )
+    labelled = read_all(config.labels, old)
+    print(labelled.sentence)
+    dataset = read_data(config.data, old.spec.picture, config.success_label)
+    one_each(dataset, unseen(old, dataset)[0], LEAST, config.seed)  # or no audit could judge
+    with RunFolder(config.out, config, resume=config.resume) as folder:
+        work = folder / CANDIDATE
+        work.mkdir(exist_ok=True)
+        new = refit(config, old, dataset, labelled, work)
+        audits = both_audited(config, old, new)
+        judgement = judged(old, new, audits, dataset, labelled)
+        for row in judgement.rows:
+            mark = "  worse" if row["worse"] else ""
+            print(f"{row['measure']}: {row['before']:.4g} -> {row['after']:.4g}{mark}")
+        write_json(
+            folder / "mend.json",
+            {
+                "kept": "old" if judgement.worse else "new",
+                "rows": judgement.rows,
+                "labels": len(labelled.labels),
+                "before": audits[0].as_dict(),
+                "after": audits[1].as_dict(),
+            },
+        )
+        if judgement.worse:
+            print("kept the old bundle, as the new one is worse:")
+            print("\n".join(f"- {one}" for one in judgement.worse))
+            print(f"the new one is in {work / 'bundle'}")
+            return REFUSED
+        saved = folder / "bundle"
+        if saved.exists():
+            shutil.rmtree(saved)
+        (work / "bundle").rename(saved)
+        print(f"bundle {saved}; {audits[1].verdict}")
+        if old.spec.decision is not None and old.spec.decision.shift_band:
+            print(
+                "note: near its threshold the old bundle judged by means over shifted pictures, "
+                "and this one does not; vinoreward calibrate --average-shifts gives it that again"
+            )
+        print(f"next: {after_mending(saved, config)}")
+        return 0
+
+
+def both_audited(config: MendConfig, old: Bundle, new: Bundle) -> tuple[AuditReport, AuditReport]:
+    """Audit both bundles, with an environment side by side: most of its work takes one core."""
+    threads = config.threads or min(usable_cores(), MOST_THREADS)
+    if config.env is None or threads < 2:
+        return _audited(config, old, threads), _audited(config, new, threads)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    with contextlib.closing(ours):
+        # No daemon: those cannot start the processes of an environment.
+        child = context.Process(target=_send, args=(theirs, config, old, threads // 2))
+        with contextlib.closing(theirs), starting_processes(thread_limits()):
+            child.start()
+        try:
+            after = _audited(config, new, threads - threads // 2)
+            try:
+                return ours.recv(), after
+            except EOFError:
+                # No memory for two, or an environment that only this process knows.
+                return _audited(config, old, threads), after
+        finally:
+            child.kill()
+            child.join()
+
+
+def _send(pipe: Connection, config: MendConfig, bundle: Bundle, threads: int) -> None:
+    """Audit in a process of its own; an error is left to whoever waits, and audits itself then."""
+    forget_safe_path()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process gets it too, and ends this
+    with contextlib.suppress(VinorewardError):
+        pipe.send(_audited(config, bundle, threads, progress=False))
+
+
+def _audited(
+    config: MendConfig, bundle: Bundle, threads: int, *, progress: bool = True
+) -> AuditReport:
+    """Audit with pictures, places and episodes that no audit with the usual seed draws."""
+    audit_config = AuditConfig(
+        bundle=str(bundle.path),
+        data=config.data,
+        env=config.env,
+        env_kwargs=config.env_kwargs,
+        **{name: getattr(config, name) for name in OF_AUDIT},
+        learn_steps=AuditConfig.learn_steps if config.env is None else 0,
+    )
+    with contextlib.ExitStack() as closing:
+        about = environment_of(audit_config, bundle, closing)
+        run_audit = partial(audit, bundle, config.data, **about)
+        return run_audit(
+            success_label=config.success_label,
+            precision="fp32",
+            frames=200,
+            dead=1100,
+            states=config.states,
+            seed=config.seed + 0x3E4D,
+            threads=threads,
+            progress=progress,
+        )

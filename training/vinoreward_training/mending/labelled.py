@@ -1,0 +1,118 @@
+"""What a mending trains on: labelled pictures, beside those of the old data."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import Picture
+from vinoreward.errors import ConfigError, DatasetError
+from vinoreward_training.data.dataset import Dataset, load_dataset
+from vinoreward_training.data.dataset_files import Indices, inside
+from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
+from vinoreward_training.labelling.sources import CLAIMS, labelled_pictures
+
+CATEGORY = "labelled"
+FEW = 10
+"""Fewest labels worth a training."""
+_CHECKED = 0.2
+"""Share of the labelled pictures that are not trained on, by hash."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Pictures that people labelled, as the network takes them."""
+
+    images: npt.NDArray[np.uint8]
+    """``(N, H, W, 3)``."""
+    labels: Indices
+    """``(N,)``, 1 for success."""
+    train: npt.NDArray[np.bool_]
+    """``(N,)`` those to train on; the others check."""
+    sentence: str
+
+
+def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
+    """Read the labelled pictures of some folders, each with its ``labels.jsonl``.
+
+    Raises:
+        DatasetError: no labels, or too few.
+        ConfigError: a bundle of several pictures.
+    """
+    picture = bundle.spec.picture
+    if picture.views:
+        raise ConfigError(
+            f"{bundle.spec.name} looks at several pictures. Expected a bundle of one; label a "
+            "capture of this kind, and finetune."
+        )
+    images, labels, said = [], [], []
+    for folder in folders:
+        given = read_labels(folder / LABELS)
+        place = inside(folder, CLAIMS) if (folder / CLAIMS).is_dir() else folder
+        size = picture.height, picture.width
+        found = labelled_pictures(place, given, size, crop=picture.crop)
+        images.append(found.images)
+        labels.append(found.labels)
+        against = len(contradictions(given))
+        said.append(
+            f"{folder}: {len(found.labels)} labels, {int(found.labels.sum())} of them successes; "
+            f"{against} contradict each other and are left out; {agreement(given)}"
+        )
+    every = np.concatenate(images)
+    # The same picture may have been labelled in two folders; its last label counts.
+    digests = [hashlib.sha256(image.tobytes()).hexdigest() for image in every]
+    last = {digest: index for index, digest in enumerate(digests)}
+    kept = np.array(sorted(last.values()), np.int64)
+    if len(kept) < FEW:
+        raise DatasetError(
+            f"{', '.join(map(str, folders))} hold {len(kept)} labelled pictures. Expected at least "
+            f"{FEW}; label more: vinoreward label."
+        )
+    train = np.array([int(digests[index][:8], 16) / 2**32 >= _CHECKED for index in kept])
+    return Labelled(every[kept], np.concatenate(labels)[kept], train, "\n".join(said))
+
+
+def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:
+    """Return the labelled pictures of a folder, cut and resized as a bundle's network takes them.
+
+    Raises:
+        DatasetError: the folder is damaged, or its pictures are of another size.
+    """
+    wanted = picture.height, picture.width
+    dataset = load_dataset(
+        folder,
+        size=wanted if picture.resize != "none" else None,
+        crop=picture.crop,
+        success_label=success_label,
+    )
+    if (found := dataset.images.shape[1:3]) != wanted:
+        raise DatasetError(
+            f"{folder} has pictures of {found[0]}x{found[1]} pixels (height x width). Expected "
+            f"{wanted[0]}x{wanted[1]}, as the bundle's network takes them; give the pictures that "
+            "it was trained on, or others of that size."
+        )
+    return dataset
+
+
+def joined(dataset: Dataset, labelled: Labelled) -> Dataset:
+    """Return a dataset with the labelled pictures behind the others, an episode each."""
+    count = len(labelled.labels)
+    digest = hashlib.sha256(dataset.sha256.encode() + labelled.images.tobytes())
+    first = int(dataset.episodes.max()) + 1
+    return dataclasses.replace(
+        dataset,
+        images=np.concatenate([dataset.images, labelled.images]),
+        labels=np.concatenate([dataset.labels, labelled.labels]),
+        episodes=np.concatenate([dataset.episodes, first + np.arange(count)]),
+        categories=np.concatenate([dataset.categories, np.full(count, CATEGORY)]),
+        distances=np.concatenate([dataset.distances, np.full(count, np.nan)]),
+        files=(*dataset.files, *(f"{CATEGORY}/{index}" for index in range(count))),
+        sha256=digest.hexdigest(),
+    )
