@@ -11,21 +11,26 @@ import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = (
-    "README.md",
-    "SECURITY.md",
-    "CHANGELOG.md",
-    "examples/rl_zoo/sac.yml",
-    "examples/two_cameras/compare.py",
-    "assets/vinoreward_assets/licences/NOTICE.md",
-)
-"""Files that the site shows or links to, by their paths in the repository."""
+PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md")
+"""Pages outside of docs/, by their paths in the repository."""
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
+
+
+def outside() -> list[str]:
+    """Return the files outside of docs/ that the site shows or links to."""
+    found = set(PAGES)
+    for page in (*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in PAGES)):
+        here = posixpath.dirname(page.relative_to(ROOT).as_posix())
+        for _, link in LINK.findall(page.read_text(encoding="utf-8")):
+            path = posixpath.normpath(posixpath.join(here, link))
+            if not path.startswith("docs/") and (ROOT / path).is_file():
+                found.add(path)
+    return sorted(found)
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the files outside of docs/ to the site."""
-    for path in OUTSIDE:
+    for path in outside():
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     return files
 
@@ -33,7 +38,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links between files of the repository into links between pages of the site."""
     place = page.file.src_uri
-    here = posixpath.dirname(place if place in OUTSIDE else f"docs/{place}")
+    here = posixpath.dirname(place if (ROOT / place).is_file() else f"docs/{place}")
 
     def moved(found: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(here, found[2])).removeprefix("docs/")

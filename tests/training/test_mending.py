@@ -320,42 +320,30 @@ def corridors(folder: Path) -> Path:
     return folder
 
 
-CHANGES = """
-import multiprocessing
-import os
-import signal
+NOTHING = """
+import multiprocessing, os, signal
 
-from vinoreward import Intervention
-
-def moved(env):
-    def back(random):
-        cell, env.cell = env.cell, 0
-        def undo():
-            env.cell = cell
-        return undo
-    return [Intervention("moved back", back)]
-
-def dies(env):
+def nothing(env):
     if multiprocessing.parent_process() is not None:
         os.kill(os.getpid(), signal.SIGKILL)
-    return moved(env)
+    return []
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("environment", "function"),
+    ("environment", "dies"),
     [
-        ("toy_environments:ToyCorridor-v0", "moved"),
-        ("toy_environments:ToyCorridor-v0", "dies"),
-        ("MendCorridor-v0", "moved"),
+        ("toy_environments:ToyCorridor-v0", False),
+        ("toy_environments:ToyCorridor-v0", True),
+        ("MendCorridor-v0", False),
     ],
 )
 def test_two_audits_side_by_side_are_those_of_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str, function: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str, dies: bool
 ) -> None:
     """Also where the second process is killed, or does not know the environment."""
-    (tmp_path / "changes.py").write_text(CHANGES)
+    (tmp_path / "changes.py").write_text(NOTHING)
     monkeypatch.setitem(
         gym.registry, "MendCorridor-v0", EnvSpec("MendCorridor-v0", entry_point=Corridor)
     )
@@ -370,19 +358,15 @@ def test_two_audits_side_by_side_are_those_of_one_after_the_other(
         data=corridors(tmp_path / "data"),
         labels=(),
         env=environment,
-        interventions=f"{tmp_path / 'changes.py'}:{function}",
+        interventions=f"{tmp_path / 'changes.py'}:nothing" if dies else None,
         seed=4,
         threads=2,
     )
     found = both_audited(config, *bundles)
-    calm = f"{tmp_path / 'changes.py'}:moved"
-    expected = both_audited(dataclasses.replace(config, interventions=calm, threads=1), *bundles)
-    for report, other, bundle in zip(found, expected, bundles, strict=True):
-        assert report.bundle == other.bundle == bundle.spec.name
-        assert report.battery.rows == other.battery.rows
-        assert report.battery.dead == other.battery.dead
-        assert report.causes is not None and report.causes == other.causes
-        assert report.causes.claims > 10
+    alone = dataclasses.replace(config, interventions=None, threads=1)
+    for report, other in zip(found, both_audited(alone, *bundles), strict=True):
+        assert report.replays is not None and report.replays.claims > 10
+        assert report.as_dict() == other.as_dict()
     assert found[0].battery.rows != found[1].battery.rows
 
 

@@ -224,7 +224,7 @@ def sections_of(
             f"(95 % upper bound {rates.fpr_high:.2%}); precision {rates.precision:.2%}. "
             f"Clopper-Pearson, counted in frames.\n\nOf {dead_camera['frames']} frames as a "
             "failing camera gives them (black, noise, lost rows and others, the categories "
-            f"`dead_camera`) it claims {dead_camera['claimed']} (95 % upper bound "
+            f"dead_camera) it claims {dead_camera['claimed']} (95 % upper bound "
             f"{dead_camera['claimed_high']:.2%}). They are easy and not counted in the rates "
             "above.",
             confusion,
