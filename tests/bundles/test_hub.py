@@ -137,6 +137,27 @@ def test_what_was_downloaded_is_not_downloaded_again(hub: Hub, bundle: Bundle) -
     assert hub.asked == []
 
 
+def test_of_two_downloads_at_once_both_have_it(
+    hub: Hub, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The other one is done while this one still checks its files."""
+    from vinoreward.bundles import hub as module
+
+    def checked(part: Path, *arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        check_files(part, *arguments, **options)
+        monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+        pointed_to(hub.url, monkeypatch)
+        faster.append(Bundle.from_hub(MINE).path)
+
+    faster: list[Path] = []
+    check_files = module.check_files
+    monkeypatch.setattr(module, "check_files", checked)
+    slower = Bundle.from_hub(MINE)
+    assert [slower.path] == faster and slower.spec == bundle.spec
+    assert kept(tmp_path)[0].endswith(COMMIT) and len(kept(tmp_path)) == 1
+
+
 def test_nothing_but_an_explicit_wish_asks_the_hub(hub: Hub, tmp_path: Path) -> None:
     for ask in (Bundle.load, Bundle.from_recipe):
         with pytest.raises(ModelNotFoundError, match=r"not asked here.*Bundle\.from_hub"):

@@ -109,8 +109,11 @@ def _fetched(name: str, repository: str, commit: str, parent: Path) -> Path:
             fetch(file)
         check_files(part, spec, hashes=True)
         shutil.rmtree(part / ".cache", ignore_errors=True)  # the downloader's own notes
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        try:
             part.rename(parent / commit)
+        except OSError:
+            if not (parent / commit / SPEC_FILE).is_file():
+                raise  # else another process was faster
     return parent / commit
 
 

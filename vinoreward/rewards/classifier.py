@@ -301,7 +301,7 @@ class Classifier(Runner):
                     "start new workers with it instead."
                 )
         new.resolve_precision(self.backend_name, self.precision)
-        if new.second_look_band(self.precision) is not None and self.band is None:
+        if new.second_look_band(self.precision) is not None and len(self.backends) == 1:
             raise ConfigError(
                 f"a swap was asked to the bundle {theirs.name!r}, which needs second looks and "
                 f"{ours.name!r} does not. Expected both alike; start new workers with it instead."
@@ -325,9 +325,8 @@ class Classifier(Runner):
         decision = self.bundle.spec.decision
         if self._thresholds[0] is None:
             self.threshold = decision.threshold
-        if self._thresholds[1] is None:
-            self.exit_threshold = self.threshold
-        self.exit_threshold = min(self.exit_threshold, self.threshold)
+        leave = self._thresholds[1]
+        self.exit_threshold = self.threshold if leave is None else min(leave, self.threshold)
         self.band = self.bundle.second_look_band(self.precision)
         if "guard" in self.__dict__:
             del self.guard

@@ -311,7 +311,15 @@ class RewardCore:
             following = np.where(ended, 0.0, probability.astype(np.float64))
             rewards = rewards + shaping(self._potential, following, options.gamma)
             self._potential = np.where(mask, following, self._potential)
-        own = options.env_reward_weight * np.asarray(env_rewards, np.float64)
+        own = np.zeros(len(rewards))
+        if options.env_reward_weight:  # else it may be anything, NaN too
+            own = options.env_reward_weight * np.asarray(env_rewards, np.float64)
+            if np.isnan(own[mask]).any():
+                raise InputError(
+                    "the environment gave NaN, or None, for a reward. Expected a number, as "
+                    f"env_reward_weight is {options.env_reward_weight:g}; set that to 0, or mend "
+                    "the environment."
+                )
         if options.success_replaces_env_reward:
             own = np.where(claimed, 0.0, own)
         rewards = rewards + own

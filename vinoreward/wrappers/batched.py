@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, needed_for
+from vinoreward.wrappers.render_once import own_last
 from vinoreward.wrappers.unscored import Background
 
 with needed_for("vinoreward.wrappers.batched", "train"):
@@ -109,6 +110,8 @@ class BatchedVecEnv(VecEnv):
                 f"{getattr(mode, 'value', mode)}. Expected same-step, as Stable-Baselines3's "
                 "environments reset themselves; make it so, or use SB3's make_vec_env."
             )
+        if isinstance(batch.unwrapped, SyncVectorEnv):  # a reset may overwrite the last one
+            own_last(batch.unwrapped.envs)
         self.batch = batch
         """The environments."""
         self.meanwhile: Callable[[], None] | None = None

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.classifier import Classifier, Judged, check_origin, warn_uncalibrated
 from vinoreward.rewards.success import (
     Guard,
@@ -190,11 +190,12 @@ class LearnedRewardBase(Form[AnyEnv]):
         """Return the picture of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
         return self._claims.get(index)
 
-    def _keep(self, claimed: NDArray[np.bool_]) -> None:
-        """Keep the pictures of a step's claims, when all environments were scored."""
+    def _keep(self, claimed: NDArray[np.bool_], scored: NDArray[np.bool_] | None = None) -> None:
+        """Keep the pictures of a step's claims; ``scored`` says which were, None all."""
+        rows = np.arange(len(claimed)) if scored is None else np.cumsum(scored) - 1
         for i in np.flatnonzero(claimed).tolist():
             # A copy: the environment may write its next picture into the same array.
-            self._claims[i] = np.array(self._seen[i])
+            self._claims[i] = np.array(self._seen[rows[i]])
 
     def _potential(self, judged: Judged) -> NDArray[np.float32]:
         """Return the probability of first pictures, zero where one is withheld."""
@@ -213,7 +214,8 @@ class LearnedRewardBase(Form[AnyEnv]):
     @staticmethod
     def _record(info: dict[str, Any], scores: Scores, i: int, env_reward: Any) -> None:
         """Write the claim into an environment's info; keep its own ``is_success``."""
-        if "is_success" in info:
+        # Beside reward_prob it is the claim of another learned reward inside, and no truth.
+        if "is_success" in info and "reward_prob" not in info:
             info["original_is_success"] = info["is_success"]
         info["is_success"] = bool(scores.claimed[i])
         info["reward_prob"] = float(scores.probability[i])
@@ -227,6 +229,16 @@ class LearnedRewardBase(Form[AnyEnv]):
             return observations
         counter = self._core.detector.counter
         return append_hold(observations, counter if observations.ndim == 2 else counter[0])
+
+
+def _number(reward: Any) -> float:
+    """Return an environment's reward, an array of one number too; NaN for None."""
+    try:
+        return float(np.asarray(reward, np.float64).item())
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the environment gave the reward {reward!r}. Expected a number; mend the environment."
+        ) from error
 
 
 def _with_hold(space: gym.Space[Any], hold: int) -> gym.spaces.Box:
@@ -390,20 +402,21 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             OddPictureError: the picture is odd, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
+        own = _number(reward)
         self._seen = self._picture(observation)
         judged = self._judge(self._seen)
         scores = self._core.transition(
             _ALL,
             judged.probability,
             judged.log_odds,
-            np.array([reward], np.float64),
+            np.array([own]),
             np.array([terminated], np.bool_),
             [observation],
             judged.odd,
         )
         self._keep(scores.claimed)
         info = dict(info)
-        self._record(info, scores, 0, reward)
+        self._record(info, scores, 0, own)
         if scores.terminated[0] or truncated:
             if "episode" in info:
                 info["original_episode"] = info["episode"]

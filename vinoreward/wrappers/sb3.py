@@ -20,6 +20,7 @@ from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.success import Scores, Truth, claim_of
 from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMonitor
+from vinoreward.wrappers.batched import BatchedVecEnv
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import (
     LearnedRewardBase,
@@ -305,7 +306,9 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         observations, env_rewards, dones, env_infos = self.venv.step_wait()
         dones = np.array(dones, np.bool_)
         infos = [dict(info) for info in env_infos]
-        self.reset_infos = list(self.venv.reset_infos)
+        # A claim's reset is not among those that the inner environment knows of.
+        for i in np.flatnonzero(dones).tolist():
+            self.reset_infos[i] = self.venv.reset_infos[i]
         last = self._finals(self._source, dones, observations, infos)
         rendered = _Rendered(self.venv, infos)
         return _Step(observations, env_rewards, dones, infos, last, rendered)
@@ -402,6 +405,12 @@ def _check_restarts(venv: VecEnv) -> None:
             "whose state and observations would be wrong when one environment is reset below it. "
             "Expected a DummyVecEnv or SubprocVecEnv; put the other wrappers around "
             "VecLearnedReward, or set terminate_on_success=False."
+        )
+    if isinstance(venv, BatchedVecEnv):
+        raise ConfigError(
+            "terminate_on_success is set and the environment is a BatchedVecEnv, which resets its "
+            "environments itself. Expected a DummyVecEnv or SubprocVecEnv, or "
+            "terminate_on_success=False; or put VectorLearnedReward into the BatchedVecEnv."
         )
     for i, monitored in enumerate(venv.env_is_wrapped(Monitor)):
         if monitored and not venv.get_attr("allow_early_resets", indices=[i])[0]:

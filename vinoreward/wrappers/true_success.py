@@ -27,7 +27,8 @@ class TrueSuccess(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorAr
         known = functools.partial(TrueSuccess, truth="truth.py:at_target")
         gym.make_vec("Reacher-v5", 4, wrappers=[known])
 
-    An ``is_success`` of the environment's own moves to ``original_is_success``.
+    An ``is_success`` of the environment's own moves to ``original_is_success``; that of a learned
+    reward inside stays, as a claim.
 
     Args:
         env: the environment.
@@ -69,7 +70,7 @@ class TrueSuccess(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorAr
             ) from error
         success = as_truth(value, f"the truth {self._name} gives")
         info = dict(info)
-        if "is_success" in info:
+        if "is_success" in info and "reward_prob" not in info:  # a learned reward's is a claim
             info["original_is_success"] = info.pop("is_success")
         info["true_success"] = success
         return info

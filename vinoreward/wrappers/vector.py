@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import ConfigError, InputError, VinorewardError
 from vinoreward.rewards.success import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import (
@@ -168,13 +168,13 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorForm):
         observations, rewards, terminations, truncations, infos = self._step(actions)
         ended = np.asarray(terminations, np.bool_) | np.asarray(truncations, np.bool_)
         going, starting, last = self._split(self._core.source, ended, observations, infos)
+        self._over = ended  # before pictures are encoded, which may raise
         ends, begins = np.flatnonzero(going).tolist(), np.flatnonzero(starting).tolist()
         final, infos = self._encode(observations, ends, begins, last, infos)
         if final:
             infos["final_obs"] = np.full(self.num_envs, None, object)
             for i, observation in final.items():
                 infos["final_obs"][i] = observation
-        self._over = ended
         return self._core.observed(observations), rewards, terminations, truncations, infos
 
     def _encode(
@@ -275,19 +275,25 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
                 values[self._unaware] = 0
         ended = terminations | truncations
         scored, starting, last = self._split(self._source, ended, observations, infos)
-        looked = self._score(self.env, observations, scored, starting, last)
-        if self._mode is not AutoresetMode.SAME_STEP:
-            self._core.begin(starting, looked.first)
-        guarded = self._guarded(observations, last)
-        scores = self._core.transition(
-            scored,
-            looked.probability,
-            looked.log_odds,
-            env_rewards,
-            terminations,
-            guarded,
-            looked.odd,
-        )
+        # Before pictures are judged: an odd one may raise, and the next step may come all the same.
+        self._over, self._unaware = ended, np.zeros_like(ended)
+        try:
+            looked = self._score(self.env, observations, scored, starting, last)
+            if self._mode is not AutoresetMode.SAME_STEP:
+                self._core.begin(starting, looked.first)
+            scores = self._core.transition(
+                scored,
+                looked.probability,
+                looked.log_odds,
+                env_rewards,
+                terminations,
+                self._guarded(observations, last),
+                looked.odd,
+            )
+        except VinorewardError:
+            self._core.begin(starting, np.zeros(self.num_envs, np.float32))
+            raise
+        self._keep(scores.claimed, scored)
         self._unaware = scores.terminated & ~ended
         self._over = scores.terminated | (truncations & scored)
         if self._mode is AutoresetMode.SAME_STEP:
@@ -340,7 +346,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
         final = infos.get("final_info")
         places = [infos] if not isinstance(final, dict) else [infos, final]
         for place in places:
-            _keep_original(place, "is_success", self.num_envs)
+            if "reward_prob" not in place:  # else it is the claim of a learned reward inside
+                _keep_original(place, "is_success", self.num_envs)
         ours = {
             "is_success": scores.claimed,
             "reward_prob": scores.probability,

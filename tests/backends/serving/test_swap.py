@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import pickle
 from contextlib import ExitStack
 from pathlib import Path
@@ -185,6 +186,39 @@ def test_classifiers_follow_with_threshold_and_calibration(folder: Path, tmp_pat
         assert (plain_lax.compute_reward(images) != plain_strict.compute_reward(images)).any()
         np.testing.assert_array_equal(own.log_odds(images), plain_strict.log_odds(images))
         assert own.threshold == 0.8
+
+
+def test_an_own_exit_threshold_comes_back_with_a_threshold_above_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    first, lower = bundle(tmp_path / "first", 0.9), bundle(tmp_path / "lower", 0.5)
+    with Classifier(first, exit_threshold=0.8, service=NAMED) as classifier:
+        classifier.backend.load()
+        for swapped, threshold, leave in ((lower, 0.5, 0.5), (first, 0.9, 0.8)):
+            classifier.swap(swapped)
+            assert (classifier.threshold, classifier.exit_threshold) == (threshold, leave)
+
+
+def test_a_bundle_with_second_looks_may_come_back(folder: Path, tmp_path: Path) -> None:
+    """After one without: the service still runs both networks."""
+    banded = with_int8(bundle(tmp_path / "banded", 0.5), 0.1, 1.0)
+    alone = with_int8(bundle(tmp_path / "alone", 0.6), 0.1, None)
+    with Classifier(banded, service=NAMED) as classifier:
+        for swapped, band in ((alone, None), (banded, 1.0)):
+            classifier.swap(swapped)
+            assert classifier.band == band and classifier.bundle.spec == swapped.spec
+
+
+def test_a_caller_that_was_never_closed_ends_with_its_object(folder: Path, tmp_path: Path) -> None:
+    first, other = bundle(tmp_path / "first", 0.9), bundle(tmp_path / "other", 0.5)
+    classifier = Classifier(first, service=NAMED)
+    classifier.swap(other)
+    del classifier
+    gc.collect()
+    assert nothing_left(folder)
+    with Classifier(first, service=NAMED) as again:
+        again.backend.load()
+        assert again.threshold == 0.9
 
 
 def test_both_looks_follow(folder: Path) -> None:

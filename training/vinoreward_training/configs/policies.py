@@ -39,9 +39,9 @@ class TrainConfig:
     """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C."""
     learner: Literal["sb3", "device", "skrl", "sbx"] = "sb3"
     """What trains: sb3, Stable-Baselines3; for SAC and observations that are vectors also device, a
-    loop of ours whose replay and gradient steps stay on --device (on CUDA the environments too, with
-    --vec-env batched --backend torch), skrl, the same loop with the SAC of skrl, or sbx, the SAC of SBX in JAX. The
-    policy is the same kind of network."""
+    loop of ours whose replay and gradient steps stay on --device (on CUDA the environments too,
+    with --vec-env batched --backend torch), skrl, the same loop with the SAC of skrl, or sbx, the
+    SAC of SBX in JAX. The policy is the same kind of network."""
     timesteps: int | None = None
     """Environment steps in all; None: the preset's, else 8000."""
     seed: int = 0

@@ -94,6 +94,9 @@ class Lock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def __del__(self) -> None:
+        self.release()  # of a caller that was never closed
+
     def remove(self) -> None:
         """Remove the file, while the lock is held, and unlock."""
         with contextlib.suppress(FileNotFoundError):

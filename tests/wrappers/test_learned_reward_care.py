@@ -1,0 +1,265 @@
+"""What others bring along: rewards that are no numbers, odd pictures, wrappers in wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.vec_env import DummyVecEnv
+from toy_environments import Corridor, save_toy_bundle
+
+from vinoreward import (
+    BatchedVecEnv,
+    Bundle,
+    LearnedReward,
+    TrueSuccess,
+    VecLearnedReward,
+    VectorLearnedReward,
+)
+from vinoreward.errors import ConfigError, InputError, OddPictureError
+from vinoreward.rewards.success import Truth, claim_of
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Claims the cells from 5."""
+    return save_toy_bundle(tmp_path_factory.mktemp("care") / "toy")
+
+
+def at(cell: int, **options: Any) -> Corridor:
+    return Corridor("picture", first_cells=(cell,), **options)
+
+
+class Pays(gym.Wrapper):
+    """Pays what no simulator should."""
+
+    def __init__(self, env: gym.Env[Any, Any], reward: Any) -> None:
+        super().__init__(env)
+        self.reward = reward
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = self.env.step(action)
+        return observation, self.reward, terminated, truncated, info
+
+
+def one(env: gym.Env[Any, Any], toy: Bundle, **options: Any) -> tuple[float, dict[str, Any]]:
+    wrapped = LearnedReward(env, toy.path, image_source="obs", **options)
+    wrapped.reset(seed=0)
+    _, reward, *_, info = wrapped.step(1)
+    wrapped.close()
+    return float(reward), info
+
+
+def several(env: gym.Env[Any, Any], toy: Bundle, **options: Any) -> tuple[float, dict[str, Any]]:
+    wrapped = VectorLearnedReward(
+        SyncVectorEnv([lambda: env]), toy.path, image_source="obs", **options
+    )
+    wrapped.reset(seed=0)
+    _, rewards, *_, infos = wrapped.step(np.array([1]))
+    wrapped.close()
+    return float(rewards[0]), {key: value[0] for key, value in infos.items() if key[0] != "_"}
+
+
+def of_sb3(env: gym.Env[Any, Any], toy: Bundle, **options: Any) -> tuple[float, dict[str, Any]]:
+    wrapped = VecLearnedReward(DummyVecEnv([lambda: env]), toy.path, image_source="obs", **options)
+    wrapped.seed(0)
+    wrapped.reset()
+    _, rewards, _, infos = wrapped.step(np.array([1]))
+    wrapped.close()
+    return float(rewards[0]), infos[0]
+
+
+FORMS = [one, several, of_sb3]
+Form = Callable[..., tuple[float, dict[str, Any]]]
+
+
+# --- the environment's own reward --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reward", [float("nan"), float("-inf"), float("inf")])
+def test_a_reward_that_does_not_count_may_be_anything(
+    toy: Bundle, form: Form, reward: float
+) -> None:
+    got, info = form(Pays(at(4), reward), toy, success_reward=7.0)
+    assert got == 7.0 and info["is_success"]
+    np.testing.assert_equal(info["original_env_rew"], reward)
+    got, _ = form(Pays(at(1), reward), toy, step_reward=-1.0)
+    assert got == -1.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_reward_that_counts_has_to_be_a_number(toy: Bundle, form: Form) -> None:
+    with pytest.raises(InputError, match=r"NaN.*Expected a number, as env_reward_weight is 0\.5"):
+        form(Pays(at(4), float("nan")), toy, env_reward_weight=0.5)
+
+
+def test_single_environments_may_pay_none_or_an_array(toy: Bundle) -> None:
+    assert one(Pays(at(4), None), toy)[0] == 1.0
+    assert one(Pays(at(4), np.array([[2.0]])), toy, env_reward_weight=1.0)[0] == 3.0
+    with pytest.raises(InputError, match=r"gave the reward array\(\[1\., 2\.\]\)\. Expected a nu"):
+        one(Pays(at(4), np.array([1.0, 2.0])), toy)
+    with pytest.raises(InputError, match="gave the reward 'much'"):
+        one(Pays(at(4), "much"), toy)
+
+
+# --- errors while a step is judged -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_after_an_error_no_first_picture_is_paid_and_no_hold_goes_on(
+    tmp_path: Path, mode: AutoresetMode
+) -> None:
+    """One environment ends its episode in the step in which the other's picture is refused."""
+    guarded = save_toy_bundle(tmp_path / "guarded", seen=(0, 5, 6))
+    ends, odd = at(1), at(4)
+    env = VectorLearnedReward(
+        SyncVectorEnv([lambda: ends, lambda: odd], autoreset_mode=mode),
+        guarded.path,
+        image_source="obs",
+        on_ood="raise",
+        success_hold_steps=2,
+        terminate_on_success=False,
+    )
+    env.reset(seed=0)
+    ends.first_cells = (5,)
+    env._core.detector._counter[0] = 1  # it would claim with one more picture
+    odd.cell = 1
+    with pytest.raises(OddPictureError):
+        env.step(np.array([0, 1]))
+    assert ends.cell == (0 if mode is AutoresetMode.NEXT_STEP else 5)
+    odd.cell = 4  # to 5, which is known
+    _, rewards, terminated, _, infos = env.step(np.array([1, 1]))
+    scored = mode is AutoresetMode.SAME_STEP
+    assert infos["_is_success"].tolist() == [scored, True]
+    assert rewards[0] == 0.0 and not terminated[0], "its first picture in a row, if any"
+    _, rewards, *_ = env.step(np.array([1, 1]))
+    assert rewards[0] == (1.0 if scored else 0.0)
+    env.close()
+
+
+# --- wrappers in wrappers ----------------------------------------------------------------------
+
+
+class Own(gym.Wrapper):
+    """Has a success of its own under SB3's name, and tells no truth besides."""
+
+    def _told(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in info.items() if key != "true_success"} | {
+            "is_success": False
+        }
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        return observation, self._told(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *step, info = self.env.step(action)
+        return (*step, self._told(info))  # type: ignore[return-value]
+
+
+class Silent(gym.Wrapper):
+    """Says nothing of success."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *step, _ = self.env.step(action)
+        return (*step, {})  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_claim_is_never_taken_for_the_truth(toy: Bundle, form: Form) -> None:
+    """Of a learned reward in another one only the environment's own success is the truth."""
+    for around, told in ((Own, False), (Silent, None)):
+        inner = LearnedReward(
+            around(at(4)), toy.path, image_source="obs", terminate_on_success=False
+        )
+        _, info = form(inner, toy)
+        assert claim_of(info) is True
+        assert info.get("original_is_success") is told or info["original_is_success"] == told
+        assert told is None or Truth()(info) is False
+
+
+def test_the_truth_around_a_learned_reward_leaves_its_claim(toy: Bundle) -> None:
+    inner = LearnedReward(at(4), toy.path, image_source="obs")
+    env = TrueSuccess(inner, lambda corridor: corridor.cell >= 6)
+    env.reset(seed=0)
+    *_, info = env.step(1)
+    assert claim_of(info) is True and info["true_success"] is False
+    env.close()
+
+
+# --- pictures and infos ------------------------------------------------------------------------
+
+
+def test_a_vector_keeps_the_pictures_of_claims(toy: Bundle) -> None:
+    """Also where not all environments were scored."""
+    parts = [at(1), at(4)]
+    env = VectorLearnedReward(
+        SyncVectorEnv([lambda: parts[0], lambda: parts[1]]),
+        toy.path,
+        image_source="obs",
+        terminate_on_success=False,
+    )
+    env.reset(seed=0)
+    assert env.claimed_picture(0) is None
+    observations, *_ = env.step(np.array([0, 1]))  # the first one ends its episode
+    np.testing.assert_array_equal(env.claimed_picture(1), observations[1])
+    observations, *_ = env.step(np.array([0, 1]))  # and is reset
+    np.testing.assert_array_equal(env.claimed_picture(1), observations[1])
+    assert env.claimed_picture(0) is None
+    env.close()
+
+
+def test_reset_infos_are_of_the_episode_that_goes_on(toy: Bundle) -> None:
+    env = VecLearnedReward(DummyVecEnv([lambda: at(4)] * 2), toy.path, image_source="obs")
+    env.seed(0)
+    env.reset()
+    for actions in ([1, 0], [1, 1], [0, 1], [1, 0]):
+        observations, *_ = env.step(np.array(actions))
+        told = [info["blue"] for info in env.reset_infos]
+        assert told == observations[:, 0, 0, 2].tolist()
+    env.close()
+
+
+def test_a_batch_that_resets_itself_cannot_be_ended_by_a_claim(toy: Bundle) -> None:
+    batch = SyncVectorEnv([lambda: at(4)], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ConfigError, match=r"a BatchedVecEnv.*terminate_on_success=False"):
+        VecLearnedReward(BatchedVecEnv(batch), toy.path)
+    env = VecLearnedReward(BatchedVecEnv(batch), toy.path, terminate_on_success=False)
+    env.reset()
+    _, rewards, dones, infos = env.step(np.array([1]))
+    assert rewards.tolist() == [1.0] and not dones.any() and infos[0]["is_success"]
+    env.close()
+
+
+class SameArray(gym.Env[Any, Any]):
+    """Counts in an array that it returns each time."""
+
+    observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.count = np.zeros(1, np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.count[:] = 0
+        return self.count, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self.count, 0.0, False, bool(self.count[0] >= 3), {}
+
+
+def test_a_batch_tells_the_last_observation_of_an_episode() -> None:
+    env = BatchedVecEnv(SyncVectorEnv([SameArray] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    env.reset()
+    for _ in range(3):
+        observations, _, dones, infos = env.step(np.zeros(2, np.int64))
+    assert dones.all() and observations.tolist() == [[0.0], [0.0]]
+    assert [info["terminal_observation"].tolist() for info in infos] == [[3.0], [3.0]]
+    env.close()
