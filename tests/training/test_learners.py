@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -161,6 +162,29 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     )
     for name, value in one.items():
         assert torch.equal(value, two[name]), name
+
+
+class Doubles(gym.Env[Any, Any]):
+    """Observes float64, as Gymnasium's MuJoCo environments do."""
+
+    observation_space = gym.spaces.Box(-9, 9, (3,), np.float64)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=kwargs.get("seed"))
+        return self.np_random.normal(size=3), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.np_random.normal(size=3), 0.0, False, self.np_random.random() < 0.1, {}
+
+
+@pytest.mark.parametrize("learner", ["device", "skrl"])
+def test_it_acts_at_once_on_observations_of_other_dtypes(learner: str) -> None:
+    """As after a resume, which is past the first actions at random."""
+    env = DummyVecEnv([Doubles])
+    model = model_of(learner, env=env, learning_starts=0)
+    model.learn(5)
+    assert model.num_timesteps == 5
 
 
 def test_a_checkpoint_of_another_learner_is_refused(tmp_path: Path) -> None:

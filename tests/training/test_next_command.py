@@ -214,6 +214,9 @@ def test_a_profile_leads_to_the_training_that_its_bundle_is_for(tmp_path: Path) 
     assert (options["--truth-key"], options["--algorithm"]) == ("goal", "DQN")
     sized = after_profile("a:B-v0", "b", own=False, dataset=about, env_kwargs={"width": 96})
     assert "--env-kwargs width 96 " in sized
+    seen = {**about, "image_source": "obs:pixels"}
+    assert "--image-source obs:pixels" in after_profile("a:B-v0", "b", own=False, dataset=seen)
+    assert "--image-source" not in after_profile("a:B-v0", "b", own=True, dataset=seen)
     # In another environment what the pictures' one needs means nothing.
     assert "--truth-key" not in after_profile("a:C-v0", "b", own=False, dataset=about)
 

@@ -21,10 +21,10 @@ from vinoreward.errors import (
 )
 from vinoreward_training.cli import main
 from vinoreward_training.configs import PlayConfig
-from vinoreward_training.play.command import play
+from vinoreward_training.play.command import _report, play
 from vinoreward_training.play.film import FILM_WIDTH, captioned, save_film
 from vinoreward_training.policy.checkpoint import load_policy
-from vinoreward_training.policy.evaluate import Moment, evaluate
+from vinoreward_training.policy.evaluate import Evaluation, Moment, evaluate
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.tasks.environments import make_env
 
@@ -66,6 +66,23 @@ def test_play_counts_films_and_reports(
     assert frames[0].shape[1] == FILM_WIDTH
     assert frames[0].std() > 10, "a picture, not one colour"
     assert "data:image/gif" in (trained / "play.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"claimed": False}, {"claimed": True}], "Not known: no episode has both a claim and a"),
+        ([{"true": True}], "Not known"),
+        ([{"claimed": True, "true": False}, {"claimed": True}], "1 of 1 episodes, the first:"),
+        ([{"claimed": True, "true": True}, {"claimed": False, "true": False}], "0 of 2 episodes."),
+    ],
+)
+def test_claims_are_compared_where_the_truth_is_known(
+    tmp_path: Path, rows: list[dict[str, object]], said: str
+) -> None:
+    found = Evaluation(None, None, 0.0, 1.0)
+    page = _report(PlayConfig(run=tmp_path), found, rows, None).read_text(encoding="utf-8")
+    assert said in page
 
 
 def test_a_run_folder_with_a_link_out_of_it_is_not_played(trained: Path, tmp_path: Path) -> None:

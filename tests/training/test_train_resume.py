@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import torch
 import yaml
 from full_disk import nearly_full_disk
+from stable_baselines3.common.callbacks import BaseCallback
 from train_runs import SMALL, config
 
 from vinoreward.errors import (
@@ -36,6 +38,7 @@ from vinoreward_training.policy.checkpoint import (
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.many import make_batch
 
 
 def model_after(steps: int, seed: int = 0) -> Any:
@@ -155,6 +158,49 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert (out / "policy.pt").read_bytes() == policy
     assert again.final == first.final
     assert again.steps == first.steps
+
+
+def test_a_solved_run_goes_on_without_its_goal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    first = train(config(out))
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    (out / "summary.json").write_text(json.dumps({**summary, "solved_at": first.steps}))
+    more = {"out": out, "resume": True, "progress": False, "timesteps": first.steps + 60}
+    assert train(SETTINGS.of(**more)).steps == first.steps
+    assert "add --stop-when-solved None" in capsys.readouterr().out
+    assert train(SETTINGS.of(**more, stop_when_solved=None)).steps == first.steps + 60
+
+
+@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("train_freq", [1, (1, "episode")])
+def test_a_batch_goes_on_from_gradient_steps_that_were_due(
+    tmp_path: Path, replay: bool, train_freq: Any
+) -> None:
+    """They need the replay; an episode may leave more of them than any number of steps."""
+    env = make_batch(1, "PandaHover-v0", backend="oracle")
+    given = {**SMALL, "learning_starts": 20, "train_freq": train_freq, "gradient_steps": -1}
+
+    class Stops(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps > 40:
+                save_checkpoint(tmp_path / "c.pt", self.model, replay=replay)
+                raise KeyboardInterrupt
+
+    model: Any = build_model("SAC", env, given, seed=0, replay_size=500)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(200, callback=Stops())
+    assert model.postponed > 0
+    other: Any = build_model("SAC", env, given, seed=0, replay_size=500)
+    restore_checkpoint(tmp_path / "c.pt", other)
+    assert other.postponed == (model.postponed if replay else 0)
+    other.learn(30, reset_num_timesteps=False)
+    assert other.num_timesteps >= model.num_timesteps + 30
+    env.close()
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:

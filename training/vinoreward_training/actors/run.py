@@ -106,6 +106,7 @@ def finished(folder: Path, config: ActorsConfig) -> bool:
 
 
 def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Path) -> Outcome:
+    named = [*naming(config.task, "--task"), *naming(config.truth, "--truth")]
     if trainer.steps:
         print(f"resuming from step {trainer.steps}")
     with Recorder(
@@ -124,7 +125,6 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
         except KeyboardInterrupt:
             if (folder / CHECKPOINT).is_file():
                 print(f"\nStopped at step {trainer.steps}; the checkpoint is written.")
-                named = [*naming(config.task, "--task"), *naming(config.truth, "--truth")]
                 print(f"Continue with: {again('actors', folder, *named)}")
             else:
                 print("\nStopped before the first update. Start again with:")
@@ -132,7 +132,7 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
             raise
     write_summary(config, outcome, recorder.rows)
     if watcher.alarmed:
-        line = again("actors", folder, *naming(config.task, "--task"))
+        line = again("actors", folder, *named)
         print(f"Stopped at step {outcome.steps} by the alarm. Continue with: {line}")
     return outcome
 

@@ -325,7 +325,11 @@ def _end(moment: Moment) -> dict[str, object]:
 def _report(
     config: PlayConfig, found: Evaluation, ends: list[dict[str, object]], film: Path | None
 ) -> Path:
-    wrong = [row for row in ends if row.get("claimed") != row.get("true")]
+    both = [row for row in ends if "claimed" in row and "true" in row]
+    wrong = [row for row in both if row["claimed"] != row["true"]]
+    differ = f"{len(wrong)} of {len(both)} episodes" + (", the first:" if wrong else ".")
+    if not both:
+        differ = "Not known: no episode has both a claim and a truth."
     return write_report(
         config.run / "play.html",
         f"Playing {config.run.name}",
@@ -346,7 +350,7 @@ def _report(
             *([Section("Film", pictures=[film])] if film is not None else []),
             Section(
                 "Where claim and truth differ",
-                f"{len(wrong)} of {len(ends)} episodes" + (", the first:" if wrong else "."),
+                differ,
                 wrong[:MAX_TABLE],
             ),
             Section(f"The first {min(MAX_TABLE, len(ends))} episodes", rows=ends[:MAX_TABLE]),

@@ -183,6 +183,7 @@ def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) ->
         "num_timesteps": model.num_timesteps,
         "counters": {name: int(getattr(model, name)) for name in _COUNTERS if hasattr(model, name)},
         "torch_rng": torch.get_rng_state(),
+        "cuda_rng": _cuda_rng(model),
         "rng": json.dumps(_rng_state(model)),
         "replay": _replay_state(model) if replay else {},
     }
@@ -216,7 +217,11 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
             getattr(model, name).data.copy_(value)
         if state["replay"]:
             _restore_replay(model, state["replay"])
+        elif hasattr(model, "postponed"):
+            model.postponed = 0  # there is nothing left to take these gradient steps on
         torch.set_rng_state(state["torch_rng"])
+        if model.device.type == "cuda" and state.get("cuda_rng") is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"], model.device)
         _restore_rng(model, json.loads(state["rng"]))
     except (
         LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError,
@@ -228,10 +233,19 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         ) from error
 
 
+def _cuda_rng(model: BaseAlgorithm) -> Any:
+    """Return the state of a GPU's generator, from which a model there draws; None elsewhere."""
+    import torch
+
+    return torch.cuda.get_rng_state(model.device) if model.device.type == "cuda" else None
+
+
 def _check_postponed(model: Any) -> None:
     """Raise ValueError for more gradient steps than one iteration can have left to do."""
     due = getattr(model, "postponed", 0)
-    if due and due > max(model.gradient_steps, model.train_freq.frequency * model.n_envs):
+    if not due or model.train_freq.unit.value != "step":  # an episode may be of any length
+        return
+    if due > max(model.gradient_steps, model.train_freq.frequency * model.n_envs):
         raise ValueError(f"{due} gradient steps are due, more than one iteration has")
 
 

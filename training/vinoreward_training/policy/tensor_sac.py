@@ -180,7 +180,7 @@ class TensorSAC(SAC):
         episodes = self._episode_num
         space: Any = self.action_space
         low, high = (torch.as_tensor(end, device=self.device) for end in (space.low, space.high))
-        seen = torch.as_tensor(self._last_obs, device=self.device)
+        seen = torch.as_tensor(self._last_obs, dtype=torch.float32, device=self.device)
         for _ in range(train_freq.frequency):
             actions = self._explore(seen, random=self.num_timesteps < learning_starts)
             step = self._step(env, low + 0.5 * (actions + 1.0) * (high - low))

@@ -186,6 +186,11 @@ def train(config: TrainConfig) -> TrainResult:
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         finished = _finished(folder, config)
         if finished is not None:
+            if finished.solved_at is not None and finished.steps < (config.timesteps or 0):
+                print(
+                    f"the goal was reached at step {finished.solved_at}; to go on to step "
+                    f"{config.timesteps}, add --stop-when-solved None"
+                )
             return finished
         with dependencies_named(config.env):
             return _train(config, folder)
@@ -443,7 +448,8 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
         known = {"folder": folder, **{name: summary[name] for name in _SUMMARISED}}
         result = TrainResult(**typed(TrainResult, known), final=evaluation)
         evaluation.lines()
-    if result.solved_at is None and result.steps < (config.timesteps or 0):
+    solved = result.solved_at is not None and config.stop_when_solved is not None
+    if not solved and result.steps < (config.timesteps or 0):
         return None
     return result
 

@@ -306,6 +306,8 @@ def after_profile(
     words: list[object] = ["train", "--env", env]
     words += [] if own else WRAPPED
     words += [] if bundle is None else ["--bundle", bundle]
+    source = "render" if own else known.get("image_source", "render")
+    words += [] if source == "render" else ["--image-source", source]
     words += _learning(known) if known.get("env") == env else []
     words += _arguments(env_kwargs or {})
     return command(*words, "--out", free(Path("runs") / (_short(env) or "policy")))
