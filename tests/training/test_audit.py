@@ -191,6 +191,9 @@ def test_a_step_is_a_nice_number_of_about_the_right_size(span: float) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0, 9)), min_size=1, max_size=60))
 @example([(False, True, 0.0), (False, True, 1.0), (False, True, 5e-324)])
+@example([(False, True, 1.7e12), (False, True, 1.7e12 + 0.0005)])
+@example([(False, True, 1e17), (False, True, 1e17 + 16)])
+@example([(False, True, -1e308), (False, True, 1e308)])
 @settings(deadline=None)
 def test_bands_of_distance_hold_each_failure_once(rows: list[tuple[bool, bool, float]]) -> None:
     claims, failed = (np.array([row[i] for row in rows], np.bool_) for i in (0, 1))
@@ -415,8 +418,12 @@ def test_the_network_runs_on_all_cores_or_on_as_many_threads_as_asked(
 def test_claims_that_stay_without_their_cause(bundle: Bundle, tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data")
     pairs = tmp_path / "pairs"
+    # Of another scene with the same name, and without the other one of the pair.
+    for place, level in (("success/tuesday", 220), ("moved/monday", 220)):
+        (pairs / place).mkdir(parents=True)
+        Image.fromarray(red(level)[0]).save(pairs / place / "0.png")
     for folder, level in (("success", 220), ("removed", 220), ("moved", 20)):
-        (pairs / folder).mkdir(parents=True)
+        (pairs / folder).mkdir(parents=True, exist_ok=True)
         for index in range(8):
             Image.fromarray(red(level)[0]).save(pairs / folder / f"{index}.png")
     (pairs / "moved" / "7.png").unlink()
@@ -456,6 +463,14 @@ def test_pairs_that_are_none_are_refused(
         (tmp_path / "pairs" / name).mkdir(parents=True)
         Image.fromarray(red(9)[0]).save(tmp_path / "pairs" / name / f"{number}.png")
     with pytest.raises(DatasetError, match=message):
+        audit(bundle, write_folder(tmp_path / "data"), pairs=tmp_path / "pairs")
+
+
+def test_two_pictures_of_one_name_are_no_pair(bundle: Bundle, tmp_path: Path) -> None:
+    for name in ("success/1.png", "success/1.jpg", "moved/1.png"):
+        (tmp_path / "pairs" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(red(9)[0]).save(tmp_path / "pairs" / name)
+    with pytest.raises(DatasetError, match=r"1\.jpg and success/1\.png\. Expected one"):
         audit(bundle, write_folder(tmp_path / "data"), pairs=tmp_path / "pairs")
 
 

@@ -106,6 +106,24 @@ def test_what_is_labelled_is_not_removed(tmp_path: Path) -> None:
     assert len(kept(tmp_path)) <= 7
 
 
+def test_a_label_just_given_and_one_of_later_steps_keep_their_pictures(tmp_path: Path) -> None:
+    """The training did not read the log since; or goes on from a checkpoint before the claim."""
+    sample = ClaimSample(tmp_path, 3, seed=1)
+    for episode in range(60):
+        claim(sample, episode)
+    sample.write()
+    last = max(episodes_of(tmp_path / "claims"))
+    label(tmp_path, dict.fromkeys(episodes_of(tmp_path / "claims"), "success"))
+    before = episodes_of(tmp_path / "claims")
+    for episode in range(60, 400):
+        claim(sample, episode)
+    sample.write()
+    assert before < episodes_of(tmp_path / "claims")
+    again = ClaimSample(tmp_path, 3, seed=1, until=10 * last - 1)
+    again.write()
+    assert before <= episodes_of(tmp_path / "claims")
+
+
 def in_order(sample: ClaimSample) -> list[int]:
     return [one.episode for one in sorted(sample._claims.values(), key=lambda one: one.drawn)]
 

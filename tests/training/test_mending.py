@@ -40,7 +40,7 @@ from vinoreward_training.mending.judgement import (
     judged,
     surely,
 )
-from vinoreward_training.mending.labelled import CATEGORY, Labelled, joined, read_all
+from vinoreward_training.mending.labelled import CATEGORY, Labelled, checking, joined, read_all
 from vinoreward_training.mending.refit import passes, share_of_labels
 
 
@@ -132,6 +132,7 @@ class Measured:
     """What judged() reads of an audit."""
 
     measures: dict[str, Measure]
+    faults: tuple[str, ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
         for one in (before, after)
     )
     found = judged(shipped, shipped, audits, dataset, kept)  # type: ignore[arg-type]
-    assert [row["worse"] for row in found.rows] == [False, False, False, worse]
+    assert [row["worse"] for row in found.rows] == [False, False, False, worse, False]
     test = split_by_episode(dataset)[2]
     success = dataset.images[test[dataset.labels[test] == 1]]
     with Classifier(shipped, precision="fp32") as classifier:
@@ -161,6 +162,35 @@ def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
         recall = (judged_ones.probability >= np.float32(classifier.threshold)).mean()
     assert found.rows[0]["before"] == found.rows[0]["after"] == pytest.approx(recall)
     assert ("dead-camera" in " ".join(found.worse)) is worse
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "worse"),
+    [
+        (Measured({}), Measured({}, ("under less light it claims 0 of 200",)), "faults that the"),
+        (Measured({}, ("one",)), Measured({}, ("one", "two")), None),
+        (Measured({"stay": Measure(0.5, 0.05, 20)}), Measured({}), None),
+        (Measured({}), Measured({"stay": Measure(0.04, 0.05, 20)}), None),
+        (Measured({}), Measured({"stay": Measure(0.5, 0.05, 20)}), "stay"),
+    ],
+    ids=["a first fault", "one more", "not measured any more", "new, fine", "new, misses its bar"],
+)
+def test_what_only_one_audit_found(
+    hover: Path, shipped: Bundle, old: Measured, new: Measured, worse: str | None
+) -> None:
+    kept = Labelled(noise(12), np.zeros(12, np.int64), np.arange(12) > 3, "")
+    audits = old, new
+    found = judged(shipped, shipped, audits, load_dataset(hover), kept)  # type: ignore[arg-type]
+    assert len(found.worse) == (worse is not None)
+    assert worse is None or found.worse[0].startswith(worse)
+
+
+def test_labels_of_held_out_pictures_check_and_train_nothing(hover: Path) -> None:
+    dataset = load_dataset(hover)
+    train, validation, test = split_by_episode(dataset)
+    some = np.concatenate([train[:4], validation[:3], test[:2]])
+    labelled = Labelled(dataset.images[some], dataset.labels[some], np.arange(9) != 0, "")
+    assert checking(labelled, dataset).train.tolist() == [False] + [True] * 3 + [False] * 5
 
 
 def test_a_new_bundle_that_claims_failures_is_refused(hover: Path, shipped: Bundle) -> None:

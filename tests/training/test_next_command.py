@@ -282,11 +282,11 @@ def test_a_mended_bundle_is_audited_as_it_was() -> None:
                         env_kwargs={"g": 9.0}, truth="up.py:up", success_label="good",
                         policy="up.py:act", image_source="obs")  # fmt: skip
     assert after_mending(Path("new"), config) == (
-        "vinoreward audit --bundle new --data d --success-label good --env Pendulum-v1 "
+        "vinoreward audit --bundle new --data d --seed 1 --success-label good --env Pendulum-v1 "
         "--env-kwargs g 9.0 --policy up.py:act --truth up.py:up --image-source obs"
     )
     bare = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),))
-    assert after_mending(Path("new"), bare) == "vinoreward audit --bundle new --data d"
+    assert after_mending(Path("new"), bare) == "vinoreward audit --bundle new --data d --seed 1"
 
 
 LEARNED = TrainConfig(
@@ -353,7 +353,7 @@ def test_what_a_run_does_not_tell_is_not_made_up(runs: Path) -> None:
             f"vinoreward label --run {policy} --labeller SOMEBODY-ELSE"
         )
     config = MendConfig(bundle="b", data=Path("d"), labels=(policy,))
-    assert after_mending(Path("new"), config) == "vinoreward audit --bundle new --data d"
+    assert after_mending(Path("new"), config) == "vinoreward audit --bundle new --data d --seed 1"
 
 
 def test_a_training_leads_to_its_claims_after_an_alarm_and_else_to_its_policy() -> None:

@@ -52,14 +52,16 @@ def bands(
     known = failed & np.isfinite(distances)
     if known.any():
         first, half = float(distances[known].min()), float(np.median(distances[known]))
-        if half - first > LEAST_SPAN:
+        # Not for what differs by less than floats can tell, nor for what cannot be a distance.
+        if max(LEAST_SPAN, 1e-9 * abs(first), 1e-9 * abs(half)) < half - first < math.inf:
             step = nice_step(half - first)
-            edge = math.floor(first / step) * step
-            while edge < half:
+            start = math.floor(first / step)
+            for number in range(start, start + 2 * BANDS):
+                if (edge := number * step) >= half:
+                    break
                 inside = known & (distances >= edge) & (distances < edge + step)
                 if inside.any():
                     rows.append(row(f"{edge:.4g} to {edge + step:.4g} m", inside))
-                edge += step
             if (beyond := known & (distances >= edge)).any():
                 rows.append(row(f"{edge:.4g} m and more", beyond))
     return rows

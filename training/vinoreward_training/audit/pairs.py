@@ -45,10 +45,10 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
             "pictures of successes, and others such as removed or moved, with a picture of the "
             "same name of the same scene without its cause."
         )
-    before = {Path(one).stem: one for one in pictures_below(folder, BEFORE)}
+    before = _by_name(folder, BEFORE)
     rows = []
     for change in changes:
-        after = {Path(one).stem: one for one in pictures_below(folder, change)}
+        after = _by_name(folder, change)
         both = sorted(before.keys() & after.keys())
         if not both:
             raise DatasetError(
@@ -66,3 +66,17 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
         low = clopper_pearson(kept, first, 0.95, "lower")[0]
         rows.append(PairRow(change, len(both), first, kept, low))
     return rows
+
+
+def _by_name(folder: Path, part: str) -> dict[str, str]:
+    """Return the pictures in a part of a folder by their paths in it without suffixes."""
+    found: dict[str, str] = {}
+    for one in pictures_below(folder, part):
+        name = str(Path(one).relative_to(part).with_suffix(""))
+        if name in found:
+            raise DatasetError(
+                f"{folder} has {found[name]} and {one}. Expected one picture of that name; "
+                "rename or remove the other."
+            )
+        found[name] = one
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,6 +56,12 @@ def log_loss(log_odds: Floats, labels: Labels) -> float:
     """Return the mean cross-entropy of labels (1 = success) under log-odds."""
     signs = np.where(labels == 1, 1.0, -1.0)
     return float(np.mean(np.logaddexp(0.0, -signs * log_odds)))
+
+
+def _rounded_up(rate: float) -> float:
+    """Return a rate from 0 to 1 with two digits, none lower."""
+    scale = 10.0 ** (1 - math.floor(math.log10(rate)))
+    return math.ceil(rate * scale) / scale
 
 
 def saved_by(logits: Floats, labels: Labels) -> float:
@@ -365,7 +372,7 @@ def judge(
     if few:
         advice.append(
             f"failures from more episodes ({needed} are needed in validation), or "
-            f"--target-fpr {supported:.2g}, the lowest that {episodes} can support"
+            f"--target-fpr {_rounded_up(supported):.2g}, the lowest that {episodes} can support"
         )
     if misses:
         reasons.append(

@@ -128,7 +128,13 @@ def _of_files(config: ScoreConfig) -> Source:
             f"{folder} holds no pictures. Expected some to score; give another folder with --data."
         )
     known = config.success_label in names  # else the folders are no labels
-    labels = np.array([int(name == config.success_label) if known else -1 for name in names])
+    # What lies in no class folder has no label, as in a training.
+    labels = np.array(
+        [
+            int(name == config.success_label) if known and name and name[0] != "." else -1
+            for name in names
+        ]
+    )
     about = read_about(folder)
     origin = origin_of(about) if (folder / METADATA).is_file() else None
     return Source(folder, keys, labels, origin)
@@ -183,12 +189,13 @@ class _Column:
         """Read the rows that are there, without one that a kill cut off."""
         try:
             with open_to_read(self.path, 4 * MAX_TABLE_BYTES) as stream:
-                text = stream.read().decode("utf-8")
+                data = stream.read()
+                # A kill may have cut the last row, within a letter too.
+                whole = data[: data.rfind(b"\n") + 1].decode("utf-8")
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             raise self._wrong(str(error)) from error
-        whole = text[: text.rfind("\n") + 1]
         try:
             for row in csv.reader(io.StringIO(whole, newline="")):
                 if len(row) != len(NAMES):
@@ -250,7 +257,8 @@ def run(config: ScoreConfig) -> int:
         # A link in somebody's dataset must not have us write elsewhere.
         out = inside(config.data, f"scores/{name}") if config.out is None else config.out
         identity = _identity(config, classifier)
-        line = f"\nContinue with the same command; {COLUMN} keeps what was scored."
+        how = "without --overwrite" if config.overwrite else "as it is"
+        line = f"\nContinue with the same command, {how}; {COLUMN} keeps what was scored."
         with RunFolder(out, config, resume=True) as folder:
             column = _Column(folder / COLUMN)
             _check_same(config, folder, identity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,12 +152,13 @@ def check_folder(folder: Path, kind: str) -> None:
     if is_lerobot(folder):
         raise DatasetError(
             f"{folder} is a LeRobot dataset. Expected a capture or {kind}; take its pictures with: "
-            f"vinoreward capture --from-lerobot {folder} --out data/{folder.resolve().name}"
+            f"vinoreward capture --from-lerobot {shlex.quote(str(folder))} "
+            f"--out {shlex.quote(f'data/{folder.resolve().name}')}"
         )
     if not folder.is_dir():
         raise DatasetError(
             f"{folder} is not a folder. Expected a capture or {kind}; make one with: vinoreward "
-            f"capture --out {folder}"
+            f"capture --out {shlex.quote(str(folder))}"
         )
 
 

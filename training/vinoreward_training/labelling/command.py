@@ -178,7 +178,10 @@ def _say(labels: list[Label], by: str) -> None:
 
 def _following(config: LabelConfig, session: Session) -> str:
     usual = {name: value for name, value in vars(LabelConfig()).items() if value is not None}
-    given = ("run", "data", "video", "video_fps", "bundle", "order", "limit", "labeller", "out")
+    given = (
+        "run", "data", "video", "video_fps", "bundle", "order", "limit", "duplicates", "seed",
+        "labeller", "out",
+    )  # fmt: skip
     words = {
         f"--{name.replace('_', '-')}": None if value == usual.get(name) else value
         for name, value in vars(config).items()

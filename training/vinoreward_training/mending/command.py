@@ -25,7 +25,7 @@ from vinoreward_training.audit.command import (
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import AuditConfig, MendConfig
 from vinoreward_training.mending.judgement import judged
-from vinoreward_training.mending.labelled import read_all, read_data
+from vinoreward_training.mending.labelled import checking, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, refit
 from vinoreward_training.runs.next_command import OF_AUDIT, after_mending
 from vinoreward_training.runs.run_folder import RunFolder
@@ -65,6 +65,7 @@ def run(config: MendConfig) -> int:
     labelled = read_all(config.labels, old)
     print(labelled.sentence)
     dataset = read_data(config.data, old.spec.picture, config.success_label)
+    labelled = checking(labelled, dataset)
     one_each(dataset, unseen(old, dataset)[0], LEAST, config.seed)  # or no audit could judge
     with RunFolder(config.out, config, resume=config.resume) as folder:
         work = folder / CANDIDATE

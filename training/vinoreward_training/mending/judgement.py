@@ -84,10 +84,12 @@ def judged(
         ),
     ]
     before, after = (report.measures for report in audits)
-    rows += [
-        _row(name, before[name].value, one.value, chance_of_worse(before[name], one))
-        for name, one in after.items()
-    ]
+    for name, one in after.items():
+        # What only the new audit could measure counts where it misses its bar.
+        known = before.get(name, Measure(0.0, one.bar))
+        rows.append(_row(name, known.value, one.value, chance_of_worse(known, one)))
+    had, has = (len(report.faults) for report in audits)
+    rows.append(_row("faults that the audit finds", had, has, None if has and not had else 1.0))
     for row, worse in zip(rows, surely([row["chance"] for row in rows]), strict=True):
         row["worse"] = worse
     return Judgement(rows)

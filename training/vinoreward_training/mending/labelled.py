@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward_training.data.dataset import Dataset, load_dataset
+from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices, inside
 from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
 from vinoreward_training.labelling.sources import CLAIMS, labelled_pictures
@@ -77,6 +77,14 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
         )
     train = np.array([int(digests[index][:8], 16) / 2**32 >= _CHECKED for index in kept])
     return Labelled(every[kept], np.concatenate(labels)[kept], train, "\n".join(said))
+
+
+def checking(labelled: Labelled, dataset: Dataset) -> Labelled:
+    """Return labels of which those of held-out pictures of the data check, and train nothing."""
+    held_out = np.concatenate(split_by_episode(dataset)[1:])
+    known = {dataset.images[index].tobytes() for index in held_out}
+    seen = np.array([image.tobytes() in known for image in labelled.images], np.bool_)
+    return dataclasses.replace(labelled, train=labelled.train & ~seen)
 
 
 def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import warnings
@@ -109,10 +110,11 @@ class ClaimSample:
         self._digests[name] = digest_of(picture)
         self._waiting[name] = picture
         self._changed = True
-        labelled = {label.picture for label in self._labels}
-        for claim in self._ordered()[self.size :]:
-            if claim.picture not in labelled:
-                self._drop(claim.picture)
+        if beyond := self._ordered()[self.size :]:
+            labelled = self._with_labels()
+            for claim in beyond:
+                if claim.picture not in labelled:
+                    self._drop(claim.picture)
         self._find_limit()
         if sum(one.nbytes for one in self._waiting.values()) > MAX_WAITING:
             self.write()
@@ -128,7 +130,7 @@ class ClaimSample:
         self._waiting.clear()
         rows = sorted(self._claims.values(), key=lambda claim: claim.episode)
         write_table(self.folder / TABLE, COLUMNS, [asdict(row) for row in rows])
-        for name in self._removed:
+        for name in self._removed - self._with_labels() if self._removed else ():
             (self.folder / name).unlink(missing_ok=True)
         self._removed.clear()
         self._changed = False
@@ -187,6 +189,15 @@ class ClaimSample:
     def _find_limit(self) -> None:
         kept = self._sample()
         self._limit = 1.0 if len(kept) < self.size else kept[-1].drawn
+
+    def _with_labels(self) -> set[str]:
+        """Return the names of pictures that have a label by now, or ever had."""
+        known = {label.picture for label in self._labels}
+        with contextlib.suppress(DatasetError, OSError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # somebody may be writing the last line
+            if self._labels_path.stat().st_size <= MAX_LOG:
+                known |= {label.picture for label in read_labels(self._labels_path)}
+        return known
 
     def _drop(self, name: str) -> None:
         del self._claims[name], self._digests[name]

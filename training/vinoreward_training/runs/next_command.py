@@ -143,7 +143,9 @@ def after_mending(bundle: Path, config: MendConfig) -> str:
             words: list[object] = ["train", "--config", folder / CONFIG, *naming(run.get("env"))]
             words += [*naming(run.get("truth"), "--truth"), "--bundle", _from_here(bundle)]
             return command(*words, "--out", free(folder))
+    # With another seed than the audit whose findings were learned.
     words = ["audit", "--bundle", _from_here(bundle), "--data", config.data]
+    words += ["--seed", config.seed + 1]
     if config.success_label != "success":
         words += ["--success-label", config.success_label]
     if config.env is not None:
