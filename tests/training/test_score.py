@@ -166,7 +166,7 @@ def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) ->
         score.run(ScoreConfig(data=folder, bundle=str(bundle)))
         judged = json.loads((folder / "scores/tiny/scores.json").read_text())["figures"]["judged"]
         assert judged["episodes"] == len(test) < 40
-        assert f"only the {len(test)} that its training kept" in judged["note"]
+        assert f"only the {len(test)} that were kept for the test" in judged["note"]
 
 
 def test_a_picture_of_another_size_is_named(tmp_path: Path) -> None:

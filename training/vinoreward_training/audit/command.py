@@ -49,8 +49,8 @@ from vinoreward_training.data.dataset import (
     Dataset,
     in_test_part,
     load_dataset,
-    origin_of,
     size_for,
+    used_for,
 )
 from vinoreward_training.data.dataset_files import Indices, picture_source, save_picture
 from vinoreward_training.runs.next_command import bundle_name, command, free
@@ -103,11 +103,11 @@ def unseen(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str
     """Return which frames (N,) the bundle's training has not seen, and a sentence on it."""
     everything = np.ones(len(dataset.labels), np.bool_)
     known = bundle.spec.dataset
-    of_bundle = origin_of({**known, "scene": bundle.spec.picture.scene})
-    if dataset.origin is not None and of_bundle == dataset.origin:
+    used = used_for(bundle.spec)
+    if dataset.origin is not None and (how := used.get(dataset.origin)) is not None:
         kept = in_test_part(dataset.origin, dataset.episodes)
-        return kept, "The bundle was trained on episodes of these; only its test part is looked at."
-    if dataset.origin is not None and of_bundle is not None:
+        return kept, f"The bundle was {how} on episodes of these; only its test part is looked at."
+    if dataset.origin is not None and "trained" in used.values():
         return everything, "The bundle was trained on other episodes."
     if known.get("sha256") == dataset.sha256:
         return everything, (

@@ -37,6 +37,7 @@ from vinoreward_training.data.dataset import (
     Dataset,
     Images,
     load_labelled,
+    origin_of,
     split_by_episode,
 )
 from vinoreward_training.data.dataset_files import Indices, read_about
@@ -313,7 +314,11 @@ def _write(
     from vinoreward_training.classifier.bundle import draw, sections_of
 
     spec, counts = bundle.spec, dataset.counts
-    on = {"sha256": dataset.sha256, "counts": counts, "split": SPLIT}
+    on = {"sha256": dataset.sha256, "counts": counts, "split": SPLIT, "origin": dataset.origin}
+    # Kept apart: what follows about the environment is of these pictures.
+    trained_on = spec.dataset.get("origin") or origin_of(
+        {**spec.dataset, "scene": spec.picture.scene}
+    )
     facts: dict[str, object] = {
         "network": f"{spec.architecture or 'from elsewhere'}, {spec.picture.height}x"
         f"{spec.picture.width} pixels, {spec.output}, FP32",
@@ -328,7 +333,10 @@ def _write(
         metrics=spec.metrics | result.metrics | {"guard": guard.metrics},
         # The rates hold for what drew these pictures.
         picture=dataclasses.replace(spec.picture, scene=dataset.scene or spec.picture.scene),
-        dataset=spec.dataset | origin(read_about(config.data)) | {"calibrated_on": on},
+        dataset=spec.dataset
+        | origin(read_about(config.data))
+        | {"calibrated_on": on}
+        | ({} if trained_on is None else {"origin": trained_on}),
     )
     intro = (
         "A success classifier: one camera picture in, the probability of success out. Calibrated by"

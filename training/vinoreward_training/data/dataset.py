@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.picture import prepare
-from vinoreward.bundles.schema import Picture, View
+from vinoreward.bundles.schema import BundleSpec, Picture, View
 from vinoreward.errors import BundleError, DatasetError
 from vinoreward_training.data.dataset_files import (
     ABOUT,
@@ -465,6 +465,21 @@ def origin_of(about: Mapping[str, Any]) -> str | None:
     if not isinstance(name, str) or not isinstance(seed, int):
         return None
     return f"{name} seed {seed}"
+
+
+def used_for(spec: BundleSpec) -> dict[str, str]:
+    """Return the captures that a bundle has seen, as :func:`origin_of`, with what they were for.
+
+    That is ``"trained"`` or ``"calibrated"``; a capture of both is of the first.
+    """
+    known, found = spec.dataset, {}
+    calibrated = known.get("calibrated_on")
+    if isinstance(calibrated, Mapping) and isinstance(of := calibrated.get("origin"), str):
+        found[of] = "calibrated"
+    trained = known.get("origin") or origin_of({**known, "scene": spec.picture.scene})
+    if isinstance(trained, str):
+        found[trained] = "trained"
+    return found
 
 
 def _identities(dataset: Dataset) -> tuple[list[bytes], Indices]:
