@@ -189,7 +189,18 @@ def test_a_step_is_a_nice_number_of_about_the_right_size(span: float) -> None:
     assert float(f"{step:.6e}".partition("e")[0]) in (1, 2, 5)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0, 9)), min_size=1, max_size=60))
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.booleans(),
+            st.floats(0, 9) | st.integers(0, 900).map(lambda one: one / 100),
+        ),
+        min_size=1,
+        max_size=60,
+    )
+)
+@example([(False, True, tenth / 10) for tenth in range(30)])
 @example([(False, True, 0.0), (False, True, 1.0), (False, True, 5e-324)])
 @example([(False, True, 1.7e12), (False, True, 1.7e12 + 0.0005)])
 @example([(False, True, 1e17), (False, True, 1e17 + 16)])

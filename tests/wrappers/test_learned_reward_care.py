@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import Corridor, save_toy_bundle
@@ -22,7 +24,7 @@ from vinoreward import (
     VectorLearnedReward,
 )
 from vinoreward.errors import ConfigError, InputError, OddPictureError
-from vinoreward.rewards.success import Truth, claim_of
+from vinoreward.rewards.success import RewardCore, RewardOptions, Truth, claim_of
 
 
 @pytest.fixture(scope="module")
@@ -94,52 +96,157 @@ def test_a_reward_that_does_not_count_may_be_anything(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_reward_that_counts_has_to_be_a_number(toy: Bundle, form: Form) -> None:
-    with pytest.raises(InputError, match=r"NaN.*Expected a number, as env_reward_weight is 0\.5"):
-        form(Pays(at(4), float("nan")), toy, env_reward_weight=0.5)
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_counts_has_to_be_finite(toy: Bundle, form: Form, reward: float) -> None:
+    with pytest.raises(InputError, match=rf"\[{reward}\].*Expected finite.*weight is 0\.5"):
+        form(Pays(at(4), reward), toy, env_reward_weight=0.5)
+
+
+def test_a_reward_of_no_step_does_not_count() -> None:
+    core = RewardCore(RewardOptions(env_reward_weight=1.0), 0.5, 2)
+    half, both = np.full(2, 0.1, np.float32), np.zeros(2, np.bool_)
+    scores = core.transition(np.array([True, False]), half, half, np.array([2.0, np.nan]), both)
+    assert scores.rewards.tolist() == [2.0, 0.0]
 
 
 def test_single_environments_may_pay_none_or_an_array(toy: Bundle) -> None:
     assert one(Pays(at(4), None), toy)[0] == 1.0
     assert one(Pays(at(4), np.array([[2.0]])), toy, env_reward_weight=1.0)[0] == 3.0
-    with pytest.raises(InputError, match=r"gave the reward array\(\[1\., 2\.\]\)\. Expected a nu"):
-        one(Pays(at(4), np.array([1.0, 2.0])), toy)
-    with pytest.raises(InputError, match="gave the reward 'much'"):
-        one(Pays(at(4), "much"), toy)
+    assert one(Pays(at(4), torch.tensor(2.0)), toy, env_reward_weight=1.0)[0] == 3.0
+    assert one(Pays(at(4), True), toy, env_reward_weight=1.0)[0] == 2.0
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        np.array([1.0, 2.0]), "much", "1.5", b"1", 1 + 2j, {}, [], 10**400,
+        np.datetime64("2026-01-01"), torch.tensor(3.0, requires_grad=True),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_number_is_refused(toy: Bundle, reward: Any) -> None:
+    with pytest.raises(InputError, match=r"gave the reward .*Expected a number; fix the env"):
+        one(Pays(at(4), reward), toy)
+
+
+def test_an_odd_picture_that_raises_ends_the_hold_as_one_that_is_withheld() -> None:
+    sure, everyone = np.full(2, 0.9, np.float32), np.ones(2, np.bool_)
+    odd = np.array([0.1, 3.0], np.float32)
+    claims = []
+    for on_ood in ("withhold", "raise"):
+        core = RewardCore(RewardOptions(success_hold_steps=2, on_ood=on_ood), 0.5, 2)
+        args = everyone, sure, sure, np.zeros(2), ~everyone
+        core.transition(*args, odd=odd * 0)
+        with contextlib.suppress(OddPictureError):
+            core.transition(*args, odd=odd)
+        claims.append(bool(core.transition(*args, odd=odd * 0).claimed[1]))
+    assert claims == [False, False]
 
 
 # --- errors while a step is judged -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_after_an_error_no_first_picture_is_paid_and_no_hold_goes_on(
-    tmp_path: Path, mode: AutoresetMode
-) -> None:
-    """One environment ends its episode in the step in which the other's picture is refused."""
+GUARDED = {"image_source": "obs", "on_ood": "raise", "terminate_on_success": False}
+
+
+def one_ends_as_the_other_is_odd(tmp_path: Path, mode: AutoresetMode | None, **options: Any) -> Any:
+    """Two environments in a vector, or SB3's: in one step one ends, and the other's picture is odd.
+
+    The first then is at cell 5 of its next episode, which is known and a success, and so will be
+    the other.
+    """
     guarded = save_toy_bundle(tmp_path / "guarded", seen=(0, 5, 6))
     ends, odd = at(1), at(4)
-    env = VectorLearnedReward(
-        SyncVectorEnv([lambda: ends, lambda: odd], autoreset_mode=mode),
-        guarded.path,
-        image_source="obs",
-        on_ood="raise",
-        success_hold_steps=2,
-        terminate_on_success=False,
-    )
-    env.reset(seed=0)
+    parts = [lambda: ends, lambda: odd]
+    options = {**GUARDED, **options}
+    env: Any
+    if mode is None:
+        env = VecLearnedReward(DummyVecEnv(parts), guarded.path, **options)
+        env.seed(0)
+        env.reset()
+    else:
+        env = VectorLearnedReward(
+            SyncVectorEnv(parts, autoreset_mode=mode), guarded.path, **options
+        )
+        env.reset(seed=0)
     ends.first_cells = (5,)
-    env._core.detector._counter[0] = 1  # it would claim with one more picture
+    env._core.detector._counter[0] = 1
     odd.cell = 1
     with pytest.raises(OddPictureError):
         env.step(np.array([0, 1]))
     assert ends.cell == (0 if mode is AutoresetMode.NEXT_STEP else 5)
-    odd.cell = 4  # to 5, which is known
-    _, rewards, terminated, _, infos = env.step(np.array([1, 1]))
-    scored = mode is AutoresetMode.SAME_STEP
-    assert infos["_is_success"].tolist() == [scored, True]
-    assert rewards[0] == 0.0 and not terminated[0], "its first picture in a row, if any"
-    _, rewards, *_ = env.step(np.array([1, 1]))
-    assert rewards[0] == (1.0 if scored else 0.0)
+    odd.cell = 4
+    return env
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, None])
+def test_after_an_error_no_first_picture_is_paid_and_no_hold_goes_on(
+    tmp_path: Path, mode: AutoresetMode | None
+) -> None:
+    env = one_ends_as_the_other_is_odd(tmp_path, mode, success_hold_steps=2)
+    scored = mode is not AutoresetMode.NEXT_STEP
+    rewards = []
+    for _ in range(2):
+        step = env.step(np.array([1, 1]))
+        rewards.append(float(step[1][0]))
+    assert rewards == ([0.0, 1.0] if scored else [0.0, 0.0]), "two pictures in a row, of steps"
+    env.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("cell", [1, 4], ids=["ends", "goes on"])
+@pytest.mark.parametrize("form", ["one", "vector", "sb3"])
+def test_no_hold_goes_on_over_a_step_that_was_not_judged(
+    toy: Bundle,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    cell: int,
+    form: str,
+) -> None:
+    options: dict[str, Any] = {"image_source": "obs", "success_hold_steps": 2}
+    env: Any
+    if form == "one":
+        env = LearnedReward(at(cell), toy.path, **options)
+        env.reset(seed=0)
+    elif form == "vector":
+        vector = SyncVectorEnv([lambda: at(cell)], autoreset_mode=AutoresetMode.SAME_STEP)
+        env = VectorLearnedReward(vector, toy.path, **options)
+        env.reset(seed=0)
+    else:
+        env = VecLearnedReward(DummyVecEnv([lambda: at(cell)]), toy.path, **options)
+        env.reset()
+    env._core.detector._counter[0] = 1
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(env.classifier, "judge", fails)
+        with pytest.raises(error):
+            env.step(0 if form == "one" else np.array([0]))
+    assert env._core.detector.counter.tolist() == [0]
+    env.close()
+
+
+def test_after_an_error_no_claim_ends_an_episode_twice(tmp_path: Path) -> None:
+    """One that a claim ended is reset in the step that fails, and goes on after it."""
+    guarded = save_toy_bundle(tmp_path / "guarded", seen=(0, 1, 2, 5, 6))
+    claims, odd = at(4), at(1)
+    env = VectorLearnedReward(
+        SyncVectorEnv([lambda: claims, lambda: odd]),
+        guarded.path,
+        **{**GUARDED, "terminate_on_success": True},
+    )
+    env.reset(seed=0)
+    _, _, terminated, *_ = env.step(np.array([1, 1]))
+    assert terminated.tolist() == [True, False]
+    claims.first_cells, odd.cell = (1,), 2
+    with pytest.raises(OddPictureError):
+        env.step(np.array([1, 1]))
+    assert claims.cell == 1
+    odd.cell = 0
+    _, _, _, _, infos = env.step(np.array([1, 1]))
+    assert claims.cell == 2 and infos["_is_success"].tolist() == [True, True]
     env.close()
 
 

@@ -314,11 +314,11 @@ class RewardCore:
         own = np.zeros(len(rewards))
         if options.env_reward_weight:  # else it may be anything, NaN too
             own = options.env_reward_weight * np.asarray(env_rewards, np.float64)
-            if np.isnan(own[mask]).any():
+            if not np.isfinite(own[mask]).all():
                 raise InputError(
-                    "the environment gave NaN, or None, for a reward. Expected a number, as "
-                    f"env_reward_weight is {options.env_reward_weight:g}; set that to 0, or mend "
-                    "the environment."
+                    f"the environment gave the rewards {own[mask] / options.env_reward_weight}. "
+                    "Expected finite numbers (None is none), as env_reward_weight is "
+                    f"{options.env_reward_weight:g}; set that to 0, or fix the environment."
                 )
         if options.success_replaces_env_reward:
             own = np.where(claimed, 0.0, own)
@@ -358,6 +358,7 @@ class RewardCore:
             "the picture, and capture and finetune again if it is as it should be"
         )
         if on_ood == "raise":
+            self.detector.reset(np.asarray(strange))  # as a frame that does not count
             raise OddPictureError(f"{told}, or give on_ood='withhold'.")
         if not self._warned:
             self._warned = True

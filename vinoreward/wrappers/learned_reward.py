@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, SupportsFloat
 
@@ -180,6 +182,23 @@ class LearnedRewardBase(Form[AnyEnv]):
             first[new] = self._potential(judged)[len(old) :]
         return Looked(probability, log_odds, None if judged.odd is None else odd, first)
 
+    @contextlib.contextmanager
+    def _judging(
+        self, begins: NDArray[np.bool_], ends: NDArray[np.bool_] | None = None
+    ) -> Iterator[None]:
+        """If this block fails, still begin episodes, and end the holds of what was stepped.
+
+        The environments have gone on by then, and the caller may go on after the error. ``begins``
+        and ``ends`` are ``(num_envs,)``; None: nothing was stepped.
+        """
+        try:
+            yield
+        except BaseException:
+            if ends is not None:
+                self._core.detector.reset(ends)
+            self._core.begin(begins, np.zeros(len(begins), np.float32))
+            raise
+
     def _judge(self, pictures: NDArray[np.uint8]) -> Judged:
         judged = self._classifier.judge(pictures)
         if self._classifier.service is not None:
@@ -214,7 +233,7 @@ class LearnedRewardBase(Form[AnyEnv]):
     @staticmethod
     def _record(info: dict[str, Any], scores: Scores, i: int, env_reward: Any) -> None:
         """Write the claim into an environment's info; keep its own ``is_success``."""
-        # Beside reward_prob it is the claim of another learned reward inside, and no truth.
+        # With reward_prob it is an inner learned reward's claim, not the truth.
         if "is_success" in info and "reward_prob" not in info:
             info["original_is_success"] = info["is_success"]
         info["is_success"] = bool(scores.claimed[i])
@@ -232,13 +251,19 @@ class LearnedRewardBase(Form[AnyEnv]):
 
 
 def _number(reward: Any) -> float:
-    """Return an environment's reward, an array of one number too; NaN for None."""
+    """Return a reward as a float; accepts an array of one number, and None as NaN."""
+    if reward is None:
+        return math.nan
     try:
-        return float(np.asarray(reward, np.float64).item())
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"the environment gave the reward {reward!r}. Expected a number; mend the environment."
-        ) from error
+        value = np.asarray(reward)
+        if value.dtype.kind in "biuf":
+            return float(value.item())
+        why: Exception | None = None
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        why = error
+    raise InputError(
+        f"the environment gave the reward {reward!r:.200}. Expected a number; fix the environment."
+    ) from why
 
 
 def _with_hold(space: gym.Space[Any], hold: int) -> gym.spaces.Box:
@@ -402,18 +427,19 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             OddPictureError: the picture is odd, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        own = _number(reward)
-        self._seen = self._picture(observation)
-        judged = self._judge(self._seen)
-        scores = self._core.transition(
-            _ALL,
-            judged.probability,
-            judged.log_odds,
-            np.array([own]),
-            np.array([terminated], np.bool_),
-            [observation],
-            judged.odd,
-        )
+        with self._judging(~_ALL, _ALL):
+            own = _number(reward)
+            self._seen = self._picture(observation)
+            judged = self._judge(self._seen)
+            scores = self._core.transition(
+                _ALL,
+                judged.probability,
+                judged.log_odds,
+                np.array([own]),
+                np.array([terminated], np.bool_),
+                [observation],
+                judged.odd,
+            )
         self._keep(scores.claimed)
         info = dict(info)
         self._record(info, scores, 0, own)

@@ -286,10 +286,11 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             OutputError: the network returned NaN or infinity.
         """
         step = self._stepped()
-        if self.meanwhile is None:
-            self._earn(step, self._look(step))
-        else:
-            self._overlapped(step, self.meanwhile)
+        with self._judging(step.dones, np.ones(self.num_envs, np.bool_)):
+            if self.meanwhile is None:
+                self._earn(step, self._look(step))
+            else:
+                self._overlapped(step, self.meanwhile)
         return self._told(step)
 
     @property
@@ -393,8 +394,9 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
         rendered = _Rendered(self.venv, self.reset_infos)
-        looked = self._score(rendered, observations, np.zeros_like(mask), mask)
-        self._core.begin(mask, looked.first)
+        with self._judging(mask):
+            looked = self._score(rendered, observations, np.zeros_like(mask), mask)
+            self._core.begin(mask, looked.first)
 
 
 def _check_restarts(venv: VecEnv) -> None:

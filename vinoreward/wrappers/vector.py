@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError, VinorewardError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.success import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import (
@@ -275,9 +275,9 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
                 values[self._unaware] = 0
         ended = terminations | truncations
         scored, starting, last = self._split(self._source, ended, observations, infos)
-        # Before pictures are judged: an odd one may raise, and the next step may come all the same.
+        # Before judging, which may raise: the caller may step on after the error.
         self._over, self._unaware = ended, np.zeros_like(ended)
-        try:
+        with self._judging(starting, scored):
             looked = self._score(self.env, observations, scored, starting, last)
             if self._mode is not AutoresetMode.SAME_STEP:
                 self._core.begin(starting, looked.first)
@@ -290,9 +290,6 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
                 self._guarded(observations, last),
                 looked.odd,
             )
-        except VinorewardError:
-            self._core.begin(starting, np.zeros(self.num_envs, np.float32))
-            raise
         self._keep(scores.claimed, scored)
         self._unaware = scores.terminated & ~ended
         self._over = scores.terminated | (truncations & scored)
@@ -309,8 +306,9 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
 
     def _begin(self, observations: Any, mask: Mask) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
-        looked = self._score(self.env, observations, np.zeros_like(mask), mask)
-        self._core.begin(mask, looked.first)
+        with self._judging(mask):
+            looked = self._score(self.env, observations, np.zeros_like(mask), mask)
+            self._core.begin(mask, looked.first)
 
     def _reset_where(self, mask: Mask, observations: Any, infos: dict[str, Any]) -> Any:
         """Reset some sub-environments; write their first observations and infos into the batch."""
@@ -346,7 +344,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
         final = infos.get("final_info")
         places = [infos] if not isinstance(final, dict) else [infos, final]
         for place in places:
-            if "reward_prob" not in place:  # else it is the claim of a learned reward inside
+            if "reward_prob" not in place:  # else it is an inner learned reward's claim
                 _keep_original(place, "is_success", self.num_envs)
         ours = {
             "is_success": scores.claimed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -52,16 +53,16 @@ def bands(
     known = failed & np.isfinite(distances)
     if known.any():
         first, half = float(distances[known].min()), float(np.median(distances[known]))
-        # Not for what differs by less than floats can tell, nor for what cannot be a distance.
+        # Not of a span below float precision, or an infinite one.
         if max(LEAST_SPAN, 1e-9 * abs(first), 1e-9 * abs(half)) < half - first < math.inf:
             step = nice_step(half - first)
-            start = math.floor(first / step)
-            for number in range(start, start + 2 * BANDS):
-                if (edge := number * step) >= half:
-                    break
-                inside = known & (distances >= edge) & (distances < edge + step)
+            numbers = range(math.floor(first / step), math.ceil(half / step) + 1)
+            # As they are written: 0.3, not 6 * 0.05.
+            edges = [round(k * step, -math.floor(math.log10(step))) for k in numbers]
+            for edge, end in itertools.pairwise(edges):
+                inside = known & (distances >= edge) & (distances < end)
                 if inside.any():
-                    rows.append(row(f"{edge:.4g} to {edge + step:.4g} m", inside))
-            if (beyond := known & (distances >= edge)).any():
-                rows.append(row(f"{edge:.4g} m and more", beyond))
+                    rows.append(row(f"{edge:.4g} to {end:.4g} m", inside))
+            if (beyond := known & (distances >= edges[-1])).any():
+                rows.append(row(f"{edges[-1]:.4g} m and more", beyond))
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import warnings
@@ -73,6 +72,8 @@ class ClaimSample:
         self._digests: dict[str, str] = {}
         self._waiting: dict[str, npt.NDArray[np.uint8]] = {}
         self._removed: set[str] = set()
+        self._held: dict[str, str] = {}
+        """Labelled pictures of later steps than the checkpoint, with their digests."""
         self._labels: list[Label] = []
         self._state: tuple[int, int] | None = None
         self._changed = False
@@ -104,17 +105,17 @@ class ClaimSample:
         true: int | None = None,
     ) -> None:
         """Take a claim that :meth:`wants` gave a number, with its ``(H, W, 3)`` RGB picture."""
-        name = f"{episode:06d}.png"
+        name, digest = f"{episode:06d}.png", digest_of(picture)
+        if self._held.get(name, digest) != digest:
+            return  # somebody has labelled another picture of that name
         self._removed.discard(name)
         self._claims[name] = Claim(name, step, episode, probability, odd, true, drawn)
-        self._digests[name] = digest_of(picture)
+        self._digests[name] = digest
         self._waiting[name] = picture
         self._changed = True
-        if beyond := self._ordered()[self.size :]:
-            labelled = self._with_labels()
-            for claim in beyond:
-                if claim.picture not in labelled:
-                    self._drop(claim.picture)
+        for claim in self._ordered()[self.size :]:
+            if claim.picture in self._waiting:  # else somebody may have labelled it by now
+                self._drop(claim.picture)
         self._find_limit()
         if sum(one.nbytes for one in self._waiting.values()) > MAX_WAITING:
             self.write()
@@ -123,6 +124,11 @@ class ClaimSample:
         """Write what is new: pictures, then the table; then remove what left the sample."""
         if not self._changed:
             return
+        labelled = self._labelled_names()
+        if labelled is not None:
+            for claim in self._ordered()[self.size :]:
+                if claim.picture not in labelled:
+                    self._drop(claim.picture)
         for name, picture in self._waiting.items():
             stream = io.BytesIO()
             Image.fromarray(picture).save(stream, format="PNG", compress_level=1)
@@ -130,9 +136,10 @@ class ClaimSample:
         self._waiting.clear()
         rows = sorted(self._claims.values(), key=lambda claim: claim.episode)
         write_table(self.folder / TABLE, COLUMNS, [asdict(row) for row in rows])
-        for name in self._removed - self._with_labels() if self._removed else ():
-            (self.folder / name).unlink(missing_ok=True)
-        self._removed.clear()
+        if labelled is not None:
+            for name in self._removed - labelled:
+                (self.folder / name).unlink(missing_ok=True)
+            self._removed.clear()
         self._changed = False
 
     def labelled(self) -> PrecisionBound | None:
@@ -190,14 +197,18 @@ class ClaimSample:
         kept = self._sample()
         self._limit = 1.0 if len(kept) < self.size else kept[-1].drawn
 
-    def _with_labels(self) -> set[str]:
-        """Return the names of pictures that have a label by now, or ever had."""
-        known = {label.picture for label in self._labels}
-        with contextlib.suppress(DatasetError, OSError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # somebody may be writing the last line
-            if self._labels_path.stat().st_size <= MAX_LOG:
-                known |= {label.picture for label in read_labels(self._labels_path)}
-        return known
+    def _labelled_names(self) -> set[str] | None:
+        """Return the names of the pictures with a label; None if the log cannot be read."""
+        try:
+            if self._labels_path.stat().st_size > MAX_LOG:
+                return None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # somebody may be writing the last line
+                return {label.picture for label in read_labels(self._labels_path)}
+        except FileNotFoundError:
+            return set()
+        except (DatasetError, OSError):
+            return None
 
     def _drop(self, name: str) -> None:
         del self._claims[name], self._digests[name]
@@ -206,19 +217,23 @@ class ClaimSample:
 
     def _read(self, until: int) -> None:
         """Take over what the run has kept up to its checkpoint."""
+        labelled = self._labelled_names()
         for row in read_table(self.folder / TABLE, NUMBERS) if until else []:
             step, episode, drawn = (row[name] for name in ("step", "episode", "drawn"))
             if not (isinstance(step, int) and isinstance(episode, int)) or drawn is None:
                 continue
             name = f"{episode:06d}.png"
-            if step > until:
-                self._removed.add(name)
-                self._changed = True
-                continue
             try:
                 digest = digest_of(read_picture(self.folder / name))
             except (InputError, OSError):
                 continue  # removed by somebody
+            if step > until:
+                if labelled is None or name in labelled:
+                    self._held[name] = digest
+                else:
+                    self._removed.add(name)
+                    self._changed = True
+                continue
             true = None if row["true"] is None else int(bool(row["true"]))
             probability, odd = row["probability"], row["odd"]
             self._claims[name] = Claim(name, step, episode, probability, odd, true, float(drawn))
