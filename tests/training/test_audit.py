@@ -540,14 +540,34 @@ def test_a_calibration_does_not_hide_what_a_training_has_seen(bundle: Bundle) ->
 
     (first, about_first), (second, about_second) = capture("Sim-v0", 0), capture("Real-v0", 5)
     other, _ = capture("Other-v0", 7)
-    calibrated = {"calibrated_on": {"sha256": second.sha256, "origin": second.origin}}
+    calibrated = {"calibrated_on": {"sha256": second.sha256, "capture": second.origin}}
     trained = {**about_first, "sha256": first.sha256}
-    both = {**trained, **about_second, "seed": 0, "origin": first.origin, **calibrated}
+    both = {**trained, **about_second, "seed": 0, **calibrated}
+    record = {"trained_on": {"captures": [first.origin], "datasets": [first.sha256]}}
+    mended = {
+        **about_second,
+        "sha256": second.sha256,
+        "trained_on": {
+            "captures": [first.origin, second.origin],
+            "datasets": [first.sha256, second.sha256],
+        },
+    }
+    older = {
+        **about_second,
+        "seed": 0,
+        "sha256": first.sha256,
+        "calibrated_on": {"sha256": second.sha256},
+    }
     for known, scene, said in (
         (trained, first.scene, {"Sim": "trained", "Real": "other episodes", "Other": "other"}),
-        (both, second.scene, {"Sim": "trained", "Real": "calibrated", "Other": "other"}),
+        ({**both, **record}, second.scene,
+         {"Sim": "trained", "Real": "calibrated", "Other": "other"}),
+        (mended, second.scene, {"Sim": "trained", "Real": "trained", "Other": "other"}),
         ({"env": "Real-v0", **calibrated}, second.scene,
          {"Sim": "Nothing says", "Real": "calibrated", "Other": "Nothing says"}),
+        # Before captures were recorded; the pictures themselves are known all the same.
+        (older, second.scene,
+         {"Sim": "trained", "Real": "calibrated", "Other": "Nothing says"}),
     ):  # fmt: skip
         spec = dataclasses.replace(
             bundle.spec,

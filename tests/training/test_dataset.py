@@ -110,6 +110,8 @@ def test_several_sizes_are_an_error_unless_a_size_is_asked_for(tmp_path: Path) -
 
 
 def test_no_pictures_and_no_folder_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"vinoreward capture --out '.*/not there'$"):
+        load_dataset(tmp_path / "not there")
     with pytest.raises(DatasetError, match="holds no pictures"):
         load_dataset(tmp_path)
     with pytest.raises(DatasetError, match="vinoreward capture"):

@@ -34,12 +34,13 @@ from vinoreward.errors import (
     TooFewNegativesError,
     UselessClassifierError,
 )
-from vinoreward.rewards.calibration import threshold_for_fpr
+from vinoreward.rewards.calibration import negatives_needed, threshold_for_fpr
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.bundle import golden_indices
 from vinoreward_training.classifier.dead_camera import of_step
 from vinoreward_training.classifier.evaluation import (
     Verdict,
+    _rounded_up,
     average_precision,
     finer,
     judge,
@@ -364,6 +365,12 @@ def keyed(count: int, seed: int = 0) -> Dataset:
     )
 
 
+def test_the_advised_false_positive_rate_is_one_that_the_episodes_support() -> None:
+    for episodes in range(30, 2000):
+        advised = float(f"{_rounded_up(1 - 0.05 ** (1 / episodes)):.2g}")
+        assert negatives_needed(advised) <= episodes < negatives_needed(0.85 * advised)
+
+
 @pytest.mark.parametrize("count", [300, 4 * SAMPLE])
 def test_weights_that_have_seen_held_out_pictures_are_refused(count: int, tmp_path: Path) -> None:
     data = keyed(count)
@@ -384,6 +391,15 @@ def test_weights_that_have_seen_held_out_pictures_are_refused(count: int, tmp_pa
     second = record_of(more, split_by_episode(more)[0], started=True, before=read)
     assert len(second.sample) <= SAMPLE and second.complete
     assert second.datasets == (data.sha256, more.sha256)
+    moved = dataclasses.replace(more, origin="scene seed 7")
+    first = dataclasses.replace(data, origin="scene seed 5")
+    third = record_of(first, parts[0], started=True, before=None)
+    for dataset in (moved, first, moved):
+        third = record_of(dataset, parts[0], started=True, before=third)
+    assert third.captures == ("scene seed 5", "scene seed 7")
+    path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}, {"trained_on": third.to_text()}))
+    again = read_record(path)
+    assert again is not None and again.captures == third.captures
     with pytest.raises(DatasetError, match="trained on"):
         check_unseen(second, path, other, split_by_episode(other))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -26,6 +28,7 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Axis
+from vinoreward_training.audit.command import audit
 from vinoreward_training.audit.report import AuditReport, Measure
 from vinoreward_training.audit.search import Hole, Searched
 from vinoreward_training.cli import main
@@ -33,6 +36,7 @@ from vinoreward_training.configs import MendConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
+from vinoreward_training.mending import command
 from vinoreward_training.mending.command import both_audited
 from vinoreward_training.mending.judgement import (
     chance_of_fewer,
@@ -40,7 +44,7 @@ from vinoreward_training.mending.judgement import (
     judged,
     surely,
 )
-from vinoreward_training.mending.labelled import CATEGORY, Labelled, checking, joined, read_all
+from vinoreward_training.mending.labelled import CATEGORY, Labelled, joined, keep_held_out, read_all
 from vinoreward_training.mending.refit import passes, share_of_labels
 
 
@@ -171,9 +175,17 @@ def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
         (Measured({}, ("one",)), Measured({}, ("one", "two")), None),
         (Measured({"stay": Measure(0.5, 0.05, 20)}), Measured({}), None),
         (Measured({}), Measured({"stay": Measure(0.04, 0.05, 20)}), None),
+        (Measured({}), Measured({"stay": Measure(0.1, 0.05, 20)}), None),
         (Measured({}), Measured({"stay": Measure(0.5, 0.05, 20)}), "stay"),
     ],
-    ids=["a first fault", "one more", "not measured any more", "new, fine", "new, misses its bar"],
+    ids=[
+        "a first fault",
+        "one more",
+        "not measured any more",
+        "new, fine",
+        "new, by chance",
+        "new, misses its bar",
+    ],
 )
 def test_what_only_one_audit_found(
     hover: Path, shipped: Bundle, old: Measured, new: Measured, worse: str | None
@@ -185,12 +197,15 @@ def test_what_only_one_audit_found(
     assert worse is None or found.worse[0].startswith(worse)
 
 
-def test_labels_of_held_out_pictures_check_and_train_nothing(hover: Path) -> None:
+def test_labels_of_held_out_pictures_are_not_trained_on(hover: Path) -> None:
     dataset = load_dataset(hover)
     train, validation, test = split_by_episode(dataset)
-    some = np.concatenate([train[:4], validation[:3], test[:2]])
-    labelled = Labelled(dataset.images[some], dataset.labels[some], np.arange(9) != 0, "")
-    assert checking(labelled, dataset).train.tolist() == [False] + [True] * 3 + [False] * 5
+    some = np.concatenate([train[:6], validation[:3], test[:2]])
+    labelled = Labelled(dataset.images[some], dataset.labels[some], np.arange(11) != 0, "")
+    assert keep_held_out(labelled, dataset).train.tolist() == [False] + [True] * 5 + [False] * 5
+    few = dataclasses.replace(labelled, train=np.arange(11) > 1)
+    with pytest.raises(DatasetError, match="of 11 labelled pictures 4 are left to train on: 5 are"):
+        keep_held_out(few, dataset)
 
 
 def test_a_new_bundle_that_claims_failures_is_refused(hover: Path, shipped: Bundle) -> None:
@@ -351,10 +366,10 @@ def corridors(folder: Path) -> Path:
 
 
 NOTHING = """
-import multiprocessing, os, signal
+import os, signal
 
 def nothing(env):
-    if multiprocessing.parent_process() is not None:
+    if os.getpid() != int(os.environ["PARENT_OF_THE_TEST"]):
         os.kill(os.getpid(), signal.SIGKILL)
     return []
 """
@@ -374,6 +389,7 @@ def test_two_audits_side_by_side_are_those_of_one_after_the_other(
 ) -> None:
     """Also where the second process is killed, or does not know the environment."""
     (tmp_path / "changes.py").write_text(NOTHING)
+    monkeypatch.setenv("PARENT_OF_THE_TEST", str(os.getpid()))
     monkeypatch.setitem(
         gym.registry, "MendCorridor-v0", EnvSpec("MendCorridor-v0", entry_point=Corridor)
     )
@@ -392,9 +408,18 @@ def test_two_audits_side_by_side_are_those_of_one_after_the_other(
         seed=4,
         threads=2,
     )
+    here: list[str] = []
+
+    def noted(bundle: Bundle, *arguments: Any, **options: Any) -> AuditReport:
+        here.append(bundle.path.name)
+        return audit(bundle, *arguments, **options)
+
+    monkeypatch.setattr(command, "audit", noted)
     found = both_audited(config, *bundles)
-    alone = dataclasses.replace(config, interventions=None, threads=1)
-    for report, other in zip(found, both_audited(alone, *bundles), strict=True):
+    alone = dies or environment == "MendCorridor-v0"
+    assert here == (["new", "old"] if alone else ["new"])
+    in_turn = dataclasses.replace(config, interventions=None, threads=1)
+    for report, other in zip(found, both_audited(in_turn, *bundles), strict=True):
         assert report.replays is not None and report.replays.claims > 10
         assert report.as_dict() == other.as_dict()
     assert found[0].battery.rows != found[1].battery.rows

@@ -34,10 +34,12 @@ from vinoreward_training.runs.next_command import (
     beside,
     bundle_name,
     free,
+    mend_again,
     origin,
     to_train,
 )
 from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.settings import command_line
 from vinoreward_training.tasks.environments import make_env
 
 SIZES = {
@@ -275,6 +277,18 @@ def test_a_folder_beside_the_current_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert beside(Path("."), "profile") == beside(Path("in/.."), "profile") == expected
     assert beside(Path("runs/lift"), "int8") == Path("runs/lift-int8")
     assert str(expected) in after_play(Path("."), {"env": "PandaHover-v0"})
+
+
+def test_a_stopped_mending_goes_on_with_all_its_options() -> None:
+    config = MendConfig(bundle="old", data=Path("d"), labels=(Path("a b"), Path("c")), share=0.2,
+                        env="Pendulum-v1", env_kwargs={"g": 9.0}, truth="up.py:up")  # fmt: skip
+    line = mend_again(config)
+    assert line == (
+        "vinoreward mend --bundle old --data d --labels 'a b' c --share 0.2 --env Pendulum-v1 "
+        "--env-kwargs g 9.0 --truth up.py:up --resume"
+    )
+    parsed = command_line(MendConfig, shlex.split(line)[2:], prog="vinoreward mend")
+    assert parsed == dataclasses.replace(config, resume=True)
 
 
 def test_a_mended_bundle_is_audited_as_it_was() -> None:

@@ -134,11 +134,13 @@ def test_an_image_folder_stays_the_same_dataset(tmp_path: Path) -> None:
             Image.fromarray(folders.picture(won, n, n)).save(data / name / f"{n}.png")
     before = load_dataset(data, success_label="good")
     bundle = str(bundle_of(tmp_path / "bundle"))
-    Image.fromarray(folders.picture(True, 0, 99)).save(data / "overview.png")  # of no class
+    for name in ("overview.png", ".trash/old.png"):  # of no class
+        (data / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(folders.picture(True, 0, 99)).save(data / name)
     score.run(ScoreConfig(data=data, bundle=bundle, success_label="good"))
     rows = scored(data / "scores/tiny")
-    (loose,) = [key for key in rows if key[0] == "overview.png"]
-    assert rows.pop(loose)["label"] not in ("success", "failure")
+    for loose in [key for key in rows if key[0] in ("overview.png", ".trash/old.png")]:
+        assert rows.pop(loose)["label"] not in ("success", "failure")
     assert {key[0] for key in rows} == set(before.files)
     assert all((row["success"] == "1") == key[0].startswith("good") for key, row in rows.items())
     assert load_dataset(data, success_label="good").sha256 == before.sha256
@@ -167,6 +169,19 @@ def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) ->
         judged = json.loads((folder / "scores/tiny/scores.json").read_text())["figures"]["judged"]
         assert judged["episodes"] == len(test) < 40
         assert f"only the {len(test)} that were kept for the test" in judged["note"]
+    for number, (seen, said) in enumerate(
+        [
+            ({"seed": 7}, "trained on other episodes"),
+            ({"seed": 7, "calibrated_on": {"capture": data.origin}}, "calibrated on episodes"),
+            ({"calibrated_on": {"capture": "elsewhere seed 1"}}, "Nothing says"),
+        ]
+    ):
+        other = bundle_of(tmp_path / f"b{number}", picture={"scene": data.scene}, dataset=seen)
+        out = tmp_path / f"scores{number}"
+        score.run(ScoreConfig(data=tmp_path / "data", bundle=str(other), out=out))
+        judged = json.loads((out / "scores.json").read_text())["figures"]["judged"]
+        assert said in judged["note"]
+        assert (judged["episodes"] == len(test)) is (number == 1)
 
 
 def test_a_picture_of_another_size_is_named(tmp_path: Path) -> None:

@@ -160,6 +160,34 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert again.steps == first.steps
 
 
+@pytest.mark.parametrize("part", ["parameters", "variables", "replay"])
+def test_a_checkpoint_that_can_learn_no_more_is_refused(tmp_path: Path, part: str) -> None:
+    model = model_after(60)
+    save_checkpoint(tmp_path / "c.pt", model)
+    state = read_state(tmp_path / "c.pt")
+    table = state[part]["policy"] if part == "parameters" else state[part]
+    name = next(name for name, values in table.items() if values.is_floating_point())
+    table[name] = table[name] * float("nan")
+    save_state(tmp_path / "c.pt", state)
+    with pytest.raises(ModelCorruptError, match=rf"{part} .*NaN or infinity"):
+        restore_checkpoint(tmp_path / "c.pt", model_after(5))
+
+
+def test_a_replay_of_other_actions_is_refused(tmp_path: Path) -> None:
+    env = gym.make("CartPole-v1")
+    given = {"learning_starts": 5, "batch_size": 4, "policy_kwargs": {"net_arch": [8]}}
+    model = build_model("DQN", env, given, seed=0, replay_size=50)
+    model.learn(20)
+    save_checkpoint(tmp_path / "c.pt", model)
+    state = read_state(tmp_path / "c.pt")
+    state["replay"]["actions"][3] = 2
+    save_state(tmp_path / "c.pt", state)
+    with pytest.raises(ModelCorruptError, match=r"actions that are not of Discrete\(2\)"):
+        restore_checkpoint(
+            tmp_path / "c.pt", build_model("DQN", env, given, seed=0, replay_size=50)
+        )
+
+
 def test_a_solved_run_goes_on_without_its_goal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from vinoreward.errors import RunFolderError
 from vinoreward_training.bench.labelling import Client, Labelling, labels_lost
 from vinoreward_training.cli import main
 from vinoreward_training.configs import LabelConfig
-from vinoreward_training.labelling.command import _invite
+from vinoreward_training.labelling.command import _following, _invite
 from vinoreward_training.labelling.labels import Label, LabelLog, line_of, read_labels
 from vinoreward_training.labelling.server import HEADERS, MAX_BODY
 from vinoreward_training.labelling.sources import digest_of
@@ -331,6 +332,12 @@ def test_undo_reaches_into_an_earlier_sitting(folder: Path) -> None:
             else:
                 assert client.value("/api/undo", {"done": 3})[1]["done"] == 2
     assert len(read_labels(folder / "labels.jsonl")) == 2
+
+
+def test_a_sitting_goes_on_with_the_options_that_decide_its_plan(folder: Path) -> None:
+    config = LabelConfig(data=folder, duplicates=0.3, seed=7, limit=50)
+    line = _following(config, SimpleNamespace(left=3, unlabelled=5))  # type: ignore[arg-type]
+    assert line == f"vinoreward label --data {folder} --limit 50 --duplicates 0.3 --seed 7"
 
 
 def test_two_labellers_at_once(folder: Path) -> None:

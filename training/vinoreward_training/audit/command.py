@@ -49,8 +49,8 @@ from vinoreward_training.data.dataset import (
     Dataset,
     in_test_part,
     load_dataset,
+    seen_by,
     size_for,
-    used_for,
 )
 from vinoreward_training.data.dataset_files import Indices, picture_source, save_picture
 from vinoreward_training.runs.next_command import bundle_name, command, free
@@ -102,17 +102,17 @@ class Learning:
 def unseen(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
     """Return which frames (N,) the bundle's training has not seen, and a sentence on it."""
     everything = np.ones(len(dataset.labels), np.bool_)
-    known = bundle.spec.dataset
-    used = used_for(bundle.spec)
-    if dataset.origin is not None and (how := used.get(dataset.origin)) is not None:
+    seen = seen_by(bundle.spec)
+    how = seen.how(dataset.origin, dataset.sha256)
+    if how is not None and dataset.origin is not None:
         kept = in_test_part(dataset.origin, dataset.episodes)
         return kept, f"The bundle was {how} on episodes of these; only its test part is looked at."
-    if dataset.origin is not None and "trained" in used.values():
-        return everything, "The bundle was trained on other episodes."
-    if known.get("sha256") == dataset.sha256:
+    if how is not None:
         return everything, (
-            "The bundle was trained on these pictures, so it does better here than on new ones."
+            f"The bundle was {how} on these pictures, so it does better here than on new ones."
         )
+    if dataset.origin is not None and seen.known:
+        return everything, "The bundle was trained on other episodes."
     return everything, (
         "Nothing says whether the bundle was trained on these; if so, it does better than on new "
         "ones."

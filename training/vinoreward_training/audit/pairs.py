@@ -14,6 +14,7 @@ from vinoreward_training.data.dataset_files import inside, pictures_below
 
 BEFORE = "success"
 """Folder of the pictures of success; the others have pictures of the same names."""
+SHOWN_NAMES = 10
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
     changes = [name for name in names if name != BEFORE and not name.startswith(".")]
     if BEFORE not in names or not changes:
         raise DatasetError(
-            f"{folder} has the folders {', '.join(names) or 'none'}. Expected {BEFORE}, with "
+            f"{folder} has the folders {', '.join(names[:SHOWN_NAMES]) or 'none'}"
+            f"{' ...' if len(names) > SHOWN_NAMES else ''}. Expected {BEFORE}, with "
             "pictures of successes, and others such as removed or moved, with a picture of the "
             "same name of the same scene without its cause."
         )

@@ -24,7 +24,7 @@ from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEI
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import Episodes, Play
-from vinoreward_training.capture.policies import Act, open_policy
+from vinoreward_training.capture.policies import Act, capture_again, open_policy
 from vinoreward_training.capture.record import Recording, described
 from vinoreward_training.capture.views import SeveralViews
 from vinoreward_training.configs import CaptureConfig
@@ -56,8 +56,6 @@ from vinoreward_training.tasks.environments import (
     dependencies_named,
     find_spec,
     is_hover,
-    names_function,
-    naming,
     not_importable,
     takes_no_mode,
     truth_reader,
@@ -374,9 +372,7 @@ def run(config: CaptureConfig) -> int:
     from tqdm import tqdm
 
     mix, policy = _mix(config), config.policy
-    by_name = [] if policy is None or not names_function(policy) else ["--policy", policy]
-    by_name += naming(config.truth, "--truth")
-    line = again("capture", config.out, *naming(config.env), *by_name)
+    line = capture_again(config)
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
         size = None if env is None or is_hover(env.spec) else config.image_size

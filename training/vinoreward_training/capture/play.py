@@ -27,7 +27,7 @@ from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.success import Truth
 from vinoreward_training.capture.free_camera import wandering_camera
-from vinoreward_training.capture.policies import Act
+from vinoreward_training.capture.policies import Act, capture_again
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row, save_picture
 
@@ -340,7 +340,8 @@ class Play(Episodes):
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
         if balance.kept_successes and balance.kept_failures:
-            rest = f"{kept} are kept: continue with --resume and a larger --patience, or begin anew"
+            line = capture_again(self._config, "--patience", str(10 * self._config.patience))
+            rest = f"{kept} are kept; continue with: {line} (or begin anew)"
         else:
             # Pictures of one label are no dataset, and would stand in the way of the next try.
             table.clear()

@@ -314,11 +314,12 @@ def _write(
     from vinoreward_training.classifier.bundle import draw, sections_of
 
     spec, counts = bundle.spec, dataset.counts
-    on = {"sha256": dataset.sha256, "counts": counts, "split": SPLIT, "origin": dataset.origin}
-    # Kept apart: what follows about the environment is of these pictures.
-    trained_on = spec.dataset.get("origin") or origin_of(
-        {**spec.dataset, "scene": spec.picture.scene}
-    )
+    on = {"sha256": dataset.sha256, "counts": counts, "split": SPLIT, "capture": dataset.origin}
+    before = dict(spec.dataset)
+    alone = origin_of({**before, "scene": spec.picture.scene})
+    if alone is not None and "calibrated_on" not in before:
+        # Of an older bundle; its scene and environment become those of these pictures.
+        before["trained_on"] = {"captures": [alone], **before.get("trained_on", {})}
     facts: dict[str, object] = {
         "network": f"{spec.architecture or 'from elsewhere'}, {spec.picture.height}x"
         f"{spec.picture.width} pixels, {spec.output}, FP32",
@@ -333,10 +334,7 @@ def _write(
         metrics=spec.metrics | result.metrics | {"guard": guard.metrics},
         # The rates hold for what drew these pictures.
         picture=dataclasses.replace(spec.picture, scene=dataset.scene or spec.picture.scene),
-        dataset=spec.dataset
-        | origin(read_about(config.data))
-        | {"calibrated_on": on}
-        | ({} if trained_on is None else {"origin": trained_on}),
+        dataset=before | origin(read_about(config.data)) | {"calibrated_on": on},
     )
     intro = (
         "A success classifier: one camera picture in, the probability of success out. Calibrated by"

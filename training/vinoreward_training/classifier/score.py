@@ -39,7 +39,7 @@ from vinoreward_training.classifier.evaluation import (
     roc_area,
 )
 from vinoreward_training.configs import ScoreConfig
-from vinoreward_training.data.dataset import check_folder, in_test_part, origin_of, used_for
+from vinoreward_training.data.dataset import check_folder, in_test_part, origin_of, seen_by
 from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,
     METADATA,
@@ -418,21 +418,22 @@ def _publish(
 def _seen(source: Source, classifier: Classifier, judged: npt.NDArray[np.bool_]) -> str:
     """Leave out episodes that the bundle was trained on; return a sentence on it."""
     spec = classifier.bundle.spec
-    used = used_for(spec)
+    seen = seen_by(spec)
     if not spec.dataset:
         return (
             "The bundle does not say what it was trained on; if on these, the rates are too good."
         )
-    if source.origin is None or not (source.origin in used or "trained" in used.values()):
+    how = seen.how(source.origin)
+    if source.origin is None or not (how or seen.known):
         return (
             "Nothing says whether the bundle was trained on these; if so, the rates are too good."
         )
-    if source.origin not in used:
+    if how is None:
         return "The bundle was trained on other episodes."
     judged &= in_test_part(source.origin, source.episodes)
     count = len(np.unique(source.episodes[judged]))
     return (
-        f"The bundle was {used[source.origin]} on episodes of these: only the {count} that were "
+        f"The bundle was {how} on episodes of these: only the {count} that were "
         "kept for the test are counted."
     )
 

@@ -306,6 +306,9 @@ class TrainedOn:
     complete: bool = True
     """False if the training began with weights without a record."""
     split: str = SPLIT
+    captures: tuple[str, ...] = ()
+    """What identifies their episodes, as :func:`origin_of`, where recorded; the last
+    ``MOST_DATASETS``."""
 
     def to_text(self) -> str:
         """Return the record as a file of weights stores it."""
@@ -314,7 +317,12 @@ class TrainedOn:
 
     def facts(self) -> dict[str, Any]:
         """Return what a bundle records."""
-        return {"split": self.split, "datasets": list(self.datasets), "complete": self.complete}
+        return {
+            "split": self.split,
+            "datasets": list(self.datasets),
+            "captures": list(self.captures),
+            "complete": self.complete,
+        }
 
     def share_of(self, keys: Keys) -> float:
         """Return the share of the pictures (K,) that were trained on, estimated by the sample."""
@@ -341,16 +349,24 @@ def record_of(
     """
     keys = np.unique(picture_keys(dataset.images[train]))
     datasets = [dataset.sha256]
+    captures = [] if dataset.origin is None else [dataset.origin]
     limit = 2**64 - 1
     if before is not None:
         keys, limit = np.union1d(keys, before.sample), before.limit
         datasets = [name for name in before.datasets if name != dataset.sha256] + datasets
+        captures = [name for name in before.captures if name != dataset.origin] + captures
     keys = keys[keys <= np.uint64(limit)]
     if len(keys) > SAMPLE:
         keys = keys[:SAMPLE]
         limit = int(keys[-1])
     complete = not started or (before is not None and before.complete)
-    return TrainedOn(tuple(datasets[-MOST_DATASETS:]), keys, limit, complete)
+    return TrainedOn(
+        tuple(datasets[-MOST_DATASETS:]),
+        keys,
+        limit,
+        complete,
+        captures=tuple(captures[-MOST_DATASETS:]),
+    )
 
 
 def read_record(path: Path) -> TrainedOn | None:
@@ -374,6 +390,7 @@ def read_record(path: Path) -> TrainedOn | None:
             int(np.uint64(value["limit"])),
             value["complete"] is True,
             str(value["split"]),
+            tuple(str(name) for name in value.get("captures", ()))[-MOST_DATASETS:],
         )
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise ModelCorruptError(

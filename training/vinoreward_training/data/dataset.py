@@ -31,6 +31,8 @@ from vinoreward_training.data.dataset_files import (
 )
 from vinoreward_training.data.lerobot import is_lerobot
 
+MOST_NAMES = 100
+"""Of a bundle's captures and datasets so many are read."""
 SPLIT = "episode hash 1"
 """Name of the way :func:`split_by_episode` splits; recorded wherever a split was used."""
 HELD_OUT_SHARES = (0.15, 0.15)
@@ -467,19 +469,44 @@ def origin_of(about: Mapping[str, Any]) -> str | None:
     return f"{name} seed {seed}"
 
 
-def used_for(spec: BundleSpec) -> dict[str, str]:
-    """Return the captures that a bundle has seen, as :func:`origin_of`, with what they were for.
+@dataclass(frozen=True)
+class Seen:
+    """What a bundle has been trained and calibrated on, as far as it says."""
 
-    That is ``"trained"`` or ``"calibrated"``; a capture of both is of the first.
-    """
-    known, found = spec.dataset, {}
-    calibrated = known.get("calibrated_on")
-    if isinstance(calibrated, Mapping) and isinstance(of := calibrated.get("origin"), str):
-        found[of] = "calibrated"
-    trained = known.get("origin") or origin_of({**known, "scene": spec.picture.scene})
-    if isinstance(trained, str):
-        found[trained] = "trained"
-    return found
+    trained: tuple[str, ...]
+    """Captures (:func:`origin_of`) and SHA-256 of datasets."""
+    calibrated: tuple[str, ...]
+    known: bool
+    """Whether all captures of its training are known."""
+
+    def how(self, *names: str | None) -> str | None:
+        """Return ``"trained"`` or ``"calibrated"`` if it was on one of these; else None."""
+        if any(name in self.trained for name in names if name is not None):
+            return "trained"
+        return "calibrated" if any(name in self.calibrated for name in names if name) else None
+
+
+def seen_by(spec: BundleSpec) -> Seen:
+    """Return what a bundle has seen."""
+    training, calibration = spec.dataset.get("trained_on"), spec.dataset.get("calibrated_on")
+    training = training if isinstance(training, Mapping) else {}
+    calibration = calibration if isinstance(calibration, Mapping) else {}
+    captures = _texts(training.get("captures"))
+    # An older bundle has the scene and environment of its last pictures, with the training's seed.
+    alone = origin_of({**spec.dataset, "scene": spec.picture.scene})
+    if not captures and alone is not None:
+        captures = (alone,)
+    return Seen(
+        (*captures, *_texts(training.get("datasets")), *_texts([spec.dataset.get("sha256")])),
+        _texts([calibration.get("capture"), calibration.get("sha256")]),
+        bool(captures) and (bool(training.get("captures")) or not calibration),
+    )
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    """Return the texts of a stranger's list."""
+    some = values[:MOST_NAMES] if isinstance(values, list) else []
+    return tuple(value for value in some if isinstance(value, str))
 
 
 def _identities(dataset: Dataset) -> tuple[list[bytes], Indices]:

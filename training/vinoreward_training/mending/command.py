@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import shutil
-import signal
 from functools import partial
-from multiprocessing.connection import Connection
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.machine import usable_cores
-from vinoreward.processes import forget_safe_path, starting_processes, thread_limits
 from vinoreward_training.audit.command import (
     LEAST,
     MOST_THREADS,
@@ -24,10 +20,11 @@ from vinoreward_training.audit.command import (
 )
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import AuditConfig, MendConfig
+from vinoreward_training.mending.child import in_child
 from vinoreward_training.mending.judgement import judged
-from vinoreward_training.mending.labelled import checking, read_all, read_data
+from vinoreward_training.mending.labelled import keep_held_out, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, refit
-from vinoreward_training.runs.next_command import OF_AUDIT, after_mending
+from vinoreward_training.runs.next_command import OF_AUDIT, after_mending, mend_again
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import refuse, refuse_ignored
 
@@ -63,11 +60,14 @@ def run(config: MendConfig) -> int:
             "on. Expected a classifier of vinoreward finetune; train one on these pictures."
         )
     labelled = read_all(config.labels, old)
-    print(labelled.sentence)
     dataset = read_data(config.data, old.spec.picture, config.success_label)
-    labelled = checking(labelled, dataset)
+    labelled = keep_held_out(labelled, dataset)
+    count = int(labelled.train.sum())
+    print(
+        f"{labelled.sentence}\n{count} labels are trained on, {len(labelled.train) - count} check"
+    )
     one_each(dataset, unseen(old, dataset)[0], LEAST, config.seed)  # or no audit could judge
-    with RunFolder(config.out, config, resume=config.resume) as folder:
+    with RunFolder(config.out, config, resume=config.resume, again=mend_again(config)) as folder:
         work = folder / CANDIDATE
         work.mkdir(exist_ok=True)
         new = refit(config, old, dataset, labelled, work)
@@ -106,39 +106,20 @@ def run(config: MendConfig) -> int:
 
 
 def both_audited(config: MendConfig, old: Bundle, new: Bundle) -> tuple[AuditReport, AuditReport]:
-    """Audit both bundles, with an environment side by side: most of its work takes one core."""
+    """Audit both bundles; with an environment in two processes, as that uses one core."""
     threads = config.threads or min(usable_cores(), MOST_THREADS)
     if config.env is None or threads < 2:
         return _audited(config, old, threads), _audited(config, new, threads)
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    with contextlib.closing(ours):
-        # No daemon: those cannot start the processes of an environment.
-        child = context.Process(target=_send, args=(theirs, config, old, threads // 2))
-        with contextlib.closing(theirs), starting_processes(thread_limits()):
-            child.start()
-        try:
-            after = _audited(config, new, threads - threads // 2)
-            try:
-                return ours.recv(), after
-            except EOFError:
-                # No memory for two, or an environment that only this process knows.
-                return _audited(config, old, threads), after
-        finally:
-            child.kill()
-            child.join()
-
-
-def _send(pipe: Connection, config: MendConfig, bundle: Bundle, threads: int) -> None:
-    """Audit in a process of its own; an error is left to whoever waits, and audits itself then."""
-    forget_safe_path()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process gets it too, and ends this
-    with contextlib.suppress(VinorewardError):
-        pipe.send(_audited(config, bundle, threads, progress=False))
+    with in_child(_audited, config, old, threads // 2, False) as answer:
+        after = _audited(config, new, threads - threads // 2)
+        before = answer()
+    if before is None:  # no memory for two, or an environment that only this process knows
+        before = _audited(config, old, threads)
+    return before, after
 
 
 def _audited(
-    config: MendConfig, bundle: Bundle, threads: int, *, progress: bool = True
+    config: MendConfig, bundle: Bundle, threads: int, progress: bool = True
 ) -> AuditReport:
     """Audit with pictures, places and episodes that no audit with the usual seed draws."""
     audit_config = AuditConfig(

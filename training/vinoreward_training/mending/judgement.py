@@ -85,7 +85,7 @@ def judged(
     ]
     before, after = (report.measures for report in audits)
     for name, one in after.items():
-        # What only the new audit could measure counts where it misses its bar.
+        # What only the new audit could measure is compared with its bar.
         known = before.get(name, Measure(0.0, one.bar))
         rows.append(_row(name, known.value, one.value, chance_of_worse(known, one)))
     had, has = (len(report.faults) for report in audits)
@@ -113,14 +113,18 @@ def chance_of_worse(before: Measure, after: Measure) -> float | None:
     """Return the chance of a measure so much higher than before, and beyond its bar; else 1.
 
     Of shares: given how many claims both audits have in all, a one-sided binomial test of how many
-    the second has. Chance has no part, None, in an area of the same states and in a new hole.
+    the second has; against the bar where the first has none. Chance has no part, None, in an area
+    of the same states and in a new hole.
     """
     if after.value <= max(before.value, after.bar):
         return 1.0
-    if not after.of or not before.of:
+    if not after.of:
         return None
     from scipy.stats import binomtest
 
+    if not before.of:
+        claimed = round(after.value * after.of)
+        return float(binomtest(claimed, after.of, after.bar, alternative="greater").pvalue)
     counts = [round(one.value * one.of) for one in (after, before)]
     share = after.of / (after.of + before.of)
     return float(binomtest(counts[0], sum(counts), share, alternative="greater").pvalue)

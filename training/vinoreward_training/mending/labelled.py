@@ -22,6 +22,8 @@ from vinoreward_training.labelling.sources import CLAIMS, labelled_pictures
 CATEGORY = "labelled"
 FEW = 10
 """Fewest labels worth a training."""
+LEAST_TRAINED = 5
+"""Fewest of them to train on; the others check."""
 _CHECKED = 0.2
 """Share of the labelled pictures that are not trained on, by hash."""
 
@@ -79,12 +81,26 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
     return Labelled(every[kept], np.concatenate(labels)[kept], train, "\n".join(said))
 
 
-def checking(labelled: Labelled, dataset: Dataset) -> Labelled:
-    """Return labels of which those of held-out pictures of the data check, and train nothing."""
-    held_out = np.concatenate(split_by_episode(dataset)[1:])
-    known = {dataset.images[index].tobytes() for index in held_out}
-    seen = np.array([image.tobytes() in known for image in labelled.images], np.bool_)
-    return dataclasses.replace(labelled, train=labelled.train & ~seen)
+def keep_held_out(labelled: Labelled, dataset: Dataset) -> Labelled:
+    """Return the labels; those of the data's validation and test pictures are not trained on.
+
+    DatasetError if too few are left to train on.
+    """
+    given = {image.tobytes(): index for index, image in enumerate(labelled.images)}
+    train = labelled.train.copy()
+    held_out = 0
+    for index in np.concatenate(split_by_episode(dataset)[1:]):
+        found = given.get(dataset.images[index].tobytes())
+        if found is not None:
+            held_out += int(train[found])
+            train[found] = False
+    if train.sum() < LEAST_TRAINED:
+        raise DatasetError(
+            f"of {len(train)} labelled pictures {int(train.sum())} are left to train on: "
+            f"{held_out} are of the validation or test part of {dataset.folder}, and others check. "
+            f"Expected at least {LEAST_TRAINED}; label pictures of its training part, or new ones."
+        )
+    return dataclasses.replace(labelled, train=train)
 
 
 def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:

@@ -211,6 +211,8 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         for name, count in state["counters"].items():
             setattr(model, name, int(count))
         _check_postponed(model)
+        for part in ("parameters", "variables", "replay"):
+            _check_finite(part, state[part])
         model.set_parameters(state["parameters"], device=model.device)
         _check_optimisers(model, parameters)
         for name, value in state["variables"].items():
@@ -231,6 +233,20 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
             f"the checkpoint {path} does not fit: {error}. Expected one of the same algorithm, "
             "network and environment; resume with the configuration it was trained with."
         ) from error
+
+
+def _check_finite(name: str, values: Any) -> None:
+    """Raise ValueError where tensors in nested tables and lists hold NaN or infinity."""
+    import torch
+
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            _check_finite(f"{name} {key}", value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            _check_finite(name, value)
+    elif torch.is_tensor(values) and not torch.isfinite(values).all():
+        raise ValueError(f"its {shown(name)} hold NaN or infinity, so that nothing is learned")
 
 
 def _cuda_rng(model: BaseAlgorithm) -> Any:
@@ -293,6 +309,11 @@ def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
     buffer = getattr(model, "replay_buffer", None)
     if buffer is None:
         raise ValueError("it holds a replay buffer and this algorithm has none")
+    space = model.action_space
+    if isinstance(space, gym.spaces.Discrete) and "actions" in arrays:
+        known = arrays["actions"] - int(space.start)
+        if bool((known < 0).any() or (known >= int(space.n)).any()):
+            raise ValueError(f"its replay has actions that are not of {space}")
     size = len(arrays["rewards"])
     count = min(size, buffer.buffer_size)
     for name, values in arrays.items():

@@ -156,6 +156,22 @@ def after_mending(bundle: Path, config: MendConfig) -> str:
     return command(*words)
 
 
+def mend_again(config: MendConfig) -> str:
+    """Return the command that goes on with a stopped mending, with all its options."""
+    usual = vars(MendConfig(bundle="", data=Path(), labels=()))
+    words: list[object] = ["mend"]
+    for name, value in vars(config).items():
+        if name == "resume" or value == usual[name]:
+            continue
+        items: list[object] = [value]
+        if isinstance(value, dict):
+            items = [item for pair in value.items() for item in pair]
+        elif isinstance(value, tuple):
+            items = list(value)
+        words += [f"--{name.replace('_', '-')}", *items]
+    return command(*words, "--resume")
+
+
 def recorded(run: Path) -> dict[str, Any]:
     """Return the settings in a run's folder; none where nothing there can be read."""
     kinds = TrainConfig, FinetuneConfig, MendConfig
