@@ -31,6 +31,8 @@ PIXEL_BYTES: Final = 192
 """Of one of its pixels, with what classifier and guard compute of it."""
 LOOK_BYTES: Final = 2048
 """Of what one environment's episode drew, beside its background."""
+DEVICE_LOOK_BYTES: Final = 8192
+"""The same on a device, which also keeps how the triangles of the background are seen."""
 MEMORY_SHARE: Final = 0.9
 """Largest share of the free memory."""
 
@@ -170,11 +172,12 @@ def memory_needed(
         corners = CORNER_BYTES * len(scene_mesh(spec.mesh).positions)
         pixels_of_one = PIXEL_BYTES * spec.height * spec.width
         drawing = at_once * (SCENE_BYTES + corners + pixels_of_one)
+    look = DEVICE_LOOK_BYTES if at_once else LOOK_BYTES
     return {
         "state": num_envs * STATE_BYTES,
         "pictures": num_envs * picture * sets,
         "drawing": drawing,
-        "looks": 0 if not varied else num_envs * (LOOK_BYTES + background),
+        "looks": num_envs * (look + background) if varied else 0,
     }
 
 

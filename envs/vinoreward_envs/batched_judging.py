@@ -15,6 +15,7 @@ from vinoreward.rewards.success import RewardCore
 from vinoreward_envs.arrays import CPU, Array
 from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_pictures import BatchedPictures
+from vinoreward_envs.batched_variation import SceneLooks
 from vinoreward_envs.camera.fast import CHUNK
 from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import CameraSpec, Pixels
@@ -48,8 +49,9 @@ class Judging(Protocol):
 
     on_device: ClassVar[bool]
     """Whether arrays are on a device, where a look at their numbers makes the host wait."""
-    looks: Looks | None
-    """What the environments look like; None: as always, which is all that a device can do."""
+
+    def look_different(self) -> SceneLooks:
+        """Return looks of the N environments, as which they are drawn from now on."""
 
     def share(self, other: Judging) -> None:
         """Use camera and networks of another one of the same arguments, but for N."""
@@ -104,8 +106,12 @@ class HostJudging:
     ) -> None:
         self._pictures, self._judged, self._core = pictures, classifier is not None, core
         self._count = count
-        self.looks: Looks | None = None
+        self._looks: Looks | None = None
+
+    def look_different(self) -> Looks:
         """See :class:`Judging`."""
+        self._looks = Looks(self._pictures.spec, self._count)
+        return self._looks
 
     def share(self, other: Judging) -> None:
         """See :class:`Judging`."""
@@ -121,13 +127,13 @@ class HostJudging:
 
     def pictures_of(self, hover: BatchedHover) -> Pixels:
         """See :class:`Judging`."""
-        return self._pictures.draw(hover.joints, hover.objects, looks=self.looks)
+        return self._pictures.draw(hover.joints, hover.objects, looks=self._looks)
 
     def redraw(self, hover: BatchedHover, pictures: Pixels, mask: NDArray[np.bool_]) -> None:
         """See :class:`Judging`."""
         rows = np.flatnonzero(mask)
         pictures[mask] = self._pictures.draw(
-            hover.joints[rows], hover.objects[rows], looks=self.looks, rows=rows
+            hover.joints[rows], hover.objects[rows], looks=self._looks, rows=rows
         )
 
     def score(
@@ -145,7 +151,7 @@ class HostJudging:
             spec = self._pictures.spec
             if pictures:
                 drawn = np.empty((self._count, spec.height, spec.width, 3), np.uint8)
-            judged = self._pictures.judge(hover.joints, hover.objects, drawn, looks=self.looks)
+            judged = self._pictures.judge(hover.joints, hover.objects, drawn, looks=self._looks)
         else:
             drawn = self.pictures_of(hover) if pictures else None
             claim = truth.astype(np.float32)

@@ -18,6 +18,7 @@ _MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
 Algorithms for Random Number Generation, 2014)."""
 _HALF = 0xFFFFFFFF
 _WORD = (1 << 64) - 1
+_ALL = (1 << 128) - 1
 _LEAST = -(1 << 63)
 
 
@@ -32,6 +33,7 @@ class BatchedPCG64:
         self._arrays = arrays
         self._state = [arrays.of(np.zeros(count, np.int64)) for _ in range(2)]
         self._add = [arrays.of(np.zeros(count, np.int64)) for _ in range(2)]
+        self._jumps: dict[int, list[Array]] = {}
 
     def seed(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Start the generators of these rows as ``SeedSequence(seed)`` starts NumPy's."""
@@ -63,41 +65,62 @@ class BatchedPCG64:
         for target, word in zip((*self._state, *self._add), words, strict=True):
             target[row] = _signed(word)
 
-    def uniform(self, mask: Array) -> Array:
-        """Return ``(N,)`` float64 in [0, 1); only generators where ``mask`` is True advance."""
+    def uniforms(self, count: int, mask: Array) -> Array:
+        """Return the next ``count`` numbers of each generator, ``(N, count)`` float64 in [0, 1).
+
+        Only generators where ``mask``, ``(N,)`` bool, is True advance.
+        """
+        where = self._arrays.xp.where
+        states, numbers = self._ahead(self._state, self._add, count)
+        self._state = [
+            where(mask, new[:, -1], old) for new, old in zip(states, self._state, strict=True)
+        ]
+        return numbers
+
+    def uniforms_of(self, rows: NDArray[np.int64], count: int) -> Array:
+        """Return the next ``count`` numbers of ``(K,)`` generators, ``(K, count)`` in [0, 1)."""
+        where = self._arrays.of(rows)
+        state, add = ([words[where] for words in pair] for pair in (self._state, self._add))
+        states, numbers = self._ahead(state, add, count)
+        for words, new in zip(self._state, states, strict=True):
+            words[where] = new[:, -1]
+        return numbers
+
+    def _ahead(
+        self, state: Sequence[Array], add: Sequence[Array], count: int
+    ) -> tuple[tuple[Array, Array], Array]:
+        """Return the next ``count`` states, halves ``(K, count)``, and the numbers they give.
+
+        State ``j`` is the multiplier to the power of j times the state, plus the sum of its powers
+        below j times what is added: all are computed at once (F. Brown, Random Number Generation
+        with Arbitrary Strides, 1994).
+        """
+        if count not in self._jumps:
+            powers, sums = [1], [0]
+            for _ in range(count):
+                sums.append((sums[-1] + powers[-1]) & _ALL)
+                powers.append((powers[-1] * _MULTIPLIER) & _ALL)
+            self._jumps[count] = [
+                self._arrays.of(np.array([_signed(word) for word in half], np.int64))
+                for numbers in (powers[1:], sums[1:])
+                for half in zip(*(divmod(number, 1 << 64) for number in numbers), strict=True)
+            ]
+        by, times = self._jumps[count][:2], self._jumps[count][2:]
+        high, low = _multiplied([half[:, None] for half in state], by)
+        add_high, add_low = _multiplied([half[:, None] for half in add], times)
+        low = low + add_low
+        carry = (low ^ _LEAST) < (add_low ^ _LEAST)
         xp = self._arrays.xp
-        high, low = _multiplied(*self._state)
-        low = low + self._add[1]
-        carry = (low ^ _LEAST) < (self._add[1] ^ _LEAST)
-        high = high + self._add[0] + xp.where(carry, 1, 0)
+        high = high + add_high + xp.where(carry, 1, 0)
         mixed, turn = high ^ low, _shifted(high, 58)
         # A shift by 64 has no meaning, so a turn by 0 shifts by 0 twice.
         turned = _shifted(mixed, turn) | (mixed << ((64 - turn) & 63))
-        self._state = [
-            xp.where(mask, new, old) for new, old in zip((high, low), self._state, strict=True)
-        ]
-        return xp.asarray(_shifted(turned, 11), dtype=xp.float64) * 2.0**-53
-
-    def uniforms(self, rows: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-        """Return the next ``count`` numbers of ``(K,)`` generators, ``(K, count)`` in [0, 1)."""
-        where = self._arrays.of(rows)
-        some = BatchedPCG64(self._arrays, len(rows))
-        some._state = [words[where] for words in self._state]
-        some._add = [words[where] for words in self._add]
-        every = self._arrays.of(np.ones(len(rows), np.bool_))
-        drawn = [some.uniform(every) for _ in range(count)]
-        for words, advanced in zip(self._state, some._state, strict=True):
-            words[where] = advanced
-        numbers: NDArray[np.float64] = self._arrays.host(self._arrays.xp.stack(drawn, 1))
-        return numbers
+        return (high, low), xp.asarray(_shifted(turned, 11), dtype=xp.float64) * 2.0**-53
 
 
 def _signed(word: int) -> int:
     """Return the int64 with the bits of an unsigned number below 2**64."""
     return word - (1 << 64) if word >> 63 else word
-
-
-_BY_HIGH, _BY_LOW = _signed(_MULTIPLIER >> 64), _signed(_MULTIPLIER & _WORD)
 
 
 def _shifted(x: Array, by: Array | int) -> Array:
@@ -106,12 +129,14 @@ def _shifted(x: Array, by: Array | int) -> Array:
     return (x >> by) & ~((_LEAST >> by) << 1)
 
 
-def _multiplied(high: Array, low: Array) -> tuple[Array, Array]:
-    """Return the product with the multiplier, modulo 2**128, of numbers in two halves."""
+def _multiplied(one: Sequence[Array], other: Sequence[Array]) -> tuple[Array, Array]:
+    """Return the product, modulo 2**128, of numbers in two halves, high and low."""
+    high, low = one
+    by_high, by_low = other
     right, left = low & _HALF, _shifted(low, 32)
-    by_right, by_left = _BY_LOW & _HALF, (_BY_LOW >> 32) & _HALF
+    by_right, by_left = by_low & _HALF, _shifted(by_low, 32)
     least = right * by_right
     middle = left * by_right + _shifted(least, 32)
-    other = right * by_left + (middle & _HALF)
-    carried = left * by_left + _shifted(middle, 32) + _shifted(other, 32)
-    return carried + high * _BY_LOW + low * _BY_HIGH, (other << 32) | (least & _HALF)
+    crossed = right * by_left + (middle & _HALF)
+    carried = left * by_left + _shifted(middle, 32) + _shifted(crossed, 32)
+    return carried + high * by_low + low * by_high, (crossed << 32) | (least & _HALF)

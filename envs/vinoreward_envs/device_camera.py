@@ -25,9 +25,8 @@ from vinoreward_envs.arm import (
 )
 from vinoreward_envs.camera.baked import MESH_LINKS, scene_mesh
 from vinoreward_envs.camera.fast import Frame, boxes, warp_module
-from vinoreward_envs.camera.looks import Looks
-from vinoreward_envs.camera.spec import CameraSpec, camera_eye, screen_matrix
-from vinoreward_envs.scene import object_rest_pose
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.device_looks import DeviceLooks, stream_of
 
 
 class DeviceCamera:
@@ -43,11 +42,8 @@ class DeviceCamera:
         warp = self._warp = warp_module()
         from vinoreward_envs.camera import posing
 
-        self._cuda = device != "cpu"
-        looks = Looks(spec, 1)
-        looks.open(warp, device)
-        self._frame = Frame(warp, spec, device, capacity, not self._cuda, looks.pool)
-        self._frame.fill_looks(looks, np.zeros(capacity, np.int64))
+        self._as_always = DeviceLooks(spec, capacity, device, varied=False)
+        self._frame = Frame(warp, spec, device, capacity, device == "cpu", self._as_always.pool)
 
         def tensor(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
@@ -63,15 +59,16 @@ class DeviceCamera:
             hover_home_joints(), c.JOINT_LOW, c.JOINT_HIGH,
         )]  # fmt: skip
         arm = [constant(each, warp.mat44d) for each in (COSINES, SINES, CONSTANTS, AFTER_ARM)]
+        parts = self._as_always.part(slice(0, capacity))
         bodies = warp.zeros((capacity, MESH_LINKS), dtype=warp.mat44d, device=device)
         reach = [
             grippers, objects, wanted, *joints, *arm, warp.mat33d(*GRIPPER_ROTATION.ravel()),
-            warp.mat44d(*object_rest_pose((0.0, 0.0)).ravel()), bodies,
+            parts["resting"], bodies,
         ]  # fmt: skip
         frame, corners = self._frame, boxes(scene_mesh(spec.mesh)).transpose(0, 2, 1)
         look = [
-            bodies, wanted, warp.mat44d(*screen_matrix(spec.height, spec.width).ravel()),
-            warp.vec3d(*camera_eye()), constant(np.ascontiguousarray(corners), warp.vec4d),
+            bodies, wanted, parts["screens"], parts["standing"], parts["sizes"],
+            constant(np.ascontiguousarray(corners), warp.vec4d),
             spec.width - 1.0, spec.height - 1.0,
             frame.matrices, frame.rotations, frame.eyes, frame.seen,
         ]  # fmt: skip
@@ -82,18 +79,28 @@ class DeviceCamera:
                 (posing.look, (MESH_LINKS,), look),
             )
         ]
+        self._shown: tuple[DeviceLooks, slice] | None = None
         self.pictures: Tensor = warp.to_torch(frame.picture).view(
             capacity, spec.height, spec.width, 3
         )
         """``(capacity, H, W, 3)`` uint8, which :meth:`draw` overwrites."""
 
-    def draw(self, grippers: Tensor, objects: Tensor, wanted: Tensor | None = None) -> Tensor:
+    def draw(
+        self,
+        grippers: Tensor,
+        objects: Tensor,
+        wanted: Tensor | None = None,
+        looks: DeviceLooks | None = None,
+        start: int = 0,
+    ) -> Tensor:
         """Draw scenes of grippers and objects at ``(B, 2)`` metres, B at most ``capacity``.
 
         Args:
             grippers: float64, inside the workspace.
             objects: float64, the bases of objects at rest.
             wanted: ``(B,)`` bool, which to draw; the others show an empty table. None: all.
+            looks: of scenes, of which those from ``start`` on are drawn; None: all look as always.
+            start: the first one.
 
         Returns:
             ``(B, H, W, 3)`` uint8, part of :attr:`pictures`.
@@ -105,12 +112,26 @@ class DeviceCamera:
             self._wanted.fill_(1)
         else:
             self._wanted[:count] = wanted
-        stream = None
-        if self._cuda:
-            current = torch.cuda.current_stream(self.pictures.device)
-            stream = self._warp.stream_from_torch(current)
+        stream = stream_of(self._warp, self.pictures)
+        shown, piece = looks, slice(start, start + count)
+        if shown is None:
+            shown, piece = self._as_always, slice(0, count)
+        self._show(shown, piece)
         for launch, dim in self._launches:
             launch.set_dim((count, *dim))
             launch.launch(stream)
         self._frame.launch(count, stream)
+        shown.add_noise(self._frame.picture, piece)
         return self.pictures[:count]
+
+    def _show(self, looks: DeviceLooks, piece: slice) -> None:
+        """Let the launches read how some scenes look."""
+        if (looks, piece) == self._shown:
+            return
+        self._shown = looks, piece
+        parts = looks.part(piece)
+        self._frame.show(parts["looks"], *looks.pool)
+        (reach, _), (look, _) = self._launches
+        reach.set_param_by_name("resting", parts["resting"])
+        for name in ("screens", "standing", "sizes"):
+            look.set_param_by_name(name, parts[name])

@@ -17,9 +17,9 @@ from vinoreward.rewards.on_device import DeviceClassifier
 from vinoreward.rewards.success import RewardOptions
 from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_judging import Judging, piece_of
-from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.device_camera import DeviceCamera
+from vinoreward_envs.device_looks import DeviceLooks
 
 
 class DeviceJudging:
@@ -38,7 +38,6 @@ class DeviceJudging:
     """
 
     on_device: ClassVar[bool] = True
-    looks: Looks | None = None
 
     def __init__(
         self,
@@ -54,6 +53,12 @@ class DeviceJudging:
         self._rewards = DeviceReward(options, thresholds, count, device)
         self._made = _Made(spec, classifier, device, piece_of(count, device))
         self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        self._looks: DeviceLooks | None = None
+
+    def look_different(self) -> DeviceLooks:
+        """See ``Judging``."""
+        self._looks = DeviceLooks(self._spec, self._count, self._device, varied=True)
+        return self._looks
 
     def share(self, other: Judging) -> None:
         """See ``Judging``."""
@@ -78,14 +83,14 @@ class DeviceJudging:
         """See ``Judging``."""
         pictures = self._room()
         for piece in self._pieces():
-            pictures[piece] = self._made.camera.draw(hover.gripper[piece], hover.objects[piece])
+            pictures[piece] = self._draw(hover, piece)
         return pictures
 
     def redraw(self, hover: BatchedHover, pictures: Tensor, mask: Tensor) -> None:
         """See ``Judging``."""
         for piece in self._pieces():
             some = mask[piece]
-            drawn = self._made.camera.draw(hover.gripper[piece], hover.objects[piece], some)
+            drawn = self._draw(hover, piece, some)
             pictures[piece] = torch.where(some[:, None, None, None], drawn, pictures[piece])
 
     def score(
@@ -116,7 +121,7 @@ class DeviceJudging:
         odds = torch.empty(self._count, dtype=torch.float64, device=self._device)
         odd: Tensor | None = None
         for piece in self._pieces():
-            drawn = self._made.camera.draw(hover.gripper[piece], hover.objects[piece])
+            drawn = self._draw(hover, piece)
             judged = self._made.classifier.judge(drawn)
             odds[piece] = judged.log_odds
             if judged.odd is not None:
@@ -125,6 +130,10 @@ class DeviceJudging:
             if kept is not None:
                 kept[piece] = drawn
         return odds, odd, kept
+
+    def _draw(self, hover: BatchedHover, piece: slice, wanted: Tensor | None = None) -> Tensor:
+        places = hover.gripper[piece], hover.objects[piece]
+        return self._made.camera.draw(*places, wanted, self._looks, piece.start)
 
     def _room(self) -> Tensor:
         shape = (self._count, self._spec.height, self._spec.width, 3)

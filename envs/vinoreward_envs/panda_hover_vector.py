@@ -20,7 +20,6 @@ from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier, check_origin
 from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions
 from vinoreward_envs import constants as c
-from vinoreward_envs.actuation import Actuation
 from vinoreward_envs.arrays import CPU, Array, Arrays, Kind
 from vinoreward_envs.batched_hover import BatchedHover, hovering_joints
 from vinoreward_envs.batched_input import (
@@ -42,8 +41,8 @@ from vinoreward_envs.batched_judging import (
 )
 from vinoreward_envs.batched_pictures import BatchedPictures
 from vinoreward_envs.batched_random import BatchedPCG64
+from vinoreward_envs.batched_variation import Variation, looks_of
 from vinoreward_envs.camera.fast import check_device
-from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import Mesh, Pixels, camera_spec, check_choice
 from vinoreward_envs.panda_hover import (
     DEFAULT_BUNDLE,
@@ -56,8 +55,6 @@ from vinoreward_envs.panda_hover import (
     state_space,
 )
 from vinoreward_envs.randomization import (
-    DRAWS,
-    VALUES,
     DomainRandomization,
     Drawn,
     checked_randomization,
@@ -104,8 +101,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         array: ``"numpy"`` or ``"torch"`` (float32, bool and uint8 tensors on ``device``).
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where pictures are drawn, and where tensors
             are. On CUDA a batch of tensors can stay there: a step with the backend ``"torch"`` or
-            ``"oracle"`` copies nothing to the host, without ``randomization`` and with an
-            ``on_ood`` that neither warns nor raises.
+            ``"oracle"`` copies nothing to the host, with an ``on_ood`` that neither warns nor
+            raises.
         threads: threads that draw and judge on a processor, each with networks of its own; None is
             as many as there are cores.
         backend: as for the scalar environment; None is ``"openvino"`` on a processor and
@@ -201,7 +198,6 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._drawing_threads = cores if looks or render_mode is not None else 0
         stays = (
             array == "torch"
-            and randomization is None
             and (device != CPU or STAYS_ON_CPU)
             and backend in ("torch", ORACLE, UNJUDGED)
             and on_ood in ("withhold", "ignore")
@@ -210,8 +206,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         # Where each step computes: on the device, or with NumPy.
         self._arrays = self._given_as if stays else Arrays()
         self._drawn_at_once = piece_of(self.num_envs, device) if stays and looks else 0
-        self._episodes: Drawn | None = None
-        self._looks: Looks | None = None
+        self._variation: Variation | None = None
         self._randomization = checked_randomization(randomization)
         self.memory = self._memory()
         """Bytes that the environments need, by what: ``"state"``, ``"pictures"``, ``"drawing"`` and
@@ -230,9 +225,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._claimed: Array = of(np.zeros(self.num_envs, np.bool_))
         self._claimed_arms: Array = of(np.zeros((seen, 2 if stays else c.JOINTS)))
         self._claimed_objects: Array = of(np.zeros((seen, 2)))
-        self._claimed_looks = np.empty(0, VALUES)
         self._steps: Array = of(np.zeros(self.num_envs, np.int64))
-        self._claimed_steps = np.zeros(self.num_envs, np.int64)
+        self._claimed_steps: Array = of(np.zeros(seen, np.int64))
         low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
         low, high = low + c.OBJECT_MARGIN, high - c.OBJECT_MARGIN
         self._least, self._span = of(low), of(high - low)
@@ -273,25 +267,18 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         Setting them takes what the argument takes; episodes under way go on as they drew.
 
         Raises:
-            ConfigError: on setting, as the argument does, or too little memory, or environments
-                that stay on a device, where all look the same.
+            ConfigError: on setting, as the argument does, or too little memory.
         """
         return self._randomization
 
     @randomization.setter
     def randomization(self, value: DomainRandomization | Mapping[str, Any] | str | None) -> None:
-        if self._judging.on_device and checked_randomization(value).varies:
-            raise ConfigError(
-                "Found a randomization for environments whose pictures stay on a device, where "
-                "all look the same. Expected it when they are made: pass randomization= there, "
-                "DomainRandomization() if it shall vary later."
-            )
         before, self._randomization = self._randomization, checked_randomization(value)
-        if not self._randomization.varies or self._episodes is not None:
+        if not self._randomization.varies or self._variation is not None:
             return
         memory = self._memory()
         try:
-            check_memory(self.num_envs, memory, self._given_as)
+            check_memory(self.num_envs, memory, self._given_as, on_device=self._judging.on_device)
         except ConfigError:
             self._randomization = before
             raise
@@ -303,7 +290,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def drawn(self) -> Drawn:
         """What each environment's episode drew, ``(num_envs,)`` with a field of float64 for each of
         the ranges': ``envs.drawn["light"]``. A copy."""
-        return nominal(self.num_envs) if self._episodes is None else self._episodes.copy()
+        return nominal(self.num_envs) if self._variation is None else self._variation.drawn()
 
     @property
     def generators(self) -> list[np.random.Generator]:
@@ -349,10 +336,9 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         kept = self._claimed_arms, self._claimed_objects
         arm, place = (self._arrays.host(each[index])[None] for each in kept)
         looks = None
-        if self._looks is not None:
-            looks = Looks(self._spec, 1)
-            looks.set(np.zeros(1, np.int64), self._claimed_looks[index : index + 1])
-            looks.steps[:] = self._claimed_steps[index]
+        if self._variation is not None:
+            drew = self._claimed_values[index], self._claimed_steps[index]
+            looks = looks_of(self._spec, *(self._arrays.host(each)[None] for each in drew))
         joints = hovering_joints(arm) if self._judging.on_device else arm
         picture: Pixels = self._pictures.draw(joints, place, looks=looks)[0]
         return picture
@@ -420,9 +406,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         arrays, hover, judging = self._arrays, self._hover, self._judging
         moves, valid = checked_actions(actions, self.num_envs, arrays)
         error = None
-        if self._episodes is not None:
-            moves = self._actuation.late(moves, self._steps, self._episodes)
-            error = self._actuation.error(self._steps, self._episodes)
+        if self._variation is not None:
+            moves, error = self._variation.moves(moves)
         refused = hover.move(moves, valid, error)
         distance = hover.distance()
         self._steps += 1
@@ -465,8 +450,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             return None
         if not self._begun:
             raise ResetNeeded("Found a picture asked for before the first reset; call reset().")
-        objects = self._arrays.host(self._hover.objects)
-        return tuple(self._pictures.draw(self._hover.joints, objects, looks=self._looks))
+        objects, looks = self._arrays.host(self._hover.objects), None
+        if self._variation is not None:
+            drew = self._variation.values, self._steps
+            looks = looks_of(self._spec, *map(self._arrays.host, drew))
+        return tuple(self._pictures.draw(self._hover.joints, objects, looks=looks))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Free the cameras and the classifier."""
@@ -502,7 +490,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             )
 
     def _seed(self, seeds: list[int | None], mask: Mask) -> None:
-        draws = self._object_position == "random" or self._episodes is not None
+        draws = self._object_position == "random" or self._variation is not None
         if draws and not self._seeded.all():
             # As a scalar environment that never was given a seed: from the system's entropy.
             fresh = np.random.SeedSequence().generate_state(self.num_envs, np.uint64).tolist()
@@ -520,31 +508,16 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             threads=self._drawing_threads,
             pixels=self._pixels,
             rendered=self.render_mode is not None,
-            varied=self._episodes is not None or self._randomization.varies,
+            varied=self._variation is not None or self._randomization.varies,
             at_once=self._drawn_at_once,
         )
 
     def _open_looks(self) -> None:
         """Make room for what episodes draw."""
-        self._episodes = nominal(self.num_envs)
-        self._actuation = Actuation(self._arrays, self.num_envs)
-        if self._drawing_threads:
-            self._looks = Looks(self._spec, self.num_envs)
-            self._looks.steps = self._steps
-            self._judging.looks = self._looks
-            self._claimed_looks = nominal(len(self._claimed_objects))
-
-    def _vary(self, mask: Mask) -> None:
-        """Draw what differs in the episodes that begin where ``mask`` is True."""
-        if self._episodes is None:
-            return
-        rows = np.flatnonzero(mask)
-        drawn = nominal(len(rows))
-        if self._randomization.varies:
-            drawn = self._randomization.draw(self._random.uniforms(rows, DRAWS))
-        self._episodes[rows] = drawn
-        if self._looks is not None:
-            self._looks.set(rows, drawn)
+        with self._arrays.plain():
+            looks = self._judging.look_different() if self._drawing_threads else None
+            self._variation = Variation(self._arrays, self.num_envs, self._steps, looks)
+            self._claimed_values = self._variation.values[: len(self._claimed_objects)]
 
     def _restart(self, mask: Array, objects: NDArray[np.float64] | None) -> None:
         """Start episodes where ``mask`` is True; ``objects`` are ``(N, 2)``, None as configured."""
@@ -552,11 +525,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         if objects is not None:
             places = arrays.of(objects)
         elif self._object_position == "random":
-            drawn = [self._random.uniform(mask) for _ in range(2)]
-            places = self._least + self._span * arrays.xp.stack(drawn, 1)
+            places = self._least + self._span * self._random.uniforms(2, mask)
         else:
             places = self._fixed
-        self._vary(mask)
+        if self._variation is not None:
+            self._variation.begin(mask, self._randomization, self._random)
         self._hover.restart(mask, places)
         self._steps *= ~mask  # in place: what the environments look like depends on it
         self._judging.begin(mask)
@@ -570,9 +543,9 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         arms = hover.gripper if self._judging.on_device else hover.joints
         self._claimed_arms = where(rows, arms, self._claimed_arms)
         self._claimed_objects = where(rows, hover.objects, self._claimed_objects)
-        if self._looks is not None:
-            self._claimed_looks[claimed] = self._looks.drawn[claimed]
-            self._claimed_steps[claimed] = self._steps[claimed]
+        if self._variation is not None:
+            self._claimed_values = where(rows, self._variation.values, self._claimed_values)
+            self._claimed_steps = where(claimed, self._steps, self._claimed_steps)
 
     def _report(
         self,

@@ -51,8 +51,13 @@ VALUES: Final = np.dtype(
     + [(name, np.float64, (many,) if many > 1 else ()) for name, many in _ALWAYS.items()]
 )
 """What one episode drew, a field for each of the ranges' and for what is always drawn."""
-DRAWS: Final = sum(many for many, *_ in _LIMITS.values()) + sum(_ALWAYS.values())
-"""Random numbers of one episode."""
+DRAWS: Final = VALUES.itemsize // 8
+"""Random numbers of one episode, one for each of its values."""
+COLUMNS: Final[Mapping[str, int | slice]] = {
+    name: at // 8 if kind.base == kind else slice(at // 8, (at + kind.itemsize) // 8)
+    for name, (kind, at, *_) in (VALUES.fields or {}).items()
+}
+"""Where each field is among the ``DRAWS`` values of an episode."""
 
 
 def _range(name: str, value: Any, least: float, most: float, unit: str) -> tuple[Any, Any]:
@@ -155,22 +160,28 @@ class DomainRandomization:
 
     def draw(self, uniform: NDArray[np.float64]) -> Drawn:
         """Return ``(K,)`` :data:`VALUES` for ``(K, DRAWS)`` random numbers in [0, 1)."""
-        drawn = np.empty(len(uniform), VALUES)
-        at = 0
-        for name in VALUES.names or ():
-            shape = drawn[name].shape
-            many = math.prod(shape[1:])
-            share = uniform[:, at : at + many].reshape(shape)
-            at += many
-            if name == "action_delay":
-                first, last = self.action_delay
-                drawn[name] = np.floor(first + share * (last - first + 1))
-            elif name in _LIMITS:
-                low, high = getattr(self, name)
-                drawn[name] = low + share * (high - low)
-            else:
-                drawn[name] = share
-        return drawn
+        least, span = self.spans()
+        numbers = least + span * uniform
+        delay = COLUMNS["action_delay"]
+        numbers[:, delay] = np.floor(numbers[:, delay])
+        return as_drawn(numbers)
+
+    def spans(self) -> NDArray[np.float64]:
+        """Return ``(2, DRAWS)``: the least of each value, and by how much it can be more.
+
+        A delay in whole steps is rounded down afterwards."""
+        spans = np.zeros((2, DRAWS))
+        for name, at in COLUMNS.items():
+            low, high = getattr(self, name, (0.0, 1.0))
+            whole = 1 if name == "action_delay" else 0
+            spans[0, at], spans[1, at] = low, high - low + whole
+        return spans
+
+
+def as_drawn(numbers: NDArray[np.float64]) -> Drawn:
+    """Return ``(K, DRAWS)`` numbers by name: ``(K,)`` :data:`VALUES`, in their memory if it can."""
+    drawn: Drawn = np.ascontiguousarray(numbers).view(VALUES)[:, 0]
+    return drawn
 
 
 def nominal(count: int) -> Drawn:

@@ -40,8 +40,9 @@ def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -
     choose = np.random.default_rng(0)
     for _ in range(200):
         mask = choose.random(len(seeds)) < 0.5
-        drawn = arrays.host(batched.uniform(arrays.of(mask)))
-        expected = [own[i].uniform() for i in np.flatnonzero(mask)]
+        count = int(choose.integers(1, 4))
+        drawn = arrays.host(batched.uniforms(count, arrays.of(mask)))
+        expected = [own[i].uniform(size=count) for i in np.flatnonzero(mask)]
         np.testing.assert_array_equal(drawn[mask], expected)
 
 
@@ -52,7 +53,10 @@ def test_any_seed_gives_numpy_s_numbers(seeds: list[int], count: int) -> None:
     batched = BatchedPCG64(arrays, len(seeds))
     batched.seed(range(len(seeds)), seeds)
     every = np.ones(len(seeds), np.bool_)
-    drawn = np.stack([batched.uniform(every) for _ in range(count)], axis=1)
+    first = batched.uniforms(count, every)
+    some = batched.uniforms_of(np.arange(len(seeds))[::-1], count)[::-1]
+    drawn = np.concatenate([first, some, batched.uniforms(1, every)], axis=1)
+    count = 2 * count + 1
     expected = [np.random.default_rng(np.random.PCG64(seed)).random(count) for seed in seeds]
     np.testing.assert_array_equal(drawn, expected)
 
@@ -65,7 +69,7 @@ def test_generators_go_on_as_numpy_s_and_back(seed: int, drawn: int) -> None:
         batched.seed([0, 1, 2], [seed, seed + 1, seed + 2])
         every = arrays.of(np.ones(3, np.bool_))
         for _ in range(drawn):
-            batched.uniform(every)
+            batched.uniforms(1, every)
         own = batched.generators()
         assert len(own) == 3
         other = BatchedPCG64(arrays, 3)
@@ -73,7 +77,7 @@ def test_generators_go_on_as_numpy_s_and_back(seed: int, drawn: int) -> None:
             other.follow(row, generator)
         expected = [generator.random() for generator in own]
         for each in (batched, other):
-            np.testing.assert_array_equal(arrays.host(each.uniform(every)), expected)
+            np.testing.assert_array_equal(arrays.host(each.uniforms(1, every))[:, 0], expected)
 
 
 def test_the_arm_is_where_it_was_sent_to_a_micrometre_a_step(arrays: Arrays) -> None:

@@ -9,13 +9,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import vinoreward  # noqa: F401  (registers the environments)
+from vinoreward import VectorEncodedObservation  # also registers the environments
 
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),
 ]
+ENCODER = "panda-hover-encoder"
 STATES, PIXELS = "PandaHoverRandom-v0", "PandaHoverPixels-v0"
 
 
@@ -45,6 +46,8 @@ def no_waiting() -> Iterator[None]:
         (PIXELS, {}),
         (PIXELS, {"backend": "none"}),
         (STATES, {"success_hold_steps": 2, "success_exit_threshold": 0.2, "on_ood": "ignore"}),
+        (STATES, {"randomization": "lab"}),
+        (PIXELS, {"backend": "oracle", "randomization": "lab"}),
     ],
 )
 def test_nothing_leaves_the_device_in_1000_steps(
@@ -69,11 +72,39 @@ def test_nothing_leaves_the_device_in_1000_steps(
     env.close()
 
 
-def test_it_decides_as_on_a_processor() -> None:
+def test_nothing_leaves_the_device_through_an_encoder(no_waiting: None) -> None:
+    env = VectorEncodedObservation(
+        make(64, "cuda", PIXELS), ENCODER, backend="torch", device="CUDA", frame_stack=2
+    )
+    env.reset(seed=1)
+    env.step(torch.zeros((64, 2), device="cuda"))
+    actions = 0.2 * torch.rand((1000, 64, 2), device="cuda") - 0.1
+    torch.cuda.set_sync_debug_mode("error")
+    for each in actions:
+        observations, *_, infos = env.step(each)
+    torch.cuda.set_sync_debug_mode("default")
+    assert observations.is_cuda and infos["final_obs"].is_cuda
+    env.close()
+
+
+def test_an_encoder_sees_as_on_a_processor() -> None:
+    there = VectorEncodedObservation(
+        make(100, "cuda", PIXELS), ENCODER, backend="torch", device="CUDA"
+    )
+    here = VectorEncodedObservation(make(100, "cpu", PIXELS, backend="oracle"), ENCODER)
+    found, expected = there.reset(seed=3)[0], here.reset(seed=3)[0]
+    assert isinstance(expected, np.ndarray)
+    np.testing.assert_allclose(found.cpu(), expected, atol=0.2)
+    there.close()
+    here.close()
+
+
+@pytest.mark.parametrize("randomization", [None, "lab"])
+def test_it_decides_as_on_a_processor(randomization: Any) -> None:
     """In half precision: the same decisions for 99.9 %, the same pictures to a grey level."""
     count, different, claimed = 256, 0, 0
-    there = make(count, "cuda", PIXELS)
-    here = make(count, "cpu", PIXELS, backend="openvino", precision="fp32")
+    there = make(count, "cuda", PIXELS, randomization=randomization)
+    here = make(count, "cpu", PIXELS, precision="fp32", randomization=randomization)
     found, expected = there.reset(seed=3)[0], here.reset(seed=3)[0]
     draw = np.random.default_rng(5)
     for _ in range(20):
@@ -116,7 +147,7 @@ def test_memory_said_beforehand_is_enough() -> None:
     for count in (16, 4096):  # the first loads libraries
         torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info()[0]
-        env = make(count, "cuda", PIXELS)
+        env = make(count, "cuda", PIXELS, randomization="lab")
         said = sum(env.unwrapped.memory.values())
         env.reset(seed=1)
         actions = 0.2 * torch.rand((count, 2), device="cuda") - 0.1

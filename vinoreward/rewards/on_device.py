@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vinoreward.backends.cuda_graph import recorded
 from vinoreward.backends.torch import TorchBackend
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier, logit
@@ -68,7 +69,7 @@ class DeviceClassifier:
         if device.type == "cuda":
             shape = (batch, picture.height, picture.width, 3)
             self._batch = torch.zeros(shape, dtype=torch.uint8, device=device)
-            self._graph, self._recorded = _recorded(self._judge, self._batch)
+            self._graph, self._recorded = recorded(self._judge, self._batch)
 
     def judge(self, pictures: Tensor) -> DeviceJudged:
         """Return what network and guard say of ``(N, H, W, 3)`` uint8, of the bundle's size.
@@ -141,18 +142,3 @@ class _DeviceGuard:
             off = (torch.log1p(means.flatten(1)) - self._mean) @ self._left
             measures.append((off * off).mean(1).sqrt())
         return (torch.stack(measures, 1) / self._limits[: len(measures)]).amax(1)
-
-
-def _recorded(judge: Any, pictures: Tensor) -> tuple[torch.cuda.CUDAGraph, DeviceJudged]:
-    """Record the work on these pictures; return it with where its results will be."""
-    device = pictures.device
-    beside: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(beside):
-        for _ in range(2):  # libraries choose their kernels, and take memory, at first
-            judge(pictures)
-    torch.cuda.current_stream(device).wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        judged = judge(pictures)
-    return graph, judged

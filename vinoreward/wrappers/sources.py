@@ -114,6 +114,12 @@ class PictureSource:
                 self._read_space(source, inside.space, bundle, stacked)
             _check_scene(inside.scene, bundle)
 
+    @property
+    def as_they_are(self) -> bool:
+        """Whether observations are pictures ``(H, W, 3)``, one each."""
+        in_observation = not self.renders and self._call is None and self.key is None
+        return in_observation and self.count == 1 and self._layout == "HWC"
+
     remembers = False
     """Whether pictures depend on those before: it must then be shown the first of each episode."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -33,6 +33,9 @@ from vinoreward.wrappers.learned_reward import (
 from vinoreward.wrappers.render_once import LastPictures, layers, own_last, vector_render_once
 from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource, takes_render
 from vinoreward.wrappers.views import ViewSource
+
+if TYPE_CHECKING:
+    from vinoreward.wrappers.encoded_on_device import DeviceEncoding
 
 __all__ = ["EncodedObservation", "LearnedReward"]
 
@@ -137,6 +140,11 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorForm):
     resets with ``options={"reset_mask": mask}``. With ``picture_in_info`` the last picture of an
     episode is in ``final_info``.
 
+    Observations that are torch tensors are encoded where they are, and what the learner sees are
+    tensors there too, ``final_obs`` as well: with the backend ``"torch"`` on their device, in
+    SAME_STEP mode, for pictures ``(N, H, W, 3)`` of the encoder's size without ``keep``, ``sample``
+    and ``picture_in_info``. Else they are copied to the host.
+
     Args:
         env: the vector environment.
         bundle: as :class:`~vinoreward.EncodedObservation`, like all other arguments but:
@@ -144,12 +152,24 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorForm):
     """
 
     passes_masked_resets = True
+    _on_device: DeviceEncoding | None = None
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says.
+
+        Raises:
+            OutputError: on a device, where a step does not check it: the network gave NaN since.
+        """
         mask, observations, infos = self._reset(seed, options)
+        if self._on_device is None and self._stays(observations):
+            from vinoreward.wrappers.encoded_on_device import DeviceEncoding
+
+            frames = self._core.options.frame_stack
+            self._on_device = DeviceEncoding(self.encoder, self.num_envs, frames)
+        if self._on_device is not None:
+            return self._on_device.begin(observations, mask), infos
         fresh = np.flatnonzero(mask).tolist()
         if seed is not None:
             for i in fresh:
@@ -166,6 +186,12 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorForm):
             InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
         """
         observations, rewards, terminations, truncations, infos = self._step(actions)
+        if self._on_device is not None:
+            over: Any = terminations | truncations
+            seen, final_seen = self._on_device.step(observations, infos.get("final_obs"), over)
+            if final_seen is not None:
+                infos = {**infos, "final_obs": final_seen}
+            return seen, rewards, terminations, truncations, infos
         ended = np.asarray(terminations, np.bool_) | np.asarray(truncations, np.bool_)
         going, starting, last = self._split(self._core.source, ended, observations, infos)
         self._over = ended  # before pictures are encoded, which may raise
@@ -176,6 +202,17 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorForm):
             for i, observation in final.items():
                 infos["final_obs"][i] = observation
         return self._core.observed(observations), rewards, terminations, truncations, infos
+
+    def _stays(self, observations: Any) -> bool:
+        """Return whether pictures are tensors that can be encoded where they are."""
+        core, options = self._core, self._core.options
+        if self._mode is not AutoresetMode.SAME_STEP or not hasattr(observations, "detach"):
+            return False
+        if options.keep or options.sample or options.picture_in_info or core.encoder.service:
+            return False
+        from vinoreward.wrappers.encoded_on_device import encodes_on
+
+        return core.source.as_they_are and encodes_on(core.encoder, observations)
 
     def _encode(
         self,

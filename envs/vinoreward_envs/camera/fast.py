@@ -260,12 +260,18 @@ class Frame:
         self.fill_looks(looks, rows)
         if looks.pool is not self._backgrounds:
             self._backgrounds = looks.pool
-            launch, _ = self._launches[-1]
-            for name, array in zip(("backgrounds", "nearness"), looks.pool or (), strict=True):
-                launch.set_param_by_name(name, array)
+            self.show(None, *(looks.pool or ()))
         self.launch(count)
         picture: Pixels = self.picture.numpy()[:count]
         return picture.copy()
+
+    def show(self, looks: Any, backgrounds: Any, nearness: Any) -> None:
+        """Take the scenes' looks, unless they are None, and backgrounds from these arrays."""
+        arrays = {"looks": looks, "backgrounds": backgrounds, "nearness": nearness}
+        launch, _ = self._launches[-1]
+        for name, array in arrays.items():
+            if array is not None:
+                launch.set_param_by_name(name, array)
 
     def launch(self, count: int, stream: Any = None) -> None:
         """Draw the first ``count`` scenes as the arrays say, on a stream of Warp's or its own."""

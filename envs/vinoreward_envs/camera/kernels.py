@@ -325,12 +325,15 @@ def draw_backgrounds(
 ):
     """Draw rows of pixels ``(K, H)`` of table and floor, the triangles in a scene's ``order``.
 
+    ``rows`` say which background is drawn; 0, which all scenes share, is left as it is.
     ``weights`` times (column, row, 1) are a triangle's three corner weights over the distance, and
     ``texels`` times these the place in the texture over the distance. ``order`` ends with -1. The
     nearest is kept.
     """
     scene, row = wp.tid()
     target = rows[scene]
+    if target == 0:
+        return
     width = backgrounds.shape[2]
     y = float(row)
     for column in range(width):

@@ -41,11 +41,11 @@ _OF_BACKGROUND: Final = (
     "light", "light_direction", "colour_cast", "camera_position", "camera_rotation",
     "field_of_view", "table_tint", "table_shift",
 )  # fmt: skip
-_STARTS: Final = 1 << 16
+NOISE_STARTS: Final = 1 << 16
 """Places in the table of noise where a picture may begin."""
-_NEXT: Final = 7919
+NEXT_NOISE: Final = 7919
 """Numbers further on begins the noise of the next picture."""
-_UNIT, _STEPS = 32, 8
+NOISE_UNIT, NOISE_STEPS = 32, 8
 """Noise is kept in such parts of its deviation, and deviations have so many steps to a grey level:
 whole numbers of 16 bits, which a processor adds many at a time."""
 
@@ -79,6 +79,10 @@ class Looks:
         """Warp's arrays ``(count + 1, H, W)`` of table and floor: colours, and one over the
         distance along the camera's axis; the first is :func:`.background`."""
 
+    def follow(self, steps: Rows) -> None:
+        """Let :attr:`steps` be this array, which somebody else counts on."""
+        self.steps = steps
+
     def set(self, rows: Rows, drawn: Drawn) -> None:
         """Let ``(K,)`` rows look as their episodes drew."""
         self.drawn[rows] = drawn
@@ -104,19 +108,19 @@ class Looks:
 
     def add_noise(self, pictures: Pixels, rows: Rows) -> None:
         """Add the sensor's noise to ``(K, H, W, 3)`` pictures of these rows."""
-        strength = np.rint(_STEPS * self.drawn["sensor_noise"][rows]).astype(np.int16)
+        strength = np.rint(NOISE_STEPS * self.drawn["sensor_noise"][rows]).astype(np.int16)
         if not strength.any():
             return
-        at = (_STARTS * self.drawn["picture_noise_at"][rows]).astype(np.int64)
-        at = (at + _NEXT * self.steps[rows]) % _STARTS
+        at = (NOISE_STARTS * self.drawn["picture_noise_at"][rows]).astype(np.int64)
+        at = (at + NEXT_NOISE * self.steps[rows]) % NOISE_STARTS
         flat = pictures.reshape(len(pictures), -1)
-        table = _noise(_STARTS + flat.shape[1])
+        table = noise_table(NOISE_STARTS + flat.shape[1])
         for picture, times, start in zip(flat, strength, at.tolist(), strict=True):
             if times:
                 noise = table[start : start + len(picture)] * times
                 # Rounded, not cut: the mean of a picture stays.
-                noise += _UNIT * _STEPS // 2
-                noise >>= (_UNIT * _STEPS).bit_length() - 1
+                noise += NOISE_UNIT * NOISE_STEPS // 2
+                noise >>= (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
                 noise += picture
                 np.clip(noise, 0, 255, out=noise)
                 picture[:] = noise
@@ -127,18 +131,20 @@ class Looks:
             return
         drawn, size = background(self._spec.height, self._spec.width), len(self._stale) + 1
         shape = (size, self._spec.height, self._spec.width)
-        colours = np.zeros((*shape, 3), np.uint8)
-        nearness = np.zeros(shape, np.float32)
-        colours[0], nearness[0] = drawn.picture, drawn.nearness
         self.pool = (
-            warp.array(colours, dtype=warp.vec3ub, device=device),
-            warp.array(nearness, dtype=warp.float32, device=device),
+            warp.zeros(shape, dtype=warp.vec3ub, device=device),
+            warp.zeros(shape, dtype=warp.float32, device=device),
         )
-        self._textures = [
+        colours, nearness = self.pool
+        colours[:1].assign(drawn.picture[None])
+        nearness[:1].assign(drawn.nearness[None])
+        self.textures = [
             warp.array(texture, dtype=warp.vec3ub, device=device) for texture in textures()
         ]
+        """Warp's arrays ``(H, W)``: the floor's and the table's."""
         on_table = background_mesh().on_table.astype(np.uint8)
-        self._on_table = warp.array(on_table, dtype=warp.uint8, device=device)
+        self.on_table = warp.array(on_table, dtype=warp.uint8, device=device)
+        """Warp's array ``(T,)``: whether a triangle of the background is the table's."""
 
     def draw_backgrounds(self, warp: Any, device: str, rows: Rows) -> None:
         """Draw table and floor anew for those of ``rows`` that look otherwise than before."""
@@ -179,7 +185,7 @@ class Looks:
             array(weights, warp.mat33, np.float32),
             array(texels, warp.mat33, np.float32),
             array(gains, warp.vec3, np.float32),
-            self._on_table, 1.0 / c.CAMERA_FAR, *self._textures, *(self.pool or ()),
+            self.on_table, 1.0 / c.CAMERA_FAR, *self.textures, *(self.pool or ()),
         ]  # fmt: skip
         size = (len(rows), self._spec.height)
         warp.launch(kernels.draw_backgrounds, size, inputs, device=device)
@@ -198,6 +204,6 @@ def _direction(turned: float, lowered: float) -> Floats:
 
 
 @functools.lru_cache(maxsize=4)
-def _noise(count: int) -> NDArray[np.int16]:
+def noise_table(count: int) -> NDArray[np.int16]:
     """Return ``count`` normal numbers in parts of their deviation, at most four of it."""
-    return np.rint(_UNIT * np.clip(normals(count), -4.0, 4.0)).astype(np.int16)
+    return np.rint(NOISE_UNIT * np.clip(normals(count), -4.0, 4.0)).astype(np.int16)

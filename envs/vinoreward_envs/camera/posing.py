@@ -113,12 +113,13 @@ def reach(
     constants: wp.array(dtype=wp.mat44d),
     after_arm: wp.array(dtype=wp.mat44d),
     pointing: wp.mat33d,
-    resting: wp.mat44d,
+    resting: wp.array(dtype=wp.mat44d),
     bodies: wp.array2d(dtype=wp.mat44d),
 ):
     """Pose the bodies ``(B, 14)`` of arms that hover at ``(B, 2)`` above objects at ``(B, 2)``.
 
-    The joints are those of ``inverse_kinematics`` from ``home``.
+    The joints are those of ``inverse_kinematics`` from ``home``; ``resting`` are poses of objects
+    at the origin.
     """
     scene = wp.tid()
     if wanted[scene] == wp.uint8(0):
@@ -187,7 +188,7 @@ def reach(
         for k in range(3):
             link[k, 3] += slide * link[k, 1]
         bodies[scene, 8 + i] = link
-    resting_there = resting
+    resting_there = resting[scene]
     resting_there[0, 3] = objects[scene, 0]
     resting_there[1, 3] = objects[scene, 1]
     bodies[scene, _OBJECT] = resting_there
@@ -197,8 +198,9 @@ def reach(
 def look(
     bodies: wp.array2d(dtype=wp.mat44d),
     wanted: wp.array(dtype=wp.uint8),
-    screen: wp.mat44d,
-    eye: wp.vec3d,
+    screens: wp.array(dtype=wp.mat44d),
+    standing: wp.array(dtype=wp.vec3d),
+    sizes: wp.array(dtype=wp.float64),
     boxes: wp.array2d(dtype=wp.vec4d),
     right: wp.float64,
     bottom: wp.float64,
@@ -209,20 +211,25 @@ def look(
 ):
     """Say for each body ``(B, 14)`` where it is on the screen, and whether it may be seen.
 
-    ``boxes`` are the corners ``(14, 8)`` of the bodies' bounding boxes.
+    ``screens`` and ``standing`` are of each scene's camera, ``sizes`` of the objects, and
+    ``boxes`` the corners ``(14, 8)`` of the bodies' bounding boxes.
     """
     scene, body = wp.tid()
     if wanted[scene] == wp.uint8(0):
         seen[scene, body] = wp.uint8(0)
         return
     pose = bodies[scene, body]
-    away = eye - column(pose, 3)
+    size = wp.float64(1.0)
+    if body == _OBJECT:
+        size = sizes[scene]
+    away = standing[scene] - column(pose, 3)
     for i in range(3):
-        eyes[scene, body][i] = wp.float32(wp.dot(column(pose, i), away))
+        eyes[scene, body][i] = wp.float32(wp.dot(column(pose, i), away) / size)
     for i in range(3):
         for j in range(3):
             rotations[scene, body][i, j] = wp.float32(pose[i, j])
-    matrix = screen * pose
+            pose[i, j] = pose[i, j] * size
+    matrix = screens[scene] * pose
     for i in range(4):
         for j in range(4):
             matrices[scene, body][i, j] = wp.float32(matrix[i, j])

@@ -219,12 +219,18 @@ def screen_matrix(height: int, width: int, clip: Floats | None = None) -> Floats
 
     ``clip`` is that of a camera elsewhere.
     """
+    seen = clip_matrix(height, width) if clip is None else clip
+    return np.asarray(viewport_matrix(height, width) @ seen)
+
+
+def viewport_matrix(height: int, width: int) -> Floats:
+    """Return the ``(4, 4)`` matrix from clip space to columns and rows."""
     viewport = np.eye(4)
     viewport[0, 0] = viewport[0, 3] = width / 2.0
     # TinyRenderer counts rows upwards from 0; the picture's row 0 is its row height - 1.
     viewport[1, 1] = -height / 2.0
     viewport[1, 3] = height / 2.0 - 1.0
-    return np.asarray(viewport @ (clip_matrix(height, width) if clip is None else clip))
+    return viewport
 
 
 def in_view(on_screen: Floats, spec: CameraSpec) -> Flags:

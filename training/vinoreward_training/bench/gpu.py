@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-import vinoreward  # noqa: F401  (registers the environments)
+from vinoreward import VectorEncodedObservation  # also registers the environments
 from vinoreward.backends.base import load_backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
@@ -28,12 +28,12 @@ from vinoreward.rewards.on_device import DeviceClassifier
 from vinoreward_envs.batched_judging import piece_of
 from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.device_camera import DeviceCamera
-from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
 from vinoreward_training.bench.rewards import scene_camera
 from vinoreward_training.bench.rows import Row, median_row
 from vinoreward_training.configs import BenchConfig
 
-ID = "PandaHoverRandom-v0"
+ID, PIXELS = "PandaHoverRandom-v0", "PandaHoverPixels-v0"
+ENCODER = "panda-hover-encoder"
 ENVIRONMENTS = 4096
 SMALL_SIDE = 64
 """Pixels of the small square pictures."""
@@ -88,6 +88,7 @@ def device_rows(
                 times = _seconds(part, device, config.rounds, 1)
                 us = [1e6 * seconds / environments for seconds in times]
                 rows.append(_row(f"... {what}, microseconds an environment", us, "us"))
+        rows += _compared(environments, device, config, bundle)
         states = [environments / each for each in stepped(environments, backend="oracle")]
         rows.append(_row(f"... states only, in one batch of {environments}", states, "steps/s"))
         costs = {
@@ -110,10 +111,36 @@ def device_rows(
     return rows
 
 
+def _compared(count: int, device: str, config: BenchConfig, bundle: Bundle) -> list[Row]:
+    """Time steps of batches whose episodes differ, and of one that is seen through an encoder."""
+    arguments: dict[str, Any] = {"bundle": bundle, "backend": "torch"}
+    with contextlib.ExitStack() as stack:
+        plain, varied = (
+            _batch(count, device, config.seed, randomization=ranges, **arguments)
+            for ranges in (None, "lab")
+        )
+        for each in (plain, varied):
+            stack.callback(each.env.close)
+        rounds = range(config.rounds)  # in turns
+        times = [[_seconds(each, device, 1, STEPS)[0] for each in (plain, varied)] for _ in rounds]
+    ratios = [one[1] / one[0] for one in times]
+    pixels = _batch(count, device, config.seed, PIXELS, **arguments)
+    where: dict[str, Any] = {} if device == "cpu" else {"device": "CUDA", "precision": "fp16"}
+    pixels.env = VectorEncodedObservation(pixels.env, ENCODER, backend="torch", **where)
+    pixels.env.reset(seed=config.seed)
+    with contextlib.closing(pixels.env):
+        seen = [count / each for each in _seconds(pixels, device, config.rounds, STEPS)]
+    of = f"in one batch of {count}"
+    return [
+        _row(f'... with randomization "lab" over without, {of}', ratios, "x", target="<= 1.1 x"),
+        _row(f"... of {PIXELS} through the encoder, {of}", seen, "steps/s"),
+    ]
+
+
 class _Batch:
     """Steps a batch with actions that are on its device already."""
 
-    def __init__(self, env: PandaHoverVectorEnv, device: str, seed: int) -> None:
+    def __init__(self, env: Any, device: str, seed: int) -> None:
         self.env = env
         draw = torch.Generator().manual_seed(seed)
         moves = torch.rand((STEPS, env.num_envs, 2), generator=draw)
@@ -127,9 +154,9 @@ class _Batch:
         self._at += 1
 
 
-def _batch(count: int, device: str, seed: int, **arguments: Any) -> _Batch:
+def _batch(count: int, device: str, seed: int, id_: str = ID, **arguments: Any) -> _Batch:
     env: Any = gym.make_vec(
-        ID,
+        id_,
         count,
         vectorization_mode="vector_entry_point",
         array="torch",

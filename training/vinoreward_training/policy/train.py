@@ -364,7 +364,7 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
 def _make_all(config: TrainConfig) -> Any:
     if config.vec_env == "batched":
         kwargs = {**config.env_kwargs}
-        if config.learner == "device" and config.encoder is None and config.device != "cpu":
+        if config.learner in ("device", "skrl") and config.device != "cpu":
             # On a processor NumPy's arrays and the learner's tensors are the same memory.
             kwargs |= {"array": "torch", "device": config.device}
         return make_batch(config.num_envs, config.env, kwargs, **_of_env(config))

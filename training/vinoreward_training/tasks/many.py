@@ -147,14 +147,20 @@ def make_batch(
     # After that: these import PyTorch, while a thread compiles the networks.
     from vinoreward.wrappers.batched import BatchedVecEnv
     from vinoreward.wrappers.sb3 import VecEncodedObservation
+    from vinoreward.wrappers.vector import VectorEncodedObservation
 
-    env: VecEnv = BatchedVecEnv(made)
     if loaded is None:
-        return env
+        return BatchedVecEnv(made)
     try:
-        return VecEncodedObservation(env, loaded, **encoder_arguments(**options))
+        arguments = encoder_arguments(**options)
+        if own.get("array") != "torch":
+            return VecEncodedObservation(BatchedVecEnv(made), loaded, **arguments)
+        if arguments["backend"] == "torch" and own.get("device", "cpu") != "cpu":
+            arguments["device"] = "CUDA"
+        # Inside, so that pictures stay where they are.
+        return BatchedVecEnv(VectorEncodedObservation(made, loaded, **arguments))
     except VinorewardError:
-        env.close()
+        made.close()
         raise
 
 

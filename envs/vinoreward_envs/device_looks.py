@@ -1,0 +1,169 @@
+"""How scenes look that differ, kept and drawn on one device.
+
+Importing this imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, SPECULAR, background_mesh
+from vinoreward_envs.camera.fast import warp_module
+from vinoreward_envs.camera.looks import NOISE_STARTS, OBJECT_COLOUR, Looks, noise_table
+from vinoreward_envs.camera.spec import (
+    LIGHT,
+    CameraSpec,
+    camera_eye,
+    projection_matrix,
+    view_matrix,
+    viewport_matrix,
+)
+from vinoreward_envs.randomization import DRAWS
+from vinoreward_envs.scene import OBJECT_REST_HEIGHT, object_rest_pose
+
+
+class DeviceLooks:
+    """:class:`~vinoreward_envs.camera.looks.Looks` of ``count`` scenes as arrays on a device.
+
+    At first they look as always. :meth:`set` needs ``varied``, which makes room for a background
+    each.
+
+    Args:
+        spec: what pictures look like.
+        count: N.
+        device: ``"cpu"`` or ``"cuda:N"``.
+        varied: whether they will differ.
+    """
+
+    def __init__(self, spec: CameraSpec, count: int, device: str, *, varied: bool) -> None:
+        warp = self._warp = warp_module()
+        from vinoreward_envs.camera import kernels
+
+        self._spec, self._device, self._count = spec, device, count
+        self._varied = varied
+        as_always = Looks(spec, count if varied else 1)
+        as_always.open(warp, device)
+        self._surface = as_always
+        self.pool: Any = as_always.pool
+        """Warp's arrays of backgrounds, see ``Looks.pool``."""
+        row = np.zeros(count, np.int64)
+
+        def array(values: NDArray[Any], dtype: Any) -> Any:
+            return warp.array(values, dtype=dtype, device=device)
+
+        look: Any = kernels.Look
+        scenes = np.zeros(count, look.numpy_dtype())
+        scenes["direction"], scenes["gain"] = as_always.directions[0], as_always.gains[0]
+        scenes["colour"] = as_always.colours[0]
+        resting = np.tile(object_rest_pose((0.0, 0.0)), (count, 1, 1))
+        self._resting = array(resting, warp.mat44d)
+        self._screens = array(as_always.screens[:1][row], warp.mat44d)
+        self._standing = array(as_always.eyes[:1][row], warp.vec3d)
+        self._sizes = array(np.ones(count), warp.float64)
+        self._looks = array(scenes, look)
+        self._steps: Any = None
+        if varied:
+            self._make_varied()
+
+    def _make_varied(self) -> None:
+        warp, spec, device, count = self._warp, self._spec, self._device, self._count
+        from vinoreward_envs.camera import kernels, varying
+
+        def array(values: NDArray[Any], dtype: Any) -> Any:
+            return warp.array(values, dtype=dtype, device=device)
+
+        def empty(*shape: int, dtype: Any) -> Any:
+            return warp.zeros(shape, dtype=dtype, device=device)
+
+        self._values = torch.zeros(count, DRAWS, dtype=torch.float64, device=device)
+        self._wanted = torch.zeros(count, dtype=torch.uint8, device=device)
+        self._drawn = warp.from_torch(self._values)
+        size = spec.width * spec.height * 3
+        self._noise = array(noise_table(NOISE_STARTS + size), warp.int16)
+        mesh = background_mesh()
+        triangles = len(mesh.positions)
+        light = warp.vec3d(*(np.array(LIGHT) / np.linalg.norm(LIGHT)).tolist())
+        rows = empty(count, dtype=warp.int32)
+        order = empty(count, triangles + 1, dtype=warp.int32)
+        weights, texels = (empty(count, triangles, dtype=warp.mat33) for _ in range(2))
+        gains = empty(count, triangles, dtype=warp.vec3)
+        matrices = [
+            warp.mat44d(*values.ravel())
+            for values in (
+                view_matrix(),
+                viewport_matrix(spec.height, spec.width),
+                projection_matrix(spec.height, spec.width),
+            )
+        ]
+        looks = [
+            warp.from_torch(self._wanted), self._drawn, *matrices, spec.height / spec.width,
+            warp.vec3d(*camera_eye()), light, warp.vec3d(*map(float, OBJECT_COLOUR)),
+            warp.mat44d(*object_rest_pose((0.0, 0.0)).ravel()), OBJECT_REST_HEIGHT - c.TABLE_TOP,
+            self._screens, self._standing, self._resting, self._sizes, self._looks, rows,
+        ]  # fmt: skip
+        corners = np.concatenate([mesh.positions, np.ones((triangles, 3, 1))], axis=2)
+        placed = [
+            rows, self._drawn, self._screens, light, warp.vec3d(AMBIENT, DIFFUSE, SPECULAR),
+            array(corners, warp.vec4d), array(mesh.normals, warp.vec3d), array(mesh.uv, warp.vec2d),
+            self._surface.on_table, warp.mat22d(*mesh.grain.ravel()),
+            spec.width - 1.0, spec.height - 1.0, order, weights, texels, gains,
+        ]  # fmt: skip
+        drawn = [
+            rows, order, weights, texels, gains, self._surface.on_table, 1.0 / c.CAMERA_FAR,
+            *self._surface.textures, *self.pool,
+        ]  # fmt: skip
+        self._launches = [
+            warp.launch(kernel, dim, inputs, device=device, record_cmd=True)
+            for kernel, dim, inputs in (
+                (varying.set_looks, count, looks),
+                (varying.place_backgrounds, count, placed),
+                (kernels.draw_backgrounds, (count, spec.height), drawn),
+            )
+        ]
+        self._add_noise = varying.add_noise
+
+    def follow(self, steps: Tensor) -> None:
+        """Take the ``(N,)`` int64 numbers of the pictures in their episodes from here."""
+        self._steps = self._warp.from_torch(steps)
+
+    def set(self, mask: Tensor, values: Tensor) -> None:
+        """Let scenes look as the ``(N, DRAWS)`` values say where ``mask``, ``(N,)``, is True."""
+        self._values.copy_(values)
+        self._wanted.copy_(mask)
+        stream = stream_of(self._warp, self._values)
+        for launch in self._launches:
+            launch.launch(stream)
+
+    def part(self, piece: slice) -> dict[str, Any]:
+        """Return the arrays of some scenes that ``posing`` and the rasteriser read, by name."""
+        return {
+            name: array[piece]
+            for name, array in (
+                ("resting", self._resting), ("screens", self._screens),
+                ("standing", self._standing), ("sizes", self._sizes), ("looks", self._looks),
+            )
+        }  # fmt: skip
+
+    def add_noise(self, pictures: Any, piece: slice) -> None:
+        """Add the sensor's noise to pictures of some scenes, Warp's array ``(B, H, W)``."""
+        if not self._varied:
+            return
+        size = (piece.stop - piece.start, self._spec.height, self._spec.width)
+        inputs = [self._noise, self._drawn[piece], self._steps[piece], pictures]
+        stream = stream_of(self._warp, self._values)
+        self._warp.launch(
+            self._add_noise, size, inputs, device=None if stream else self._device, stream=stream
+        )
+
+
+def stream_of(warp: Any, tensor: Tensor) -> Any:
+    """Return Torch's stream as Warp's, on which work on a tensor is in order; None on the CPU."""
+    if not tensor.is_cuda:
+        return None
+    return warp.stream_from_torch(torch.cuda.current_stream(tensor.device))

@@ -1,0 +1,140 @@
+"""EncodedObservation for pictures that are torch tensors, where they are.
+
+Importing this imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vinoreward.backends.cuda_graph import recorded
+from vinoreward.backends.torch import TorchBackend
+from vinoreward.encoders import Encoder
+from vinoreward.errors import InputError, OutputError
+
+PIECE: Final = 1024
+"""Pictures that are encoded at once."""
+
+
+class DeviceEncoding:
+    """Encodes pictures of many environments, and stacks their vectors, without leaving a device.
+
+    On CUDA the work on one piece of them is recorded once (a CUDA graph) and then replayed.
+
+    Args:
+        encoder: of the torch backend, on the pictures' device. It stays open.
+        num_envs: N.
+        frames: vectors of so many steps that an observation holds.
+    """
+
+    def __init__(self, encoder: Encoder, num_envs: int, frames: int) -> None:
+        backend: Any = encoder.backend
+        device = torch.device(backend.device.lower())
+        self._module = backend.module
+        self._size = encoder.latent_size
+        self._low = torch.tensor(encoder.low, device=device)
+        self._high = torch.tensor(encoder.high, device=device)
+        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        self._stacks = torch.zeros(num_envs, frames, self._size, device=device)
+        picture = encoder.bundle.spec.picture
+        self._shape = (num_envs, picture.height, picture.width, 3)
+        self._piece = -(-num_envs // -(-num_envs // PIECE))
+        self._batch: Tensor | None = None
+        if device.type == "cuda":
+            self._batch = torch.zeros(
+                self._piece, *self._shape[1:], dtype=torch.uint8, device=device
+            )
+            self._graph, self._encoded = recorded(self._encode, self._batch)
+
+    @torch.no_grad()
+    def begin(self, pictures: Tensor, mask: NDArray[np.bool_]) -> Tensor:
+        """Start episodes where ``mask``, ``(N,)`` bool, is True; return what the learner sees.
+
+        Args:
+            pictures: ``(N, H, W, 3)`` uint8, of all environments.
+            mask: where they are first ones.
+
+        Returns:
+            ``(N, frames * D)`` float32 in new memory.
+
+        Raises:
+            InputError: pictures of another shape or type.
+            OutputError: the network gave NaN or infinity since the last call. To look in each step
+                the host would have to wait for the device.
+        """
+        if bool(self._broken):
+            self._broken = torch.zeros_like(self._broken)
+            raise OutputError(
+                "the encoder returned NaN or infinity for pictures of steps before this reset; the "
+                "learner was shown zeros. Expected finite numbers: the weights are broken or "
+                'overflow. Use precision="fp32", or train the encoder again.'
+            )
+        first = self._look(pictures)[:, None]
+        begun = torch.from_numpy(mask).to(first.device)
+        self._stacks = torch.where(begun[:, None, None], first, self._stacks)
+        return self._stacks.flatten(1).clone()
+
+    @torch.no_grad()
+    def step(
+        self, pictures: Tensor, last: Tensor | None, ended: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what the learner sees after a step, and what the episodes ended with.
+
+        Args:
+            pictures: ``(N, H, W, 3)`` uint8; where an episode ended, the next one's first.
+            last: those that the episodes ended with, valid where ``ended``; None: none ended.
+            ended: ``(N,)`` bool.
+        """
+        latents = self._look(pictures)
+        if last is None:
+            self._push(latents)
+            return self._stacks.flatten(1).clone(), None
+        rows = ended[:, None]
+        self._push(torch.where(rows, self._look(last), latents))
+        seen = self._stacks.flatten(1).clone()
+        self._stacks = torch.where(rows[..., None], latents[:, None], self._stacks)
+        return self._stacks.flatten(1).clone(), seen
+
+    def _push(self, latents: Tensor) -> None:
+        self._stacks = torch.cat([self._stacks[:, 1:], latents[:, None]], 1)
+
+    def _look(self, pictures: Tensor) -> Tensor:
+        """Return ``(N, D)`` float32 within the bundle's bounds; zeros for what is no number."""
+        if pictures.dtype != torch.uint8 or tuple(pictures.shape) != self._shape:
+            raise InputError(
+                f"the pictures are {pictures.dtype} of shape {tuple(pictures.shape)}. Expected "
+                f"torch.uint8 of shape {self._shape}, as the observation space says."
+            )
+        outputs = torch.empty(len(pictures), self._size, device=pictures.device)
+        for start in range(0, len(pictures), self._piece):
+            # Of one size: the last two share pictures where that does not divide N.
+            begin = min(start, len(pictures) - self._piece)
+            piece = slice(begin, begin + self._piece)
+            if self._batch is None:
+                outputs[piece] = self._encode(pictures[piece])
+                continue
+            self._batch.copy_(pictures[piece])
+            self._graph.replay()
+            outputs[piece] = self._encoded
+        finite = torch.isfinite(outputs)
+        self._broken = self._broken | ~finite.all()
+        return torch.clamp(outputs.masked_fill(~finite, 0.0), self._low, self._high)
+
+    @torch.no_grad()
+    def _encode(self, pictures: Tensor) -> Tensor:
+        encoded: Tensor = self._module(pictures)[:, : self._size].float()
+        return encoded
+
+
+def encodes_on(encoder: Encoder, pictures: Any) -> bool:
+    """Return whether an encoder takes pictures, a batch of observations, on their device."""
+    if not isinstance(pictures, Tensor) or encoder.backend_name != TorchBackend.name:
+        return False
+    picture = encoder.bundle.spec.picture
+    fits = tuple(pictures.shape[1:]) == (picture.height, picture.width, 3) and picture.crop is None
+    return fits and str(pictures.device) in (encoder.device.lower(), f"{encoder.device.lower()}:0")
