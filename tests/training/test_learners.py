@@ -267,6 +267,8 @@ def test_a_single_environment_will_do(tmp_path: Path) -> None:
             "n_critics=3 is not for --learner skrl",
         ),
         ({"learner": "sbx", "device": "cuda"}, "--learner sbx with --device cuda"),
+        ({"algorithm": "PPO"}, "--learner device with --algorithm PPO. Expected SAC;"),
+        ({"learner": "skrl", "algorithm": "A2C"}, "A2C. Expected SAC or PPO;"),
     ],
     ids=lambda value: "",
 )

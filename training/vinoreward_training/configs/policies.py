@@ -41,7 +41,7 @@ class TrainConfig:
     """What trains: sb3, Stable-Baselines3; for SAC and observations that are vectors also device, a
     loop of ours whose replay and gradient steps stay on --device (on CUDA the environments too,
     with --vec-env batched --backend torch), skrl, the same loop with the SAC of skrl, or sbx, the
-    SAC of SBX in JAX. The policy is the same kind of network."""
+    SAC of SBX in JAX. skrl has PPO too. The policy is the same kind of network."""
     timesteps: int | None = None
     """Environment steps in all; None: the preset's, else 8000."""
     seed: int = 0

@@ -101,9 +101,7 @@ def build_model(
 
         kind = DeviceSAC
     elif learner == "skrl":
-        from vinoreward_training.policy.skrl_sac import SkrlSAC
-
-        kind = SkrlSAC
+        kind = _skrl_class(algorithm)
     elif learner == "sbx":
         from vinoreward_training.policy.sbx_sac import SbxSAC, checked_arguments
 
@@ -136,6 +134,17 @@ def build_model(
             "spaces that Stable-Baselines3 documents for it; change --algorithm or "
             "--algorithm-kwargs."
         ) from error
+
+
+def _skrl_class(algorithm: str) -> Any:
+    """Return SB3's SAC or PPO with the agent of skrl."""
+    if algorithm == "PPO":
+        from vinoreward_training.policy.skrl_ppo import SkrlPPO
+
+        return SkrlPPO
+    from vinoreward_training.policy.skrl_sac import SkrlSAC
+
+    return SkrlSAC
 
 
 def _check_simple(kind: Any, algorithm: str, given: Mapping[str, Any]) -> None:
@@ -440,6 +449,8 @@ def load_policy(folder: Path, env: gym.Env[Any, Any]) -> BaseAlgorithm:
     arguments = {**description["algorithm_kwargs"]}
     if description["algorithm"] in OFF_POLICY:
         arguments["buffer_size"] = 1
+    elif description["algorithm"] == "PPO":
+        arguments |= {"n_steps": 2, "batch_size": 2}  # it learns nothing more
     model = build_model(description["algorithm"], env, arguments, seed=0)
     try:
         model.policy.load_state_dict(state)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium as gym
-import numpy as np
 import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
@@ -22,15 +20,13 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vinoreward.errors import OutputError
-from vinoreward.wrappers.batched import BatchedVecEnv
+from vinoreward_training.policy.tensor_steps import no_optimizer, refuse_others, tensor_step
 
-_UNSUPPORTED: Mapping[str, Any] = {
+_ONLY: dict[str, Any] = {
     "use_sde": False, "n_steps": 1, "action_noise": None, "optimize_memory_usage": False,
     "target_update_interval": 1,
 }  # fmt: skip
 """Arguments of SB3's SAC that are not supported, and the one value that each may have."""
-_OF_OPTIMIZER = {"optimizer_class", "optimizer_kwargs"}
-"""What SB3's ``policy_kwargs`` say of an optimiser."""
 
 
 @dataclass(frozen=True)
@@ -118,24 +114,9 @@ class TensorSAC(SAC):
     replay_buffer: TensorReplay  # type: ignore[assignment]
 
     def _setup_model(self) -> None:
-        for name, value in _UNSUPPORTED.items():
-            if getattr(self, name) != value:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not for --learner {self.LEARNER}, which "
-                    f"takes {value!r}; use --learner sb3"
-                )
-        if len(self.observation_space.shape or ()) != 1:
-            raise ValueError(
-                f"--learner {self.LEARNER} learns from vectors of numbers, and the observation is "
-                f"{self.observation_space}; use --encoder, or --learner sb3"
-            )
-        if of_optimizer := sorted(_OF_OPTIMIZER & set(self.policy_kwargs)):
-            raise ValueError(
-                f"{' and '.join(of_optimizer)} in policy_kwargs is not for --learner "
-                f"{self.LEARNER}, which has its own Adam; leave it out, or use --learner sb3"
-            )
+        refuse_others(self, self.LEARNER, _ONLY)
         self.replay_buffer_class = TensorReplay  # type: ignore[assignment]
-        self.policy_kwargs["optimizer_class"] = _no_optimizer
+        self.policy_kwargs = {**self.policy_kwargs, "optimizer_class": no_optimizer}
         super(SAC, self)._setup_model()
         self._create_aliases()
         self._actions = math.prod(self.action_space.shape or ())
@@ -183,7 +164,7 @@ class TensorSAC(SAC):
         seen = torch.as_tensor(self._last_obs, dtype=torch.float32, device=self.device)
         for _ in range(train_freq.frequency):
             actions = self._explore(seen, random=self.num_timesteps < learning_starts)
-            step = self._step(env, low + 0.5 * (actions + 1.0) * (high - low))
+            step = tensor_step(env, low + 0.5 * (actions + 1.0) * (high - low), self.device)
             self.num_timesteps += env.num_envs
             callback.update_locals({"infos": step.infos, "dones": step.dones})
             callback.on_step()
@@ -206,27 +187,6 @@ class TensorSAC(SAC):
             return 2.0 * torch.rand((len(seen), self._actions), device=self.device) - 1.0
         return self._act(seen)
 
-    def _step(self, env: VecEnv, actions: Tensor) -> _Step:
-        """Step all environments; what they tell goes to this learner's device."""
-
-        def tensor(values: Any) -> Tensor:
-            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
-
-        if isinstance(env, BatchedVecEnv):
-            told = env.step_batch(actions)
-            arrays: Any = told.observations, told.rewards, told.last(), told.terminated
-            dones, infos = told.dones, told.infos
-        else:
-            stepped: Any = env.step(actions.cpu().numpy())
-            observations, rewards, dones, infos = stepped
-            last, terminated = observations.copy(), dones.copy()
-            for i in np.flatnonzero(dones).tolist():
-                last[i] = infos[i]["terminal_observation"]
-                terminated[i] = not infos[i]["TimeLimit.truncated"]
-            arrays = observations, rewards, last, terminated
-        seen, paid, following, ended = (tensor(values) for values in arrays)
-        return _Step(seen, paid, following, ended, dones, infos)
-
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Make gradient steps, each on a batch of its own."""
         self._n_updates += gradient_steps
@@ -241,20 +201,3 @@ class TensorSAC(SAC):
         self.logger.record("train/ent_coef", self._entropy_weight())
         self.logger.record("train/critic_loss", losses[0])
         self.logger.record("train/actor_loss", losses[1])
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step of all environments, as tensors on the learner's device."""
-
-    observations: Tensor
-    rewards: Tensor
-    last: Tensor
-    """What followed in the same episodes."""
-    terminated: Tensor
-    dones: Any
-    infos: list[dict[str, Any]]
-
-
-def _no_optimizer(parameters: Any, **arguments: Any) -> None:
-    """Stand in where SB3 makes an optimiser: a subclass has its own."""

@@ -75,15 +75,19 @@ _POSITIVE = (
 
 
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the preset of an environment; its algorithm's arguments are for SAC."""
-    name = str(settings["env"]).rpartition(":")[2]
+    """Return the preset of an environment; but for ``batched.PPO`` its arguments are SAC's."""
+    name, algorithm = str(settings["env"]).rpartition(":")[2], settings["algorithm"]
     names = [name]
     if settings["vec_env"] == "batched":
         names += [f"{name}.batched", f"{name}.batched.{settings['learner']}"]
     paths = {path.stem: path for path in PRESETS.glob("*.yaml")}
     preset = merged(*(read_yaml(paths[one], SETTINGS.names) for one in names if one in paths))
-    if settings["algorithm"] != "SAC":
-        preset.pop("algorithm_kwargs", None)
+    if algorithm == "SAC":
+        return preset
+    preset.pop("algorithm_kwargs", None)
+    own = paths.get(f"{name}.batched.{algorithm}")
+    if settings["vec_env"] == "batched" and own is not None:
+        preset = merged(preset, read_yaml(own, SETTINGS.names))
     return preset
 
 
@@ -269,8 +273,9 @@ def _check_learner(config: TrainConfig) -> None:
     if config.learner == "sb3":
         return
     found = None
-    if config.algorithm != "SAC":
-        found = f"--algorithm {config.algorithm}. Expected SAC"
+    known = ("SAC", "PPO") if config.learner == "skrl" else ("SAC",)
+    if config.algorithm not in known:
+        found = f"--algorithm {config.algorithm}. Expected {' or '.join(known)}"
     elif config.later:
         found = "--later. Expected --vec-env batched, which is judged while the learner trains"
     elif config.learner == "sbx" and config.device not in ("cpu", "auto"):
