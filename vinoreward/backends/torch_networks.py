@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import linear, relu
 
 from vinoreward.errors import ConfigError
 
@@ -254,9 +254,10 @@ class SpatialEncoder(nn.Module):
         with torch.autocast(pictures.device.type, enabled=False):
             weights = maps.float().relu().square()
             total = weights.sum(2, keepdim=True) + LEAST_WEIGHT
-            places = (weights @ self.grid) / total
+            places = (weights @ self.grid.float()) / total
             strength = 0.1 * total.log()
-            output = self.head(torch.cat([places, strength], 2).flatten(1))
+            found = torch.cat([places, strength], 2).flatten(1)
+            output = linear(found, self.head.weight.float(), self.head.bias.float())
             return _limited(output, self.latent_size)
 
 

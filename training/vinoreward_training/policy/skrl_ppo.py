@@ -8,6 +8,7 @@ Pardo et al., Time Limits in Reinforcement Learning, 2018), and skrl's agent is 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -47,7 +48,10 @@ class SkrlPPO(PPO):
             )
         self.policy_kwargs = {**self.policy_kwargs, "optimizer_class": no_optimizer}
         self.rollout_buffer_class = _NoBuffer
-        super()._setup_model()
+        with warnings.catch_warnings():
+            # It supposes rollouts in the host's memory.
+            warnings.filterwarnings("ignore", "You are trying to run .* on the GPU", UserWarning)
+            super()._setup_model()
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         place = {"device": self.device, **spaces}
         network = _ActorCritic(self.policy, **place)

@@ -348,18 +348,20 @@ def _make(config: TrainConfig) -> Any:
 
 def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
     """Return those of training, of evaluations and of the final one; the last may be the same."""
-    if config.vec_env == "batched" and config.encoder is None:
-        env = _make_all(config)
+    if config.vec_env == "batched":
+        env, counts = _make_all(config), (config.eval_episodes, config.final_episodes)
         try:
-            counts = config.eval_episodes, config.final_episodes
-            often, final = (beside(env, min(MOST_EVALUATED_AT_ONCE, count)) for count in counts)
+            often, final = (
+                beside(env, min(MOST_EVALUATED_AT_ONCE, count), **_of_env(config))
+                for count in counts
+            )
         except VinorewardError:
             env.close()
             raise
         return env, often, final
     alone = _make(config)
     try:
-        together = config.num_envs > 1 or config.later or config.vec_env == "batched"
+        together = config.num_envs > 1 or config.later
         return _make_all(config) if together else _make(config), alone, alone
     except VinorewardError:
         alone.close()

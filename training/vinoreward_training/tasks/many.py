@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.processes import limit_threads, starting_processes, thread_limits
 from vinoreward.saved_state import shown
@@ -144,34 +145,42 @@ def make_batch(
         ) from error
     if prepare := getattr(made.unwrapped, "prepare", None):
         prepare()
-    # After that: these import PyTorch, while a thread compiles the networks.
+    # After that: this imports PyTorch, while a thread compiles the networks.
     from vinoreward.wrappers.batched import BatchedVecEnv
-    from vinoreward.wrappers.sb3 import VecEncodedObservation
-    from vinoreward.wrappers.vector import VectorEncodedObservation
 
-    if loaded is None:
-        return BatchedVecEnv(made)
+    arguments = encoder_arguments(**options)
+    if arguments["backend"] == "torch" and own.get("device", "cpu") != "cpu":
+        arguments["device"] = "CUDA"
     try:
-        arguments = encoder_arguments(**options)
-        if own.get("array") != "torch":
-            return VecEncodedObservation(BatchedVecEnv(made), loaded, **arguments)
-        if arguments["backend"] == "torch" and own.get("device", "cpu") != "cpu":
-            arguments["device"] = "CUDA"
-        # Inside, so that pictures stay where they are.
-        return BatchedVecEnv(VectorEncodedObservation(made, loaded, **arguments))
+        return BatchedVecEnv(_encoded(made, loaded, arguments))
     except VinorewardError:
         made.close()
         raise
 
 
-def beside(env: VecEnv, count: int) -> VecEnv:
-    """Return ``count`` more environments that draw and judge with what a :func:`make_batch` has."""
+def beside(env: VecEnv, count: int, **options: Any) -> VecEnv:
+    """Return ``count`` more environments that draw and judge with what a :func:`make_batch` has.
+
+    With the same ``options`` they see the same through an encoder, which is loaded again.
+    """
     from vinoreward.wrappers.batched import BatchedVecEnv
+    from vinoreward.wrappers.vector import VectorEncodedObservation
 
     if not isinstance(env, BatchedVecEnv):
-        raise ConfigError(f"found {type(env).__name__}. Expected a batch without an encoder.")
-    batch: Any = env.batch.unwrapped
-    return BatchedVecEnv(batch.beside(count))
+        raise ConfigError(f"found {type(env).__name__}. Expected a batch.")
+    batch: Any = env.batch
+    more = batch.unwrapped.beside(count)
+    if not isinstance(batch, VectorEncodedObservation):
+        return BatchedVecEnv(more)
+    arguments = {**encoder_arguments(**options), "device": batch.encoder.device}
+    return BatchedVecEnv(_encoded(more, batch.encoder.bundle, arguments))
+
+
+def _encoded(made: Any, encoder: Bundle | None, arguments: Mapping[str, Any]) -> Any:
+    """Return a batch, seen through an encoder if there is one."""
+    from vinoreward.wrappers.vector import VectorEncodedObservation
+
+    return made if encoder is None else VectorEncodedObservation(made, encoder, **arguments)
 
 
 def _together(
