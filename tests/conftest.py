@@ -12,6 +12,9 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A training of a classifier takes one per core all the same. A thread that waits busily for another
+# takes the core on which that one, or another test, would run: several times the processor time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # How long an example takes says something of the machine, not of the code.
 # A change is judged by the same examples each time; whoever works on it searches for others too.
