@@ -126,6 +126,20 @@ def calibrated(foreign: Path, out: Path, model: str = "two.onnx", **changes: Any
     return calibrate.run(CalibrateConfig(bundle=out, data=foreign / "data", target_fpr=0.02))
 
 
+@pytest.fixture(scope="module")
+def ready(foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibrated bundle, which nobody writes to."""
+    folder = tmp_path_factory.mktemp("ready") / "bundle"
+    assert calibrated(foreign, folder) == 0
+    return folder
+
+
+@pytest.fixture
+def own(ready: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(ready, tmp_path / "bundle")
+
+
 def by_hand(foreign: Path, model: str, images: np.ndarray) -> np.ndarray:
     """Return ONNX Runtime's probability of success for pictures prepared by hand."""
     import onnxruntime
@@ -197,7 +211,8 @@ def test_import_calibrate_quantize_and_wrap(
     assert len(bundle.golden.images) == 8
     level = bundle.spec.metrics["verdict"]["level"]
     assert f"Verdict: {level}" in (out / "README.md").read_text()
-    quantize.run(QuantizeConfig(bundle=out, data=foreign / "data", max_second_looks=1.0))
+    gated = QuantizeConfig(bundle=out, data=foreign / "data", max_second_looks=1.0, calibration=32)
+    assert quantize.run(gated) == 0
     quantized = Bundle.load(out)
     assert quantized.resolve_precision("openvino") == "int8"
     data = load_dataset(foreign / "data")
@@ -399,12 +414,10 @@ def test_a_threshold_that_nobody_chose_is_said_when_the_bundle_is_wrapped(tmp_pa
 
 
 def test_a_bundle_gets_a_guard_and_keeps_everything_else(
-    foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    foreign: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A guard of its own folder knows these pictures, and not those of a camera that died."""
-    folder = tmp_path / "bundle"
-    assert calibrated(foreign, folder) == 0
-    before = Bundle.load(folder)
+    folder, before = own, Bundle.load(own)
     guard = guard_of(before)
     assert guard is not None
     assert before.spec.metrics["guard"]["frames"] > 0
@@ -433,15 +446,13 @@ def test_a_bundle_gets_a_guard_and_keeps_everything_else(
     assert changed == [f"- {said}"] and " clean test frames are odd" in said
 
 
-def test_a_guard_of_other_pictures_does_not_stay(foreign: Path, tmp_path: Path) -> None:
+def test_a_guard_of_other_pictures_does_not_stay(own: Path, tmp_path: Path) -> None:
     """A new calibration on too few episodes for a guard leaves none, and says why."""
-    folder = tmp_path / "bundle"
-    assert calibrated(foreign, folder) == 0
-    assert guard_of(Bundle.load(folder)) is not None
+    assert guard_of(Bundle.load(own)) is not None
     few = draw(tmp_path / "few", 110)
-    config = CalibrateConfig(bundle=folder, data=few, target_fpr=0.3)
+    config = CalibrateConfig(bundle=own, data=few, target_fpr=0.3)
     assert calibrate.run(config) in (0, USELESS)
-    after = Bundle.load(folder)
+    after = Bundle.load(own)
     assert guard_of(after) is None
     assert "it takes 20 episodes" in after.spec.metrics["guard"]["why"]
 
@@ -469,16 +480,14 @@ def test_a_guard_leaves_int8_alone(tmp_path: Path) -> None:
 
 
 def test_a_guard_that_cannot_be_is_refused_and_nothing_changes(
-    foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "bundle"
-    assert calibrated(foreign, folder) == 0
     few = draw(tmp_path / "few", 90)
-    before = (folder / "bundle.json").read_bytes()
-    assert main(["guard", "--bundle", str(folder), "--data", str(few)]) == 1
+    before = (own / "bundle.json").read_bytes()
+    assert main(["guard", "--bundle", str(own), "--data", str(few)]) == 1
     assert re.search(
         r"gives no guard: it takes 20 episodes.*Expected more", capsys.readouterr().err
     )
     assert main(["guard", "--bundle", "panda-hover-encoder", "--data", str(few)]) == 1
     assert "installed bundle, which is only read" in capsys.readouterr().err
-    assert (folder / "bundle.json").read_bytes() == before
+    assert (own / "bundle.json").read_bytes() == before
