@@ -44,7 +44,7 @@ from vinoreward_training.tasks.environments import make_env
 
 SIZES = {
     "finetune": ("--epochs", "6", "--threads", "1"),
-    "quantize": (),
+    "quantize": ("--calibration", "32"),
     "train": ("--timesteps", "1500", "--eval-every", "250", "--no-progress"),
     "play": ("--film", "0", "--no-progress"),
     "profile": ("--steps", "3"),
