@@ -281,9 +281,12 @@ def predict(
     inputs: npt.NDArray[Any],
     prepare: Callable[[npt.NDArray[Any]], Tensor] = torch.from_numpy,
     *,
-    batch_size: int = 128,
+    batch_size: int = 32,
 ) -> Floats:
-    """Return a module's outputs (N, ...) for inputs (N, ...), in evaluation mode and in batches."""
+    """Return a module's outputs (N, ...) for inputs (N, ...), in evaluation mode and in batches.
+
+    Of larger batches the C library would give each layer's memory back to the kernel.
+    """
     training = module.training
     module.eval()
     starts = range(0, len(inputs), batch_size)
