@@ -27,7 +27,7 @@ WALKS: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {
     ),
     "pusht": (
         ("gym_pusht",),
-        {"capture": {"--frames": "80"}, "finetune": {"--target-fpr": "0.9"}},
+        {"capture": {"--frames": "56"}, "finetune": {"--target-fpr": "0.9"}},
     ),
 }
 STEPS = ["capture", "finetune", "quantize", "train", "play", "train"]
