@@ -178,32 +178,22 @@ def test_places_need_a_capture_that_records_them(tmp_path: Path) -> None:
 def test_a_killed_training_resumes_to_the_very_same_weights(tmp_path: Path) -> None:
     data = write_capture(tmp_path / "capture")
 
-    def command(out: str, *more: str) -> list[str]:
-        options = [
-            "--steps",
-            "350",
-            "--batch-size",
-            "2",
-            "--latent",
-            "3",
-            "--threads",
-            "1",
-            "--bf16",
-            "off",
-        ]
-        where = ["--data", str(data), "--out", str(tmp_path / out)]
-        return [sys.executable, "-m", "vinoreward_training.cli", "train-vae", *where, *options,
-                *more]  # fmt: skip
+    def words(out: str, *more: str) -> list[str]:
+        return [
+            "train-vae", "--data", str(data), "--out", str(tmp_path / out), "--steps", "350",
+            "--batch-size", "2", "--latent", "3", "--threads", "1", "--bf16", "off", *more,
+        ]  # fmt: skip
 
-    killed = subprocess.Popen(command("killed"), stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "vinoreward_training.cli", *words("killed")]
+    killed = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     checkpoint = tmp_path / "killed" / CHECKPOINT
     while not checkpoint.is_file() and killed.poll() is None:
         time.sleep(0.05)
     killed.kill()
     killed.wait()
     assert not (tmp_path / "killed" / "bundle").exists()
-    subprocess.run(command("killed", "--resume"), check=True, stderr=subprocess.DEVNULL)
-    subprocess.run(command("whole"), check=True, stderr=subprocess.DEVNULL)
+    assert main(words("killed", "--resume")) == 0
+    assert main(words("whole")) == 0
     one, two = (
         (tmp_path / name / "bundle" / "model.safetensors").read_bytes()
         for name in ("killed", "whole")
