@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[dev]'
 # pip compiles all but what is installed with -e, and the tests start hundreds of processes.
-	$(BIN)/python -m compileall -q -j 0 assets envs training vinoreward
+	$(BIN)/python -m compileall -q -j 0 assets envs training vinoreward tests/support
 	@touch $(STAMP)
 
 demo: $(STAMP)
