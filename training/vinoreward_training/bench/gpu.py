@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import tempfile
 import time
@@ -30,10 +31,13 @@ from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.device_camera import DeviceCamera
 from vinoreward_training.bench.rewards import scene_camera
 from vinoreward_training.bench.rows import Row, median_row
+from vinoreward_training.bench.seconds import TASKS, Task, task_rows
 from vinoreward_training.configs import BenchConfig
 
 ID, PIXELS = "PandaHoverRandom-v0", "PandaHoverPixels-v0"
 ENCODER = "panda-hover-encoder"
+PPO = ("--learner", "skrl", "--algorithm", "PPO", "--backend", "torch", "--device", "cuda")
+"""Of a training whose environments, networks and rollouts stay on the device."""
 ENVIRONMENTS = 4096
 SMALL_SIDE = 64
 """Pixels of the small square pictures."""
@@ -52,7 +56,8 @@ def gpu_rows(config: BenchConfig) -> list[Row]:
             Row("gpu", "environment steps a second on a GPU", None, target=goal, note=note)
             for goal in GOALS.values()
         ]
-    return device_rows(config, "cuda:0", ENVIRONMENTS, SIZES)
+    rows = device_rows(config, "cuda:0", ENVIRONMENTS, SIZES)
+    return rows + [row for task in TASKS for row in _trained(config, task)]
 
 
 def device_rows(
@@ -109,6 +114,16 @@ def device_rows(
         )
     )
     return rows
+
+
+def _trained(config: BenchConfig, task: Task) -> list[Row]:
+    """Train on the device until the task is solved, each seed in a process of its own."""
+    if importlib.util.find_spec("skrl") is None:
+        note = "needs the extra skrl"
+        return [Row("gpu", f"seconds of a training of {task.env} on a GPU", None, note=note)]
+    # The bars of these tasks are for two cores.
+    task = dataclasses.replace(task, training=None, process=None)
+    return task_rows(config, "gpu", task, *PPO)
 
 
 def _compared(count: int, device: str, config: BenchConfig, bundle: Bundle) -> list[Row]:

@@ -51,10 +51,15 @@ def learners_rows(config: BenchConfig) -> list[Row]:
         if all(importlib.util.find_spec(module_of(one)) for one in EXTRAS.get(name, ()))
     ]
     runs = paired(
-        config, installed, config.seeds, lambda name, seed: run_once(config, TASK, seed, name)
+        config,
+        installed,
+        config.seeds,
+        lambda name, seed: run_once(config, TASK, seed, "--learner", name),
     )
     rows = [
-        row for name in installed for row in rows_of(config, "learners", TASK, runs[name], name)
+        row
+        for name in installed
+        for row in rows_of(config, "learners", TASK, runs[name], "--learner", name)
     ]
     return rows + [_overhead(config, name) for name in installed]
 

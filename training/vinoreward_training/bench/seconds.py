@@ -16,10 +16,8 @@ from vinoreward.processes import python_command
 from vinoreward_training.bench.encoders import encoder_bundle, not_there
 from vinoreward_training.bench.rows import Row, range_row
 from vinoreward_training.bench.trainings import GOAL, seeds_note, training_seeds
-from vinoreward_training.configs import BenchConfig, TrainConfig
+from vinoreward_training.configs import BenchConfig
 
-LEARNER = TrainConfig.learner
-"""The learner of a training that names none."""
 SCRIPT = "import sys; from vinoreward_training.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -28,8 +26,8 @@ class Task:
     """A task and how soon it is to be solved."""
 
     env: str
-    training: float
-    """Seconds of training, without evaluations."""
+    training: float | None
+    """Seconds of training, without evaluations; None: no target."""
     process: float | None = None
     """Seconds of the whole command; None: no target."""
     pixels: bool = False
@@ -62,24 +60,25 @@ class Run:
 
 def seconds_rows(config: BenchConfig) -> list[Row]:
     """Run ``vinoreward train --vec-env batched`` for each task and seed."""
-    return [row for task in TASKS for row in _rows(config, task)]
+    return [row for task in TASKS for row in task_rows(config, "seconds", task)]
 
 
-def _rows(config: BenchConfig, task: Task) -> list[Row]:
+def task_rows(config: BenchConfig, name: str, task: Task, *options: str) -> list[Row]:
+    """Run the command with these options for each seed; return the rows."""
     if task.pixels and encoder_bundle(config) is None:
-        return [not_there(config, "seconds", f"vinoreward train --env {task.env}", "")]
-    runs = [run_once(config, task, seed) for seed in training_seeds(config)]
-    return rows_of(config, "seconds", task, runs)
+        return [not_there(config, name, f"vinoreward train --env {task.env}", "")]
+    runs = [run_once(config, task, seed, *options) for seed in training_seeds(config)]
+    return rows_of(config, name, task, runs, *options)
 
 
 def rows_of(
-    config: BenchConfig, name: str, task: Task, runs: list[Run], learner: str = LEARNER
+    config: BenchConfig, name: str, task: Task, runs: list[Run], *options: str
 ) -> list[Row]:
-    """Return the rows of some runs of a learner: seconds of training, and of the whole command."""
+    """Return the rows of some runs with options: seconds of training, and of the whole command."""
     solved = sum(run.solved for run in runs)
-    options = "" if learner == LEARNER else f" --learner {learner}"
+    words = " ".join(("vinoreward train --vec-env batched", *options, "--env", task.env))
     what = (
-        f"vinoreward train --vec-env batched{options} --env {task.env}, learned reward, until "
+        f"{words}, learned reward, until "
         f">= {GOAL:.0%} true success over {config.evaluation_episodes} episodes"
     )
     about: dict[str, Any] = {
@@ -102,20 +101,19 @@ def rows_of(
     return rows
 
 
-def run_once(config: BenchConfig, task: Task, seed: int, learner: str = LEARNER) -> Run:
-    """Run the command in a process of its own, in a fresh folder.
+def run_once(config: BenchConfig, task: Task, seed: int, *options: str) -> Run:
+    """Run the command with these options in a process of its own, in a fresh folder.
 
     Raises:
         RunFolderError: the command failed.
     """
-    env = task.env
-    out = config.out / "train" / f"seconds-{learner}-{env}-{seed}"
+    env, words = task.env, [word for word in options if not word.startswith("--")]
+    out = config.out / "train" / "-".join(("seconds", *words, env, str(seed)))
     encoded = ("--encoder", config.encoder) if task.pixels else ()
     shutil.rmtree(out, ignore_errors=True)
     began, before = time.perf_counter(), _processor()
     command = python_command(
-        SCRIPT, "train", "--vec-env", "batched", "--learner", learner, "--env", env,
-        "--seed", str(seed),
+        SCRIPT, "train", "--vec-env", "batched", *options, "--env", env, "--seed", str(seed),
         "--bundle", config.bundle, *encoded, "--final-episodes", str(config.evaluation_episodes),
         "--stop-when-solved", str(GOAL), "--no-progress", "--out", str(out),
     )  # fmt: skip
@@ -129,8 +127,9 @@ def run_once(config: BenchConfig, task: Task, seed: int, learner: str = LEARNER)
     run = _read(out, seed, process, processor)
     solved = "solved" if run.solved else "not solved"
     print(
-        f"  {learner}, {env} seed {seed}: {solved} after {run.steps} steps, {run.training:.1f} s "
-        f"of training, {run.process:.1f} s in all, {run.processor:.1f} s of processors",
+        f"  {' '.join((*words, env))} seed {seed}: {solved} after {run.steps} steps, seconds: "
+        f"{run.training:.1f} of training, {run.process:.1f} in all, {run.processor:.1f} of "
+        "processors",
         flush=True,
     )
     return run
