@@ -49,7 +49,8 @@ class Variation:
         self, arrays: Arrays, count: int, steps: Array, looks: SceneLooks | None = None
     ) -> None:
         self._arrays, self._steps = arrays, steps
-        self._looks = looks
+        self.looks: Any = looks
+        """As it was given."""
         if looks is not None:
             looks.follow(steps)
         self._actuation = Actuation(arrays, count)
@@ -74,14 +75,14 @@ class Variation:
             if ranges.varies:
                 drawn = ranges.draw(random.uniforms_of(rows, DRAWS))
             self.values[rows] = _numbers(drawn)
-            if self._looks is not None:
-                self._looks.set(rows, drawn)
+            if self.looks is not None:
+                self.looks.set(rows, drawn)
             return
         where = self._arrays.xp.where
         numbers = self._on_device(mask, ranges, random) if ranges.varies else self._always
         self.values = where(mask[:, None], numbers, self.values)
-        if self._looks is not None:
-            self._looks.set(mask, self.values)
+        if self.looks is not None:
+            self.looks.set(mask, self.values)
 
     def moves(self, asked: Array) -> tuple[Array, Array | None]:
         """Return the ``(N, 2)`` moves to make, and by how much each misses its end; None: by none.

@@ -42,7 +42,7 @@ from vinoreward_envs.batched_judging import (
 from vinoreward_envs.batched_pictures import BatchedPictures
 from vinoreward_envs.batched_random import BatchedPCG64
 from vinoreward_envs.batched_variation import Variation, looks_of
-from vinoreward_envs.camera.fast import check_device
+from vinoreward_envs.camera.fast import CHUNK, check_device
 from vinoreward_envs.camera.spec import Mesh, Pixels, camera_spec, check_choice
 from vinoreward_envs.panda_hover import (
     DEFAULT_BUNDLE,
@@ -320,7 +320,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         Their arguments are the same, and their episodes are their own. One thread steps both, and
         closing this batch closes what they share.
         """
-        arguments = dict(self._arguments)
+        arguments = {**self._arguments, "randomization": self._randomization}
         if self._classifier is not None:
             arguments["bundle"] = self._classifier.bundle
         other = PandaHoverVectorEnv(num_envs, **arguments)
@@ -450,11 +450,18 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             return None
         if not self._begun:
             raise ResetNeeded("Found a picture asked for before the first reset; call reset().")
-        objects, looks = self._arrays.host(self._hover.objects), None
-        if self._variation is not None:
-            drew = self._variation.values, self._steps
-            looks = looks_of(self._spec, *map(self._arrays.host, drew))
-        return tuple(self._pictures.draw(self._hover.joints, objects, looks=looks))
+        host = self._arrays.host
+        joints, objects = self._hover.joints, host(self._hover.objects)
+        if self._variation is None or not self._judging.on_device:
+            looks = None if self._variation is None else self._variation.looks
+            return tuple(self._pictures.draw(joints, objects, looks=looks))
+        pictures: list[Pixels] = []
+        for start in range(0, self.num_envs, CHUNK):  # each has a background of its own
+            piece = slice(start, start + CHUNK)
+            drew = host(self._variation.values)[piece], host(self._steps)[piece]
+            looks = looks_of(self._spec, *drew)
+            pictures += list(self._pictures.draw(joints[piece], objects[piece], looks=looks))
+        return tuple(pictures)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Free the cameras and the classifier."""
@@ -517,7 +524,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         with self._arrays.plain():
             looks = self._judging.look_different() if self._drawing_threads else None
             self._variation = Variation(self._arrays, self.num_envs, self._steps, looks)
-            self._claimed_values = self._variation.values[: len(self._claimed_objects)]
+            known = self._variation.values[: len(self._claimed_objects)]
+            self._claimed_values = self._arrays.copy(known)
 
     def _restart(self, mask: Array, objects: NDArray[np.float64] | None) -> None:
         """Start episodes where ``mask`` is True; ``objects`` are ``(N, 2)``, None as configured."""

@@ -254,6 +254,69 @@ def test_what_stays_on_a_device_can_be_varied_later() -> None:
 
 @needs_torch
 @pytest.mark.usefixtures("stays_on_cpu")
+def test_a_curriculum_widens_on_a_device() -> None:
+    env = make(50, backend="oracle", array="torch")
+    env.reset(seed=0)
+    for most in (0.1, 0.5):
+        env.randomization = {"light": (1 - most, 1 + most)}  # type: ignore[assignment]
+        env.reset()
+        away = np.abs(env.drawn["light"] - 1)
+        assert 0.8 * most < away.max() <= most
+    env.close()
+
+
+@needs_torch
+@pytest.mark.usefixtures("stays_on_cpu")
+def test_batches_beside_each_other_look_as_they_drew() -> None:
+    """They share a camera, and draw the same number of scenes."""
+    kwargs: Any = {"backend": "torch", "array": "torch", "randomization": VARIED}
+    one, alone = (make(9, IDS[2], **kwargs) for _ in range(2))
+    beside = one.beside(9)
+    one.randomization = {"light": (0.5, 0.6)}  # type: ignore[assignment]
+    assert one.beside(3).randomization == one.randomization
+    for number, env in enumerate((beside, alone)):
+        one.reset(seed=50 + number)
+        expected = env.reset(seed=7)[0]
+        assert (one.reset(seed=3)[0] != expected).any()
+        mask = np.arange(9) < 1
+        last = env.reset(seed=8, options={"reset_mask": mask})[0]
+        assert (last[1:] == expected[1:]).all()
+    assert (last == beside.reset(seed=8, options={"reset_mask": mask})[0])[1:].all()
+    assert (alone.reset(seed=7)[0] == beside.reset(seed=7)[0]).all()
+    for each in (beside, one, alone):
+        each.close()
+
+
+@pytest.mark.parametrize("array", KINDS)
+def test_a_claim_s_picture_stays_when_ranges_are_set_later(
+    array: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", array == "torch")
+    env = make(4, backend="torch", array=array, success_threshold=0.01, on_ood="ignore")
+    env.reset(seed=4)
+    for _ in range(12):
+        env.step(np.asarray(env._hover.objects - env._hover.gripper, np.float32).clip(-0.1, 0.1))
+    before = [env.claimed_picture(i) for i in range(4)]
+    env.randomization = {"light": (0.3, 0.3), "sensor_noise": (20, 20)}  # type: ignore[assignment]
+    env.reset()
+    after = [env.claimed_picture(i) for i in range(4)]
+    assert any(one is not None for one in before)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    env.close()
+
+
+def test_ranges_that_need_too_much_memory_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make(3, IDS[2])
+    monkeypatch.setattr("vinoreward_envs.batched_input.free_memory", lambda: 2**20)
+    with pytest.raises(ConfigError, match="GB of looks"):
+        env.randomization = VARIED  # type: ignore[assignment]
+    assert not env.randomization.varies
+    env.close()
+
+
+@needs_torch
+@pytest.mark.usefixtures("stays_on_cpu")
 def test_claims_and_renderings_of_a_device_show_what_differs() -> None:
     ranges = {**VARIED, "sensor_noise": (20, 20), "action_delay": (0, 0)}
     kwargs = {"backend": "torch", "render_mode": "rgb_array", "success_threshold": 0.01}
@@ -278,7 +341,8 @@ def test_claims_and_renderings_of_a_device_show_what_differs() -> None:
         assert (one is None) == (other is None)
         if one is not None:
             assert (one != other).mean() < 1e-2
-            assert np.abs(np.diff(one.astype(int), axis=1)).mean() > 10  # the noise
+            noise = np.diff(one.astype(int), axis=1)
+            assert np.abs(noise).mean() > 10
     for each in (there, here):
         each.close()
 

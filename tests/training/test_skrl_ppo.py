@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
 from train_runs import config
 
 from vinoreward.errors import ConfigError, OutputError
@@ -40,7 +44,10 @@ def test_an_iteration_is_sb3_s(array: str) -> None:
 
     Of one batch the order does not matter; else the two draw other random numbers for it.
     """
-    given = {"gamma": 0.9, "learning_rate": 0.01, "ent_coef": 0.01, "vf_coef": 0.1}
+    given = {
+        "gamma": 0.9, "gae_lambda": 0.8, "learning_rate": 0.01, "ent_coef": 0.01, "vf_coef": 0.1,
+        "clip_range": 0.01, "max_grad_norm": 0.05,
+    }  # fmt: skip
     models = [model_of(learner, array, **given) for learner in ("sb3", "skrl")]
     begun = {name: value.clone() for name, value in models[1].policy.state_dict().items()}
     for model in models:
@@ -50,6 +57,65 @@ def test_an_iteration_is_sb3_s(array: str) -> None:
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, atol=1e-4, rtol=1e-3)
     assert any((ours[name] - value).abs().max() > 0.01 for name, value in begun.items())
+    assert models[0]._n_updates == models[1]._n_updates == 4
+    rewards = [[one["r"] for one in model.ep_info_buffer] for model in models]
+    assert rewards[0] == rewards[1] and len(rewards[0]) > 8
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(24 * 8, 1), (24, 8), (130, 2), (191, 2), (500, 1)])
+def test_it_takes_as_many_gradient_steps_as_sb3(batch: int, steps: int) -> None:
+    taken = []
+    for learner in ("sb3", "skrl"):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            model = model_of(learner, batch_size=batch)
+        assert all("truncated mini-batch" in str(one.message) for one in warned)
+        model.learn(24 * 8)
+        optimizer = model.policy.optimizer if learner == "sb3" else model.agent.optimizer
+        taken.append({int(one["step"]) for one in optimizer.state.values()})
+    assert taken == [{4 * steps}, {4 * steps}]
+
+
+def test_a_stop_within_a_rollout_leaves_nothing_of_it() -> None:
+    """The next rollout begins at its first step."""
+
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.num_timesteps != 80
+
+    model = model_of("skrl")
+    model.learn(10**6, callback=Stop())
+    assert model.num_timesteps == 80
+    model.learn(24 * 8, reset_num_timesteps=False)
+    objects, ended = (
+        model.agent.memory.get_tensor_by_name(name) for name in ("observations", "terminated")
+    )
+    objects, goes_on = objects[..., 2:], ~ended[:-1, :, 0]
+    assert torch.equal(objects[1:][goes_on], objects[:-1][goes_on])
+    assert (objects[1:] != objects[:-1]).any()
+
+
+class Diverges(gym.Env[Any, Any]):
+    """Ends with an observation that is no number, as a simulator does that diverged."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=kwargs.get("seed"))
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        ended = self.np_random.random() < 0.2
+        seen = np.full(2, np.nan if ended else 0.5, np.float32)
+        return seen, 1.0, bool(ended), False, {}
+
+
+def test_what_an_end_shows_need_not_be_a_number() -> None:
+    env = DummyVecEnv([lambda: Monitor(Diverges())] * 8)
+    model: Any = build_model("PPO", env, SMALL, seed=0, learner="skrl")
+    model.learn(2 * 24 * 8)
+    assert all(torch.isfinite(value).all() for value in model.policy.state_dict().values())
 
 
 def test_a_training_is_recorded_resumed_and_its_policy_played(tmp_path: Path) -> None:
@@ -81,6 +147,24 @@ def test_the_preset_is_its_own() -> None:
     assert (ppo.num_envs, ppo.algorithm_kwargs["n_steps"]) == (1024, 5)
     assert sac.num_envs == 16 and "n_steps" not in sac.algorithm_kwargs
     assert SETTINGS.of(algorithm="PPO", out=Path("x")).algorithm_kwargs == {}
+    sb3 = SETTINGS.of(algorithm="PPO", **{**given, "learner": "sb3"})
+    assert sb3.algorithm_kwargs == ppo.algorithm_kwargs
+
+
+def test_auto_is_where_there_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def noted(count: int, env: str, kwargs: Any, **_: Any) -> Any:
+        made.append(kwargs)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("vinoreward_training.policy.train.make_batch", noted)
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        with pytest.raises(ConfigError, match="enough"):
+            train(SETTINGS.of(out=tmp_path / "run", vec_env="batched", learner="device",
+                              device="auto", backend="oracle"))  # fmt: skip
+    assert made == [{}, {"array": "torch", "device": "cuda"}]
 
 
 def test_a_callback_can_end_it() -> None:
@@ -105,6 +189,8 @@ def test_divergence_is_told() -> None:
         ("CartPole-v1", {}, "continuous actions"),
         (RANDOM, {"normalize_advantage": False}, "normalize_advantage=False is not for"),
         (RANDOM, {"clip_range_vf": 0.2}, "clip_range_vf=0.2 is not for --learner skrl"),
+        (RANDOM, {"target_kl": 0.1}, "target_kl=0.1 is not for --learner skrl"),
+        ("PandaHoverPixels-v0", {}, "vectors of numbers"),
         (RANDOM, {"policy_kwargs": {"optimizer_kwargs": {"eps": 1}}}, "has its own Adam"),
     ],
 )

@@ -7,6 +7,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 pytest.importorskip("torch")
 
@@ -64,13 +66,121 @@ def test_it_encodes_as_on_the_host(
     here.close()
 
 
-def test_what_was_returned_stays_as_it_was() -> None:
-    env = make("torch", stays=True, frame_stack=2)
+def test_what_was_returned_is_the_caller_s() -> None:
+    env, other = (make("torch", stays=True, frame_stack=2) for _ in range(2))
     first, _ = env.reset(seed=1)
+    other.reset(seed=1)
     kept = first.clone()
     env.step(torch.full((COUNT, 2), 0.1))
     assert torch.equal(first, kept)
+    other.step(torch.full((COUNT, 2), 0.1))[0].fill_(7.0)
+    pair = [each.step(torch.full((COUNT, 2), -0.1))[0] for each in (env, other)]
+    assert torch.equal(*pair)
+    for each in (env, other):
+        each.close()
+
+
+def test_vectors_stay_within_the_bundle_s_bounds() -> None:
+    env = make("torch", stays=True)
+    env.reset(seed=1)
+    with torch.no_grad():
+        for weights in env.encoder.backend.module.parameters():
+            weights.mul_(10.0)
+    seen, *_ = env.step(torch.zeros(COUNT, 2))
+    low, high = (torch.tensor(end) for end in (env.encoder.low, env.encoder.high))
+    assert (seen >= low).all() and (seen <= high).all()
+    assert (seen == low).any() or (seen == high).any()
     env.close()
+
+
+def test_a_caller_s_inference_mode_can_come_and_go() -> None:
+    env = make("torch", stays=True)
+    with torch.inference_mode():
+        env.reset(seed=1)
+    seen, *_ = env.step(torch.zeros(COUNT, 2))
+    assert not seen.is_inference()
+    with torch.inference_mode():
+        env.step(torch.zeros(COUNT, 2))
+    env.close()
+
+
+def test_on_cuda_the_recorded_work_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the graph, which there is no device here to record."""
+    plain = make("torch", stays=True, frame_stack=2)
+    expected = [plain.reset(seed=1)[0], plain.step(torch.full((COUNT, 2), 0.1))[0]]
+    replayed = make("torch", stays=True, frame_stack=2)
+
+    class Graph:
+        def __init__(self, work: Any, batch: Any) -> None:
+            self.work, self.batch, self.result = work, batch, torch.empty_like(work(batch))
+
+        def replay(self) -> None:
+            self.result.copy_(self.work(self.batch))
+
+    def recorded(work: Any, batch: Any) -> Any:
+        graph = Graph(work, batch)
+        return graph, graph.result
+
+    monkeypatch.setattr(encoded_on_device, "recorded", recorded)
+    monkeypatch.setattr(encoded_on_device, "records_on", lambda device: True)
+    with torch.inference_mode():
+        first, _ = replayed.reset(seed=1)
+    found = [first, replayed.step(torch.full((COUNT, 2), 0.1))[0]]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    for env in (plain, replayed):
+        env.close()
+
+
+class Objects(VectorEnv[Any, Any, Any]):
+    """Pictures as tensors, and last ones as Gymnasium has them: objects, where there are some."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    num_envs = 3
+    single_observation_space = gym.spaces.Box(0, 255, (96, 128, 3), np.uint8)
+    single_action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    observation_space = batch_space(single_observation_space, 3)
+    action_space = batch_space(single_action_space, 3)
+    picture_scene = {"scene": "panda-hover", "height": 96, "width": 128, "mesh": "20"}  # noqa: RUF012
+    tells = True
+
+    def reset(self, **_: Any) -> Any:
+        self.at = 0
+        return self._pictures(0), {}
+
+    def step(self, actions: Any) -> Any:
+        self.at += 1
+        over = np.array([False, self.at == 2, False])
+        infos: dict[str, Any] = {}
+        if over.any() and self.tells:
+            last = np.full(3, None, object)
+            last[1] = self._pictures(9)[1]
+            infos = {"final_obs": last, "_final_obs": over}
+        return self._pictures(self.at), np.zeros(3), over, np.zeros(3, np.bool_), infos
+
+    def _pictures(self, number: int) -> torch.Tensor:
+        draw = torch.Generator().manual_seed(number)
+        return torch.randint(256, (3, 96, 128, 3), generator=draw, dtype=torch.uint8)
+
+
+def test_last_pictures_may_be_objects() -> None:
+    encoder = {"bundle": "panda-hover-encoder", "backend": "torch"}
+    there = VectorEncodedObservation(Objects(), **encoder)
+    here = VectorEncodedObservation(Objects(), picture_in_info=True, **encoder)  # on the host
+    np.testing.assert_allclose(there.reset()[0], here.reset()[0], atol=1e-4)
+    for _ in range(3):
+        found, expected = there.step(None), here.step(None)
+        np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
+        if "final_obs" in expected[4]:
+            pair = [step[4]["final_obs"][1] for step in (found, expected)]
+            np.testing.assert_allclose(*pair, atol=1e-4)
+    env = Objects()
+    env.tells = False
+    there = VectorEncodedObservation(env, **encoder)
+    there.reset()
+    there.step(None)
+    with pytest.raises(InputError, match=r"without infos\['final_obs'\]"):
+        there.step(None)
 
 
 @pytest.mark.parametrize("option", [{"picture_in_info": True}, {"sample": True, "seed": 1}])
@@ -104,12 +214,14 @@ def test_numbers_that_are_none_become_zeros_and_are_told_at_the_next_reset() -> 
     np.testing.assert_array_equal(seen.numpy(), np.tile(zeros, (COUNT, 1)))
     with pytest.raises(OutputError, match="NaN or infinity for pictures of steps before"):
         env.reset()
+    env.reset()  # it is told once
     env.close()
 
 
 def test_pictures_of_another_shape_are_refused() -> None:
     env = make("torch", stays=True)
     env.reset(seed=1)
+    none = torch.zeros(COUNT, dtype=torch.bool)
     with pytest.raises(InputError, match=r"Expected torch.uint8 of shape \(10, 96, 128, 3\)"):
-        env._on_device.step(torch.zeros(COUNT, 96, 64, 3, dtype=torch.uint8), None, None)
+        env._on_device.step(torch.zeros(COUNT, 96, 64, 3, dtype=torch.uint8), None, none)
     env.close()

@@ -32,6 +32,7 @@ class DeviceEncoding:
         frames: vectors of so many steps that an observation holds.
     """
 
+    @torch.inference_mode(mode=False)  # a caller's mode can come and go
     def __init__(self, encoder: Encoder, num_envs: int, frames: int) -> None:
         backend: Any = encoder.backend
         device = torch.device(backend.device.lower())
@@ -45,12 +46,13 @@ class DeviceEncoding:
         self._shape = (num_envs, picture.height, picture.width, 3)
         self._piece = -(-num_envs // -(-num_envs // PIECE))
         self._batch: Tensor | None = None
-        if device.type == "cuda":
+        if records_on(device):
             self._batch = torch.zeros(
                 self._piece, *self._shape[1:], dtype=torch.uint8, device=device
             )
             self._graph, self._encoded = recorded(self._encode, self._batch)
 
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
     def begin(self, pictures: Tensor, mask: NDArray[np.bool_]) -> Tensor:
         """Start episodes where ``mask``, ``(N,)`` bool, is True; return what the learner sees.
@@ -79,17 +81,23 @@ class DeviceEncoding:
         self._stacks = torch.where(begun[:, None, None], first, self._stacks)
         return self._stacks.flatten(1).clone()
 
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
-    def step(
-        self, pictures: Tensor, last: Tensor | None, ended: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def step(self, pictures: Tensor, last: Any, ended: Any) -> tuple[Tensor, Tensor | None]:
         """Return what the learner sees after a step, and what the episodes ended with.
 
         Args:
             pictures: ``(N, H, W, 3)`` uint8; where an episode ended, the next one's first.
-            last: those that the episodes ended with, valid where ``ended``; None: none ended.
+            last: those that the episodes ended with, valid where ``ended``: a tensor, or as
+                Gymnasium has them ``(N,)`` objects; None: none ended.
             ended: ``(N,)`` bool.
+
+        Raises:
+            InputError: pictures of another shape or type, or none of an episode that ended.
         """
+        ended = torch.as_tensor(ended, device=pictures.device)
+        if not isinstance(last, Tensor):  # then the host knows which ended
+            last = _rows_of(last, ended, pictures)
         latents = self._look(pictures)
         if last is None:
             self._push(latents)
@@ -129,6 +137,28 @@ class DeviceEncoding:
     def _encode(self, pictures: Tensor) -> Tensor:
         encoded: Tensor = self._module(pictures)[:, : self._size].float()
         return encoded
+
+
+def _rows_of(last: Any, ended: Tensor, pictures: Tensor) -> Tensor | None:
+    """Return last pictures that are given as objects as a tensor like ``pictures``."""
+    chosen = torch.nonzero(ended)[:, 0].tolist()
+    if not chosen:
+        return None
+    if last is None or any(last[i] is None for i in chosen):
+        raise InputError(
+            "environments ended their episodes in SAME_STEP mode without infos['final_obs']. "
+            "Expected their last observations there, as Gymnasium's vector environments give them; "
+            "without them the picture that an episode ended with is lost."
+        )
+    rows = pictures.clone()
+    for i in chosen:
+        rows[i] = torch.as_tensor(last[i], device=pictures.device)
+    return rows
+
+
+def records_on(device: torch.device) -> bool:
+    """Return whether work can be recorded there, and replayed."""
+    return device.type == "cuda"
 
 
 def encodes_on(encoder: Encoder, pictures: Any) -> bool:

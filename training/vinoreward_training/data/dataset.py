@@ -477,7 +477,7 @@ class Seen:
     """Captures (:func:`origin_of`) and SHA-256 of datasets."""
     calibrated: tuple[str, ...]
     known: bool
-    """Whether all captures of its training are known."""
+    """Whether all captures of its training are surely known."""
 
     def how(self, *names: str | None) -> str | None:
         """Return ``"trained"`` or ``"calibrated"`` if it was on one of these; else None."""
@@ -499,8 +499,17 @@ def seen_by(spec: BundleSpec) -> Seen:
     return Seen(
         (*captures, *_texts(training.get("datasets")), *_texts([spec.dataset.get("sha256")])),
         _texts([calibration.get("capture"), calibration.get("sha256")]),
-        bool(captures) and (bool(training.get("captures")) or not calibration),
+        bool(captures) and _all_known(training, calibration),
     )
+
+
+def _all_known(training: Mapping[str, Any], calibration: Mapping[str, Any]) -> bool:
+    """Return whether a bundle names the capture of each dataset that it was trained on."""
+    recorded = _texts(training.get("captures"))
+    if not recorded:  # an older one, of one training
+        return not calibration
+    complete = training.get("complete") is not False
+    return complete and len(recorded) >= len(_texts(training.get("datasets")))
 
 
 def _texts(values: object) -> tuple[str, ...]:

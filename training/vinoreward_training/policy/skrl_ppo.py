@@ -28,7 +28,10 @@ with needed_for("--learner skrl", "skrl"):
     from skrl.memories.torch import RandomMemory
     from skrl.models.torch import Model
 
-_ONLY: dict[str, Any] = {"use_sde": False, "normalize_advantage": True, "clip_range_vf": None}
+_ONLY: dict[str, Any] = {
+    "use_sde": False, "normalize_advantage": True, "clip_range_vf": None, "target_kl": None,
+}  # fmt: skip
+"""Arguments of SB3's PPO that are not supported, and the one value that each may have."""
 
 
 class SkrlPPO(PPO):
@@ -62,14 +65,13 @@ class SkrlPPO(PPO):
             cfg=PPO_CFG(
                 rollouts=self.n_steps,
                 learning_epochs=self.n_epochs,
-                mini_batches=max(1, round(taken / self.batch_size)),
+                mini_batches=max(1, math.ceil(taken / self.batch_size)),
                 discount_factor=self.gamma,
                 gae_lambda=self.gae_lambda,
                 grad_norm_clip=self.max_grad_norm,
                 value_clip=0.0,
                 entropy_loss_scale=self.ent_coef,
                 value_loss_scale=self.vf_coef,
-                kl_threshold=self.target_kl or 0.0,
                 # Logs and checkpoints are the training's own.
                 experiment={"write_interval": 0, "checkpoint_interval": 0},
             ),
@@ -93,6 +95,7 @@ class SkrlPPO(PPO):
     ) -> bool:
         """Take ``n_rollout_steps`` steps of all environments, see SB3's."""
         callback.on_rollout_start()
+        self.agent.memory.reset()  # a rollout that was stopped is not gone on with
         agent, space = self.agent, self.action_space
         ends: Any = space
         low, high = (torch.as_tensor(end, device=self.device) for end in (ends.low, ends.high))
@@ -110,7 +113,9 @@ class SkrlPPO(PPO):
                 observations=seen,
                 states=None,
                 actions=actions,
-                rewards=step.rewards[:, None] + self.gamma * cut * self._values(step.last),
+                # What follows an end may be no number.
+                rewards=step.rewards[:, None]
+                + torch.where(cut, self.gamma * self._values(step.last), 0.0),
                 next_observations=step.observations,
                 next_states=None,
                 terminated=ended,

@@ -371,9 +371,9 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
 def _make_all(config: TrainConfig) -> Any:
     if config.vec_env == "batched":
         kwargs = {**config.env_kwargs}
-        if config.learner in ("device", "skrl") and config.device != "cpu":
+        if config.learner in ("device", "skrl") and (device := _device(config)) != "cpu":
             # On a processor NumPy's arrays and the learner's tensors are the same memory.
-            kwargs |= {"array": "torch", "device": config.device}
+            kwargs |= {"array": "torch", "device": device}
         return make_batch(config.num_envs, config.env, kwargs, **_of_env(config))
     processes = config.vec_env == "subproc" and config.num_envs > 1
     if processes:
@@ -387,6 +387,15 @@ def _make_all(config: TrainConfig) -> Any:
         draw_later=config.later,
         **_of_env(config),
     )
+
+
+def _device(config: TrainConfig) -> str:
+    """Return where the learner is, as SB3 finds it for ``auto``."""
+    if config.device != "auto":
+        return config.device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def crowd(count: int, cores: int, *, service: bool) -> str:
