@@ -308,4 +308,4 @@ def test_the_row_of_learners_trains_in_turns(
     assert "--learner device" in training.what and training.unit == process.unit == "s"
     (run,) = training.details["runs"]
     assert run["solved"] and 0 < run["training"] < run["process"] and run["processor"] > 0
-    assert overhead.value is not None and overhead.value > 1
+    assert overhead.value is not None and overhead.value > 0
