@@ -190,6 +190,23 @@ def test_what_needs_the_host_gets_its_arrays(option: dict[str, Any]) -> None:
     env.close()
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_other_modes_get_the_host_s_arrays(mode: AutoresetMode) -> None:
+    env = Objects()
+    env.metadata = {"autoreset_mode": mode}
+    seen = VectorEncodedObservation(env, "panda-hover-encoder", backend="torch").reset()[0]
+    assert isinstance(seen, np.ndarray)
+
+
+def test_pictures_in_a_table_get_the_host_s_arrays() -> None:
+    env = Objects()
+    inside = gym.spaces.Dict({"camera": env.single_observation_space})
+    env.single_observation_space, env.observation_space = inside, batch_space(inside, 3)
+    env.reset = lambda **_: ({"camera": Objects._pictures(env, 0)}, {})  # type: ignore[method-assign]
+    seen = VectorEncodedObservation(env, "panda-hover-encoder", backend="torch").reset()[0]
+    assert isinstance(seen, np.ndarray)
+
+
 def test_a_vector_environment_of_sb3_has_the_tensors() -> None:
     env = BatchedVecEnv(make("torch", stays=True))
     assert env.reset().shape == (COUNT, *env.observation_space.shape)
