@@ -425,6 +425,18 @@ def test_two_audits_side_by_side_are_those_of_one_after_the_other(
     assert found[0].battery.rows != found[1].battery.rows
 
 
+class Undrawable(Corridor):
+    """Lacks a package to draw with."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def render(self) -> Any:
+        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[drawing_board]"`')
+
+
+gym.register("UndrawableCorridor-v0", entry_point=Undrawable)
+
+
 def test_what_cannot_be_mended_is_refused(
     hover: Path,
     tmp_path: Path,
@@ -445,6 +457,11 @@ def test_what_cannot_be_mended_is_refused(
         patch.setattr("vinoreward_training.audit.command.LEAST", 10_000)
         assert main([*words, *bundle]) == 1
     assert re.search("Expected at least 10000: .*--resume", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+    lacks = ["--env", "UndrawableCorridor-v0", "--truth-key", "success"]
+    for command_words in ([*words, *bundle], ["audit", *words[1:3], *words[5:], *bundle]):
+        assert main([*command_words, *lacks]) == 1
+        assert re.search(r"UndrawableCorridor-v0 lacks.*\[drawing-board\]", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
     both = (View("wrist", 48), View("front", 48))
     picture = dataclasses.replace(shipped.spec.picture, views=both)

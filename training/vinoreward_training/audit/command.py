@@ -406,7 +406,10 @@ def environment_of(
         given = {"backend": "oracle", "bundle": bundle, **given}
     with dependencies_named(config.env):
         env = make_env(config.env, given, truth=config.truth)
-    closing.callback(env.close)
+        closing.callback(env.close)
+        # What it lacks to draw with is told now, not after minutes.
+        observation, _ = env.reset(seed=config.seed)
+        picture_source(env, config.env, config.image_source, None)(observation)
     arguments: dict[str, Any] = {
         "env": env,
         "image_source": config.image_source,

@@ -66,7 +66,10 @@ def run(config: MendConfig) -> int:
     print(
         f"{labelled.sentence}\n{count} labels are trained on, {len(labelled.train) - count} check"
     )
-    one_each(dataset, unseen(old, dataset)[0], LEAST, config.seed)  # or no audit could judge
+    # What no audit could judge, or look at, is refused before the training.
+    one_each(dataset, unseen(old, dataset)[0], LEAST, config.seed)
+    with contextlib.ExitStack() as closing:
+        environment_of(_of_audit(config, old), old, closing)
     with RunFolder(config.out, config, resume=config.resume, again=mend_again(config)) as folder:
         work = folder / CANDIDATE
         work.mkdir(exist_ok=True)
@@ -122,16 +125,8 @@ def _audited(
     config: MendConfig, bundle: Bundle, threads: int, progress: bool = True
 ) -> AuditReport:
     """Audit with pictures, places and episodes that no audit with the usual seed draws."""
-    audit_config = AuditConfig(
-        bundle=str(bundle.path),
-        data=config.data,
-        env=config.env,
-        env_kwargs=config.env_kwargs,
-        **{name: getattr(config, name) for name in OF_AUDIT},
-        learn_steps=AuditConfig.learn_steps if config.env is None else 0,
-    )
     with contextlib.ExitStack() as closing:
-        about = environment_of(audit_config, bundle, closing)
+        about = environment_of(_of_audit(config, bundle), bundle, closing)
         run_audit = partial(audit, bundle, config.data, **about)
         return run_audit(
             success_label=config.success_label,
@@ -143,3 +138,15 @@ def _audited(
             threads=threads,
             progress=progress,
         )
+
+
+def _of_audit(config: MendConfig, bundle: Bundle) -> AuditConfig:
+    """Return what an audit is told of the environment."""
+    return AuditConfig(
+        bundle=str(bundle.path),
+        data=config.data,
+        env=config.env,
+        env_kwargs=config.env_kwargs,
+        **{name: getattr(config, name) for name in OF_AUDIT},
+        learn_steps=AuditConfig.learn_steps if config.env is None else 0,
+    )
