@@ -5,23 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.rewards.classifier import Classifier, Judged
 from vinoreward.rewards.success import RewardCore
-from vinoreward_envs.arrays import CPU, Array
+from vinoreward_envs.arrays import Array
 from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_pictures import BatchedPictures
 from vinoreward_envs.batched_variation import SceneLooks
-from vinoreward_envs.camera.fast import CHUNK
 from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import CameraSpec, Pixels
-
-PIECE: Final = 1024
-"""Scenes that a GPU draws and judges at once; a processor takes fewer, which its cache holds."""
 
 
 class StepScores(Protocol):
@@ -173,9 +169,3 @@ def taken_as_they_are(classifier: Classifier | None, spec: CameraSpec) -> bool:
     picture = classifier.picture
     size = (picture.height, picture.width) == (spec.height, spec.width)
     return size and picture.crop is None and classifier.bundle.spec.output == "logits"
-
-
-def piece_of(count: int, device: str) -> int:
-    """Return how many of N scenes are drawn and judged at once by a batch on a device."""
-    most = CHUNK if device == CPU else PIECE
-    return -(-count // -(-count // most))

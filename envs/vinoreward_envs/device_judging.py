@@ -6,20 +6,25 @@ Importing this imports torch.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vinoreward.errors import OutputError
+from vinoreward.backends.cuda_graph import FiniteCheck, equal_pieces
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.on_device import DeviceClassifier
 from vinoreward.rewards.success import RewardOptions
+from vinoreward_envs.arrays import CPU
 from vinoreward_envs.batched_hover import BatchedHover
-from vinoreward_envs.batched_judging import Judging, piece_of
+from vinoreward_envs.batched_judging import Judging
+from vinoreward_envs.camera.fast import CHUNK
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.device_camera import DeviceCamera
 from vinoreward_envs.device_looks import DeviceLooks
+
+PIECE: Final = 1024
+"""Scenes that a GPU draws and judges at once; a processor takes fewer, which its cache holds."""
 
 
 class DeviceJudging:
@@ -52,7 +57,7 @@ class DeviceJudging:
         self._spec, self._device, self._count = spec, device, count
         self._rewards = DeviceReward(options, thresholds, count, device)
         self._made = _Made(spec, classifier, device, piece_of(count, device))
-        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        self._check = FiniteCheck(device)
         self._looks: DeviceLooks | None = None
 
     def look_different(self) -> DeviceLooks:
@@ -67,13 +72,7 @@ class DeviceJudging:
 
     def check(self) -> None:
         """See ``Judging``; waits for the device."""
-        if self._made.judges and bool(self._broken):
-            self._broken = torch.zeros_like(self._broken)
-            raise OutputError(
-                "the network returned NaN or infinity for pictures of steps before this reset; "
-                "they earned no success. Expected finite numbers: the weights are broken or "
-                'overflow. Use precision="fp32", or train the network again.'
-            )
+        self._check.check("network", "they earned no success")
 
     def begin(self, mask: Tensor) -> None:
         """See ``Judging``."""
@@ -82,13 +81,13 @@ class DeviceJudging:
     def pictures_of(self, hover: BatchedHover) -> Tensor:
         """See ``Judging``."""
         pictures = self._room()
-        for piece in self._pieces():
+        for piece in equal_pieces(self._count, self._made.size):
             pictures[piece] = self._draw(hover, piece)
         return pictures
 
     def redraw(self, hover: BatchedHover, pictures: Tensor, mask: Tensor) -> None:
         """See ``Judging``."""
-        for piece in self._pieces():
+        for piece in equal_pieces(self._count, self._made.size):
             some = mask[piece]
             drawn = self._draw(hover, piece, some)
             pictures[piece] = torch.where(some[:, None, None, None], drawn, pictures[piece])
@@ -100,8 +99,7 @@ class DeviceJudging:
         odd = None
         if self._made.judges:
             log_odds, odd, drawn = self._judge(hover, pictures=pictures)
-            finite = torch.isfinite(log_odds)
-            self._broken = self._broken | ~finite.all()
+            finite = self._check.of(log_odds)
             # Infinity would be a sure success, and half precision overflows to it.
             probability = torch.sigmoid(log_odds).float().masked_fill(~finite, torch.nan)
         else:
@@ -120,7 +118,7 @@ class DeviceJudging:
         kept = self._room() if pictures else None
         odds = torch.empty(self._count, dtype=torch.float64, device=self._device)
         odd: Tensor | None = None
-        for piece in self._pieces():
+        for piece in equal_pieces(self._count, self._made.size):
             drawn = self._draw(hover, piece)
             judged = self._made.classifier.judge(drawn)
             odds[piece] = judged.log_odds
@@ -138,12 +136,6 @@ class DeviceJudging:
     def _room(self) -> Tensor:
         shape = (self._count, self._spec.height, self._spec.width, 3)
         return torch.empty(shape, dtype=torch.uint8, device=self._device)
-
-    def _pieces(self) -> list[slice]:
-        """Return slices of one size; the last two share scenes where that does not divide N."""
-        size = min(self._made.size, self._count)
-        starts = [min(start, self._count - size) for start in range(0, self._count, size)]
-        return [slice(start, start + size) for start in starts]
 
 
 class _Made:
@@ -168,6 +160,11 @@ class _Made:
     def close(self) -> None:
         for name in ("camera", "classifier"):
             self.__dict__.pop(name, None)
+
+
+def piece_of(count: int, device: str) -> int:
+    """Return how many of N scenes are drawn and judged at once by a batch on a device."""
+    return int(equal_pieces(count, CHUNK if device == CPU else PIECE)[0].stop)
 
 
 class DeviceScores(NamedTuple):

@@ -36,7 +36,6 @@ from vinoreward_envs.batched_judging import (
     HostJudging,
     Judging,
     StepScores,
-    piece_of,
     taken_as_they_are,
 )
 from vinoreward_envs.batched_pictures import BatchedPictures
@@ -205,7 +204,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         )
         # Where each step computes: on the device, or with NumPy.
         self._arrays = self._given_as if stays else Arrays()
-        self._drawn_at_once = piece_of(self.num_envs, device) if stays and looks else 0
+        self._drawn_at_once = 0
+        if stays and looks:
+            from vinoreward_envs.device_judging import piece_of
+
+            self._drawn_at_once = piece_of(self.num_envs, device)
         self._variation: Variation | None = None
         self._randomization = checked_randomization(randomization)
         self.memory = self._memory()

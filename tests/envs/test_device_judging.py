@@ -14,8 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from vinoreward.rewards.success import RewardCore, RewardOptions
-from vinoreward_envs.batched_judging import piece_of
-from vinoreward_envs.device_judging import DeviceReward
+from vinoreward_envs.device_judging import DeviceReward, piece_of
 
 COUNT = 4
 numbers = st.sampled_from([0.0, 0.19, 0.2, 0.35, 0.5, 0.51, 0.9, 1.0])

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from graphs_on_cpu import recorded_on_cpu
 from safetensors.torch import save_file
 from torch import nn
 
@@ -87,6 +88,22 @@ def test_the_closest_are_scored_again_where_not_all_can_be() -> None:
         expected = classifier.judge(one).log_odds
         found = DeviceClassifier(classifier, 16).judge(torch.tensor(seen)).log_odds[: len(one)]
     np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_on_cuda_the_recorded_work_is_replayed_for_its_number_of_pictures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bundle = Bundle.load(NAME)
+    seen = torch.tensor(pictures(bundle))
+    with Classifier(bundle, backend="torch") as classifier:
+        plain, replayed = (DeviceClassifier(classifier, 16) for _ in range(2))
+        parts = [seen[:16], seen[16:32], seen[:9]]
+        expected = [plain.judge(part) for part in parts]
+        graphs = recorded_on_cpu(monkeypatch)
+        for part, judged in zip(parts, expected, strict=True):
+            for one, other in zip(replayed.judge(part), judged, strict=True):
+                torch.testing.assert_close(one, other)
+    assert [(len(graph.batch), graph.replays) for graph in graphs] == [(16, 2)]
 
 
 def test_another_backend_is_refused() -> None:

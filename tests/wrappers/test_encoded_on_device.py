@@ -13,6 +13,7 @@ from gymnasium.vector.utils import batch_space
 pytest.importorskip("torch")
 
 import torch
+from graphs_on_cpu import recorded_on_cpu
 
 from vinoreward import BatchedVecEnv, VectorEncodedObservation
 from vinoreward.errors import InputError, OutputError
@@ -105,29 +106,17 @@ def test_a_caller_s_inference_mode_can_come_and_go() -> None:
 
 
 def test_on_cuda_the_recorded_work_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the graph, which there is no device here to record."""
     plain = make("torch", stays=True, frame_stack=2)
     expected = [plain.reset(seed=1)[0], plain.step(torch.full((COUNT, 2), 0.1))[0]]
     replayed = make("torch", stays=True, frame_stack=2)
-
-    class Graph:
-        def __init__(self, work: Any, batch: Any) -> None:
-            self.work, self.batch, self.result = work, batch, torch.empty_like(work(batch))
-
-        def replay(self) -> None:
-            self.result.copy_(self.work(self.batch))
-
-    def recorded(work: Any, batch: Any) -> Any:
-        graph = Graph(work, batch)
-        return graph, graph.result
-
-    monkeypatch.setattr(encoded_on_device, "recorded", recorded)
-    monkeypatch.setattr(encoded_on_device, "records_on", lambda device: True)
+    graphs = recorded_on_cpu(monkeypatch)
+    monkeypatch.setattr(encoded_on_device, "PIECE", 4)
     with torch.inference_mode():
         first, _ = replayed.reset(seed=1)
     found = [first, replayed.step(torch.full((COUNT, 2), 0.1))[0]]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+    assert [(len(graph.batch), graph.replays) for graph in graphs] == [(4, 9)]
     for env in (plain, replayed):
         env.close()
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vinoreward.backends.cuda_graph import recorded
+from vinoreward.backends.cuda_graph import Replayed
 from vinoreward.backends.torch import TorchBackend
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier, logit
@@ -65,11 +65,8 @@ class DeviceClassifier:
         guard = classifier.guard
         self._guard = None if guard is None else _DeviceGuard(guard, device)
         picture = spec.picture
-        self._batch: Tensor | None = None
-        if device.type == "cuda":
-            shape = (batch, picture.height, picture.width, 3)
-            self._batch = torch.zeros(shape, dtype=torch.uint8, device=device)
-            self._graph, self._recorded = recorded(self._judge, self._batch)
+        shape = (batch, picture.height, picture.width, 3)
+        self._judged: Replayed[DeviceJudged] = Replayed(shape)
 
     def judge(self, pictures: Tensor) -> DeviceJudged:
         """Return what network and guard say of ``(N, H, W, 3)`` uint8, of the bundle's size.
@@ -78,11 +75,7 @@ class DeviceClassifier:
         CUDA the next call may overwrite the tensors that are returned.
         """
         self._classifier.looks += len(pictures)
-        if self._batch is None or len(pictures) != len(self._batch):
-            return self._judge(pictures)
-        self._batch.copy_(pictures)
-        self._graph.replay()
-        return self._recorded
+        return self._judged(self._judge, pictures)
 
     @torch.no_grad()
     def _judge(self, pictures: Tensor) -> DeviceJudged:

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vinoreward.backends.cuda_graph import recorded
+from vinoreward.backends.cuda_graph import FiniteCheck, Replayed, equal_pieces
 from vinoreward.backends.torch import TorchBackend
 from vinoreward.encoders import Encoder
-from vinoreward.errors import InputError, OutputError
+from vinoreward.errors import InputError
 
 PIECE: Final = 1024
 """Pictures that are encoded at once."""
@@ -40,17 +40,12 @@ class DeviceEncoding:
         self._size = encoder.latent_size
         self._low = torch.tensor(encoder.low, device=device)
         self._high = torch.tensor(encoder.high, device=device)
-        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        self._check = FiniteCheck(device)
         self._stacks = torch.zeros(num_envs, frames, self._size, device=device)
         picture = encoder.bundle.spec.picture
         self._shape = (num_envs, picture.height, picture.width, 3)
-        self._piece = -(-num_envs // -(-num_envs // PIECE))
-        self._batch: Tensor | None = None
-        if records_on(device):
-            self._batch = torch.zeros(
-                self._piece, *self._shape[1:], dtype=torch.uint8, device=device
-            )
-            self._graph, self._encoded = recorded(self._encode, self._batch)
+        self._pieces = equal_pieces(num_envs, PIECE)
+        self._encoded: Replayed[Tensor] = Replayed((self._pieces[0].stop, *self._shape[1:]))
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
@@ -69,13 +64,7 @@ class DeviceEncoding:
             OutputError: the network gave NaN or infinity since the last call. To look in each step
                 the host would have to wait for the device.
         """
-        if bool(self._broken):
-            self._broken = torch.zeros_like(self._broken)
-            raise OutputError(
-                "the encoder returned NaN or infinity for pictures of steps before this reset; the "
-                "learner was shown zeros. Expected finite numbers: the weights are broken or "
-                'overflow. Use precision="fp32", or train the encoder again.'
-            )
+        self._check.check("encoder", "the learner was shown zeros")
         first = self._look(pictures)[:, None]
         begun = torch.from_numpy(mask).to(first.device)
         self._stacks = torch.where(begun[:, None, None], first, self._stacks)
@@ -119,18 +108,9 @@ class DeviceEncoding:
                 f"torch.uint8 of shape {self._shape}, as the observation space says."
             )
         outputs = torch.empty(len(pictures), self._size, device=pictures.device)
-        for start in range(0, len(pictures), self._piece):
-            # Of one size: the last two share pictures where that does not divide N.
-            begin = min(start, len(pictures) - self._piece)
-            piece = slice(begin, begin + self._piece)
-            if self._batch is None:
-                outputs[piece] = self._encode(pictures[piece])
-                continue
-            self._batch.copy_(pictures[piece])
-            self._graph.replay()
-            outputs[piece] = self._encoded
-        finite = torch.isfinite(outputs)
-        self._broken = self._broken | ~finite.all()
+        for piece in self._pieces:
+            outputs[piece] = self._encoded(self._encode, pictures[piece])
+        finite = self._check.of(outputs)
         return torch.clamp(outputs.masked_fill(~finite, 0.0), self._low, self._high)
 
     @torch.no_grad()
@@ -154,11 +134,6 @@ def _rows_of(last: Any, ended: Tensor, pictures: Tensor) -> Tensor | None:
     for i in chosen:
         rows[i] = torch.as_tensor(last[i], device=pictures.device)
     return rows
-
-
-def records_on(device: torch.device) -> bool:
-    """Return whether work can be recorded there, and replayed."""
-    return device.type == "cuda"
 
 
 def encodes_on(encoder: Encoder, pictures: Any) -> bool:

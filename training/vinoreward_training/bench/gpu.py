@@ -26,9 +26,9 @@ from vinoreward.bundles.save import save_bundle
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.guard import GUARD_FILE, LEAST_EPISODES, PictureGuard
 from vinoreward.rewards.on_device import DeviceClassifier
-from vinoreward_envs.batched_judging import piece_of
 from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.device_camera import DeviceCamera
+from vinoreward_envs.device_judging import piece_of
 from vinoreward_training.bench.rewards import scene_camera
 from vinoreward_training.bench.rows import Row, median_row
 from vinoreward_training.bench.seconds import TASKS, Task, task_rows
