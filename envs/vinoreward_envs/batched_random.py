@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vinoreward_envs.arrays import Array, Arrays
 
@@ -68,23 +67,23 @@ class BatchedPCG64:
     def uniforms(self, count: int, mask: Array) -> Array:
         """Return the next ``count`` numbers of each generator, ``(N, count)`` float64 in [0, 1).
 
-        Only generators where ``mask``, ``(N,)`` bool, is True advance.
+        Only generators where ``mask``, ``(N,)`` bool, is True advance; other rows mean nothing.
         """
+        if self._arrays.kind == "numpy":  # a processor computes what is wanted alone
+            rows = np.flatnonzero(mask)
+            state, add = ([words[rows] for words in pair] for pair in (self._state, self._add))
+            states, some = self._ahead(state, add, count)
+            for words, new in zip(self._state, states, strict=True):
+                words[rows] = new[:, -1]
+            numbers = np.zeros((len(mask), count))
+            numbers[rows] = some
+            return numbers
         where = self._arrays.xp.where
-        states, numbers = self._ahead(self._state, self._add, count)
+        states, every = self._ahead(self._state, self._add, count)
         self._state = [
             where(mask, new[:, -1], old) for new, old in zip(states, self._state, strict=True)
         ]
-        return numbers
-
-    def uniforms_of(self, rows: NDArray[np.int64], count: int) -> Array:
-        """Return the next ``count`` numbers of ``(K,)`` generators, ``(K, count)`` in [0, 1)."""
-        where = self._arrays.of(rows)
-        state, add = ([words[where] for words in pair] for pair in (self._state, self._add))
-        states, numbers = self._ahead(state, add, count)
-        for words, new in zip(self._state, states, strict=True):
-            words[where] = new[:, -1]
-        return numbers
+        return every
 
     def _ahead(
         self, state: Sequence[Array], add: Sequence[Array], count: int

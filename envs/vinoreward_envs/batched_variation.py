@@ -18,7 +18,9 @@ from vinoreward_envs.randomization import (
     DomainRandomization,
     Drawn,
     as_drawn,
+    as_numbers,
     nominal,
+    spread,
 )
 
 
@@ -28,8 +30,9 @@ class SceneLooks(Protocol):
     def follow(self, steps: Array) -> None:
         """Take the ``(N,)`` numbers of the pictures in their episodes from here."""
 
-    def set(self, which: Any, drawn: Any) -> None:
-        """Let scenes look as their episodes drew."""
+    def set(self, mask: Array, numbers: Array) -> None:
+        """Let scenes look as the ``(N, DRAWS)`` numbers of their episodes say where ``mask``,
+        ``(N,)`` bool, is True."""
 
 
 class Variation:
@@ -54,10 +57,8 @@ class Variation:
         if looks is not None:
             looks.follow(steps)
         self._actuation = Actuation(arrays, count)
-        self._always = arrays.of(_numbers(nominal(1)))
-        self._ranges = DomainRandomization()
-        self._least = self._span = self._always
-        self.values: Array = arrays.of(_numbers(nominal(count)))
+        self._ranges: DomainRandomization | None = None
+        self.values: Array = arrays.of(as_numbers(nominal(count)))
         """``(N, DRAWS)`` float64."""
 
     def __getitem__(self, name: str) -> Array:
@@ -69,18 +70,13 @@ class Variation:
 
     def begin(self, mask: Array, ranges: DomainRandomization, random: BatchedPCG64) -> None:
         """Draw for the episodes that begin where ``mask``, ``(N,)`` bool, is True."""
-        if self._arrays.kind == "numpy":
-            rows = np.flatnonzero(mask)
-            drawn = nominal(len(rows))
-            if ranges.varies:
-                drawn = ranges.draw(random.uniforms_of(rows, DRAWS))
-            self.values[rows] = _numbers(drawn)
-            if self.looks is not None:
-                self.looks.set(rows, drawn)
-            return
-        where = self._arrays.xp.where
-        numbers = self._on_device(mask, ranges, random) if ranges.varies else self._always
-        self.values = where(mask[:, None], numbers, self.values)
+        if ranges != self._ranges:  # a copy to the device makes the host wait
+            self._ranges = ranges
+            self._least, self._span = (self._arrays.of(ends[None]) for ends in ranges.spans())
+        numbers = self._least
+        if ranges.varies:
+            numbers = spread(random.uniforms(DRAWS, mask), self._least, self._span)
+        self.values = self._arrays.xp.where(mask[:, None], numbers, self.values)
         if self.looks is not None:
             self.looks.set(mask, self.values)
 
@@ -92,25 +88,10 @@ class Variation:
         late = self._actuation.late(asked, self._steps, self)
         return late, self._actuation.error(self._steps, self)
 
-    def _on_device(self, mask: Array, ranges: DomainRandomization, random: BatchedPCG64) -> Array:
-        """Return ``(N, DRAWS)`` values as ``DomainRandomization.draw`` makes them."""
-        if ranges != self._ranges:  # a copy to the device makes the host wait
-            self._ranges = ranges
-            self._least, self._span = (self._arrays.of(ends[None]) for ends in ranges.spans())
-        numbers = self._least + self._span * random.uniforms(DRAWS, mask)
-        delay = COLUMNS["action_delay"]
-        numbers[:, delay] = self._arrays.xp.floor(numbers[:, delay])
-        return numbers
-
 
 def looks_of(spec: CameraSpec, numbers: NDArray[np.float64], steps: NDArray[np.int64]) -> Looks:
     """Return the looks of scenes that drew ``(K, DRAWS)`` numbers, at ``(K,)`` steps."""
     looks = Looks(spec, len(numbers))
-    looks.set(np.arange(len(numbers)), as_drawn(numbers))
+    looks.set(np.ones(len(numbers), np.bool_), numbers)
     looks.follow(steps)
     return looks
-
-
-def _numbers(drawn: Drawn) -> NDArray[np.float64]:
-    """Return ``(K,)`` values as ``(K, DRAWS)`` numbers."""
-    return drawn.view(np.float64).reshape(len(drawn), DRAWS)

@@ -132,9 +132,9 @@ class DeviceLooks:
         """Take the ``(N,)`` int64 numbers of the pictures in their episodes from here."""
         self._steps = self._warp.from_torch(steps)
 
-    def set(self, mask: Tensor, values: Tensor) -> None:
-        """Let scenes look as the ``(N, DRAWS)`` values say where ``mask``, ``(N,)``, is True."""
-        self._values.copy_(values)
+    def set(self, mask: Tensor, numbers: Tensor) -> None:
+        """See ``SceneLooks``."""
+        self._values.copy_(numbers)
         self._wanted.copy_(mask)
         stream = stream_of(self._warp, self._values)
         for launch in self._launches:

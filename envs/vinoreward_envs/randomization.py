@@ -160,22 +160,28 @@ class DomainRandomization:
 
     def draw(self, uniform: NDArray[np.float64]) -> Drawn:
         """Return ``(K,)`` :data:`VALUES` for ``(K, DRAWS)`` random numbers in [0, 1)."""
-        least, span = self.spans()
-        numbers = least + span * uniform
-        delay = COLUMNS["action_delay"]
-        numbers[:, delay] = np.floor(numbers[:, delay])
-        return as_drawn(numbers)
+        return as_drawn(spread(uniform, *self.spans()))
 
     def spans(self) -> NDArray[np.float64]:
-        """Return ``(2, DRAWS)``: the least of each value, and by how much it can be more.
-
-        A delay in whole steps is rounded down afterwards."""
+        """Return ``(2, DRAWS)``: the least of each value, and by how much it can be more."""
         spans = np.zeros((2, DRAWS))
         for name, at in COLUMNS.items():
             low, high = getattr(self, name, (0.0, 1.0))
             whole = 1 if name == "action_delay" else 0
             spans[0, at], spans[1, at] = low, high - low + whole
         return spans
+
+
+def spread(uniform: Any, least: Any, span: Any) -> Any:
+    """Return ``(K, DRAWS)`` values for numbers in [0, 1), arrays or tensors; see ``spans``."""
+    numbers = least + span * uniform
+    numbers[:, COLUMNS["action_delay"]] //= 1  # whole steps
+    return numbers
+
+
+def as_numbers(drawn: Drawn) -> NDArray[np.float64]:
+    """Return ``(K,)`` :data:`VALUES` as ``(K, DRAWS)`` numbers in the same memory."""
+    return drawn.view(np.float64).reshape(len(drawn), DRAWS)
 
 
 def as_drawn(numbers: NDArray[np.float64]) -> Drawn:

@@ -18,7 +18,7 @@ from vinoreward_envs.bullet import ArmDynamics, Ik, TinyCamera, missing_pybullet
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import Camera, CameraSpec, check_choice, missing_warp
-from vinoreward_envs.randomization import Drawn, nominal
+from vinoreward_envs.randomization import Drawn, as_numbers, nominal
 
 Array = NDArray[np.float64]
 Motion = Literal["kinematic", "dynamics"]
@@ -142,7 +142,8 @@ class HoverScene(Closing):
         self.changes += 1
         if drawn is not self._drawn:
             self._drawn = drawn
-            self._looks.set(np.zeros(1, np.int64), nominal(1) if drawn is None else drawn)
+            numbers = as_numbers(nominal(1) if drawn is None else drawn)
+            self._looks.set(np.ones(1, np.bool_), numbers)
             if (xy := self.object_xy) is not None:
                 self._object_pose = object_rest_pose(xy, *self._yaw_and_size())
         self._looks.steps[:] = picture

@@ -27,6 +27,7 @@ from vinoreward_envs.randomization import (
     DRAWS,
     LAB,
     DomainRandomization,
+    as_numbers,
     checked_randomization,
     nominal,
 )
@@ -310,7 +311,7 @@ def test_each_field_changes_the_picture_at_both_ends_and_nothing_else_does(name:
 
 def looks_of(ranges: DomainRandomization, count: int, spec: CameraSpec) -> Looks:
     looks = Looks(spec, count)
-    looks.set(np.arange(count), drawn_from(ranges, count))
+    looks.set(np.ones(count, np.bool_), as_numbers(drawn_from(ranges, count)))
     return looks
 
 

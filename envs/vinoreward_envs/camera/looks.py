@@ -33,7 +33,7 @@ from vinoreward_envs.camera.spec import (
     projection_matrix,
     screen_matrix,
 )
-from vinoreward_envs.randomization import Drawn, nominal, normals
+from vinoreward_envs.randomization import as_drawn, nominal, normals
 
 OBJECT_COLOUR: Final = (10, 17, 232)
 """RGB of the object before lighting."""
@@ -83,9 +83,10 @@ class Looks:
         """Let :attr:`steps` be this array, which somebody else counts on."""
         self.steps = steps
 
-    def set(self, rows: Rows, drawn: Drawn) -> None:
-        """Let ``(K,)`` rows look as their episodes drew."""
-        self.drawn[rows] = drawn
+    def set(self, mask: NDArray[np.bool_], numbers: Floats) -> None:
+        """Let rows look as the ``(N, DRAWS)`` numbers say where ``mask``, ``(N,)``, is True."""
+        rows = np.flatnonzero(mask)
+        self.drawn[rows] = drawn = as_drawn(numbers[rows])
         always = nominal(1)[0]
         plain = np.ones(len(rows), np.bool_)
         for name in _OF_BACKGROUND:
