@@ -42,7 +42,7 @@ class DeviceCamera:
         warp = self._warp = warp_module()
         from vinoreward_envs.camera import posing
 
-        self._as_always = DeviceLooks(spec, capacity, device, varied=False)
+        self._as_always = DeviceLooks(spec, capacity, device)
         self._frame = Frame(warp, spec, device, capacity, device == "cpu", self._as_always.pool)
 
         def tensor(*shape: int, dtype: torch.dtype) -> Tensor:

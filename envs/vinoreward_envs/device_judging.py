@@ -21,7 +21,7 @@ from vinoreward_envs.batched_judging import Judging
 from vinoreward_envs.camera.fast import CHUNK
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.device_camera import DeviceCamera
-from vinoreward_envs.device_looks import DeviceLooks
+from vinoreward_envs.device_looks import VaryingLooks
 
 PIECE: Final = 1024
 """Scenes that a GPU draws and judges at once; a processor takes fewer, which its cache holds."""
@@ -58,11 +58,11 @@ class DeviceJudging:
         self._rewards = DeviceReward(options, thresholds, count, device)
         self._made = _Made(spec, classifier, device, piece_of(count, device))
         self._check = FiniteCheck(device)
-        self._looks: DeviceLooks | None = None
+        self._looks: VaryingLooks | None = None
 
-    def look_different(self) -> DeviceLooks:
+    def look_different(self) -> VaryingLooks:
         """See ``Judging``."""
-        self._looks = DeviceLooks(self._spec, self._count, self._device, varied=True)
+        self._looks = VaryingLooks(self._spec, self._count, self._device)
         return self._looks
 
     def share(self, other: Judging) -> None:

@@ -31,52 +31,60 @@ from vinoreward_envs.scene import OBJECT_REST_HEIGHT, object_rest_pose
 class DeviceLooks:
     """:class:`~vinoreward_envs.camera.looks.Looks` of ``count`` scenes as arrays on a device.
 
-    At first they look as always. :meth:`set` needs ``varied``, which makes room for a background
-    each.
+    They look as always.
 
     Args:
         spec: what pictures look like.
         count: N.
         device: ``"cpu"`` or ``"cuda:N"``.
-        varied: whether they will differ.
+        backgrounds: for how many there is room, beside the usual one.
     """
 
-    def __init__(self, spec: CameraSpec, count: int, device: str, *, varied: bool) -> None:
+    def __init__(self, spec: CameraSpec, count: int, device: str, *, backgrounds: int = 1) -> None:
         warp = self._warp = warp_module()
         from vinoreward_envs.camera import kernels
 
-        self._spec, self._device, self._count = spec, device, count
-        self._varied = varied
-        as_always = Looks(spec, count if varied else 1)
+        self._spec, self._device = spec, device
+        as_always = self._surface = Looks(spec, backgrounds)
         as_always.open(warp, device)
-        self._surface = as_always
         self.pool: Any = as_always.pool
         """Warp's arrays of backgrounds, see ``Looks.pool``."""
         row = np.zeros(count, np.int64)
-
-        def array(values: NDArray[Any], dtype: Any) -> Any:
-            return warp.array(values, dtype=dtype, device=device)
-
         look: Any = kernels.Look
         scenes = np.zeros(count, look.numpy_dtype())
         scenes["direction"], scenes["gain"] = as_always.directions[0], as_always.gains[0]
         scenes["colour"] = as_always.colours[0]
         resting = np.tile(object_rest_pose((0.0, 0.0)), (count, 1, 1))
-        self._resting = array(resting, warp.mat44d)
-        self._screens = array(as_always.screens[:1][row], warp.mat44d)
-        self._standing = array(as_always.eyes[:1][row], warp.vec3d)
-        self._sizes = array(np.ones(count), warp.float64)
-        self._looks = array(scenes, look)
-        self._steps: Any = None
-        if varied:
-            self._make_varied()
+        self._resting = self._array(resting, warp.mat44d)
+        self._screens = self._array(as_always.screens[:1][row], warp.mat44d)
+        self._standing = self._array(as_always.eyes[:1][row], warp.vec3d)
+        self._sizes = self._array(np.ones(count), warp.float64)
+        self._looks = self._array(scenes, look)
 
-    def _make_varied(self) -> None:
-        warp, spec, device, count = self._warp, self._spec, self._device, self._count
+    def _array(self, values: NDArray[Any], dtype: Any) -> Any:
+        return self._warp.array(values, dtype=dtype, device=self._device)
+
+    def part(self, piece: slice) -> dict[str, Any]:
+        """Return the arrays of some scenes that ``posing`` and the rasteriser read, by name."""
+        return {
+            name: array[piece]
+            for name, array in (
+                ("resting", self._resting), ("screens", self._screens),
+                ("standing", self._standing), ("sizes", self._sizes), ("looks", self._looks),
+            )
+        }  # fmt: skip
+
+    def add_noise(self, pictures: Any, piece: slice) -> None:
+        """Add the sensor's noise to pictures of some scenes, Warp's array ``(B, H, W)``."""
+
+
+class VaryingLooks(DeviceLooks):
+    """:class:`DeviceLooks` of scenes that differ; each has a background of its own."""
+
+    def __init__(self, spec: CameraSpec, count: int, device: str) -> None:
+        super().__init__(spec, count, device, backgrounds=count)
+        warp, array = self._warp, self._array
         from vinoreward_envs.camera import kernels, varying
-
-        def array(values: NDArray[Any], dtype: Any) -> Any:
-            return warp.array(values, dtype=dtype, device=device)
 
         def empty(*shape: int, dtype: Any) -> Any:
             return warp.zeros(shape, dtype=dtype, device=device)
@@ -140,20 +148,8 @@ class DeviceLooks:
         for launch in self._launches:
             launch.launch(stream)
 
-    def part(self, piece: slice) -> dict[str, Any]:
-        """Return the arrays of some scenes that ``posing`` and the rasteriser read, by name."""
-        return {
-            name: array[piece]
-            for name, array in (
-                ("resting", self._resting), ("screens", self._screens),
-                ("standing", self._standing), ("sizes", self._sizes), ("looks", self._looks),
-            )
-        }  # fmt: skip
-
     def add_noise(self, pictures: Any, piece: slice) -> None:
-        """Add the sensor's noise to pictures of some scenes, Warp's array ``(B, H, W)``."""
-        if not self._varied:
-            return
+        """See :class:`DeviceLooks`."""
         size = (piece.stop - piece.start, self._spec.height, self._spec.width)
         inputs = [self._noise, self._drawn[piece], self._steps[piece], pictures]
         stream = stream_of(self._warp, self._values)
