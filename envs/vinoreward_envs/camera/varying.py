@@ -74,14 +74,23 @@ def turned(view: wp.mat33d, first: int, second: int, degrees: wp.float64) -> wp.
 
 
 @wp.func
-def directed(light: wp.vec3d, turn: wp.float64, lowered: wp.float64) -> wp.vec3d:
-    """Return the light's direction turned about the vertical and lowered, in degrees."""
+def directed(light: wp.vec3d, drawn: wp.array2d(dtype=wp.float64), scene: int) -> wp.vec3d:
+    """Return the light's direction as a scene has it."""
+    turn = drawn[scene, _LIGHT_DIRECTION]
+    lowered = drawn[scene, _LIGHT_DIRECTION + 1]
     if turn == _ZERO and lowered == _ZERO:
         return light
     azimuth = wp.atan2(light[1], light[0]) + turn * _RADIANS
     height = wp.asin(light[2]) - lowered * _RADIANS
     flat = wp.cos(height)
     return wp.vec3d(flat * wp.cos(azimuth), flat * wp.sin(azimuth), wp.sin(height))
+
+
+@wp.func
+def light_gain(drawn: wp.array2d(dtype=wp.float64), scene: int) -> wp.vec3d:
+    """Return the factors of red, green and blue of a scene's light."""
+    cast = drawn[scene, _CAST]
+    return drawn[scene, _LIGHT] * wp.vec3d(_ONE + cast, _ONE, _ONE - cast)
 
 
 @wp.func
@@ -125,8 +134,8 @@ def set_looks(
     """Let scenes ``(N,)`` look as they drew where ``wanted``; ``rows`` are backgrounds to draw.
 
     ``view``, ``viewport``, ``projection``, ``eye``, ``light``, ``own_colour`` and ``lying`` are of
-    the scene as always; ``aspect`` is height over width, and by ``rise`` an object lies higher that
-    is twice as large.
+    the scene as always. ``aspect`` is height over width, ``rise`` the height of the object's origin
+    above the table.
     """
     scene = wp.tid()
     rows[scene] = 0
@@ -165,9 +174,8 @@ def set_looks(
     sizes[scene] = size
 
     look = Look()
-    direction = directed(light, drawn[scene, _LIGHT_DIRECTION], drawn[scene, _LIGHT_DIRECTION + 1])
-    cast = drawn[scene, _CAST]
-    gain = drawn[scene, _LIGHT] * wp.vec3d(_ONE + cast, _ONE, _ONE - cast)
+    direction = directed(light, drawn, scene)
+    gain = light_gain(drawn, scene)
     share = drawn[scene, _COLOUR]
     another = three(drawn, scene, _ANOTHER)
     for k in range(3):
@@ -209,9 +217,8 @@ def place_backgrounds(
     if rows[scene] == 0:
         return
     screen = screens[scene]
-    direction = directed(light, drawn[scene, _LIGHT_DIRECTION], drawn[scene, _LIGHT_DIRECTION + 1])
-    cast = drawn[scene, _CAST]
-    gain = drawn[scene, _LIGHT] * wp.vec3d(_ONE + cast, _ONE, _ONE - cast)
+    direction = directed(light, drawn, scene)
+    gain = light_gain(drawn, scene)
     tint = three(drawn, scene, _TINT)
     shift = grain * wp.vec2d(drawn[scene, _SHIFT], drawn[scene, _SHIFT + 1])
     many = int(0)
