@@ -57,6 +57,7 @@ class Variation:
         if looks is not None:
             looks.follow(steps)
         self._actuation = Actuation(arrays, count)
+        self._disturbs = False  # to look at a device's numbers, the host would have to wait
         self._ranges: DomainRandomization | None = None
         self.values: Array = arrays.of(as_numbers(nominal(count)))
         """``(N, DRAWS)`` float64."""
@@ -73,6 +74,8 @@ class Variation:
         if ranges != self._ranges:  # a copy to the device makes the host wait
             self._ranges = ranges
             self._least, self._span = (self._arrays.of(ends[None]) for ends in ranges.spans())
+            # Episodes under way may have drawn from earlier ranges.
+            self._disturbs |= ranges.action_delay[1] > 0 or ranges.action_noise[1] > 0
         numbers = self._least
         if ranges.varies:
             numbers = spread(random.uniforms(DRAWS, mask), self._least, self._span)
@@ -85,6 +88,8 @@ class Variation:
 
         ``asked`` are the moves that are asked for now.
         """
+        if not self._disturbs:
+            return asked, None
         late = self._actuation.late(asked, self._steps, self)
         return late, self._actuation.error(self._steps, self)
 

@@ -233,6 +233,25 @@ def test_a_delayed_move_is_the_one_asked_for_before() -> None:
     np.testing.assert_allclose(places[0][2:], places[1][:4], atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["action_delay", "action_noise"])
+@pytest.mark.parametrize("array", ["numpy", "torch"])
+def test_episodes_under_way_keep_their_delays_and_noise(
+    array: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if array == "torch":
+        pytest.importorskip("torch")
+    monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", array == "torch")
+    most = {"action_delay": 2, "action_noise": 0.01}[name]
+    env = make(2, "PandaHover-v0", array=array, randomization={name: (most, most)})
+    start = np.asarray(env.reset(seed=0)[0])
+    env.randomization = {"light": (0.5, 0.5)}  # type: ignore[assignment]
+    env.reset(options={"reset_mask": np.array([True, False])})
+    moved = np.asarray(env.step(np.full((2, 2), 0.02, np.float32))[0]) - start
+    off = np.abs(moved - 0.02).max(axis=1)
+    assert off[0] < 1e-5 and off[1] > 1e-3
+    env.close()
+
+
 def test_a_noisy_move_ends_beside_its_end_and_is_refused_as_it_was_asked_for() -> None:
     env = make(2000, "PandaHover-v0", randomization={"action_noise": (0.01, 0.01)})
     start, _ = env.reset(seed=0)

@@ -93,7 +93,7 @@ class DeviceEncoding:
             return self._stacks.flatten(1).clone(), None
         rows = ended[:, None]
         self._push(torch.where(rows, self._look(last), latents))
-        seen = self._stacks.flatten(1).clone()
+        seen = self._stacks.flatten(1)
         self._stacks = torch.where(rows[..., None], latents[:, None], self._stacks)
         return self._stacks.flatten(1).clone(), seen
 

@@ -96,9 +96,9 @@ class SkrlPPO(PPO):
         """Take ``n_rollout_steps`` steps of all environments, see SB3's."""
         callback.on_rollout_start()
         self.agent.memory.reset()  # a rollout that was stopped is not gone on with
-        agent, space = self.agent, self.action_space
-        ends: Any = space
-        low, high = (torch.as_tensor(end, device=self.device) for end in (ends.low, ends.high))
+        agent = self.agent
+        space: Any = self.action_space
+        low, high = (torch.as_tensor(end, device=self.device) for end in (space.low, space.high))
         seen = torch.as_tensor(self._last_obs, dtype=torch.float32, device=self.device)
         for _ in range(n_rollout_steps):
             actions, _ = agent.act(seen, None, timestep=0, timesteps=0)
@@ -108,14 +108,17 @@ class SkrlPPO(PPO):
             going_on = callback.on_step()
             self._update_info_buffer(step.infos, step.dones)
             ended = torch.as_tensor(step.dones, device=self.device)[:, None]
-            cut = ended & ~step.terminated[:, None].bool()
+            rewards = step.rewards[:, None]
+            if step.dones.any():  # in the host's memory
+                values = self.policy.predict_values(step.last)
+                cut = ended & ~step.terminated[:, None].bool()
+                # What follows an end may be no number.
+                rewards = rewards + torch.where(cut, self.gamma * values, 0.0)
             agent.record_transition(
                 observations=seen,
                 states=None,
                 actions=actions,
-                # What follows an end may be no number.
-                rewards=step.rewards[:, None]
-                + torch.where(cut, self.gamma * self._values(step.last), 0.0),
+                rewards=rewards,
                 next_observations=step.observations,
                 next_states=None,
                 terminated=ended,
@@ -161,10 +164,6 @@ class SkrlPPO(PPO):
         self.logger.record("train/learning_rate", rate)
         for name, loss in losses.items():
             self.logger.record(f"train/{name}_loss", loss)
-
-    def _values(self, seen: Tensor) -> Tensor:
-        values: Tensor = self.policy.predict_values(seen)
-        return values
 
 
 class _NoBuffer(RolloutBuffer):
