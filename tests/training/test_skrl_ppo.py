@@ -149,6 +149,8 @@ def test_the_preset_is_its_own() -> None:
     assert SETTINGS.of(algorithm="PPO", out=Path("x")).algorithm_kwargs == {}
     sb3 = SETTINGS.of(algorithm="PPO", **{**given, "learner": "sb3"})
     assert sb3.algorithm_kwargs == ppo.algorithm_kwargs
+    for env, num_envs in ((RANDOM, 1024), ("PandaHoverPixels-v0", 1024), ("CartPole-v1", 1)):
+        assert SETTINGS.of(algorithm="PPO", env=env, **given).num_envs == num_envs
 
 
 def test_auto_is_where_there_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,9 +85,9 @@ def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     if algorithm == "SAC":
         return preset
     preset.pop("algorithm_kwargs", None)
-    own = paths.get(f"{name}.batched.{algorithm}")
-    if settings["vec_env"] == "batched" and own is not None:
-        preset = merged(preset, read_yaml(own, SETTINGS.names))
+    own = f"batched.{algorithm}"
+    if settings["vec_env"] == "batched" and {own, f"{name}.batched"} <= paths.keys():
+        preset = merged(preset, read_yaml(paths[own], SETTINGS.names))
     return preset
 
 
