@@ -29,13 +29,13 @@ from vinoreward.rewards.on_device import DeviceClassifier
 from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.device_camera import DeviceCamera
 from vinoreward_envs.device_judging import piece_of
+from vinoreward_training.bench.encoders import encoder_bundle, not_there
 from vinoreward_training.bench.rewards import scene_camera
 from vinoreward_training.bench.rows import Row, median_row
 from vinoreward_training.bench.seconds import TASKS, Task, task_rows
 from vinoreward_training.configs import BenchConfig
 
 ID, PIXELS = "PandaHoverRandom-v0", "PandaHoverPixels-v0"
-ENCODER = "panda-hover-encoder"
 PPO = ("--learner", "skrl", "--algorithm", "PPO", "--backend", "torch", "--device", "cuda")
 """Of a training whose environments, networks and rollouts stay on the device."""
 ENVIRONMENTS = 4096
@@ -139,17 +139,18 @@ def _compared(count: int, device: str, config: BenchConfig, bundle: Bundle) -> l
         rounds = range(config.rounds)  # in turns
         times = [[_seconds(each, device, 1, STEPS)[0] for each in (plain, varied)] for _ in rounds]
     ratios = [one[1] / one[0] for one in times]
+    of = f"in one batch of {count}"
+    what, encoder = f"... of {PIXELS} through the encoder, {of}", encoder_bundle(config)
+    lab = _row(f'... with randomization "lab" over without, {of}', ratios, "x", target="<= 1.1 x")
+    if encoder is None:
+        return [lab, not_there(config, "gpu", what, "")]
     pixels = _batch(count, device, config.seed, PIXELS, **arguments)
     where: dict[str, Any] = {} if device == "cpu" else {"device": "CUDA", "precision": "fp16"}
-    pixels.env = VectorEncodedObservation(pixels.env, ENCODER, backend="torch", **where)
+    pixels.env = VectorEncodedObservation(pixels.env, encoder, backend="torch", **where)
     pixels.env.reset(seed=config.seed)
     with contextlib.closing(pixels.env):
         seen = [count / each for each in _seconds(pixels, device, config.rounds, STEPS)]
-    of = f"in one batch of {count}"
-    return [
-        _row(f'... with randomization "lab" over without, {of}', ratios, "x", target="<= 1.1 x"),
-        _row(f"... of {PIXELS} through the encoder, {of}", seen, "steps/s"),
-    ]
+    return [lab, _row(what, seen, "steps/s")]
 
 
 class _Batch:
