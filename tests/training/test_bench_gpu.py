@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from vinoreward import Bundle, Classifier
+from vinoreward_training.bench import gpu
 from vinoreward_training.bench.gpu import device_rows, gpu_rows, of_size
+from vinoreward_training.bench.rows import Row
+from vinoreward_training.bench.seconds import Task
 from vinoreward_training.configs import BenchConfig
 
 
@@ -34,6 +39,36 @@ def test_without_a_device_it_is_said_what_is_missing() -> None:
     assert [(row.value, row.met, row.note) for row in rows] == 2 * [
         (None, False, "needs a CUDA device")
     ]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_trainings_on_the_device_are_timed_without_the_bars_of_two_cores(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Task] = []
+
+    def task_rows(config: BenchConfig, name: str, task: Task, *options: str) -> list[Row]:
+        trained.append(task)
+        return [Row(name, " ".join((task.env, *options)), 1.0)]
+
+    def device_rows(config: BenchConfig, device: str, count: int, sizes: Sequence[int]) -> Any:
+        return [Row("gpu", f"{device} {count} {min(sizes)} {max(sizes)}", 1.0)]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "device_rows", device_rows)
+    monkeypatch.setattr(gpu, "task_rows", task_rows)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: installed or None)
+    steps, *rows = gpu_rows(BenchConfig())
+    assert steps.what == "cuda:0 4096 16 16384"
+    names = ["PandaHover-v0", "PandaHoverRandom-v0", "PandaHoverPixels-v0"]
+    if not installed:
+        assert [row.value for row in rows] == 3 * [None] and not trained
+        assert all(row.note == "needs the extra skrl" for row in rows)
+        assert all(name in row.what for name, row in zip(names, rows, strict=True))
+        return
+    options = "--learner skrl --algorithm PPO --backend torch --device cuda"
+    assert [row.what for row in rows] == [f"{name} {options}" for name in names]
+    assert trained == [Task(name, None, pixels="Pixels" in name) for name in names]
 
 
 def test_a_bundle_of_another_size_can_be_timed(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import pytest
 from train_runs import config
 
 from vinoreward import BatchedVecEnv
-from vinoreward.errors import ConfigError, RunFolderError
-from vinoreward_training.bench import seconds
-from vinoreward_training.configs import BenchConfig, PlayConfig
+from vinoreward.errors import ConfigError
+from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.evaluate import evaluate, evaluate_batch
@@ -110,20 +109,3 @@ class Nearer:
         away = np.atleast_2d(observation)
         moves = np.clip(away[:, 2:] - away[:, :2], -0.05, 0.05).astype(np.float32)
         return moves.reshape(*np.shape(observation)[:-1], 2), None
-
-
-@pytest.mark.slow
-def test_the_row_of_seconds_runs_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seconds, "TASKS", seconds.TASKS[:1])
-    rows = seconds.seconds_rows(BenchConfig(seeds=1, evaluation_episodes=5, out=tmp_path))
-    assert [row.target for row in rows] == ["<= 5 s, 1 of 1 solved", "<= 9 s, 1 of 1 solved"]
-    (run,) = rows[0].details["runs"]
-    assert run["solved"] and run["true"] >= 0.95
-    assert 0 < run["training"] < run["process"]
-
-
-def test_a_command_that_fails_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"(?s)vinoreward train ended with 1.*no bundle"):
-        seconds.run_once(BenchConfig(bundle="no such bundle", out=tmp_path), seconds.TASKS[0], 0)
