@@ -21,7 +21,7 @@ from vinoreward.rewards.classifier import Classifier, check_origin
 from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions
 from vinoreward_envs import constants as c
 from vinoreward_envs.arrays import CPU, Array, Arrays, Kind
-from vinoreward_envs.batched_hover import BatchedHover, hovering_joints
+from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_input import (
     check_memory,
     checked_actions,
@@ -43,6 +43,7 @@ from vinoreward_envs.batched_random import BatchedPCG64
 from vinoreward_envs.batched_variation import Variation, looks_of
 from vinoreward_envs.camera.fast import CHUNK, check_device
 from vinoreward_envs.camera.spec import Mesh, Pixels, camera_spec, check_choice
+from vinoreward_envs.claimed_scenes import ClaimedScenes
 from vinoreward_envs.panda_hover import (
     DEFAULT_BUNDLE,
     ORACLE,
@@ -223,13 +224,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._random = BatchedPCG64(self._arrays, self.num_envs)
         self._seeded = np.zeros(self.num_envs, np.bool_)
         self._begun = False
-        # Of the last claim; not the picture, which would take 36,864 bytes.
-        of, seen = self._arrays.of, self.num_envs if looks else 0
-        self._claimed: Array = of(np.zeros(self.num_envs, np.bool_))
-        self._claimed_arms: Array = of(np.zeros((seen, 2 if stays else c.JOINTS)))
-        self._claimed_objects: Array = of(np.zeros((seen, 2)))
-        self._steps: Array = of(np.zeros(self.num_envs, np.int64))
-        self._claimed_steps: Array = of(np.zeros(seen, np.int64))
+        self._steps: Array = self._arrays.of(np.zeros(self.num_envs, np.int64))
+        self._claims: ClaimedScenes | None = None
+        if self._classifier is not None:
+            self._claims = ClaimedScenes(self._arrays, self._hover, self._steps, on_device=stays)
+        of = self._arrays.of
         low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
         low, high = low + c.OBJECT_MARGIN, high - c.OBJECT_MARGIN
         self._least, self._span = of(low), of(high - low)
@@ -334,17 +333,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     def claimed_picture(self, index: int) -> Pixels | None:
         """Return the ``(H, W, 3)`` picture of an environment's last claim; None before it."""
-        if not self._claimed[index]:
-            return None
-        kept = self._claimed_arms, self._claimed_objects
-        arm, place = (self._arrays.host(each[index])[None] for each in kept)
-        looks = None
-        if self._variation is not None:
-            drew = self._claimed_values[index], self._claimed_steps[index]
-            looks = looks_of(self._spec, *(self._arrays.host(each)[None] for each in drew))
-        joints = hovering_joints(arm) if self._judging.on_device else arm
-        picture: Pixels = self._pictures.draw(joints, place, looks=looks)[0]
-        return picture
+        return None if self._claims is None else self._claims.picture(index, self._pictures)
 
     def reset(
         self,
@@ -422,7 +411,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             pictures=self._pixels,
         )
         claimed = scores.claimed
-        self._keep(claimed)
+        if self._claims is not None:
+            self._claims.keep(claimed)
         truncated = ~claimed & (self._steps >= c.MAX_EPISODE_STEPS) | ~valid
         over = claimed | truncated
         final: Infos = {}
@@ -527,8 +517,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         with self._arrays.plain():
             looks = self._judging.look_different() if self._drawing_threads else None
             self._variation = Variation(self._arrays, self.num_envs, self._steps, looks)
-            known = self._variation.values[: len(self._claimed_objects)]
-            self._claimed_values = self._arrays.copy(known)
+            if self._claims is not None:
+                self._claims.vary(self._variation)
 
     def _restart(self, mask: Array, objects: NDArray[np.float64] | None) -> None:
         """Start episodes where ``mask`` is True; ``objects`` are ``(N, 2)``, None as configured."""
@@ -544,19 +534,6 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._hover.restart(mask, places)
         self._steps *= ~mask  # in place: what the environments look like depends on it
         self._judging.begin(mask)
-
-    def _keep(self, claimed: Array) -> None:
-        """Remember the scenes that are claimed."""
-        if self._classifier is None or not (self._judging.on_device or claimed.any()):
-            return
-        hover, where, rows = self._hover, self._arrays.xp.where, claimed[:, None]
-        self._claimed = self._claimed | claimed
-        arms = hover.gripper if self._judging.on_device else hover.joints
-        self._claimed_arms = where(rows, arms, self._claimed_arms)
-        self._claimed_objects = where(rows, hover.objects, self._claimed_objects)
-        if self._variation is not None:
-            self._claimed_values = where(rows, self._variation.values, self._claimed_values)
-            self._claimed_steps = where(claimed, self._steps, self._claimed_steps)
 
     def _report(
         self,
