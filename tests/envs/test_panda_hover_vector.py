@@ -15,13 +15,22 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
+from hover_batches import (
+    IDS,
+    STATES,
+    VARIED,
+    assert_equal,
+    assert_same_rollout,
+    make,
+    make_scalars,
+    moves,
+)
 
 import vinoreward
 from vinoreward.errors import (
     ConfigError,
     InputError,
-    OutputError,
     PictureMismatchError,
     UnknownDeviceError,
     VinorewardError,
@@ -29,104 +38,8 @@ from vinoreward.errors import (
 from vinoreward_envs import constants as c
 from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
 
-STATES = "PandaHoverRandom-v0"
-IDS = ("PandaHover-v0", STATES, "PandaHoverPixels-v0")
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
 KINDS = ["numpy", pytest.param("torch", marks=needs_torch)]
-
-
-VARIED: Any = {
-    "light": (0.6, 1.4), "light_direction": (-30, 30), "colour_cast": (-0.2, 0.2),
-    "camera_position": (-0.03, 0.03), "camera_rotation": (-3, 3), "field_of_view": (57, 63),
-    "object_size": (0.7, 1.4), "object_colour": (0, 1), "object_yaw": (-180, 180),
-    "table_tint": (-0.2, 0.2), "table_shift": (-0.3, 0.3), "sensor_noise": (0, 6),
-    "action_noise": (0, 0.01), "action_delay": (0, 2),
-}  # fmt: skip
-
-
-def make(num_envs: int, id_: str = STATES, **kwargs: Any) -> PandaHoverVectorEnv:
-    kwargs = {"backend": "oracle", **kwargs}
-    made = gym.make_vec(id_, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    assert isinstance(made, PandaHoverVectorEnv)
-    return made
-
-
-def make_scalars(num_envs: int, id_: str = STATES, **kwargs: Any) -> SyncVectorEnv:
-    """Return as many scalar environments, which reset in the same step."""
-    kwargs = {"backend": "oracle", **kwargs}
-    scalars = SyncVectorEnv(
-        [lambda: gym.make(id_, **kwargs) for _ in range(num_envs)],
-        autoreset_mode=AutoresetMode.SAME_STEP,
-    )
-    hovers: list[Any] = [each.unwrapped for each in scalars.envs]
-    for each in hovers:  # a network takes half a second to load
-        each._classifier = hovers[0]._classifier
-    return scalars
-
-
-def moves(num_envs: int, steps: int, seed: int = 0) -> Any:
-    """Yield actions: within the bounds, beyond them, and to the very edge."""
-    draw = np.random.default_rng(seed)
-    for step in range(steps):
-        actions = draw.uniform(-0.13, 0.13, (num_envs, 2)).astype(np.float32)
-        yield np.sign(actions) * np.float32(0.1) if step % 4 == 0 else actions
-
-
-def assert_equal(found: Any, expected: Any, near: float, judged: float | None = None) -> None:
-    """Compare observations, rewards, ends and infos of a step or a reset, masks included.
-
-    ``judged`` is for what classifier and guard say, if that may differ more.
-    """
-    *arrays, infos = found
-    *expected_arrays, expected_infos = expected
-    for one, other in zip(arrays, expected_arrays, strict=True):
-        assert np.asarray(one).shape == other.shape
-        np.testing.assert_allclose(np.asarray(one), other, rtol=0, atol=near)
-    assert_same_infos(infos, expected_infos, near, near if judged is None else judged)
-
-
-def assert_same_infos(infos: Any, expected: Any, near: float, judged: float) -> None:
-    # Where all episodes end at once Gymnasium leaves out what no environment has.
-    for key in infos.keys() - expected.keys():
-        assert not np.asarray(infos[f"_{key.removeprefix('_')}"]).any()
-    assert expected.keys() <= infos.keys()
-    for key, values in expected.items():
-        if isinstance(values, dict):
-            assert_same_infos(infos[key], values, near, judged)
-        elif key == "final_obs":
-            for i in np.flatnonzero(expected["_final_obs"]):
-                last = np.asarray(infos[key][i])
-                assert last.dtype == values[i].dtype
-                np.testing.assert_allclose(last, values[i], rtol=0, atol=near)
-        else:
-            one = np.asarray(infos[key])
-            assert one.shape == values.shape
-            most = judged if key in ("reward_prob", "reward_ood") else near
-            np.testing.assert_allclose(one.astype(float), values.astype(float), rtol=0, atol=most)
-
-
-def assert_same_rollout(
-    num_envs: int,
-    steps: int,
-    near: float,
-    id_: str = STATES,
-    array: Any = "numpy",
-    judged: float | None = None,
-    **kwargs: Any,
-) -> tuple[int, int]:
-    """Step both with the same seeds and actions; return how many episodes ended, and succeeded."""
-    ended = succeeded = 0
-    env, scalars = make(num_envs, id_, array=array, **kwargs), make_scalars(num_envs, id_, **kwargs)
-    assert_equal(env.reset(seed=11), scalars.reset(seed=11), near)
-    for actions in moves(num_envs, steps):
-        found, expected = env.step(actions), scalars.step(actions)
-        assert_equal(found, expected, near, judged)
-        ended += int((expected[2] | expected[3]).sum())
-        succeeded += int(expected[2].sum())
-    assert_equal(env.reset(), scalars.reset(), near)
-    env.close()
-    scalars.close()
-    return ended, succeeded
 
 
 # --- equal to the scalar environment --------------------------------------------------------
@@ -168,125 +81,6 @@ def test_the_shipped_classifier_says_the_same() -> None:
     assert_same_rollout(1, 11, 2e-5, backend="openvino")
 
 
-@pytest.fixture
-def stays_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let batches of tensors stay on their device where that is a processor."""
-    monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", True)
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-@pytest.mark.parametrize(
-    ("id_", "options"),
-    [
-        (STATES, {"backend": "oracle"}),
-        (STATES, {"success_hold_steps": 2, "success_exit_threshold": 0.2, "on_ood": "ignore"}),
-        ("PandaHover-v0", {"success_threshold": 0.9}),
-        (STATES, {"backend": "oracle", "randomization": VARIED}),
-        (STATES, {"randomization": VARIED}),
-    ],
-)
-def test_a_batch_that_stays_on_its_device_does_the_same(id_: str, options: dict[str, Any]) -> None:
-    """On a processor here: the kernels and tensors are those of a GPU.
-
-    Arms are within a micrometre a step of the scalar ones, so a pixel at an edge may differ.
-    """
-    assert_same_rollout(12, 13, 1e-5, id_, "torch", 0.02, **{"backend": "torch", **options})
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-@pytest.mark.parametrize("randomization", [None, VARIED])
-def test_pictures_that_stay_on_their_device_are_the_same(randomization: Any) -> None:
-    varied = {"randomization": randomization}
-    never = c.MAX_EPISODE_STEPS + 1  # in a row
-    env = make(67, IDS[2], backend="torch", array="torch", success_hold_steps=never, **varied)
-    scalars = make_scalars(67, IDS[2], backend="none", **varied)
-    assert env.unwrapped._judging.on_device  # type: ignore[attr-defined]
-    first, expected = np.asarray(env.reset(seed=1)[0]), scalars.reset(seed=1)[0]
-    assert (first != expected).mean() < (1e-3 if randomization else 1e-9)
-    for actions in moves(67, 10):
-        found, expected = env.step(actions), scalars.step(actions)
-        pairs = [(found[0], expected[0])]
-        for i in np.flatnonzero(expected[4].get("_final_obs", [])).tolist():
-            pairs.append((found[4]["final_obs"][i], expected[4]["final_obs"][i]))
-        for one, other in pairs:
-            different = np.abs(np.asarray(one).astype(int) - other)
-            # A few pixels at edges of one picture.
-            assert different.mean() < (0.05 if randomization and one.ndim == 3 else 0.01)
-    env.close()
-    scalars.close()
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-def test_a_batch_that_stays_on_its_device_does_not_depend_on_how_many_there_are() -> None:
-    """67 are drawn and judged in two pieces that share a scene, 20 in one."""
-    many, few = (make(count, backend="torch", array="torch") for count in (67, 20))
-    many.reset(seed=5)
-    few.reset(seed=52)
-    for actions in moves(67, 2):
-        every, some = many.step(actions), few.step(actions[47:])
-        for one, other in zip(every[:4], some[:4], strict=True):
-            np.testing.assert_array_equal(one[47:], other)
-        for key in ("reward_prob", "reward_ood", "distance"):
-            np.testing.assert_allclose(every[4][key][47:], some[4][key], atol=1e-5)
-    many.close()
-    few.close()
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-def test_what_stays_on_a_device_can_be_varied_later() -> None:
-    env = make(3, IDS[2], backend="torch", array="torch")
-    other = make(3, IDS[2], backend="torch", array="torch", randomization=VARIED)
-    plain, _ = env.reset(seed=0)
-    env.randomization = VARIED  # type: ignore[assignment]
-    still, _ = env.reset(seed=0, options={"reset_mask": np.array([True, False, False])})
-    assert (still[1:] == plain[1:]).all() and len(set(env.drawn["light"])) == 2
-    assert (env.reset(seed=0)[0] == other.reset(seed=0)[0]).all()
-    assert len(set(env.drawn["light"])) == 3
-    env.randomization = None  # type: ignore[assignment]
-    assert (env.reset(seed=0)[0] == plain).all()
-    for each in (env, other):
-        each.close()
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-def test_a_curriculum_widens_on_a_device() -> None:
-    env = make(50, backend="oracle", array="torch")
-    env.reset(seed=0)
-    for most in (0.1, 0.5):
-        env.randomization = {"light": (1 - most, 1 + most)}  # type: ignore[assignment]
-        env.reset()
-        away = np.abs(env.drawn["light"] - 1)
-        assert 0.8 * most < away.max() <= most
-    env.close()
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-def test_batches_beside_each_other_look_as_they_drew() -> None:
-    """They share a camera, and draw the same number of scenes."""
-    kwargs: Any = {"backend": "torch", "array": "torch", "randomization": VARIED}
-    one, alone = (make(9, IDS[2], **kwargs) for _ in range(2))
-    beside = one.beside(9)
-    one.randomization = {"light": (0.5, 0.6)}  # type: ignore[assignment]
-    assert one.beside(3).randomization == one.randomization
-    for number, env in enumerate((beside, alone)):
-        one.reset(seed=50 + number)
-        expected = env.reset(seed=7)[0]
-        assert (one.reset(seed=3)[0] != expected).any()
-        mask = np.arange(9) < 1
-        last = env.reset(seed=8, options={"reset_mask": mask})[0]
-        assert (last[1:] == expected[1:]).all()
-    assert (last == beside.reset(seed=8, options={"reset_mask": mask})[0])[1:].all()
-    assert (alone.reset(seed=7)[0] == beside.reset(seed=7)[0]).all()
-    for each in (beside, one, alone):
-        each.close()
-
-
 @pytest.mark.parametrize("array", KINDS)
 def test_a_claim_s_picture_stays_when_ranges_are_set_later(
     array: str, monkeypatch: pytest.MonkeyPatch
@@ -313,105 +107,6 @@ def test_ranges_that_need_too_much_memory_change_nothing(monkeypatch: pytest.Mon
         env.randomization = VARIED  # type: ignore[assignment]
     assert not env.randomization.varies
     env.close()
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-def test_claims_and_renderings_of_a_device_show_what_differs() -> None:
-    ranges = {**VARIED, "sensor_noise": (20, 20), "action_delay": (0, 0)}
-    kwargs = {"backend": "torch", "render_mode": "rgb_array", "success_threshold": 0.01}
-    there, here = (
-        make(4, IDS[2], array=array, randomization=ranges, on_ood="ignore", **kwargs)
-        for array in ("torch", "numpy")
-    )
-    assert there._judging.on_device and not here._judging.on_device  # type: ignore[attr-defined]
-    claimed = []
-    for env in (there, here):
-        env.reset(seed=4)
-        gaps = env._hover.objects - env._hover.gripper  # type: ignore[attr-defined]
-        for _ in range(12):  # towards the objects, also of the episodes that follow
-            env.step(np.asarray(gaps, np.float32).clip(-0.1, 0.1))
-            gaps = env._hover.objects - env._hover.gripper  # type: ignore[attr-defined]
-        claimed.append([env.claimed_picture(i) for i in range(4)])
-    assert any(one is not None for one in claimed[1])
-    for one, other in [
-        *zip(*claimed, strict=True),
-        *zip(there.render(), here.render(), strict=True),
-    ]:
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert (one != other).mean() < 1e-2
-            noise = np.diff(one.astype(int), axis=1)
-            assert np.abs(noise).mean() > 10
-    for each in (there, here):
-        each.close()
-
-
-@needs_torch
-@pytest.mark.parametrize("stays", [True, False])
-@pytest.mark.parametrize("id_", [STATES, IDS[2]])
-def test_a_caller_s_inference_mode_can_come_and_go(
-    id_: str, stays: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", stays)
-    with torch.inference_mode():
-        env = make(2, id_, backend="torch", array="torch")
-        env.reset(seed=0)
-        env.step(torch.zeros(2, 2))
-    weights = torch.zeros(2, 2, requires_grad=True)
-    assert not env.step(weights * 1.0)[1].requires_grad
-    env.reset(options={"reset_mask": np.array([True, False])})
-    with torch.inference_mode():
-        env.step(torch.zeros(2, 2))
-    env.reset(seed=1)
-    env.close()
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
-def test_a_broken_network_earns_nothing_and_is_told_at_the_next_reset(broken: float) -> None:
-    import torch
-
-    env = make(3, backend="torch", array="torch")
-    env.reset(seed=0)
-    env.step(torch.zeros(3, 2))
-    classifier: Any = env.classifier
-    # As an overflow would have it: of the log-odds of success, on every picture.
-    classifier.backend.module.register_forward_hook(
-        lambda module, given, logits: logits + torch.tensor([0.0, broken])
-    )
-    *_, terminated, _, infos = env.step(torch.zeros(3, 2))
-    assert not terminated.any() and torch.isnan(infos["reward_prob"]).all()
-    with pytest.raises(OutputError, match="NaN or infinity for pictures of steps before"):
-        env.reset(seed=1)
-    assert classifier.looks == 6
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-def test_a_device_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    def full(*given: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
-
-    env = make(3, backend="torch", array="torch")
-    env.reset(seed=0)
-    monkeypatch.setattr("vinoreward_envs.device_judging.DeviceCamera", full)
-    with pytest.raises(
-        ConfigError, match=r"free memory: CUDA out of memory\. Expected room .*num_en"
-    ):
-        env.step(torch.zeros(3, 2))
-
-
-@needs_torch
-@pytest.mark.usefixtures("stays_on_cpu")
-def test_what_draws_nothing_needs_no_memory_for_it() -> None:
-    assert make(3, backend="oracle", array="torch").memory["drawing"] == 0
-    assert make(3, backend="torch", array="torch").memory["drawing"] > 3 * 96 * 128 * 100
 
 
 @needs_torch

@@ -12,17 +12,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hover_batches import IDS, STATES, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import CameraSpec
-from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
 from vinoreward_envs.randomization import (
     DRAWS,
     LAB,
@@ -33,7 +32,7 @@ from vinoreward_envs.randomization import (
 )
 from vinoreward_envs.scene import HoverScene, make_camera, object_rest_pose
 
-STATES, PIXELS = "PandaHoverRandom-v0", "PandaHoverPixels-v0"
+PIXELS = IDS[2]
 # Of each field two ends that are easy to tell apart.
 ENDS: dict[str, tuple[float, float]] = {
     "light": (0.5, 1.5),
@@ -50,13 +49,6 @@ ENDS: dict[str, tuple[float, float]] = {
     "sensor_noise": (2, 20),
 }
 OF_ACTIONS = {"action_noise", "action_delay"}
-
-
-def make(num_envs: int, id_: str = STATES, **kwargs: Any) -> PandaHoverVectorEnv:
-    kwargs = {"backend": "oracle", **kwargs}
-    made = gym.make_vec(id_, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    assert isinstance(made, PandaHoverVectorEnv)
-    return made
 
 
 def drawn_from(ranges: DomainRandomization, count: int, seed: int = 0) -> Any:

@@ -1,0 +1,207 @@
+"""PandaHoverVectorEnv in tensors that stay on a device: here a processor, with a GPU's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from hover_batches import IDS, STATES, VARIED, assert_same_rollout, make, make_scalars, moves
+
+from vinoreward.errors import ConfigError, OutputError
+from vinoreward_envs import constants as c
+
+
+@pytest.fixture(autouse=True)
+def stays_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let batches of tensors stay on their device where that is a processor."""
+    monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", True)
+
+
+@pytest.mark.parametrize(
+    ("id_", "options"),
+    [
+        (STATES, {"backend": "oracle"}),
+        (STATES, {"success_hold_steps": 2, "success_exit_threshold": 0.2, "on_ood": "ignore"}),
+        ("PandaHover-v0", {"success_threshold": 0.9}),
+        (STATES, {"backend": "oracle", "randomization": VARIED}),
+        (STATES, {"randomization": VARIED}),
+    ],
+)
+def test_a_batch_that_stays_on_its_device_does_the_same(id_: str, options: dict[str, Any]) -> None:
+    """On a processor here: the kernels and tensors are those of a GPU.
+
+    Arms are within a micrometre a step of the scalar ones, so a pixel at an edge may differ.
+    """
+    assert_same_rollout(12, 13, 1e-5, id_, "torch", 0.02, **{"backend": "torch", **options})
+
+
+@pytest.mark.parametrize("randomization", [None, VARIED])
+def test_pictures_that_stay_on_their_device_are_the_same(randomization: Any) -> None:
+    varied = {"randomization": randomization}
+    never = c.MAX_EPISODE_STEPS + 1  # in a row
+    env = make(67, IDS[2], backend="torch", array="torch", success_hold_steps=never, **varied)
+    scalars = make_scalars(67, IDS[2], backend="none", **varied)
+    assert env.unwrapped._judging.on_device  # type: ignore[attr-defined]
+    first, expected = np.asarray(env.reset(seed=1)[0]), scalars.reset(seed=1)[0]
+    assert (first != expected).mean() < (1e-3 if randomization else 1e-9)
+    for actions in moves(67, 10):
+        found, expected = env.step(actions), scalars.step(actions)
+        pairs = [(found[0], expected[0])]
+        for i in np.flatnonzero(expected[4].get("_final_obs", [])).tolist():
+            pairs.append((found[4]["final_obs"][i], expected[4]["final_obs"][i]))
+        for one, other in pairs:
+            different = np.abs(np.asarray(one).astype(int) - other)
+            # A few pixels at edges of one picture.
+            assert different.mean() < (0.05 if randomization and one.ndim == 3 else 0.01)
+    env.close()
+    scalars.close()
+
+
+def test_a_batch_that_stays_on_its_device_does_not_depend_on_how_many_there_are() -> None:
+    """67 are drawn and judged in two pieces that share a scene, 20 in one."""
+    many, few = (make(count, backend="torch", array="torch") for count in (67, 20))
+    many.reset(seed=5)
+    few.reset(seed=52)
+    for actions in moves(67, 2):
+        every, some = many.step(actions), few.step(actions[47:])
+        for one, other in zip(every[:4], some[:4], strict=True):
+            np.testing.assert_array_equal(one[47:], other)
+        for key in ("reward_prob", "reward_ood", "distance"):
+            np.testing.assert_allclose(every[4][key][47:], some[4][key], atol=1e-5)
+    many.close()
+    few.close()
+
+
+def test_what_stays_on_a_device_can_be_varied_later() -> None:
+    env = make(3, IDS[2], backend="torch", array="torch")
+    other = make(3, IDS[2], backend="torch", array="torch", randomization=VARIED)
+    plain, _ = env.reset(seed=0)
+    env.randomization = VARIED  # type: ignore[assignment]
+    still, _ = env.reset(seed=0, options={"reset_mask": np.array([True, False, False])})
+    assert (still[1:] == plain[1:]).all() and len(set(env.drawn["light"])) == 2
+    assert (env.reset(seed=0)[0] == other.reset(seed=0)[0]).all()
+    assert len(set(env.drawn["light"])) == 3
+    env.randomization = None  # type: ignore[assignment]
+    assert (env.reset(seed=0)[0] == plain).all()
+    for each in (env, other):
+        each.close()
+
+
+def test_a_curriculum_widens_on_a_device() -> None:
+    env = make(50, backend="oracle", array="torch")
+    env.reset(seed=0)
+    for most in (0.1, 0.5):
+        env.randomization = {"light": (1 - most, 1 + most)}  # type: ignore[assignment]
+        env.reset()
+        away = np.abs(env.drawn["light"] - 1)
+        assert 0.8 * most < away.max() <= most
+    env.close()
+
+
+def test_batches_beside_each_other_look_as_they_drew() -> None:
+    """They share a camera, and draw the same number of scenes."""
+    kwargs: Any = {"backend": "torch", "array": "torch", "randomization": VARIED}
+    one, alone = (make(9, IDS[2], **kwargs) for _ in range(2))
+    beside = one.beside(9)
+    one.randomization = {"light": (0.5, 0.6)}  # type: ignore[assignment]
+    assert one.beside(3).randomization == one.randomization
+    for number, env in enumerate((beside, alone)):
+        one.reset(seed=50 + number)
+        expected = env.reset(seed=7)[0]
+        assert (one.reset(seed=3)[0] != expected).any()
+        mask = np.arange(9) < 1
+        last = env.reset(seed=8, options={"reset_mask": mask})[0]
+        assert (last[1:] == expected[1:]).all()
+    assert (last == beside.reset(seed=8, options={"reset_mask": mask})[0])[1:].all()
+    assert (alone.reset(seed=7)[0] == beside.reset(seed=7)[0]).all()
+    for each in (beside, one, alone):
+        each.close()
+
+
+def test_claims_and_renderings_of_a_device_show_what_differs() -> None:
+    ranges = {**VARIED, "sensor_noise": (20, 20), "action_delay": (0, 0)}
+    kwargs = {"backend": "torch", "render_mode": "rgb_array", "success_threshold": 0.01}
+    there, here = (
+        make(4, IDS[2], array=array, randomization=ranges, on_ood="ignore", **kwargs)
+        for array in ("torch", "numpy")
+    )
+    assert there._judging.on_device and not here._judging.on_device  # type: ignore[attr-defined]
+    claimed = []
+    for env in (there, here):
+        env.reset(seed=4)
+        gaps = env._hover.objects - env._hover.gripper  # type: ignore[attr-defined]
+        for _ in range(12):  # towards the objects, also of the episodes that follow
+            env.step(np.asarray(gaps, np.float32).clip(-0.1, 0.1))
+            gaps = env._hover.objects - env._hover.gripper  # type: ignore[attr-defined]
+        claimed.append([env.claimed_picture(i) for i in range(4)])
+    assert any(one is not None for one in claimed[1])
+    for one, other in [
+        *zip(*claimed, strict=True),
+        *zip(there.render(), here.render(), strict=True),
+    ]:
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one != other).mean() < 1e-2
+            noise = np.diff(one.astype(int), axis=1)
+            assert np.abs(noise).mean() > 10
+    for each in (there, here):
+        each.close()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("id_", [STATES, IDS[2]])
+def test_a_caller_s_inference_mode_can_come_and_go(
+    id_: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", stays)
+    with torch.inference_mode():
+        env = make(2, id_, backend="torch", array="torch")
+        env.reset(seed=0)
+        env.step(torch.zeros(2, 2))
+    weights = torch.zeros(2, 2, requires_grad=True)
+    assert not env.step(weights * 1.0)[1].requires_grad
+    env.reset(options={"reset_mask": np.array([True, False])})
+    with torch.inference_mode():
+        env.step(torch.zeros(2, 2))
+    env.reset(seed=1)
+    env.close()
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_a_broken_network_earns_nothing_and_is_told_at_the_next_reset(broken: float) -> None:
+    env = make(3, backend="torch", array="torch")
+    env.reset(seed=0)
+    env.step(torch.zeros(3, 2))
+    classifier: Any = env.classifier
+    # As an overflow would have it: of the log-odds of success, on every picture.
+    classifier.backend.module.register_forward_hook(
+        lambda module, given, logits: logits + torch.tensor([0.0, broken])
+    )
+    *_, terminated, _, infos = env.step(torch.zeros(3, 2))
+    assert not terminated.any() and torch.isnan(infos["reward_prob"]).all()
+    with pytest.raises(OutputError, match="NaN or infinity for pictures of steps before"):
+        env.reset(seed=1)
+    assert classifier.looks == 6
+
+
+def test_a_device_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
+
+    env = make(3, backend="torch", array="torch")
+    env.reset(seed=0)
+    monkeypatch.setattr("vinoreward_envs.device_judging.DeviceCamera", full)
+    with pytest.raises(
+        ConfigError, match=r"free memory: CUDA out of memory\. Expected room .*num_en"
+    ):
+        env.step(torch.zeros(3, 2))
+
+
+def test_what_draws_nothing_needs_no_memory_for_it() -> None:
+    assert make(3, backend="oracle", array="torch").memory["drawing"] == 0
+    assert make(3, backend="torch", array="torch").memory["drawing"] > 3 * 96 * 128 * 100
