@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 from graphs_on_cpu import recorded_on_cpu
 
-from vinoreward import BatchedVecEnv, VectorEncodedObservation
+from vinoreward import BatchedVecEnv, Bundle, VectorEncodedObservation
 from vinoreward.errors import InputError, OutputError
 from vinoreward.wrappers import encoded_on_device
 
@@ -172,7 +173,15 @@ def test_last_pictures_may_be_objects() -> None:
         there.step(None)
 
 
-@pytest.mark.parametrize("option", [{"picture_in_info": True}, {"sample": True, "seed": 1}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"picture_in_info": True},
+        {"sample": True, "seed": 1},
+        {"image_source": lambda _, picture: np.asarray(picture)},
+    ],
+    ids=lambda option: next(iter(option)),
+)
 def test_what_needs_the_host_gets_its_arrays(option: dict[str, Any]) -> None:
     env = make("torch", **option)
     assert isinstance(env.reset(seed=1)[0], np.ndarray)
@@ -193,6 +202,40 @@ def test_pictures_in_a_table_get_the_host_s_arrays() -> None:
     env.single_observation_space, env.observation_space = inside, batch_space(inside, 3)
     env.reset = lambda **_: ({"camera": Objects._pictures(env, 0)}, {})  # type: ignore[method-assign]
     seen = VectorEncodedObservation(env, "panda-hover-encoder", backend="torch").reset()[0]
+    assert isinstance(seen, np.ndarray)
+
+
+@pytest.mark.parametrize("shape", [(3, 96, 128), (192, 256, 3)])
+def test_pictures_of_another_layout_or_size_get_the_host_s_arrays(shape: tuple[int, ...]) -> None:
+    env, plain = Objects(), Objects()
+    pictures = plain._pictures(0)
+    if shape[0] == 3:
+        pictures = pictures.movedim(-1, 1)
+    else:
+        pictures = pictures.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    inside = gym.spaces.Box(0, 255, shape, np.uint8)
+    env.single_observation_space, env.observation_space = inside, batch_space(inside, 3)
+    env.picture_scene = None  # type: ignore[assignment]
+    env.reset = lambda **_: (pictures, {})  # type: ignore[method-assign]
+    found, expected = (
+        VectorEncodedObservation(one, changed_encoder(), backend="torch").reset()[0]
+        for one in (env, plain)
+    )
+    assert isinstance(found, np.ndarray) and isinstance(expected, torch.Tensor)
+    near = 1e-4 if shape[0] == 3 else 0.3  # resized, pictures are a little smoother
+    np.testing.assert_allclose(found, expected, atol=near)
+
+
+def changed_encoder(**changes: Any) -> Bundle:
+    """Return the encoder's bundle, which resizes pictures, with other changes."""
+    bundle = Bundle.load("panda-hover-encoder")
+    picture = dataclasses.replace(bundle.spec.picture, resize="pil_bilinear", **changes)
+    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
+
+
+def test_a_bundle_that_crops_gets_the_host_s_arrays() -> None:
+    cropping = changed_encoder(crop=(8, 16, 48, 64))
+    seen, _ = VectorEncodedObservation(Objects(), cropping, backend="torch").reset()
     assert isinstance(seen, np.ndarray)
 
 

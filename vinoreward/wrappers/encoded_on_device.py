@@ -137,7 +137,7 @@ def _rows_of(last: Any, ended: Tensor, pictures: Tensor) -> Tensor | None:
 
 
 def encodes_on(encoder: Encoder, pictures: Any) -> bool:
-    """Return whether an encoder takes pictures, a batch of observations, on their device."""
+    """Return whether an encoder takes a batch of observations as it is, on its device."""
     if not isinstance(pictures, Tensor) or encoder.backend_name != TorchBackend.name:
         return False
     picture = encoder.bundle.spec.picture

@@ -115,10 +115,9 @@ class PictureSource:
             _check_scene(inside.scene, bundle)
 
     @property
-    def as_they_are(self) -> bool:
-        """Whether observations are pictures ``(H, W, 3)``, one each."""
-        in_observation = not self.renders and self._call is None and self.key is None
-        return in_observation and self.count == 1 and self._layout == "HWC"
+    def observed(self) -> bool:
+        """Whether pictures are observations, or parts of them."""
+        return not self.renders and self._call is None
 
     remembers = False
     """Whether pictures depend on those before: it must then be shown the first of each episode."""

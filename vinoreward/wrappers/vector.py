@@ -212,7 +212,7 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorForm):
             return False
         from vinoreward.wrappers.encoded_on_device import encodes_on
 
-        return core.source.as_they_are and encodes_on(core.encoder, observations)
+        return core.source.observed and encodes_on(core.encoder, observations)
 
     def _encode(
         self,
