@@ -90,9 +90,9 @@ class BatchedPCG64:
     ) -> tuple[tuple[Array, Array], Array]:
         """Return the next ``count`` states, halves ``(K, count)``, and the numbers they give.
 
-        State ``j`` is the multiplier to the power of j times the state, plus the sum of its powers
-        below j times what is added: all are computed at once (F. Brown, Random Number Generation
-        with Arbitrary Strides, 1994).
+        With multiplier m and increment c, the state after j steps from s is
+        m^j s + (1 + m + ... + m^(j-1)) c, so all are computed at once (F. Brown, Random Number
+        Generation with Arbitrary Strides, 1994).
         """
         if count not in self._jumps:
             powers, sums = [1], [0]

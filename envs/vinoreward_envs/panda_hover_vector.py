@@ -91,18 +91,16 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     ``randomization`` lets light, camera, object, table, noise and delays differ between episodes;
     each environment draws with its own random numbers, after the object's place.
 
-    Without a picture a step takes no inverse kinematics: observations are within 1e-5 m of the
-    scalar environment's. Where pictures are drawn in each step they are the same to rounding, but
-    for a batch that stays on a GPU: there they are within 1e-5 m, and pictures may differ in pixels
-    at edges.
+    Observations are those of the scalar environment: to rounding where each step draws pictures on
+    the host, else to 1e-5 m, as the gripper then counts as where it was sent. Pictures of a batch
+    that stays on a GPU may differ in pixels at edges.
 
     Args:
         num_envs: how many.
         array: ``"numpy"`` or ``"torch"`` (float32, bool and uint8 tensors on ``device``).
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where pictures are drawn, and where tensors
-            are. On CUDA a batch of tensors can stay there: a step with the backend ``"torch"`` or
-            ``"oracle"`` copies nothing to the host, with an ``on_ood`` that neither warns nor
-            raises.
+            are. On CUDA a step of tensors copies nothing to the host with the backend ``"torch"``,
+            ``"oracle"`` or ``"none"`` and an ``on_ood`` that neither warns nor raises.
         threads: threads that draw and judge on a processor, each with networks of its own; None is
             as many as there are cores.
         backend: as for the scalar environment; None is ``"openvino"`` on a processor and

@@ -38,10 +38,10 @@ class TrainConfig:
     algorithm: str = "SAC"
     """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C."""
     learner: Literal["sb3", "device", "skrl", "sbx"] = "sb3"
-    """What trains: sb3, Stable-Baselines3; for SAC and observations that are vectors also device, a
-    loop of ours whose replay and gradient steps stay on --device (on CUDA the environments too,
-    with --vec-env batched --backend torch), skrl, the same loop with the SAC of skrl, or sbx, the
-    SAC of SBX in JAX. skrl has PPO too. The policy is the same kind of network."""
+    """What trains. sb3: Stable-Baselines3. device: a SAC of ours on --device. skrl: the SAC or PPO
+    of skrl on --device. sbx: the SAC of SBX, in JAX. All but sb3 need vectors as observations; all
+    train the same kind of network. With device or skrl on CUDA, --vec-env batched and --backend
+    torch keep the environments on the device too."""
     timesteps: int | None = None
     """Environment steps in all; None: the preset's, else 8000."""
     seed: int = 0

@@ -50,8 +50,8 @@ def tensor_step(env: VecEnv, actions: Tensor, device: torch.device) -> TensorSte
 
 
 def refuse_others(model: Any, learner: str, only: dict[str, Any]) -> None:
-    """Raise ValueError where an argument of SB3's is not the only value that a learner takes, or
-    observations are no vectors."""
+    """Raise ValueError for what a learner does not take: observations that are no vectors, an
+    optimiser, or an argument of SB3's whose value is not the one in ``only``."""
     for name, value in only.items():
         if getattr(model, name) != value:
             raise ValueError(
