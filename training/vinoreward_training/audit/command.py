@@ -45,14 +45,9 @@ from vinoreward_training.audit.replays import Replays, play_again
 from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.audit.search import STATES, Searched, spaces_searched
 from vinoreward_training.configs import AuditConfig
-from vinoreward_training.data.dataset import (
-    Dataset,
-    in_test_part,
-    load_dataset,
-    seen_by,
-    size_for,
-)
+from vinoreward_training.data.dataset import Dataset, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, picture_source, save_picture
+from vinoreward_training.data.seen import unseen
 from vinoreward_training.runs.next_command import bundle_name, command, free
 from vinoreward_training.runs.report import Row, write_report, write_table
 from vinoreward_training.runs.run_folder import made
@@ -97,26 +92,6 @@ class Learning:
     steps: int
     truth: Truth | None = None
     """Reads the truth from ``info``; None: from the usual keys."""
-
-
-def unseen(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
-    """Return which frames (N,) the bundle's training has not seen, and a sentence on it."""
-    everything = np.ones(len(dataset.labels), np.bool_)
-    seen = seen_by(bundle.spec)
-    how = seen.how(dataset.origin, dataset.sha256)
-    if how is not None and dataset.origin is not None:
-        kept = in_test_part(dataset.origin, dataset.episodes)
-        return kept, f"The bundle was {how} on episodes of these; only its test part is looked at."
-    if how is not None:
-        return everything, (
-            f"The bundle was {how} on these pictures, so it does better here than on new ones."
-        )
-    if dataset.origin is not None and seen.known:
-        return everything, "The bundle was trained on other episodes."
-    return everything, (
-        "Nothing says whether the bundle was trained on these; if so, it does better than on new "
-        "ones."
-    )
 
 
 def one_each(dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed: int) -> Indices:
@@ -215,7 +190,7 @@ def audit(
         classifier = closing.enter_context(opened(bundle, precision=precision))
         spec = classifier.bundle.spec
         dataset = load_dataset(data, size=size_for(spec.picture), success_label=success_label)
-        allowed, note = unseen(classifier.bundle, dataset)
+        allowed, note = unseen(spec, dataset.episodes, dataset.origin, dataset.sha256)
         some = one_each(dataset, allowed, frames, seed)
         images, success = dataset.images[some], dataset.labels[some] == 1
         found = Battery()

@@ -28,7 +28,7 @@ from vinoreward_training.capture.policies import Act, capture_again, open_policy
 from vinoreward_training.capture.record import Recording, described
 from vinoreward_training.capture.views import SeveralViews
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset import HELD_OUT_SHARES, telling_numbers
+from vinoreward_training.data.dataset import telling_numbers
 from vinoreward_training.data.dataset_files import (
     ABOUT,
     METADATA,
@@ -41,6 +41,7 @@ from vinoreward_training.data.dataset_files import (
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
 from vinoreward_training.data.lerobot_writer import LeRobotWriter
 from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_pictures
+from vinoreward_training.data.seen import HELD_OUT_SHARES
 from vinoreward_training.data.videos import check_sizes, find_videos, read_labels, take_pictures
 from vinoreward_training.runs.next_command import (
     actions_of,

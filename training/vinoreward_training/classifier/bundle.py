@@ -28,8 +28,9 @@ from vinoreward_training.classifier.guard import Fitted, fit_guard
 from vinoreward_training.classifier.networks import normalization
 from vinoreward_training.classifier.training import RECORD, ChannelsLast, TrainedOn
 from vinoreward_training.configs import FinetuneConfig
-from vinoreward_training.data.dataset import SPLIT, Dataset
+from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
+from vinoreward_training.data.seen import SPLIT
 from vinoreward_training.runs.fit import export_checked, predict, spread, weights_of
 from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure

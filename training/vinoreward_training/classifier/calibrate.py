@@ -33,14 +33,13 @@ from vinoreward_training.classifier.finetune import USELESS, enough
 from vinoreward_training.classifier.guard import Fitted, fit_guard_of
 from vinoreward_training.configs import CalibrateConfig
 from vinoreward_training.data.dataset import (
-    SPLIT,
     Dataset,
     Images,
     load_labelled,
-    origin_of,
     split_by_episode,
 )
 from vinoreward_training.data.dataset_files import Indices, read_about
+from vinoreward_training.data.seen import SPLIT, origin_of
 from vinoreward_training.runs.imports import as_options
 from vinoreward_training.runs.next_command import after_bundle, origin
 from vinoreward_training.runs.report import markdown, own_bundle

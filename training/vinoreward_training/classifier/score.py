@@ -39,7 +39,7 @@ from vinoreward_training.classifier.evaluation import (
     roc_area,
 )
 from vinoreward_training.configs import ScoreConfig
-from vinoreward_training.data.dataset import check_folder, in_test_part, origin_of, seen_by
+from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,
     METADATA,
@@ -50,6 +50,7 @@ from vinoreward_training.data.dataset_files import (
 )
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
 from vinoreward_training.data.recordings import labels_of, shown_by
+from vinoreward_training.data.seen import origin_of, unseen
 from vinoreward_training.runs.next_command import bundle_name
 from vinoreward_training.runs.report import Section, configuration, new_figure, save_figure
 from vinoreward_training.runs.report import write_report as write_html
@@ -396,7 +397,7 @@ def _publish(
         print(f"{figures['odd']} of them are odd to the bundle's guard and are no success.")
     sections = [Section("Claims", facts=figures)]
     judged = source.labels >= 0
-    note = _seen(source, classifier, judged)
+    judged[judged], note = unseen(classifier.bundle.spec, episodes[judged], source.origin)
     with tempfile.TemporaryDirectory() as drawn:
         if not judged.any():
             note = "There are no labels, so nothing says which of the claims are right."
@@ -413,29 +414,6 @@ def _publish(
         sections.append(configuration(config))
         write_html(folder / "report.html", f"Scores of {classifier.bundle.spec.name}", sections)
     return figures
-
-
-def _seen(source: Source, classifier: Classifier, judged: npt.NDArray[np.bool_]) -> str:
-    """Leave out episodes that the bundle was trained on; return a sentence on it."""
-    spec = classifier.bundle.spec
-    seen = seen_by(spec)
-    if not spec.dataset:
-        return (
-            "The bundle does not say what it was trained on; if on these, the rates are too good."
-        )
-    how = seen.how(source.origin)
-    if source.origin is None or not (how or seen.known):
-        return (
-            "Nothing says whether the bundle was trained on these; if so, the rates are too good."
-        )
-    if how is None:
-        return "The bundle was trained on other episodes."
-    judged &= in_test_part(source.origin, source.episodes)
-    count = len(np.unique(source.episodes[judged]))
-    return (
-        f"The bundle was {how} on episodes of these: only the {count} that were "
-        "kept for the test are counted."
-    )
 
 
 def _against_labels(

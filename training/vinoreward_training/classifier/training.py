@@ -29,7 +29,8 @@ from vinoreward_training.classifier.dead_camera import SHARE, judged, of_step
 from vinoreward_training.classifier.evaluation import average_precision, log_loss
 from vinoreward_training.classifier.shifts import in_rooms
 from vinoreward_training.configs import FinetuneConfig
-from vinoreward_training.data.dataset import SPLIT, Dataset
+from vinoreward_training.data.dataset import Dataset
+from vinoreward_training.data.seen import MOST_DATASETS, SPLIT
 from vinoreward_training.runs.fit import (
     Fit,
     Images,
@@ -48,7 +49,6 @@ RECORD = "trained_on"
 """Key in the metadata of a ``.safetensors`` file."""
 SAMPLE = 4096
 """Largest number of pictures in a record: those of the lowest hashes, 32 KiB."""
-MOST_DATASETS = 32
 ROOM_FRAMES = 1000
 """About as many validation frames are shifted too."""
 _SALT = 0x600B

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.picture import prepare
-from vinoreward.bundles.schema import BundleSpec, Picture, View
+from vinoreward.bundles.schema import Picture, View
 from vinoreward.errors import BundleError, DatasetError
 from vinoreward_training.data.dataset_files import (
     ABOUT,
@@ -30,13 +30,8 @@ from vinoreward_training.data.dataset_files import (
     stack_pictures,
 )
 from vinoreward_training.data.lerobot import is_lerobot
+from vinoreward_training.data.seen import identities_of, origin_of, sides_of
 
-MOST_NAMES = 100
-"""Of a bundle's captures and datasets so many are read."""
-SPLIT = "episode hash 1"
-"""Name of the way :func:`split_by_episode` splits; recorded wherever a split was used."""
-HELD_OUT_SHARES = (0.15, 0.15)
-"""Shares of a dataset's episodes for validation and test."""
 FRAME_SHARES = (0.05, 0.1)
 """The same for frames without labels; at least one episode each."""
 NO_STATE = frozenset(
@@ -456,102 +451,17 @@ def _views(folder: Path, about: Mapping[str, Any], size: tuple[int, ...]) -> tup
         ) from error
 
 
-def origin_of(about: Mapping[str, Any]) -> str | None:
-    """Return what identifies a capture's episodes beside their numbers, None if not recorded.
-
-    Our scenes depend on seed and number alone, not on the environment's id or the picture size.
-    """
-    scene, seed = about.get("scene"), about.get("seed")
-    name = scene.get("scene") if isinstance(scene, dict) else None
-    name = name or about.get("env")
-    if not isinstance(name, str) or not isinstance(seed, int):
-        return None
-    return f"{name} seed {seed}"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a bundle has been trained and calibrated on, as far as it says."""
-
-    trained: tuple[str, ...]
-    """Captures (:func:`origin_of`) and SHA-256 of datasets."""
-    calibrated: tuple[str, ...]
-    known: bool
-    """Whether all captures of its training are surely known."""
-
-    def how(self, *names: str | None) -> str | None:
-        """Return ``"trained"`` or ``"calibrated"`` if it was on one of these; else None."""
-        if any(name in self.trained for name in names if name is not None):
-            return "trained"
-        return "calibrated" if any(name in self.calibrated for name in names if name) else None
-
-
-def seen_by(spec: BundleSpec) -> Seen:
-    """Return what a bundle has seen."""
-    training, calibration = spec.dataset.get("trained_on"), spec.dataset.get("calibrated_on")
-    training = training if isinstance(training, Mapping) else {}
-    calibration = calibration if isinstance(calibration, Mapping) else {}
-    captures = _texts(training.get("captures"))
-    # An older bundle has the scene and environment of its last pictures, with the training's seed.
-    alone = origin_of({**spec.dataset, "scene": spec.picture.scene})
-    if not captures and alone is not None:
-        captures = (alone,)
-    return Seen(
-        (*captures, *_texts(training.get("datasets")), *_texts([spec.dataset.get("sha256")])),
-        _texts([calibration.get("capture"), calibration.get("sha256")]),
-        bool(captures) and _all_known(training, calibration),
-    )
-
-
-def _all_known(training: Mapping[str, Any], calibration: Mapping[str, Any]) -> bool:
-    """Return whether a bundle names the capture of each dataset that it was trained on."""
-    recorded = _texts(training.get("captures"))
-    if not recorded:  # an older one, of one training
-        return not calibration
-    complete = training.get("complete") is not False
-    return complete and len(recorded) >= len(_texts(training.get("datasets")))
-
-
-def _texts(values: object) -> tuple[str, ...]:
-    """Return the texts of a stranger's list."""
-    some = values[:MOST_NAMES] if isinstance(values, list) else []
-    return tuple(value for value in some if isinstance(value, str))
-
-
 def _identities(dataset: Dataset) -> tuple[list[bytes], Indices]:
     """Return what identifies each episode in any dataset, and (N,) the episode of each frame."""
     numbers, first, inverse = np.unique(dataset.episodes, return_index=True, return_inverse=True)
     if dataset.origin is not None:
-        return [_identity(dataset.origin, number) for number in numbers], inverse
+        return identities_of(dataset.origin, numbers), inverse
     if len(numbers) < len(dataset.labels):
         # The first by name: frames that are added to an episode usually come after it.
         order = np.lexsort((np.array(dataset.files), dataset.episodes))
         _, position = np.unique(dataset.episodes[order], return_index=True)
         first = order[position]
     return [hashlib.sha256(dataset.images[index].tobytes()).digest() for index in first], inverse
-
-
-def _sides(identities: Sequence[bytes]) -> Indices:
-    """Return the part of each episode: 0 for validation, 1 for test, 2 for training."""
-    salt = SPLIT.encode() + b"\0"
-    drawn = [int.from_bytes(hashlib.sha256(salt + name).digest()[:6], "big") for name in identities]
-    places = np.cumsum((*HELD_OUT_SHARES, 1.0))
-    side = np.searchsorted(places * 2.0**48, np.array(drawn, dtype=np.float64), side="right")
-    return side.astype(np.int64)
-
-
-def in_test_part(origin: str, episodes: Indices) -> npt.NDArray[np.bool_]:
-    """Return which of the episodes (N,) of an origin :func:`split_by_episode` keeps for the test.
-
-    ``origin`` is :func:`origin_of` a ``dataset.json``.
-    """
-    numbers, inverse = np.unique(episodes, return_inverse=True)
-    sides = _sides([_identity(origin, number) for number in numbers])
-    return np.asarray(sides[inverse] == 1)
-
-
-def _identity(origin: str, episode: int) -> bytes:
-    return f"{origin} episode {episode}".encode()
 
 
 def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
@@ -564,7 +474,7 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     classes, or there is a DatasetError.
     """
     identities, inverse = _identities(dataset)
-    side = _sides(identities)[inverse]
+    side = sides_of(identities)[inverse]
     parts = tuple(np.flatnonzero(side == which).astype(np.int64) for which in (2, 0, 1))
     for name, indices in zip(("training", "validation", "test"), parts, strict=True):
         if len(np.unique(dataset.labels[indices])) < 2:

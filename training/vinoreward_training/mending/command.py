@@ -16,10 +16,10 @@ from vinoreward_training.audit.command import (
     audit,
     environment_of,
     one_each,
-    unseen,
 )
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import AuditConfig, MendConfig
+from vinoreward_training.data.seen import unseen
 from vinoreward_training.mending.child import in_child
 from vinoreward_training.mending.judgement import judged
 from vinoreward_training.mending.labelled import keep_held_out, read_all, read_data
@@ -67,7 +67,8 @@ def run(config: MendConfig) -> int:
         f"{labelled.sentence}\n{count} labels are trained on, {len(labelled.train) - count} check"
     )
     # What no audit could judge, or look at, is refused before the training.
-    one_each(dataset, unseen(old, dataset)[0], LEAST, config.seed)
+    allowed, _ = unseen(old.spec, dataset.episodes, dataset.origin, dataset.sha256)
+    one_each(dataset, allowed, LEAST, config.seed)
     with contextlib.ExitStack() as closing:
         environment_of(_of_audit(config, old), old, closing)
     with RunFolder(config.out, config, resume=config.resume, again=mend_again(config)) as folder:

@@ -23,7 +23,6 @@ from vinoreward.rewards.classifier import Classifier, logit, success_log_odds, u
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import (
-    SPLIT,
     load_frames,
     load_labelled,
     size_for,
@@ -31,6 +30,7 @@ from vinoreward_training.data.dataset import (
     split_frames,
 )
 from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.data.seen import SPLIT
 from vinoreward_training.encoder.probe import fit_probe, judge_probe
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,
