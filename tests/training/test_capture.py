@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -300,6 +300,33 @@ def test_advice_is_given_once_where_successes_are_rare(
     # Several long waits, one advice.
     assert sum(after - before > 20 for before, after in itertools.pairwise(wins)) > 1
     assert capsys.readouterr().out.count("in a row gave no success") == 1
+
+
+def test_a_capture_that_gives_up_with_both_labels_goes_on_with_more_patience(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Thrice(Line):
+        """Its first seeds succeed."""
+
+        seeds: ClassVar[dict[int | None, int]] = {}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.lucky = self.seeds.setdefault(seed, len(self.seeds)) < 3
+            return super().reset(seed=seed)
+
+        def step(self, action: int) -> Any:
+            return (*super().step(action)[:3], True, {"at_goal": self.lucky})
+
+    env, out = registered("VinorewardTestThrice-v0", Thrice), tmp_path / "thrice"
+    words = ["capture", "--env", env, "--truth-key", "at_goal", "--frames", "20"]
+    words += ["--patience", "20", "--out", str(out)]
+    for patience in (200, 2000):
+        assert main(words) == 1
+        error = capsys.readouterr().err
+        said = re.search(r" failures are kept; continue with: (.*) \(or", error)
+        assert said is not None, error
+        assert said[1] == f"vinoreward capture --resume --out {out} --patience {patience}"
+        words = shlex.split(said[1])[1:]
 
 
 def test_a_key_that_is_always_true_leaves_nothing_either(tmp_path: Path) -> None:

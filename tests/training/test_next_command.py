@@ -19,7 +19,7 @@ from toy_environments import save_toy_bundle
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import PictureMismatchError
 from vinoreward_training.cli import main
-from vinoreward_training.configs import FinetuneConfig, MendConfig, TrainConfig
+from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
 from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.runs.next_command import (
     WRAPPED,
@@ -33,6 +33,7 @@ from vinoreward_training.runs.next_command import (
     after_training,
     beside,
     bundle_name,
+    capture_again,
     free,
     mend_again,
     origin,
@@ -291,6 +292,16 @@ def test_a_stopped_mending_goes_on_with_all_its_options() -> None:
     assert parsed == dataclasses.replace(config, resume=True)
 
 
+def test_a_stopped_capture_goes_on_with_all_that_it_imports() -> None:
+    config = CaptureConfig(out=Path("d"), env="my:Arm-v0", truth="up.py:up", policy="up.py:act")
+    assert capture_again(config, "--patience", "9") == (
+        "vinoreward capture --resume --out d --env my:Arm-v0 --policy up.py:act --truth up.py:up "
+        "--patience 9"
+    )
+    known = CaptureConfig(out=Path("d"), env="CartPole-v1", policy="runs/pole-policy")
+    assert capture_again(known) == "vinoreward capture --resume --out d"
+
+
 def test_a_mended_bundle_is_audited_as_it_was() -> None:
     config = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),), env="Pendulum-v1",
                         env_kwargs={"g": 9.0}, truth="up.py:up", success_label="good",
@@ -324,7 +335,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(runs: Path) -> None:
     policy, bundle = runs / "pole-policy", "runs/pole-classifier/bundle"
-    sitting = {"--run": policy, "--limit": 100, "--order": None}
+    sitting = {"--run": policy, "--limit": 100}
     assert after_labelling(sitting, 3, 90) == f"vinoreward label --run {policy} --limit 100"
     mend = f"vinoreward mend --bundle {bundle} --data data/pole --labels {policy}"
     assert after_labelling(sitting, 0, 55) == f"{mend} --out runs/pole-mended"

@@ -193,15 +193,12 @@ def command(config: ActorsConfig, **changes: Any) -> str:
     """Return the command line for this configuration, with some settings changed."""
     config = dataclasses.replace(config, **changes)
     base = merged(vars(ActorsConfig()), _preset(vars(config)))
-    words: list[object] = ["actors"]
+    given: dict[str, object] = {}
     for name, value in recorded(config).items():
         if name == "config" or value == base[name]:
             continue
-        items = [value]
         if isinstance(value, dict):
-            pairs = [pair for pair in value.items() if pair not in base[name].items()]
-            items = [item for pair in pairs for item in pair]
-        elif isinstance(value, tuple):
-            items = list(value)
-        words += [f"--{name.replace('_', '-')}", *items] if items else []
-    return next_command.command(*words, *["--resume"] * config.resume)
+            value = dict(pair for pair in value.items() if pair not in base[name].items())
+        given[f"--{name.replace('_', '-')}"] = value
+    words = next_command.option_words(given)
+    return next_command.command("actors", *words, *["--resume"] * config.resume)

@@ -24,7 +24,7 @@ from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEI
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import Episodes, Play
-from vinoreward_training.capture.policies import Act, capture_again, open_policy
+from vinoreward_training.capture.policies import Act, open_policy
 from vinoreward_training.capture.record import Recording, described
 from vinoreward_training.capture.views import SeveralViews
 from vinoreward_training.configs import CaptureConfig
@@ -48,6 +48,7 @@ from vinoreward_training.runs.next_command import (
     after_capture,
     after_recording,
     again,
+    capture_again,
     command,
     origin,
 )

@@ -27,9 +27,10 @@ from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.success import Truth
 from vinoreward_training.capture.free_camera import wandering_camera
-from vinoreward_training.capture.policies import Act, capture_again
+from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row, save_picture
+from vinoreward_training.runs.next_command import capture_again
 
 LONGEST = 10_000
 """Steps after which an episode is abandoned."""

@@ -29,12 +29,10 @@ from vinoreward.files import open_to_read
 from vinoreward.policies import load_policy as load_actors_policy
 from vinoreward.saved_state import DAMAGED, MAX_WEIGHTS, member_bytes, open_archive, reason_of
 from vinoreward_training.actors.settings import SETTINGS as ACTORS
-from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.play.command import is_of_actors
 from vinoreward_training.policy.checkpoint import build_model, load_policy, read_description
-from vinoreward_training.runs.next_command import again
 from vinoreward_training.runs.run_folder import read_tensors
-from vinoreward_training.tasks.environments import names_function, naming
+from vinoreward_training.tasks.environments import names_function
 
 Act = Callable[[Any], Any]
 """Returns the action for one observation."""
@@ -51,14 +49,6 @@ _ANEW = (
     "deterministic=True)[0]`, where model is loaded as you trained it, and give FILE.py:act"
 )
 _PLAIN = (bool, int, float, str, list, dict, type(None))
-
-
-def capture_again(config: CaptureConfig, *more: str) -> str:
-    """Return the command that goes on with a stopped capture of an environment."""
-    by_name = naming(config.truth, "--truth")
-    if config.policy is not None and names_function(config.policy):
-        by_name = ["--policy", config.policy, *by_name]
-    return again("capture", config.out, *naming(config.env), *by_name, *more)
 
 
 def open_policy(named: str, env: gym.Env[Any, Any], closing: contextlib.ExitStack) -> Act:

@@ -38,6 +38,7 @@ from vinoreward_training.labelling.server import HOST, Door, application, listen
 from vinoreward_training.labelling.session import Session
 from vinoreward_training.labelling.sources import Source, of_folder, of_run, of_videos
 from vinoreward_training.runs.next_command import after_labelling
+from vinoreward_training.runs.settings import given
 
 MOST_DUPLICATES = 0.5
 
@@ -177,16 +178,9 @@ def _say(labels: list[Label], by: str) -> None:
 
 
 def _following(config: LabelConfig, session: Session) -> str:
-    usual = {name: value for name, value in vars(LabelConfig()).items() if value is not None}
-    given = (
-        "run", "data", "video", "video_fps", "bundle", "order", "limit", "duplicates", "seed",
-        "labeller", "out",
+    of_sitting = ("limit", "labeller") if session.unlabelled else ()
+    names = (
+        "run", "data", "video", "video_fps", "bundle", "order", *of_sitting, "duplicates", "seed",
+        "out",
     )  # fmt: skip
-    words = {
-        f"--{name.replace('_', '-')}": None if value == usual.get(name) else value
-        for name, value in vars(config).items()
-        if name in given
-    }
-    if not session.unlabelled:
-        words |= {"--labeller": None, "--limit": None}
-    return after_labelling(words, session.left, session.unlabelled)
+    return after_labelling(given(config, names), session.left, session.unlabelled)

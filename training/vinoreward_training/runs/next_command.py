@@ -19,10 +19,10 @@ import gymnasium as gym
 
 from vinoreward.errors import VinorewardError
 from vinoreward.rewards.calibration import rate_supported
-from vinoreward_training.configs import FinetuneConfig, MendConfig, TrainConfig
+from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
 from vinoreward_training.runs.run_folder import CONFIG
-from vinoreward_training.runs.settings import read_yaml
-from vinoreward_training.tasks.environments import naming
+from vinoreward_training.runs.settings import given, read_yaml
+from vinoreward_training.tasks.environments import names_function, naming
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
@@ -77,9 +77,28 @@ def command(*words: object) -> str:
     return f"vinoreward {shlex.join(map(str, words))}"
 
 
+def option_words(options: Mapping[str, object]) -> list[object]:
+    """Return the words that give these options: a table's names and values, none if it is empty."""
+    words: list[object] = []
+    for option, value in options.items():
+        if isinstance(value, Mapping):
+            value = tuple(item for pair in value.items() for item in pair)
+        items = value if isinstance(value, tuple) else (value,)
+        words += [option, *items] if items else []
+    return words
+
+
 def again(name: str, out: Path, *more: str) -> str:
     """Return the command that continues a stopped run."""
     return command(name, "--resume", "--out", out, *more)
+
+
+def capture_again(config: CaptureConfig, *more: str) -> str:
+    """Return the command that continues a stopped capture of an environment."""
+    by_name = naming(config.truth, "--truth")
+    if config.policy is not None and names_function(config.policy):
+        by_name = ["--policy", config.policy, *by_name]
+    return again("capture", config.out, *naming(config.env), *by_name, *more)
 
 
 def bundle_name(source: Path | str, kind: str) -> str:
@@ -146,30 +165,14 @@ def after_mending(bundle: Path, config: MendConfig) -> str:
     # With another seed than the audit whose findings were learned.
     words = ["audit", "--bundle", _from_here(bundle), "--data", config.data]
     words += ["--seed", config.seed + 1]
-    if config.success_label != "success":
-        words += ["--success-label", config.success_label]
-    if config.env is not None:
-        words += ["--env", config.env, *_arguments(config.env_kwargs)]
-    for option in OF_AUDIT:
-        if (value := getattr(config, option)) != getattr(MendConfig, option):
-            words += [f"--{option.replace('_', '-')}", value]
-    return command(*words)
+    names = ("success_label", "env", "env_kwargs", *OF_AUDIT)
+    return command(*words, *option_words(given(config, names)))
 
 
 def mend_again(config: MendConfig) -> str:
     """Return the command that goes on with a stopped mending, with all its options."""
-    usual = vars(MendConfig(bundle="", data=Path(), labels=()))
-    words: list[object] = ["mend"]
-    for name, value in vars(config).items():
-        if name == "resume" or value == usual[name]:
-            continue
-        items: list[object] = [value]
-        if isinstance(value, dict):
-            items = [item for pair in value.items() for item in pair]
-        elif isinstance(value, tuple):
-            items = list(value)
-        words += [f"--{name.replace('_', '-')}", *items]
-    return command(*words, "--resume")
+    names = (each.name for each in fields(config) if each.name != "resume")
+    return command("mend", *option_words(given(config, names)), "--resume")
 
 
 def recorded(run: Path) -> dict[str, Any]:
@@ -196,24 +199,23 @@ LABELS = 100
 """Enough, the most useful first, for one mending."""
 
 
-def after_labelling(words: Mapping[str, object], left: int, unlabelled: int = 0) -> str:
+def after_labelling(options: Mapping[str, object], left: int, unlabelled: int = 0) -> str:
     """Return the command that goes on labelling; once all asked for is, that uses the labels.
 
-    ``words`` are the options of this sitting by name, None for those not given, ``left`` the
-    pictures that it still has, ``unlabelled`` those of all sittings. Without a classifier to mend,
-    somebody else may label the same. ``ITS_DATA`` stands for unknown data of one to mend, and a
-    further line says so.
+    ``options`` are those of this sitting that were given, ``left`` the pictures that it still has,
+    ``unlabelled`` those of all sittings. Without a classifier to mend, somebody else may label the
+    same. ``ITS_DATA`` stands for unknown data of one to mend, and a further line says so.
     """
-    folder = words.get("--run") or words.get("--data")
-    bundle = words.get("--bundle")
-    if bundle is None and words.get("--run"):
+    folder = options.get("--run") or options.get("--data")
+    bundle = options.get("--bundle")
+    if bundle is None and "--run" in options:
         bundle = _bundle_of(recorded(Path(str(folder))))
     # What is left of pictures that are all labelled are blind duplicates.
     done = not (left and unlabelled)
-    if done and bundle and folder and not words.get("--out"):
+    if done and bundle and folder and "--out" not in options:
         return _to_mend(str(bundle), Path(str(folder)))
-    named = [word for pair in words.items() if pair[1] is not None for word in pair]
-    return command("label", *named, *([] if unlabelled else ["--labeller", "SOMEBODY-ELSE"]))
+    somebody = [] if unlabelled else ["--labeller", "SOMEBODY-ELSE"]
+    return command("label", *option_words(options), *somebody)
 
 
 def _bundle_of(run: Mapping[str, Any]) -> str | None:
@@ -271,19 +273,13 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     options = dict(known.get("env_kwargs", {}))
     if "drawn" in spec.picture.scene:
         options["fidelity"] = "article"
-    words += _arguments(options)
+    words += option_words({"--env-kwargs": options})
     run = bundle.parent if bundle.name == "bundle" else bundle
     name = run.name.removesuffix("-classifier").removesuffix("-encoder")
     words += ["--out", _from_here(free(run.with_name(f"{name}-policy")))]
     if "env" in known:
         return command(*words)
     return f"{command(*words)}\n({YOURS} stands for your environment: nothing says which it is)"
-
-
-def _arguments(env_kwargs: Mapping[str, Any]) -> list[object]:
-    """Return the option that gives an environment these arguments."""
-    pairs = [word for pair in env_kwargs.items() for word in pair]
-    return ["--env-kwargs", *pairs] if pairs else []
 
 
 def _learning(known: Mapping[str, Any]) -> list[object]:
@@ -327,7 +323,7 @@ def after_profile(
     source = "render" if own else known.get("image_source", "render")
     words += [] if source == "render" else ["--image-source", source]
     words += _learning(known) if known.get("env") == env else []
-    words += _arguments(env_kwargs or {})
+    words += option_words({"--env-kwargs": env_kwargs or {}})
     return command(*words, "--out", free(Path("runs") / (_short(env) or "policy")))
 
 
@@ -349,5 +345,5 @@ def after_play(run: Path, description: Mapping[str, Any]) -> str:
         return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)
     words: list[object] = ["profile", "--env", env]
     words += [] if bundle is None else ["--bundle", bundle]
-    words += _arguments(options)
+    words += option_words({"--env-kwargs": options})
     return command(*words, "--out", free(beside(run, "profile")))

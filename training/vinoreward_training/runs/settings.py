@@ -7,7 +7,7 @@ import ast
 import contextlib
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
@@ -350,13 +350,23 @@ def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
             )
 
 
-def refuse_ignored(config: Any, names: Collection[str], by: str) -> None:
+def given(config: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the fields ``names`` that differ from their defaults, by option."""
+    defaults = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(config)
+    }
+    return {
+        f"--{name.replace('_', '-')}": value
+        for name in names
+        if (value := getattr(config, name)) != defaults[name]
+    }
+
+
+def refuse_ignored(config: Any, names: Iterable[str], by: str) -> None:
     """Raise ConfigError if one of these options was given; ``by`` says what would ignore it."""
-    for each in fields(config):
-        usual = each.default if each.default_factory is MISSING else each.default_factory()
-        if each.name in names and getattr(config, each.name) != usual:
-            option = f"--{each.name.replace('_', '-')}"
-            raise ConfigError(
-                f"found {option}, which {by} would ignore. Expected only options that it uses; "
-                f"leave {option} out."
-            )
+    for option in given(config, names):
+        raise ConfigError(
+            f"found {option}, which {by} would ignore. Expected only options that it uses; "
+            f"leave {option} out."
+        )
