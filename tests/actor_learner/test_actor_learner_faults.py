@@ -23,6 +23,7 @@ from engine_runs import (
     segments,
 )
 from faulty_environments import Remembers, pushes_counted
+from waiting import until
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.checkpoint import load_checkpoint
@@ -245,10 +246,7 @@ class TestInterruption:
             training.process.kill()
             gone, alive = psutil.wait_procs(children, timeout=PATIENCE)
             assert (len(gone), alive) == (3, [])
-            deadline = time.monotonic() + PATIENCE
-            while segments(pid) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert segments(pid) == []
+            until(lambda: segments(pid) == [])
             training.end()
         check_goes_on(tmp_path)
 
@@ -277,9 +275,7 @@ class TestInterruption:
         """Processes that still import are not disturbed by it, and none is left."""
         with Training(tmp_path) as training:
             training.line("begin")
-            deadline = time.monotonic() + PATIENCE
-            while len(training.children()) < 3 and time.monotonic() < deadline:
-                time.sleep(0.001)
+            until(lambda: len(training.children()) >= 3)
             time.sleep(0.15)  # in the middle of their imports
             children = training.children()
             os.killpg(training.process.pid, signal.SIGINT)

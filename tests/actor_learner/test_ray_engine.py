@@ -10,14 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import waiting
 from engine_environments import Fragile, Placed, gone, notes, ray_node
 from engine_runs import NUMBERED, config, observations, random_policy, until
 from faulty_environments import Remembers
@@ -252,7 +252,7 @@ class TestCluster:
                 assert process.poll() is None, process.communicate()[0]
                 return len(notes(tmp_path)) == 2
 
-            until_late(acting)
+            waiting.until(acting, LATE)
             family = psutil.Process(process.pid).children(recursive=True)
             # Ray's own helpers look for their parent once a minute.
             helpers = [one for one in family if one.name().endswith("Agent")]
@@ -263,7 +263,7 @@ class TestCluster:
                 os.killpg(process.pid, how)  # as a terminal does it
                 helpers = []
             output, _ = process.communicate(timeout=LATE)
-            until_late(lambda: all(gone(one.pid) for one in family if one not in helpers))
+            waiting.until(lambda: all(gone(one.pid) for one in family if one not in helpers), LATE)
             for helper in helpers:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     helper.kill()
@@ -282,7 +282,9 @@ class TestCluster:
             cluster_of_its_own(tmp_path) as (address, head),
             training_script(tmp_path, address, shorter) as process,
         ):
-            until_late(lambda: (tmp_path / "updates").is_file() or process.poll() is not None)
+            waiting.until(
+                lambda: (tmp_path / "updates").is_file() or process.poll() is not None, LATE
+            )
             head.kill()
             if with_an_actor:
                 actors = [path.stem for path in tmp_path.iterdir() if path.stem.isdigit()]
@@ -299,13 +301,6 @@ class TestCluster:
 
 LATE = 180.0
 """Seconds that a loaded machine may take to start a script with PyTorch, and Ray."""
-
-
-def until_late(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LATE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 def kill_family(process: subprocess.Popen[Any]) -> None:
@@ -350,7 +345,7 @@ sys.stdin.read()
         stderr=subprocess.DEVNULL,
     )
     try:
-        until_late((folder / "cluster.json").is_file)
+        waiting.until((folder / "cluster.json").is_file, LATE)
         address, pids = json.loads((folder / "cluster.json").read_text())
         yield address, psutil.Process(pids["gcs_server"])
     finally:

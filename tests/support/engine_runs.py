@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import waiting
 
 from vinoreward.actor_learner.acting.actor import ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
@@ -111,13 +111,13 @@ def take(engine: LocalEngine, count: int = 1, evenly: bool = False) -> list[Traj
 
 def until(condition: Callable[[], Any], engine: LocalEngine | None = None) -> Any:
     """Wait for a condition and return it; taking what actors send meanwhile."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        if engine is not None and engine.waiting():
+
+    def held() -> Any:
+        if not (found := condition()) and engine is not None and engine.waiting():
             take(engine)
-        time.sleep(0.005)
-    return found
+        return found
+
+    return waiting.until(held, PATIENCE)
 
 
 def event(engine: LocalEngine) -> Event:

@@ -9,7 +9,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from waiting import until
 
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.backends.serving.client import SharedBackend
@@ -88,19 +88,9 @@ def services(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def eventually(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
-    """Wait until a condition holds; return whether it does."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def nothing_left(folder: Path, timeout: float = 60.0) -> bool:
+def nothing_left(folder: Path, seconds: float = 60.0) -> bool:
     """Wait until no service lives in a folder and no file is in it."""
-    return eventually(lambda: not services(folder) and not list(folder.iterdir()), timeout)
+    return until(lambda: not services(folder) and not list(folder.iterdir()), seconds)
 
 
 @contextlib.contextmanager
@@ -110,11 +100,14 @@ def own_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir(mode=0o700)
     monkeypatch.setenv(FOLDER, str(folder))
     yield folder
-    clean = nothing_left(folder, 30)
-    left = [services(folder), [path.name for path in folder.iterdir()]]
-    for pid in services(folder):
-        kill(pid)
-    assert clean, left
+    try:
+        nothing_left(folder, 30)
+    except AssertionError as error:
+        left = services(folder), [path.name for path in folder.iterdir()]
+        raise AssertionError(left) from error
+    finally:
+        for pid in services(folder):
+            kill(pid)
 
 
 def kill(pid: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from actor_runs import FEW, SMALL, rows_of, summary_of, trained
+from waiting import until
 
 from vinoreward_training.actors.run import read_rows
 from vinoreward_training.cli import main
@@ -95,9 +96,7 @@ def test_it_goes_on_after_ctrl_c_in_the_last_evaluation(
 ) -> None:
     out = tmp_path / "run"
     run = begin(out, "--steps", "300", "--final-episodes", "100000")
-    limit = time.monotonic() + 120
-    while not (out / "compressed.json").is_file() and time.monotonic() < limit:
-        time.sleep(0.05)
+    until((out / "compressed.json").is_file, 120.0)
     run.send_signal(signal.SIGINT)
     said = run.communicate(timeout=60)[0]
     assert run.returncode == 130, said

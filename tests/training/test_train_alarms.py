@@ -20,6 +20,7 @@ import toy_environments
 from actor_runs import FEW, rows_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from train_runs import config as settled
+from waiting import until
 
 from vinoreward import Bundle
 from vinoreward_training.cli import main
@@ -146,13 +147,6 @@ def start(out: Path, bundle: Bundle, **streams: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(arguments, env=environment, **streams)
 
 
-def until(done: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
-    limit = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < limit and run.poll() is None
-        time.sleep(0.05)
-
-
 def paused(log: Path) -> Callable[[], bool]:
     return lambda: b"Paused at step" in log.read_bytes()
 
@@ -162,7 +156,7 @@ def test_a_paused_training_goes_on_when_a_file_appears(tmp_path: Path, bundle: B
     with log.open("wb") as stream:
         run = start(out, bundle, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
         try:
-            until(paused(log), run)
+            until(paused(log), 120.0)
             assert (out / "checkpoint.pt").is_file() and not (out / "summary.json").exists()
             written = (out / "checkpoint.pt").stat().st_mtime_ns
             time.sleep(1.0)
@@ -187,7 +181,7 @@ def test_ctrl_c_stops_a_paused_training_and_it_can_be_continued(
     with log.open("wb") as stream:
         run = start(out, bundle, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
         try:
-            until(paused(log), run)
+            until(paused(log), 120.0)
             run.send_signal(signal.SIGINT)
             assert run.wait(60) == 130, log.read_text()
         finally:
@@ -211,12 +205,12 @@ def test_enter_on_a_terminal_ends_a_pause(tmp_path: Path, bundle: Bundle) -> Non
             out, bundle, stdin=theirs, stdout=stream, stderr=stream, preexec_fn=own_terminal
         )
         try:
-            until(paused(log), run)
+            until(paused(log), 120.0)
             assert "press Enter, or create the file" in log.read_text()
             time.sleep(0.5)
             assert "Going on" not in log.read_text()
             os.write(ours, b"\n")
-            until(lambda: b"Going on from step" in log.read_bytes(), run)
+            until(lambda: b"Going on from step" in log.read_bytes())
         finally:
             run.kill()
             run.wait()

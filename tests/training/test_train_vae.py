@@ -8,13 +8,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from vae_data import SIZE, write_capture, write_folder
+from waiting import until
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
@@ -187,8 +187,7 @@ def test_a_killed_training_resumes_to_the_very_same_weights(tmp_path: Path) -> N
     command = [sys.executable, "-m", "vinoreward_training.cli", *words("killed")]
     killed = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     checkpoint = tmp_path / "killed" / CHECKPOINT
-    while not checkpoint.is_file() and killed.poll() is None:
-        time.sleep(0.05)
+    until(checkpoint.is_file, 120.0)
     killed.kill()
     killed.wait()
     assert not (tmp_path / "killed" / "bundle").exists()

@@ -19,7 +19,6 @@ from service_children import (
     ask_forever,
     ask_once,
     child,
-    eventually,
     kill,
     nothing_left,
     pictures,
@@ -27,6 +26,7 @@ from service_children import (
     services,
     sums,
 )
+from waiting import until
 
 from vinoreward.backends.network import NetworkSpec
 from vinoreward.backends.serving import client
@@ -133,7 +133,7 @@ def test_a_service_killed_while_it_computes_loses_no_request(
     with child("spawn", ask_forever, SharedBackend(spec), tally, 0, 3000) as (_, connection):
         for _ in range(4):
             counts = np.fromfile(tally, np.int64)
-            assert eventually(lambda before=counts: np.fromfile(tally, np.int64)[1] > before[1])
+            until(lambda before=counts: np.fromfile(tally, np.int64)[1] > before[1])
             for pid in services(folder):
                 kill(pid)
         assert connection.recv() == "done"
@@ -178,7 +178,7 @@ def test_a_killed_worker_harms_nobody(folder: Path, spec: NetworkSpec, tmp_path:
         _, other = stack.enter_context(
             child("spawn", ask_forever, SharedBackend(spec), tally, 1, 4000)
         )
-        assert eventually(lambda: np.fromfile(tally, np.int64).reshape(2, 3)[:, 1].min() > 50)
+        until(lambda: np.fromfile(tally, np.int64).reshape(2, 3)[:, 1].min() > 50)
         pid = services(folder)
         kill(victim.pid or 0)
         assert other.recv() == "done"
@@ -279,7 +279,7 @@ def test_what_killed_services_left_is_swept(folder: Path, spec: NetworkSpec) -> 
     with SharedBackend(spec, threads=3) as backend:
         backend.load()
         kill(backend.pid)
-        assert eventually(lambda: not services(folder))
+        until(lambda: not services(folder))
     assert list(folder.iterdir())
     with SharedBackend(spec) as other:
         other.load()

@@ -6,8 +6,7 @@ import contextlib
 import dataclasses
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import toy_environments
 from ray_workers import Worker
+from waiting import until
 
 from vinoreward import Bundle, Classifier
 from vinoreward.backends.serving.places import FOLDER
@@ -72,13 +72,6 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Bundle]:
         )
         for name, threshold in (("one", 0.5), ("two", 0.9))
     ]
-
-
-def until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.1)
 
 
 def node_ids() -> list[str]:

@@ -14,7 +14,6 @@ import pytest
 from service_children import (
     ask_versions,
     child,
-    eventually,
     kill,
     nothing_left,
     pictures,
@@ -31,6 +30,7 @@ from toy_environments import (
     save_toy_encoder,
     with_int8,
 )
+from waiting import until
 
 from vinoreward import LearnedReward
 from vinoreward.backends.network import NetworkSpec, TensorSpec
@@ -64,10 +64,10 @@ def test_every_answer_is_of_one_version(
             )[1]
             for _ in range(2)
         ]
-        assert eventually(lambda: boss.info()["service_callers"] == 3)
+        until(lambda: boss.info()["service_callers"] == 3)
         for version, spec in enumerate(specs[1:], 1):
             before = boss.info()["service_answers"]
-            assert eventually(lambda least=before: boss.info()["service_answers"] > least + 20)
+            until(lambda least=before: boss.info()["service_answers"] > least + 20)
             assert boss.swap([spec], {"number": version}) == version
             if killed:
                 kill(boss.pid)
@@ -75,7 +75,7 @@ def test_every_answer_is_of_one_version(
             np.testing.assert_array_equal(boss.infer(batch), sums(batch, SCALES[version]))
             assert boss.note() == ({"number": version}, version)
         before = boss.info()["service_answers"]
-        assert eventually(lambda: boss.info()["service_answers"] > before + 20)
+        until(lambda: boss.info()["service_answers"] > before + 20)
         for worker in workers:
             worker.send("stop")
             met, mixed = worker.recv()
@@ -100,7 +100,7 @@ def test_a_swap_ends_with_its_callers(folder: Path, specs: list[NetworkSpec], ki
     pid = first.pid
     if killed:
         kill(pid)
-        assert eventually(lambda: not services(folder))
+        until(lambda: not services(folder))
     first.close()
     with SharedBackend(specs[0], service=NAMED) as second:  # within the service's last second
         np.testing.assert_array_equal(second.infer(pictures(2)), sums(pictures(2), SCALES[0]))
