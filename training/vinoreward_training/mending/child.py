@@ -15,27 +15,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from vinoreward.processes import python_command, terminated_like_interrupted, thread_limits
 
 GRACE = 10.0
 """Seconds in which a child may close its environment."""
 PATIENCE = 60.0
-"""Seconds that a child may take in any case."""
-TIMES = 3.0
-"""So many times as long as the caller's own work it may take in all."""
+"""Minimum timeout in seconds."""
+TIMES = 4.0
+"""Maximum total time, as a multiple of the caller's own."""
 SAID_AFTER = 5.0
 """Seconds of waiting until that is said."""
 _CHUNK = 1 << 20
 _SCRIPT = "from vinoreward_training.mending.child import main\nmain()\n"
 
-Answer = Callable[[], Any]
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def in_child(work: Callable[..., Any], *arguments: Any) -> Iterator[Answer]:
-    """Call ``work(*arguments)`` in a child process while this block runs.
+def in_child(work: Callable[[], T]) -> Iterator[Callable[[], T | None]]:
+    """Call ``work``, which can be pickled, in a child process while this block runs.
 
     Yields a function that waits for the result. It returns None if there will be none: the child
     cannot be started, failed, was killed, or takes much longer than this block has taken. At its
@@ -56,24 +56,23 @@ def in_child(work: Callable[..., Any], *arguments: Any) -> Iterator[Answer]:
                 env={**os.environ, **thread_limits()},
                 start_new_session=True,  # Ctrl-C reaches this process alone
             )
-            _send(child, (work, arguments))
-        yield lambda: _result(reading, began + PATIENCE, TIMES * (time.monotonic() - began))
+            _send(child, work)
+        yield lambda: _result(reading, began + max(PATIENCE, TIMES * (time.monotonic() - began)))
     finally:
         os.close(reading)
         if child is not None:
             _end(child)
 
 
-def _send(child: subprocess.Popen[bytes], request: Any) -> None:
+def _send(child: subprocess.Popen[bytes], work: Callable[[], Any]) -> None:
     if child.stdin is None:
         raise RuntimeError("the child was started without a pipe")
-    child.stdin.write(pickle.dumps(request))
+    child.stdin.write(pickle.dumps(work))
     child.stdin.flush()  # left open: the child ends when it closes, also by our death
 
 
-def _result(reading: int, least: float, more: float) -> Any:
+def _result(reading: int, deadline: float) -> Any:
     """Read until the child closes the pipe; None without a whole result in time."""
-    deadline = max(least, time.monotonic() + more)
     parts: list[bytes] = []
     if not select.select([reading], [], [], SAID_AFTER)[0]:
         print("waiting for the other process ...", flush=True)
@@ -112,9 +111,9 @@ def main() -> None:
     source = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # an environment that reads gets nothing
     with terminated_like_interrupted(), contextlib.suppress(KeyboardInterrupt):
-        work, arguments = pickle.load(source)
+        work = pickle.load(source)
         threading.Thread(target=_end_with_parent, args=(source,), daemon=True).start()
-        answer = pickle.dumps(work(*arguments))
+        answer = pickle.dumps(work())
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(answer)
 

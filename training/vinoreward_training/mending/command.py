@@ -114,7 +114,7 @@ def both_audited(config: MendConfig, old: Bundle, new: Bundle) -> tuple[AuditRep
     threads = config.threads or min(usable_cores(), MOST_THREADS)
     if config.env is None or threads < 2:
         return _audited(config, old, threads), _audited(config, new, threads)
-    with in_child(_audited, config, old, threads // 2, False) as answer:
+    with in_child(partial(_audited, config, old, threads // 2, False)) as answer:
         after = _audited(config, new, threads - threads // 2)
         before = answer()
     if before is None:  # no memory for two, or an environment that only this process knows
