@@ -73,9 +73,9 @@ def stubborn(folder: Path, grace: float = 600.0) -> None:
     """Go on when it is to end; ``grace`` is the child's own time to close."""
     child.GRACE = grace
     begins(folder)
-    while True:
+    for _ in range(3):
         with contextlib.suppress(KeyboardInterrupt):
-            time.sleep(600)
+            time.sleep(60)
 
 
 def impatient(folder: Path) -> None:

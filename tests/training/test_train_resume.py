@@ -160,32 +160,54 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert again.steps == first.steps
 
 
-@pytest.mark.parametrize("part", ["parameters", "variables", "replay"])
-def test_a_checkpoint_that_can_learn_no_more_is_refused(tmp_path: Path, part: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("parameters", float("nan")), ("variables", float("inf")), ("replay", float("-inf"))],
+)
+def test_a_checkpoint_that_can_learn_no_more_is_refused(
+    tmp_path: Path, part: str, value: float
+) -> None:
     model = model_after(60)
     save_checkpoint(tmp_path / "c.pt", model)
     state = read_state(tmp_path / "c.pt")
     table = state[part]["policy"] if part == "parameters" else state[part]
     name = next(name for name, values in table.items() if values.is_floating_point())
-    table[name] = table[name] * float("nan")
+    table[name].view(-1)[-1] = value
     save_state(tmp_path / "c.pt", state)
     with pytest.raises(ModelCorruptError, match=rf"{part} .*NaN or infinity"):
         restore_checkpoint(tmp_path / "c.pt", model_after(5))
 
 
-def test_a_replay_of_other_actions_is_refused(tmp_path: Path) -> None:
-    env = gym.make("CartPole-v1")
-    given = {"learning_starts": 5, "batch_size": 4, "policy_kwargs": {"net_arch": [8]}}
+def test_an_optimiser_that_can_learn_no_more_is_refused(tmp_path: Path) -> None:
+    """Its settings are a list of tables, with pairs in them."""
+    model = model_after(60)
+    save_checkpoint(tmp_path / "c.pt", model)
+    state = read_state(tmp_path / "c.pt")
+    (group,) = state["parameters"]["actor.optimizer"]["param_groups"]
+    group["betas"] = (torch.tensor(0.9), torch.tensor(float("inf")))
+    save_state(tmp_path / "c.pt", state)
+    with pytest.raises(ModelCorruptError, match=r"param_groups betas' hold NaN or infinity"):
+        restore_checkpoint(tmp_path / "c.pt", model)
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_replay_of_other_actions_is_refused(tmp_path: Path, start: int) -> None:
+    env = gym.wrappers.TransformAction(
+        gym.make("CartPole-v1"),
+        lambda action: action - start,
+        gym.spaces.Discrete(2, start=start),
+    )
+    given = {"learning_starts": 50, "policy_kwargs": {"net_arch": [8]}}  # plays at random
     model = build_model("DQN", env, given, seed=0, replay_size=50)
     model.learn(20)
     save_checkpoint(tmp_path / "c.pt", model)
-    state = read_state(tmp_path / "c.pt")
-    state["replay"]["actions"][3] = 2
-    save_state(tmp_path / "c.pt", state)
-    with pytest.raises(ModelCorruptError, match=r"actions that are not of Discrete\(2\)"):
-        restore_checkpoint(
-            tmp_path / "c.pt", build_model("DQN", env, given, seed=0, replay_size=50)
-        )
+    restore_checkpoint(tmp_path / "c.pt", model)
+    for action in (start - 1, start + 2):
+        state = read_state(tmp_path / "c.pt")
+        state["replay"]["actions"][3] = action
+        save_state(tmp_path / "other.pt", state)
+        with pytest.raises(ModelCorruptError, match=r"actions that are not of Discrete\(2"):
+            restore_checkpoint(tmp_path / "other.pt", model)
 
 
 def test_a_solved_run_goes_on_without_its_goal(
