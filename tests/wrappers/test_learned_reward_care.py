@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
-from toy_environments import Corridor, save_toy_bundle
+from toy_environments import Corridor, cell_log_odds, save_toy_bundle
 
 from vinoreward import (
     BatchedVecEnv,
@@ -225,6 +225,29 @@ def test_no_hold_goes_on_over_a_step_that_was_not_judged(
         with pytest.raises(error):
             env.step(0 if form == "one" else np.array([0]))
     assert env._core.detector.counter.tolist() == [0]
+    env.close()
+
+
+@pytest.mark.parametrize("form", ["one", "vector", "sb3"])
+def test_after_a_reset_that_was_not_judged_no_earlier_potential_is_taken_away(
+    tmp_path: Path, form: str
+) -> None:
+    guarded = save_toy_bundle(tmp_path / "guarded", seen=(4, 6))
+    inner, options = at(6), {**GUARDED, "reward_mode": "potential", "gamma": 0.5}
+    env: Any
+    if form == "one":
+        env = LearnedReward(inner, guarded.path, **options)
+    elif form == "vector":
+        env = VectorLearnedReward(SyncVectorEnv([lambda: inner]), guarded.path, **options)
+    else:
+        env = VecLearnedReward(DummyVecEnv([lambda: inner]), guarded.path, **options)
+    env.reset()
+    inner.first_cells = (5,)
+    with pytest.raises(OddPictureError):
+        env.reset()
+    assert inner.cell == 5
+    _, reward, *_ = env.step(0 if form == "one" else np.array([0]))
+    assert np.ravel(reward) == pytest.approx(0.5 / (1 + np.exp(-cell_log_odds(4))), abs=1e-5)
     env.close()
 
 

@@ -183,7 +183,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         return Looked(probability, log_odds, None if judged.odd is None else odd, first)
 
     @contextlib.contextmanager
-    def _judging(
+    def _begin_even_on_error(
         self, begins: NDArray[np.bool_], ends: NDArray[np.bool_] | None = None
     ) -> Iterator[None]:
         """If this block fails, still begin episodes, and end the holds of what was stepped.
@@ -411,11 +411,12 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         """Start an episode; the reset frame earns nothing."""
         observation, info = self.env.reset(seed=seed, options=options)
         first = np.zeros(1, np.float32)
-        if self._core.needs_first_pictures or self._source.remembers:
-            picture = self._picture(observation, first=True)
-            if self._core.needs_first_pictures:
-                first = self._potential(self._judge(picture))
-        self._core.begin(_ALL, first)
+        with self._begin_even_on_error(_ALL):
+            if self._core.needs_first_pictures or self._source.remembers:
+                picture = self._picture(observation, first=True)
+                if self._core.needs_first_pictures:
+                    first = self._potential(self._judge(picture))
+            self._core.begin(_ALL, first)
         return self._observed(observation), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -427,7 +428,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             OddPictureError: the picture is odd, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        with self._judging(~_ALL, _ALL):
+        with self._begin_even_on_error(~_ALL, _ALL):
             own = _number(reward)
             self._seen = self._picture(observation)
             judged = self._judge(self._seen)

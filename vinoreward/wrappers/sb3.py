@@ -286,7 +286,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             OutputError: the network returned NaN or infinity.
         """
         step = self._stepped()
-        with self._judging(step.dones, np.ones(self.num_envs, np.bool_)):
+        with self._begin_even_on_error(step.dones, np.ones(self.num_envs, np.bool_)):
             if self.meanwhile is None:
                 self._earn(step, self._look(step))
             else:
@@ -394,7 +394,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
         rendered = _Rendered(self.venv, self.reset_infos)
-        with self._judging(mask):
+        with self._begin_even_on_error(mask):
             looked = self._score(rendered, observations, np.zeros_like(mask), mask)
             self._core.begin(mask, looked.first)
 

@@ -314,7 +314,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
         scored, starting, last = self._split(self._source, ended, observations, infos)
         # Before judging, which may raise: the caller may step on after the error.
         self._over, self._unaware = ended, np.zeros_like(ended)
-        with self._judging(starting, scored):
+        with self._begin_even_on_error(starting, scored):
             looked = self._score(self.env, observations, scored, starting, last)
             if self._mode is not AutoresetMode.SAME_STEP:
                 self._core.begin(starting, looked.first)
@@ -343,7 +343,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
 
     def _begin(self, observations: Any, mask: Mask) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
-        with self._judging(mask):
+        with self._begin_even_on_error(mask):
             looked = self._score(self.env, observations, np.zeros_like(mask), mask)
             self._core.begin(mask, looked.first)
 
