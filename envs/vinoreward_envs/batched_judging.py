@@ -46,7 +46,7 @@ class Judging(Protocol):
     on_device: ClassVar[bool]
     """Whether arrays are on a device, where a look at their numbers makes the host wait."""
 
-    def look_different(self) -> SceneLooks:
+    def vary_looks(self) -> SceneLooks:
         """Return looks of the N environments, as which they are drawn from now on."""
 
     def share(self, other: Judging) -> None:
@@ -104,7 +104,7 @@ class HostJudging:
         self._count = count
         self._looks: Looks | None = None
 
-    def look_different(self) -> Looks:
+    def vary_looks(self) -> Looks:
         """See :class:`Judging`."""
         self._looks = Looks(self._pictures.spec, self._count)
         return self._looks

@@ -60,7 +60,7 @@ class DeviceJudging:
         self._check = FiniteCheck(device)
         self._looks: VaryingLooks | None = None
 
-    def look_different(self) -> VaryingLooks:
+    def vary_looks(self) -> VaryingLooks:
         """See ``Judging``."""
         self._looks = VaryingLooks(self._spec, self._count, self._device)
         return self._looks

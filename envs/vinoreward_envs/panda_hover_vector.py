@@ -513,7 +513,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def _open_looks(self) -> None:
         """Make room for what episodes draw."""
         with self._arrays.plain():
-            looks = self._judging.look_different() if self._drawing_threads else None
+            looks = self._judging.vary_looks() if self._drawing_threads else None
             self._variation = Variation(self._arrays, self.num_envs, self._steps, looks)
             if self._claims is not None:
                 self._claims.vary(self._variation)

@@ -169,16 +169,6 @@ def test_auto_is_where_there_is_a_device(tmp_path: Path, monkeypatch: pytest.Mon
     assert made == [{}, {"array": "torch", "device": "cuda"}]
 
 
-def test_a_callback_can_end_it() -> None:
-    class Stop(BaseCallback):
-        def _on_step(self) -> bool:
-            return self.num_timesteps < 80
-
-    model = model_of("skrl")
-    model.learn(10**6, callback=Stop())
-    assert model.num_timesteps == 80
-
-
 def test_divergence_is_told() -> None:
     model = model_of("skrl", learning_rate=1e30)
     with pytest.raises(OutputError, match="training has diverged"):
