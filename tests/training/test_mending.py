@@ -204,7 +204,7 @@ def test_labels_of_held_out_pictures_are_not_trained_on(hover: Path) -> None:
     labelled = Labelled(dataset.images[some], dataset.labels[some], np.arange(11) != 0, "")
     assert keep_held_out(labelled, dataset).train.tolist() == [False] + [True] * 5 + [False] * 5
     few = dataclasses.replace(labelled, train=np.arange(11) > 1)
-    with pytest.raises(DatasetError, match="of 11 labelled pictures 4 are left to train on: 5 are"):
+    with pytest.raises(DatasetError, match=r"4 of 11 labelled.*: 5 are in .* 2 are kept"):
         keep_held_out(few, dataset)
 
 
@@ -301,6 +301,18 @@ def test_the_chance_of_a_higher_share_is_a_binomial_one(
     )
     found = chance_of_worse(Measure(old / old_of, 0.0, old_of), Measure(new / new_of, 0.0, new_of))
     assert found == pytest.approx(chance if new / new_of > old / old_of else 1.0)
+
+
+@given(st.integers(1, 400), st.floats(0.001, 0.5), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_share_that_was_not_measured_before_is_compared_with_its_bar(
+    of: int, bar: float, data: st.DataObject
+) -> None:
+    """The chance of so many claims or more, where as many are right as the bar says."""
+    claimed = data.draw(st.integers(0, of))
+    chance = sum(math.comb(of, k) * bar**k * (1 - bar) ** (of - k) for k in range(claimed, of + 1))
+    found = chance_of_worse(Measure(0.0, bar), Measure(claimed / of, bar, of))
+    assert found == pytest.approx(chance if claimed / of > bar else 1.0)
 
 
 def test_an_area_is_worse_where_it_is_larger() -> None:

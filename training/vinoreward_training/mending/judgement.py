@@ -110,11 +110,12 @@ def surely(chances: Sequence[float | None]) -> list[bool]:
 
 
 def chance_of_worse(before: Measure, after: Measure) -> float | None:
-    """Return the chance of a measure so much higher than before, and beyond its bar; else 1.
+    """Return the chance of so high a measure if nothing changed; 1 where it is no worse.
 
-    Of shares: given how many claims both audits have in all, a one-sided binomial test of how many
-    the second has; against the bar where the first has none. Chance has no part, None, in an area
-    of the same states and in a new hole.
+    It is worse above both its value before and its bar. A share is tested by a one-sided binomial
+    test: of the claims in both audits, how many are in the second; where the first does not have
+    this share, against the bar. None for an area and for a hole: both audits look at the same
+    states, so chance has no part in it.
     """
     if after.value <= max(before.value, after.bar):
         return 1.0

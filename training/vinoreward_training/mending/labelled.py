@@ -86,19 +86,17 @@ def keep_held_out(labelled: Labelled, dataset: Dataset) -> Labelled:
 
     DatasetError if too few are left to train on.
     """
-    given = {image.tobytes(): index for index, image in enumerate(labelled.images)}
-    train = labelled.train.copy()
-    held_out = 0
-    for index in np.concatenate(split_by_episode(dataset)[1:]):
-        found = given.get(dataset.images[index].tobytes())
-        if found is not None:
-            held_out += int(train[found])
-            train[found] = False
+    given = [image.tobytes() for image in labelled.images]
+    wanted, others = set(given), np.concatenate(split_by_episode(dataset)[1:])
+    held_out = wanted.intersection(dataset.images[index].tobytes() for index in others)
+    new = np.array([image not in held_out for image in given], np.bool_)
+    train = labelled.train & new
     if train.sum() < LEAST_TRAINED:
         raise DatasetError(
-            f"of {len(train)} labelled pictures {int(train.sum())} are left to train on: "
-            f"{held_out} are of the validation or test part of {dataset.folder}, and others check. "
-            f"Expected at least {LEAST_TRAINED}; label pictures of its training part, or new ones."
+            f"{train.sum()} of {len(train)} labelled pictures can be trained on: {(~new).sum()} "
+            f"are in the validation or test part of {dataset.folder}, and {(new & ~train).sum()} "
+            f"are kept to check. Expected at least {LEAST_TRAINED}; label pictures of its training "
+            "part, or new ones."
         )
     return dataclasses.replace(labelled, train=train)
 
