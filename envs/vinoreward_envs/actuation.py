@@ -57,5 +57,5 @@ class Actuation:
         return deviation[:, None] * self._noise[(at[:, None] + self._pair) % _TABLE]
 
     def _none(self, values: Array) -> bool:
-        """Return whether all are surely 0; to look at a device's, the host would have to wait."""
+        """Return whether all are known to be 0. On a device False: a look makes the host wait."""
         return self._arrays.kind == "numpy" and not values.any()
