@@ -81,4 +81,4 @@ def test_of_pictures_without_a_capture_all_are_used_and_a_hash_tells_that_they_w
 def test_of_a_long_record_the_last_count() -> None:
     names = [f"Sim-v0 seed {seed}" for seed in range(MOST_DATASETS + 1)]
     spec = dataclasses.replace(tiny.SPEC, dataset={"trained_on": {"captures": names}})
-    assert "trained" in unseen(spec, EPISODES, names[-1])[1]
+    assert "trained on episodes of these" in unseen(spec, EPISODES, names[-1])[1]
