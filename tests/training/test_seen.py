@@ -82,3 +82,4 @@ def test_of_a_long_record_the_last_count() -> None:
     names = [f"Sim-v0 seed {seed}" for seed in range(MOST_DATASETS + 1)]
     spec = dataclasses.replace(tiny.SPEC, dataset={"trained_on": {"captures": names}})
     assert "trained on episodes of these" in unseen(spec, EPISODES, names[-1])[1]
+    assert "Nothing says" in unseen(spec, EPISODES, names[0])[1]

@@ -63,7 +63,9 @@ def seen_by(spec: BundleSpec) -> Seen:
     training = training if isinstance(training, Mapping) else {}
     calibration = calibration if isinstance(calibration, Mapping) else {}
     captures, datasets = _texts(training.get("captures")), _texts(training.get("datasets"))
-    known = training.get("complete") is not False and len(captures) >= len(datasets)
+    # A full record may have lost its oldest.
+    known = training.get("complete") is not False
+    known &= len(datasets) <= len(captures) < MOST_DATASETS
     if not captures:
         # An older bundle, of one training: it has the training's seed, and the scene and
         # environment of its last pictures.
