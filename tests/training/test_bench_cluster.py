@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.backends.serving.places import FOLDER
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.wire import encode
-from vinoreward_training.bench import cluster_checks
+from vinoreward_training.bench import cluster_checks, cluster_costs
 from vinoreward_training.bench.cluster_costs import (
     BITS,
     LATENTS,
@@ -116,28 +117,34 @@ def own_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.mark.slow
-def test_its_cluster_is_not_the_machines_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A training would join the cluster that Ray's note names; one that is there stays."""
-    pytest.importorskip("ray")
-    note = tmp_path / "ray" / "ray_current_cluster"
-    note.parent.mkdir()
-    note.write_text("127.0.0.1:6379")
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    with two_nodes(1) as nodes:
-        assert nodes.address != "127.0.0.1:6379"
-        assert note.read_text() == "127.0.0.1:6379"
-    assert note.read_text() == "127.0.0.1:6379"
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("own_services")
-def test_numbers_of_real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_real_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a cluster that is not the machine's own, which a training would join by Ray's note."""
     pytest.importorskip("warp")
     pytest.importorskip("ray")
     from vinoreward.rewards.classifier import Classifier
 
+    note = tmp_path / "ray" / "ray_current_cluster"
+    note.parent.mkdir()
+    note.write_text("127.0.0.1:6379")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with (
+        two_nodes() as nodes,
+        Classifier("panda-hover-classifier", service="shared") as classifier,
+    ):
+        assert nodes.address != "127.0.0.1:6379"
+        # One cluster for both, and fewer calls of each kind.
+        for name, value in {"CALLS": 100, "PUSHES": 10, "WAITING": 50, "IDLE": 0.5}.items():
+            monkeypatch.setattr(cluster_costs, name, value)
+        monkeypatch.setattr(cluster_costs, "two_nodes", lambda: contextlib.nullcontext(nodes))
+        classifier.backend.load()
+        check_numbers_of_real_parts(monkeypatch)
+        assert note.read_text() == "127.0.0.1:6379"
+    assert note.read_text() == "127.0.0.1:6379"
+
+
+def check_numbers_of_real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure and train, in a cluster and with a service that are there."""
     config, cluster = BenchConfig(rounds=1), Cluster(1)
     found = measure(config, cluster, (STATES,))
     spec = policies()[STATES]
@@ -157,10 +164,8 @@ def test_numbers_of_real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     # And with these a real training is predicted, if only roughly: the machine may be busy.
     monkeypatch.setattr(cluster_checks, "ACTORS", (1,))
     monkeypatch.setattr(cluster_checks, "SECONDS", 2.0)
-    with Classifier(config.bundle, service="shared") as classifier, two_nodes():
-        classifier.backend.load()
-        services = running_services(os.environ[FOLDER])
-        assert len(services) == 1
-        trained, waited = cluster_checks.check_rows(found, cluster, services)
+    services = running_services(os.environ[FOLDER])
+    assert len(services) == 1
+    trained, waited = cluster_checks.check_rows(found, cluster, services)
     assert trained.value is not None and 0.3 < trained.value < 3
     assert waited.value is not None and 0.3 < waited.value < 1.3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import re
 import shutil
@@ -65,9 +64,28 @@ def draw(folder: Path, count: int) -> Path:
     return folder
 
 
+class Colours(nn.Module):
+    """Tell by the mean colour, and saturate: 255 times as much colour says nothing any more."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.look = nn.Sequential(nn.AvgPool2d(4), nn.Conv2d(3, 2, 1, bias=False), nn.ReLU())
+        self.say = nn.Linear(2, outputs)
+        with torch.no_grad():
+            red, other = self.look[1].weight[:, :, 0, 0]
+            red.copy_(torch.tensor([1.0, 0.0, 0.0]))
+            other.copy_(torch.tensor([0.0, 1.0, 1.0]))
+            weights = torch.tensor([[0.0, 0.0], [8.0, -2.0]])[-outputs:]
+            self.say.weight.copy_(weights)
+            self.say.bias.copy_(torch.tensor([0.0, -1.5])[-outputs:])
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.say(torch.tanh(self.look(pictures).mean((2, 3))))
+
+
 def to_onnx(net: nn.Module, path: Path, batch: int | None = None) -> Path:
     torch.onnx.export(
-        net,
+        net.eval(),
         (torch.zeros(batch or 2, 3, *SIZE),),
         str(path),
         dynamo=False,
@@ -80,33 +98,12 @@ def to_onnx(net: nn.Module, path: Path, batch: int | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures, and torchvision's resnet18 trained on them with a head of two and one of one."""
+    """Pictures, and a network that knows them with a head of two and with one of one."""
     folder = tmp_path_factory.mktemp("foreign")
-    data = load_dataset(draw(folder / "data", 720))
-    train = split_by_episode(data)[0]
-    torch.manual_seed(0)
-    net = torchvision.models.resnet18(num_classes=2)
-    two, one = net.fc, nn.Linear(512, 1)
-    net.fc = nn.Identity()
-    parameters = [*net.parameters(), *two.parameters(), *one.parameters()]
-    optimiser = torch.optim.AdamW(parameters, 5e-4)
-    labels = torch.from_numpy(data.labels)
-    for batch in np.array_split(np.random.default_rng(0).permutation(train), 16):
-        found = net(torch.from_numpy(normalised(data.images[batch])))
-        loss = nn.functional.cross_entropy(two(found), labels[batch])
-        loss = loss + nn.functional.binary_cross_entropy_with_logits(
-            one(found)[:, 0], labels[batch].float()
-        )
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    for name, head in (("two", two), ("one", one)):
-        whole = copy.deepcopy(net).eval()
-        whole.fc = copy.deepcopy(head)
-        torch.save(whole.state_dict(), folder / f"{name}.pt")
-        to_onnx(whole, folder / f"{name}.onnx")
-        if name == "one":
-            to_onnx(whole, folder / "batch1.onnx", 1)
+    draw(folder / "data", 240)
+    to_onnx(Colours(2), folder / "two.onnx")
+    to_onnx(Colours(1), folder / "one.onnx")
+    to_onnx(Colours(1), folder / "batch1.onnx", 1)
     return folder
 
 
@@ -123,7 +120,7 @@ def config_of(foreign: Path, out: Path, model: str, **changes: Any) -> ImportCla
 
 def calibrated(foreign: Path, out: Path, model: str = "two.onnx", **changes: Any) -> int:
     import_classifier.run(config_of(foreign, out, model, **changes))
-    return calibrate.run(CalibrateConfig(bundle=out, data=foreign / "data", target_fpr=0.02))
+    return calibrate.run(CalibrateConfig(bundle=out, data=foreign / "data", target_fpr=0.05))
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +137,10 @@ def own(ready: Path, tmp_path: Path) -> Path:
     return shutil.copytree(ready, tmp_path / "bundle")
 
 
-def by_hand(foreign: Path, model: str, images: np.ndarray) -> np.ndarray:
-    """Return ONNX Runtime's probability of success for pictures prepared by hand."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(foreign / model, providers=["CPUExecutionProvider"])
-    rows = [session.run(None, {"x": normalised(image[None])})[0][0] for image in images]
-    outputs = np.array(rows, np.float64)
+def by_hand(net: nn.Module, images: np.ndarray) -> np.ndarray:
+    """Return PyTorch's probability of success for pictures prepared by hand."""
+    with torch.no_grad():
+        outputs = net.eval()(torch.from_numpy(normalised(images))).double().numpy()
     if outputs.shape[1] == 1:
         return 1 / (1 + np.exp(-outputs[:, 0]))
     powers = np.exp(outputs)
@@ -159,17 +153,22 @@ def by_hand(foreign: Path, model: str, images: np.ndarray) -> np.ndarray:
     [
         ("two.onnx", "logits", {}),
         ("batch1.onnx", "logit", {}),
-        ("one.pt", "logit", {"architecture": "resnet18", "size": SIZE}),
+        ("weights.pt", "logit", {"architecture": "squeezenet1_1", "size": SIZE}),
     ],
 )
 def test_an_imported_classifier_gives_the_probabilities_of_the_original(
     foreign: Path, tmp_path: Path, model: str, output: str, more: dict[str, Any]
 ) -> None:
+    net: nn.Module = Colours(2 if output == "logits" else 1)
+    if more:
+        torch.manual_seed(0)
+        net = torchvision.models.squeezenet1_1(num_classes=1)
+        torch.save(net.state_dict(), foreign / model)
     import_classifier.run(config_of(foreign, tmp_path / "bundle", model, **more))
     bundle = Bundle.load(tmp_path / "bundle")
     assert bundle.spec.output == output
-    images = load_dataset(foreign / "data").images[::90]
-    expected = by_hand(foreign, model.replace(".pt", ".onnx"), images)
+    images = load_dataset(foreign / "data").images[::30]
+    expected = by_hand(net, images)
     for backend in ("openvino", "onnxruntime"):
         with Classifier(bundle, backend=backend) as classifier:
             assert classifier.probability(images) == pytest.approx(expected, abs=1e-4)
@@ -194,32 +193,35 @@ class Shown(gym.Env[np.ndarray, int]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["two.onnx", "one.onnx"])
 def test_import_calibrate_quantize_and_wrap(
-    foreign: Path, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+    foreign: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setitem(quantize.LEAST_HELD_OUT, "classifier", 50)
     out = tmp_path / "bundle"
-    assert calibrated(foreign, out, model) == 0
+    assert calibrated(foreign, out, "one.onnx") == 0
     said = capsys.readouterr().out
     assert f"next: vinoreward calibrate --bundle {out}" in said
     assert f"next: vinoreward quantize --bundle {out}" in said
     bundle = Bundle.load(out)
     decision, test = bundle.spec.decision, bundle.spec.metrics["test"]
-    assert decision.chosen_for["target_fpr"] == 0.02
+    assert decision.chosen_for["target_fpr"] == 0.05
     assert decision.chosen_for["episodes_reach_target"]
     assert test["recall"] > 0.9
     assert len(bundle.golden.images) == 8
     level = bundle.spec.metrics["verdict"]["level"]
     assert f"Verdict: {level}" in (out / "README.md").read_text()
-    gated = QuantizeConfig(bundle=out, data=foreign / "data", max_second_looks=1.0, calibration=32)
+    gated = QuantizeConfig(bundle=out, data=foreign / "data", max_second_looks=1.0, calibration=16)
     assert quantize.run(gated) == 0
     quantized = Bundle.load(out)
     assert quantized.resolve_precision("openvino") == "int8"
     data = load_dataset(foreign / "data")
-    raw = by_hand(foreign, model, data.images[::90])
+    raw = by_hand(Colours(1), data.images[::30])
     with Classifier(out, precision="fp32") as classifier:
         expected = np.log(raw / (1 - raw)) / decision.temperature
-        found = classifier.log_odds(data.images[::90])
+        found = classifier.log_odds(data.images[::30])
         assert found == pytest.approx(expected, abs=1e-3, rel=1e-3)
     shown = split_by_episode(data)[2]
     env = LearnedReward(Shown(data.images[shown]), out, image_source="obs",
@@ -390,13 +392,16 @@ def test_squeezed_pictures_are_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "pictures of 32 x 16 are squeezed to 6 x 8" in capsys.readouterr().out
 
 
-def test_an_ir_is_not_quantized_and_says_so(tmp_path: Path) -> None:
+def test_an_ir_is_not_quantized_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import openvino as ov
 
     path = tiny.network(tmp_path / "net.onnx", float_input=True)
     ov.save_model(ov.convert_model(path), tmp_path / "net.xml", compress_to_fp16=False)
     import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "net.xml"))
-    draw(tmp_path / "data", 720)
+    draw(tmp_path / "data", 60)
+    monkeypatch.setitem(quantize.LEAST_HELD_OUT, "classifier", 10)
     with pytest.raises(QuantizationRefusedError, match=r"is not an ONNX file.*stays FP32"):
         quantize.run(QuantizeConfig(bundle=tmp_path / "bundle", data=tmp_path / "data"))
 

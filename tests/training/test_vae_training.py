@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,20 +50,20 @@ def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: ob
 def test_places_that_are_asked_for_are_read_better(tmp_path: Path) -> None:
     from vinoreward_training.encoder.probe import probe_places
 
-    frames = frames_of(400)
+    frames = frames_of(300)
     frames.places["object"][::7] = np.nan  # absent things neither count nor spoil the rest
     parts = split_frames(frames, seed=0)
     found = {}
     for places in (0.0, 100.0):
         torch.manual_seed(0)
         vae = build_vae("spatial_vae", *SIZE, 8)
-        config = TrainVaeConfig(steps=150, batch_size=32, places=places, bf16="off")
+        config = TrainVaeConfig(steps=60, batch_size=16, places=places, bf16="off")
         fit = VaeFit(vae, frames, *parts[:2], config, tmp_path / str(places))
         (tmp_path / str(places)).mkdir()
         fit.run()
         (error,) = probe_places(encode(vae.encoder, frames.images)[0], frames.places, *parts[::2])
         found[places] = error.mean_mm
-    assert found[100.0] < 0.8 * found[0.0]
+    assert found[100.0] < 0.5 * found[0.0]
 
 
 @given(seed=st.integers(0, 1000))
@@ -120,6 +122,33 @@ def test_ctrl_c_and_resume_lead_to_the_very_same_weights(
     assert resumed.step == stop
     resumed.run()
     assert resumed.history == whole.history
+    for name, value in weights_of(whole).items():
+        np.testing.assert_array_equal(value, weights_of(resumed)[name])
+
+
+def test_a_killed_training_resumes_to_the_very_same_weights(tmp_path: Path) -> None:
+    """The last checkpoint counts, not the steps after it."""
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from test_vae_training import VaeFit, fit_of\n"
+        "VaeFit.SAVE_EVERY = 5\n"
+        "def kill(step, _):\n"
+        "    if step == 8:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "fit_of(Path(sys.argv[1])).run(kill)\n"
+    )
+    paths = [str(Path(__file__).parent), *sys.path]
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "killed")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert killed.returncode == -signal.SIGKILL
+    resumed = fit_of(tmp_path / "killed", resume=True)
+    assert resumed.step == 5
+    resumed.run()
+    whole = fit_of(tmp_path / "whole")
+    whole.run()
     for name, value in weights_of(whole).items():
         np.testing.assert_array_equal(value, weights_of(resumed)[name])
 
@@ -200,11 +229,11 @@ def test_beta_and_the_rate_rise_and_the_rate_falls(
 
 @pytest.mark.slow
 def test_a_small_thing_is_found_and_can_be_read_linearly(tmp_path: Path) -> None:
-    frames = frames_of(600)
+    frames = frames_of(300)
     parts = split_frames(frames, seed=0)
     torch.manual_seed(0)
     vae = build_vae("spatial_vae", *SIZE, 8)
-    config = TrainVaeConfig(steps=300, batch_size=32, bf16="off")
+    config = TrainVaeConfig(steps=150, batch_size=16, learning_rate=4e-3, bf16="off")
     fit = VaeFit(vae, frames, *parts[:2], config, tmp_path)
     fit.run()
     from vinoreward_training.encoder.probe import probe_places
