@@ -26,14 +26,14 @@ pytest.importorskip("safetensors")
 pytest.importorskip("resource")
 
 TRIES = {
-    "bundle.json": 600,
-    "golden.npz": 400,
-    "model.onnx": 400,
+    "bundle.json": 400,
+    "golden.npz": 300,
+    "model.onnx": 200,
     "foreign.onnx": 300,
     "policy.json": 300,
     "policy.safetensors": 200,
-    "clock.json": 200,
-    "config.yaml": 300,
+    "clock.json": 50,
+    "config.yaml": 250,
 }
 """File to the number of mutations; what each does depends on the file and its number alone."""
 

@@ -76,7 +76,7 @@ specs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(spec=specs)
 def test_a_spec_survives_json(spec: BundleSpec) -> None:
     text = json.dumps(spec.to_dict(), allow_nan=False)

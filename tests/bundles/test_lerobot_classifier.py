@@ -49,25 +49,18 @@ def test_logits_are_lerobots(name: str, cameras: int) -> None:
     assert np.abs(logits[:, 0] - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize(("name", "cameras"), [("resnet10", 1), ("two-cameras", 2)])
-def test_the_command_makes_a_bundle_with_lerobots_logits(
-    tmp_path: Path, name: str, cameras: int
-) -> None:
-    out = tmp_path / "bundle"
-    assert main(["import-classifier", "--model", str(FOLDERS / name), "--out", str(out)]) == 0
+def test_the_command_makes_a_bundle_with_lerobots_logits(tmp_path: Path) -> None:
+    out, folder = tmp_path / "bundle", FOLDERS / "two-cameras"
+    assert main(["import-classifier", "--model", str(folder), "--out", str(out)]) == 0
     with Classifier(out, backend="onnxruntime", precision="fp32") as classifier:
-        found = classifier.log_odds(moments(cameras))
+        found = classifier.log_odds(moments(2)[::4])
         views = classifier.bundle.spec.picture.views
-    expected = np.load(FOLDERS / name / "logits.npy")
+    expected = np.load(folder / "logits.npy")[::4]
     assert np.abs(found - expected).max() < 1e-4
-    named = [(view.name, view.height, view.source) for view in views or ()]
-    assert (
-        named
-        == [
-            ("front", 128, "obs:observation.images.front"),
-            ("wrist", 128, "obs:observation.images.wrist"),
-        ][: cameras if cameras > 1 else 0]
-    )
+    assert [(view.name, view.height, view.source) for view in views or ()] == [
+        ("front", 128, "obs:observation.images.front"),
+        ("wrist", 128, "obs:observation.images.wrist"),
+    ]
 
 
 def changed(file: str, /, **values: Any) -> Callable[[Path], None]:

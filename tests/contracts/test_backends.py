@@ -38,7 +38,7 @@ from vinoreward.errors import (
 
 NAMES = ("openvino", "onnxruntime", "torch")
 GRAPH_NAMES = ("openvino", "onnxruntime")
-HEIGHT, WIDTH = 96, 128
+HEIGHT, WIDTH = 72, 96
 PICTURES = TensorSpec((None, HEIGHT, WIDTH, 3), "uint8")
 LOGITS = TensorSpec((None, 2), "float32")
 
@@ -113,7 +113,7 @@ def test_every_backend_is_found_and_usable() -> None:
     assert {name: available[name] for name in NAMES} == dict.fromkeys(NAMES)
 
 
-@pytest.mark.parametrize("count", [1, 3, 8, 21])
+@pytest.mark.parametrize("count", [1, 21])  # pieces of 1, of 16, 4 and 1
 def test_answers_are_those_of_the_plain_network(
     backend: Backend, expected: Callable[[np.ndarray], np.ndarray], count: int
 ) -> None:
@@ -158,11 +158,11 @@ def test_input_is_left_alone_and_any_memory_layout_works(backend: Backend) -> No
         (pictures(1).astype(np.int64), "pass the picture as uint8"),
         (pictures(1).astype(bool), "pass the picture as uint8"),
         (pictures(1)[0], r"picture\[None\]"),
-        (pictures(1)[None], "Expected \\(N, 96, 128, 3\\) uint8"),
+        (pictures(1)[None], "Expected \\(N, 72, 96, 3\\) uint8"),
         (pictures(0), "at least 1"),
-        (pictures(1)[:, :95], "size the network was trained on"),
-        (pictures(1).transpose(0, 3, 1, 2), "shape \\(1, 3, 96, 128\\)"),
-        (np.zeros((1, HEIGHT, WIDTH, 4), np.uint8), "shape \\(1, 96, 128, 4\\)"),
+        (pictures(1)[:, :71], "size the network was trained on"),
+        (pictures(1).transpose(0, 3, 1, 2), "shape \\(1, 3, 72, 96\\)"),
+        (np.zeros((1, HEIGHT, WIDTH, 4), np.uint8), "shape \\(1, 72, 96, 4\\)"),
         (pictures(1).tolist(), "numpy.asarray"),
         (None, "NoneType"),
     ],
@@ -285,12 +285,14 @@ def test_fork_waits_for_an_inference_of_another_thread(spec: NetworkSpec) -> Non
 
 
 @pytest.mark.slow
-def test_a_spawned_child_builds_its_own(backend: Backend) -> None:
+def test_a_spawned_child_builds_its_own(spec: NetworkSpec) -> None:
     batch = pictures(2)
-    result = backend.infer(batch)
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        np.testing.assert_allclose(pool.apply(backend.infer, (batch,)), result, atol=1e-5)
+        for name in NAMES:
+            backend = load_backend(name, spec)
+            result = backend.infer(batch)
+            np.testing.assert_allclose(pool.apply(backend.infer, (batch,)), result, atol=1e-5)
 
 
 def test_two_threads_get_their_own_answers(backend: Backend) -> None:
@@ -388,7 +390,7 @@ def test_a_bare_onnx_cannot_run_on_torch(spec: NetworkSpec) -> None:
 
 @pytest.mark.parametrize("name", GRAPH_NAMES)
 def test_a_description_that_is_not_the_networks(name: str, spec: NetworkSpec) -> None:
-    other = dataclasses.replace(spec, input=TensorSpec((None, 64, 64, 3), "uint8"))
+    other = dataclasses.replace(spec, input=TensorSpec((None, 32, 96, 3), "uint8"))
     with pytest.raises(ConfigError, match="its description says"):
         load_backend(name, other).load()
     with pytest.raises(ConfigError, match="output"):
@@ -421,7 +423,7 @@ def test_chunks_cover_every_item_once(count: int) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_int8_file_runs_on_both_and_stays_close(spec: NetworkSpec, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (32, HEIGHT // 8, WIDTH // 8, 3), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (16, HEIGHT // 8, WIDTH // 8, 3), dtype=np.uint8)
     frames = blocks.repeat(8, axis=1).repeat(8, axis=2)
     out = tmp_path / "int8.onnx"
     quantize_onnx(spec.path, out, frames)
@@ -434,7 +436,7 @@ def test_int8_file_runs_on_both_and_stays_close(spec: NetworkSpec, tmp_path: Pat
 
     made = out.read_bytes()
     with pytest.raises(InputError, match="calibration"):
-        quantize_onnx(spec.path, out, frames[:, :50])
+        quantize_onnx(spec.path, out, frames[:, :40])
     assert out.read_bytes() == made
 
 

@@ -211,7 +211,7 @@ def test_every_row_has_a_function() -> None:
 def test_the_reward_path_and_the_backends_are_measured_on_the_shipped_bundle(
     tmp_path: Path,
 ) -> None:
-    rows = backends_rows(BenchConfig(out=tmp_path, rounds=3))
+    rows = backends_rows(BenchConfig(out=tmp_path, rounds=1))
     assert {row.name for row in rows} == {"backends"}
     assert any("openvino fp32" in row.what for row in rows)
     assert all(row.value is None or row.value > 0 for row in rows)
@@ -219,7 +219,7 @@ def test_the_reward_path_and_the_backends_are_measured_on_the_shipped_bundle(
 
 @pytest.mark.slow
 def test_memory_is_measured_in_a_process_without_torch(tmp_path: Path) -> None:
-    resident, growth = memory_rows(BenchConfig(out=tmp_path, memory_steps=200))
+    resident, growth = memory_rows(BenchConfig(out=tmp_path, memory_steps=20))
     assert resident.details["imported"] == {
         "samples": resident.details["imported"]["samples"],
         "torch": False,
@@ -318,10 +318,10 @@ def test_a_measured_process_runs_no_code_of_the_current_folder(
 def test_a_batch_is_timed_with_and_without_the_learned_reward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    smaller = {"STATES": (4, 16, 64), "LOOKED_AT": (4, 16, 32), "LEARNED": 16, "LARGE": 64}
+    smaller = {"STATES": (4, 64), "LOOKED_AT": (4, 8), "LEARNED": 8, "LARGE": 64}
     for name, value in {**smaller, "SMALL": 4, "SCALAR_STEPS": 4}.items():
         monkeypatch.setattr(batches, name, value)
-    rows = batches.batch_rows(BenchConfig(rounds=2))
+    rows = batches.batch_rows(BenchConfig(rounds=1))
     assert {row.name for row in rows} == {"batch"}
     rates = [row for row in rows if row.unit == "steps/s"]
     assert [row.target for row in rates] == [">= 100000 steps/s", ">= 2000 steps/s"]

@@ -36,7 +36,7 @@ from vinoreward_training.bench.actor_trainings import (
 )
 from vinoreward_training.bench.command import check
 from vinoreward_training.cli import main
-from vinoreward_training.configs import BenchConfig
+from vinoreward_training.configs import ActorsConfig, BenchConfig
 
 QUIET = Breakdown(dict.fromkeys(PARTS, 1e-4), dict.fromkeys(PARTS, 1e-4), 100)
 
@@ -176,8 +176,8 @@ def test_the_plot_is_written_whole(tmp_path: Path) -> None:
 def test_variants_of_a_policy_are_all_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_actor_bits, "TRAINING_STEPS", 400)
-    monkeypatch.setattr(bench_actor_bits, "EPISODES", 3)
+    monkeypatch.setattr(bench_actor_bits, "TRAINING_STEPS", 200)
+    monkeypatch.setattr(bench_actor_bits, "EPISODES", 2)
     rows = bench_actor_bits.actor_bits_rows(BenchConfig(out=tmp_path))
     assert len(rows) == len(bench_actor_bits._variants())
     assert rows[0].value == 0.0 and rows[0].details["kl_max"] < 1e-9
@@ -198,9 +198,9 @@ def test_variants_of_a_policy_are_all_measured(
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", [EAGER, INT8])  # MANY is trained below
 def test_every_arm_trains(arm: str) -> None:
-    settings = preset(f"actorq/cartpole-{PRESETS[arm]}", 0, network="2x32", steps=1500)
+    settings = preset(f"actorq/cartpole-{PRESETS[arm]}", 0, network="2x32", steps=800)
     one = train(arm, settings)
-    assert one.steps >= 1500 or one.seconds is not None
+    assert one.steps >= 800 or one.seconds is not None
     assert 8 <= one.evaluated <= 200 and one.profile.step_cpu > 0 and one.step_ms > 0
 
 
@@ -249,7 +249,7 @@ def test_a_policy_arrives_in_an_evaluation_of_its_own(target: float, arrives: bo
         0,
         network="1x8",
         actors=1,
-        steps=2000,
+        steps=1300,
         evaluate_every=600,
         evaluation_episodes=2,
         final_episodes=2,
@@ -258,20 +258,28 @@ def test_a_policy_arrives_in_an_evaluation_of_its_own(target: float, arrives: bo
     )
     one = train("greedy", settings, greedy=True)
     assert (one.seconds is not None) == arrives
-    assert 600 <= one.steps < 1200 if arrives else one.steps >= 2000
+    assert 600 <= one.steps < 1200 if arrives else one.steps >= 1300
 
 
-@pytest.mark.slow
-def test_a_training_that_was_done_is_not_done_again(tmp_path: Path) -> None:
+def test_a_training_that_was_done_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+
+    def counted(arm: str, settings: ActorsConfig, *, greedy: bool = False) -> Trained:
+        done.append(settings.steps)
+        return dataclasses.replace(trained(arm, 1.0), steps=settings.steps)
+
+    monkeypatch.setattr(rows, "train", counted)
     settings = preset("actorq/cartpole-fp32-compiled", 0, network="1x8", steps=600)
     bench = BenchConfig(out=tmp_path, resume=True)
     first = cached(bench, "actorq/x", EAGER, settings)
-    assert cached(bench, "actorq/x", EAGER, settings) == first
+    assert cached(bench, "actorq/x", EAGER, settings) == first and done == [600]
     # Other settings, or no word of going on: trained anew.
     other = dataclasses.replace(settings, steps=1200)
-    assert cached(bench, "actorq/x", EAGER, other).steps > first.steps
-    fresh = cached(BenchConfig(out=tmp_path), "actorq/x", EAGER, other)
-    assert fresh.step_ms != first.step_ms
+    assert cached(bench, "actorq/x", EAGER, other).steps == 1200
+    cached(BenchConfig(out=tmp_path), "actorq/x", EAGER, other)
+    assert done == [600, 1200, 1200]
     (file,) = (tmp_path / "actor-trainings").iterdir()
     for damaged in ("", "[]", '{"trained": 3}', file.read_text()[:200]):
         file.write_text(damaged)

@@ -182,7 +182,10 @@ def test_steps_and_probe_are_measured_on_any_encoder_of_ours(
 
 
 @pytest.mark.slow
-def test_encoders_alone_are_compared_with_eager_pytorch(tmp_path: Path) -> None:
+def test_encoders_alone_are_compared_with_eager_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vinoreward_training.bench.encoders.CALIBRATION_FRAMES", 4)
     rows = alone_rows(BenchConfig(out=tmp_path, rounds=2), 64, at_least=6.0)
     names = [row.what.split(": ")[1].split(" against")[0] for row in rows]
     assert names == ["onnxruntime fp32", "openvino fp32", "onnxruntime int8", "openvino int8"]
@@ -205,8 +208,8 @@ def test_trainings_through_the_encoder_are_measured(bundle: Bundle, tmp_path: Pa
         pixel_seeds=1,
         pixel_steps=40,
         cnn_steps=12,
-        overhead_steps=110,
-        evaluation_episodes=2,
+        overhead_steps=104,
+        evaluation_episodes=1,
     )
     (overhead,) = overhead_pixels_rows(config)
     assert overhead.value is not None and overhead.value > 0

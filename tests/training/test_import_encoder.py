@@ -114,10 +114,8 @@ def config_of(foreign: Path, out: Path, model: str, **changes: object) -> Import
     [
         ("variational.onnx", {}, True),
         ("plain.onnx", {"posterior": False}, False),
-        ("variational.xml", {}, True),
         ("plain.xml", {"posterior": False}, False),
         ("weights.pt", {"module": "nets.py:variational"}, True),
-        ("weights.pt", {"module": "nets.py:plain", "posterior": False}, False),
     ],
 )
 def test_every_form_becomes_a_bundle(

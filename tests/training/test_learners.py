@@ -17,6 +17,7 @@ from train_runs import SMALL, config
 
 from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError
 from vinoreward_training.bench import learners
+from vinoreward_training.bench.seconds import Run, Task
 from vinoreward_training.configs import BenchConfig, PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import (
@@ -302,10 +303,17 @@ def test_without_its_library_the_extra_is_named(
 def test_the_row_of_learners_trains_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The overheads are of trainings; the commands that train until solved are given here."""
+
+    def run_once(config: BenchConfig, task: Task, seed: int, *options: str) -> Run:
+        assert (task, options) == (learners.TASK, ("--learner", "device"))
+        return Run(seed, True, 500, true=1.0, training=3.0, process=7.0, processor=6.0)
+
+    monkeypatch.setattr(learners, "run_once", run_once)
     monkeypatch.setattr(learners, "learners", lambda: ("device",))
-    bench = BenchConfig(seeds=1, evaluation_episodes=5, overhead_steps=320, out=tmp_path)
+    bench = BenchConfig(seeds=1, evaluation_episodes=5, overhead_steps=160, out=tmp_path)
     training, process, overhead = learners.learners_rows(bench)
     assert "--learner device" in training.what and training.unit == process.unit == "s"
     (run,) = training.details["runs"]
-    assert run["solved"] and 0 < run["training"] < run["process"] and run["processor"] > 0
+    assert (training.value, process.value, run["processor"]) == (3.0, 7.0, 6.0)
     assert overhead.value is not None and overhead.value > 0
