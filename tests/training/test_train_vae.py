@@ -122,6 +122,7 @@ def test_the_command_that_ctrl_c_prints_goes_on_alone_and_a_card_without_places_
 
     monkeypatch.setattr(VaeFit, "_step", stopped)
     words = ["--architecture", "conv_vae", "--latent", "3", "--steps", "3", "--batch-size", "8"]
+    words += ["--threads", "1"]
     data = write_folder(tmp_path / "any")
     assert main(["train-vae", "--data", str(data), "--out", str(out), *words]) == 130
     (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)

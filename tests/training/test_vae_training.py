@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,15 @@ from vinoreward_training.encoder.training import (
     encode,
 )
 from vinoreward_training.runs.fit import CHECKPOINT
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums of several threads are in another order: not the very same weights in all processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: object) -> VaeFit:
@@ -131,7 +141,8 @@ def test_a_killed_training_resumes_to_the_very_same_weights(tmp_path: Path) -> N
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from test_vae_training import VaeFit, fit_of\n"
+        "from test_vae_training import VaeFit, fit_of, torch\n"
+        "torch.set_num_threads(1)\n"
         "VaeFit.SAVE_EVERY = 5\n"
         "def kill(step, _):\n"
         "    if step == 8:\n"
