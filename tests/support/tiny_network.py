@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Picture, Quantization
 
 HEIGHT, WIDTH = 6, 8
@@ -105,6 +107,21 @@ SPEC = BundleSpec(
     dataset={"sha256": "ab" * 32, "counts": {"success": 100, "failure": 300}, "seed": 0},
     versions={"vinoreward": "0.1.0"},
 )
+
+
+def save_for(config: Any, dataset: Any, parts: Any, folder: Path) -> int:
+    """Stand for the training in ``vinoreward finetune``: save a tiny network for its pictures."""
+    from vinoreward_training.data.dataset_files import read_about
+    from vinoreward_training.runs.next_command import origin
+
+    picture = dataset.picture(mean=MEAN, std=STD)
+    about = {"sha256": dataset.sha256, **origin(read_about(config.data))}
+    spec = dataclasses.replace(SPEC, name=config.name, picture=picture, dataset=about)
+    model = network(folder / "model.onnx", size=(picture.height, picture.width))
+    images = dataset.images[:4]
+    files = {"model.onnx": model}
+    save_bundle(folder / "bundle", spec, files, images, expected_logits(images), "# tiny")
+    return 0
 
 
 # The gate and the choice do not look into the file, so a coarser network stands for INT8 here.

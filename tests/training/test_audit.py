@@ -30,12 +30,13 @@ from vinoreward.bundles.schema import BundleSpec, Decision, Picture, View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.interventions import interventions_of
+from vinoreward.rewards.interventions import interventions_of, spaces_of
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import FIXED_OBJECT, MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit import command
+from vinoreward_training.audit import report as report_module
 from vinoreward_training.audit.bands import BANDS, bands, nice_step
 from vinoreward_training.audit.battery import SHOWN, Battery, Row, faults, not_surely_above
 from vinoreward_training.audit.causes import Causes, Change
@@ -73,6 +74,18 @@ def write_folder(folder: Path, count: int = 40, *, success: int = 200, failure: 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_toy_bundle(tmp_path_factory.mktemp("audit") / "toy")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of an audit without its two figures, which take longer than the audit of a toy."""
+
+    def draw(path: Path, found: Battery) -> Path:
+        Image.new("RGB", (1, 1)).save(path)
+        return path
+
+    monkeypatch.setattr(report_module, "_draw_fooled", draw)
+    monkeypatch.setattr(report_module, "_draw_shifts", draw)
 
 
 @pytest.mark.parametrize("count", [0, 1, 101, 200, 3014])
@@ -363,7 +376,9 @@ def test_the_command_reports_how_it_was_fooled(
     assert "already holds an audit" in capsys.readouterr().err
 
 
-def test_a_card_says_what_the_last_audit_found(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_card_says_what_the_last_audit_found(
+    bundle: Bundle, tmp_path: Path, undrawn: None
+) -> None:
     """What else the card says stays, and the bundle is the same to whoever loads it."""
     copy = tmp_path / "copy"
     shutil.copytree(bundle.path, copy)
@@ -579,18 +594,20 @@ def no_environment_stays() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("function", "found"),
+    ("function", "found", "learn"),
     [
-        ("moved", [("moved back", 0)]),
+        ("moved", [("moved back", 0)], 100),
         # The toy looks at red alone: what changes blue leaves every claim.
-        ("painted", [("painted", 100), ("cause gone", 100)]),
+        ("painted", [("painted", 100), ("cause gone", 100)], 0),
     ],
 )
 def test_claims_that_do_not_need_their_cause_are_a_fault(
-    bundle: Bundle, tmp_path: Path, function: str, found: list[tuple[str, int]]
-) -> None:
-    assert main(words_for(bundle, tmp_path, function)) == 3
+    bundle: Bundle, tmp_path: Path, undrawn: None, function: str,
+    found: list[tuple[str, int]], learn: int,
+) -> None:  # fmt: skip
+    assert main([*words_for(bundle, tmp_path, function), "--learn-steps", str(learn)]) == 3
     report = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert report["learned"] is None if learn == 0 else report["learned"]["steps"] >= learn
     changes = report["causes"]["changes"]
     assert [(one["name"], one["stay"]) for one in changes] == found
     assert all(one["claimed"] == report["causes"]["claims"] == 100 for one in changes)
@@ -625,7 +642,7 @@ def test_interventions_that_cannot_work_are_named(
 
 
 def test_without_interventions_it_says_what_is_not_known(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
     words = words_for(bundle, tmp_path, "moved")
     at = words.index("--interventions")
@@ -678,8 +695,11 @@ def test_the_hover_scene_undoes_what_it_offers() -> None:
 
 
 @pytest.mark.slow
-def test_a_classifier_of_the_arms_pose_alone_is_caught(tmp_path: Path) -> None:
+def test_a_classifier_of_the_arms_pose_alone_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trained where the object never moves, as the article's was."""
+    monkeypatch.setattr(command, "spaces_of", lambda env: spaces_of(env)[:1])
     data = tmp_path / "fixed"
     random = np.random.default_rng(0)
     rows = ["file,label,episode"]
@@ -714,6 +734,8 @@ def test_a_classifier_of_the_arms_pose_alone_is_caught(tmp_path: Path) -> None:
     stay = {one.name: one.stay / one.claimed for one in report.causes.changes}
     assert stay["object removed"] > 0.9 and stay["object moved"] > 0.9 and stay["arm moved"] < 0.2
     assert any("stay after this: object removed" in fault for fault in report.faults)
+    (searched,) = report.searched
+    assert searched.failures > 200 and searched.claimed > 0
 
 
 def save_linear_bundle(folder: Path, dataset: Dataset) -> Bundle:
@@ -762,7 +784,7 @@ def save_linear_bundle(folder: Path, dataset: Dataset) -> Bundle:
 @pytest.mark.slow
 def test_int8_is_compared_with_fp32_where_it_decides(tmp_path: Path) -> None:
     data = tmp_path / "hover"
-    assert main(["capture", "--frames", "150", "--seed", "77", "--out", str(data)]) == 0
+    assert main(["capture", "--frames", "120", "--seed", "77", "--out", str(data)]) == 0
     report = audit("panda-hover-classifier", data, frames=30, dead=22)
     flips = [one.flips for one in report.battery.rows]
     assert all(one is not None for one in flips)

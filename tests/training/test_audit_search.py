@@ -112,7 +112,7 @@ def test_a_hole_of_a_square_centimetre_is_found(
 ) -> None:
     """Nothing leads to it: around it the classifier sees nothing."""
     caught = 0
-    for seed in range(10):
+    for seed in range(3):
         middle = np.random.default_rng(seed).uniform([0.41, -0.39], [0.69, 0.39])
 
         def red(state: np.ndarray, middle: np.ndarray = middle) -> float:
@@ -123,7 +123,7 @@ def test_a_hole_of_a_square_centimetre_is_found(
         caught += bool(found.holes) and math.dist(found.at[:2], middle) < HOLE
         if found.holes:
             assert len(fooled.fooled) and found.plane == pytest.approx(1e-4, abs=3 * found.cell)
-    assert caught >= 9  # 20 of 20 in the benchmark
+    assert caught == 3  # 20 of 20 in the benchmark
 
 
 def test_a_way_up_is_climbed(classifier: Classifier) -> None:
@@ -343,7 +343,7 @@ def test_a_policy_that_is_paid_for_false_claims_is_a_fault(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = Cheating("PPO")
-    for _ in learn(Paid(true), "PPO", {"n_steps": 64}, found, steps=512, seed=0):
+    for _ in learn(Paid(true), "PPO", {"n_steps": 64, "n_epochs": 4}, found, steps=512, seed=0):
         pass
     assert found.steps == 512 and found.episodes > 400
     assert len(found.faults()) == faults

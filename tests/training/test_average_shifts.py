@@ -34,23 +34,31 @@ def draw(folder: Path, noise: float, seed: int = 1) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("drawn") / "data", noise=20.0)
+
+
 @pytest.mark.slow
 def test_the_means_better_the_rates_and_the_bundle_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: Path
 ) -> None:
-    data, recalls = draw(tmp_path / "data", noise=20.0), {}
-    for name, options in {"own": [], "means": ["--average-shifts"]}.items():
-        path = save_column_bundle(tmp_path / name).path
-        words = ["calibrate", "--bundle", str(path), "--data", str(data), "--target-fpr", "0.05"]
+    """And a further calibration goes on as it was only if asked."""
+    path, recalls = save_column_bundle(tmp_path / "bundle").path, {}
+    words = ["calibrate", "--bundle", str(path), "--data", str(data), "--target-fpr", "0.05"]
+    for name, options in {"means": ["--average-shifts"], "own": []}.items():
         assert main([*words, *options]) == 0
         said = capsys.readouterr().out
         bundle = Bundle.load(path)
         band = bundle.spec.decision.shift_band
         card = (path / "README.md").read_text()
+        note = "note: the bundle no longer judges by means over shifts"
+        assert (note in said) is (name == "own")
         if name == "own":
-            assert band is None and "shifts" not in said and "means over shifts: none" in card
+            assert band is None and said.count("shifts") == said.count("--average-shifts") + 1
+            assert "means over shifts: none" in card
         else:
-            assert band is not None and band > 0
+            assert band is not None and band > 0 and "note: the bundle" not in said
             assert f"within {band:.3g} log-odds of the threshold" in card
         recalls[name] = as_it_reports(bundle, data, said)
     assert recalls["means"] > recalls["own"] + 0.1
@@ -90,7 +98,7 @@ def as_it_reports(bundle: Bundle, data: Path, said: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "seed", "rate"),
-    [(22.0, 0, "0.02"), (22.0, 2, "0.02"), (6.0, 1, "0.05"), (8.0, 1, "0.05")],
+    [(22.0, 0, "0.02"), (6.0, 1, "0.05")],
 )
 def test_what_is_reported_is_what_the_classifier_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], noise: float, seed: int, rate: str
@@ -138,19 +146,6 @@ def test_the_band_holds_a_dead_camera_only_where_it_would_move_the_threshold(
 
 
 @pytest.mark.slow
-def test_it_goes_on_as_it_was_only_if_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = save_column_bundle(tmp_path / "bundle").path
-    words = ["--bundle", str(path), "--data", str(draw(tmp_path / "data", noise=20.0))]
-    assert main(["calibrate", *words, "--target-fpr", "0.05", "--average-shifts"]) == 0
-    assert "note: the bundle" not in capsys.readouterr().out
-    assert main(["calibrate", *words, "--target-fpr", "0.05"]) == 0
-    assert "note: the bundle no longer judges by means over shifts" in capsys.readouterr().out
-    assert Bundle.load(path).spec.decision.shift_band is None
-
-
-@pytest.mark.slow
 def test_int8_is_compared_on_pictures_that_are_cut_already(tmp_path: Path) -> None:
     """The network itself stands for INT8: no decision may differ."""
     made = save_column_bundle(tmp_path / "bundle", decision=Decision(threshold=0.5, shift_band=2.0))
@@ -165,11 +160,10 @@ def test_int8_is_compared_on_pictures_that_are_cut_already(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_means_that_change_nothing_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path
 ) -> None:
     monkeypatch.setattr(calibrate, "shifts_of", lambda images: (images,) * 3)
     path = save_column_bundle(tmp_path / "bundle").path
-    data = draw(tmp_path / "data", noise=20.0)
     words = ["--data", str(data), "--target-fpr", "0.05", "--average-shifts"]
     assert main(["calibrate", "--bundle", str(path), *words]) == 0
     assert "change no decision" in capsys.readouterr().out

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import cast
 
@@ -15,8 +13,10 @@ from PIL import Image
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError, PictureMismatchError
+from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward_training.audit.command import audit
 from vinoreward_training.classifier import calibrate, finetune
 from vinoreward_training.configs import (
     CalibrateConfig,
@@ -24,6 +24,7 @@ from vinoreward_training.configs import (
     MendConfig,
     QuantizeConfig,
 )
+from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.labelling.labels import Answer, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of, labelled_pictures
 from vinoreward_training.mending import command as mending
@@ -47,73 +48,57 @@ def write_whole(folder: Path, count: int, seed: int = 0) -> np.ndarray:
     return whole
 
 
-def training(data: Path, out: Path, size: tuple[int, int] | None) -> FinetuneConfig:
-    return FinetuneConfig(
-        data=data,
-        out=out,
-        image_crop=(TOP, LEFT, *SIZE),
-        image_size=size,
-        epochs=1,
-        batch_size=16,
-        target_fpr=0.1,
-        threads=1,
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
-    """A training on a part of pictures, which it also resizes; nobody may change its folders."""
-    folder = tmp_path_factory.mktemp("crop")
-    write_whole(folder / "whole", 700)
-    config = training(folder / "whole", folder / "run", RESIZED)
-    assert finetune.run(config) == 0
-    return config
+@pytest.mark.parametrize("size", [None, RESIZED])
+def test_a_training_reads_what_somebody_else_would_have_cut(
+    tmp_path: Path, size: tuple[int, int] | None
+) -> None:
+    cut = load_dataset(write_folder(tmp_path / "cut", 8), size=size)
+    write_whole(tmp_path / "whole", 8)
+    found = load_dataset(tmp_path / "whole", size=size, crop=(TOP, LEFT, *SIZE))
+    np.testing.assert_array_equal(found.images, cut.images)
+    assert found.images.shape[1:3] == (size or SIZE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [None, RESIZED])
-def test_the_bundle_cuts_out_what_it_was_trained_on(
-    size: tuple[int, int] | None, tmp_path: Path, trained: FinetuneConfig
+def test_the_bundle_and_the_commands_after_it_read_the_whole_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut, whole = write_folder(tmp_path / "cut", 700), write_whole(tmp_path / "whole", 700)
-    config = trained
-    if size is None:
-        config = training(trained.data, tmp_path / "run", size)
-        assert finetune.run(config) == 0
-    # The same training on pictures that somebody else has cut.
-    other = dataclasses.replace(config, data=cut, out=tmp_path / "other", image_crop=None)
-    assert finetune.run(other) == 0
-    bundle, without = (Bundle.load(each.out / "bundle") for each in (config, other))
+    """One training for all that follows it: INT8, another threshold, labels and a mending."""
+    data = tmp_path / "whole"
+    whole, (parts, labels) = write_whole(data, 700), pictures(700)
+    config = FinetuneConfig(
+        data=data, out=tmp_path / "run", image_crop=(TOP, LEFT, *SIZE), image_size=RESIZED,
+        epochs=1, batch_size=16, target_fpr=0.1, threads=1,
+    )  # fmt: skip
+    assert finetune.run(config) == 0
+    bundle = Bundle.load(tmp_path / "run" / "bundle")
     assert bundle.spec.picture.crop == (TOP, LEFT, *SIZE)
-    assert (bundle.spec.picture.height, bundle.spec.picture.width) == (size or SIZE)
-    images = whole[:40]
-    parts, labels = pictures(700)
-    with Classifier(bundle) as classifier, Classifier(without) as expected:
-        probabilities = classifier.probability(images)
-        np.testing.assert_array_equal(probabilities, expected.probability(parts[:40]))
+    assert (bundle.spec.picture.height, bundle.spec.picture.width) == RESIZED
+    with Classifier(bundle) as classifier, Classifier(bundle.of_cut_pictures()) as of_parts:
+        probabilities = classifier.probability(whole[:40])
         np.testing.assert_array_equal(probabilities > 0.5, labels[:40] == 1)
+        np.testing.assert_array_equal(of_parts.probability(parts[:40]), probabilities)
         with pytest.raises(
             PictureMismatchError, match=r"at least 42 x 64 .*crops 32 x 40 at row 10"
         ):
             classifier.probability(parts)
-        with Classifier(bundle.of_cut_pictures()) as of_parts:
-            np.testing.assert_array_equal(of_parts.probability(parts[:40]), probabilities)
 
-
-@pytest.mark.slow
-def test_the_commands_after_it_read_the_whole_pictures(
-    tmp_path: Path, trained: FinetuneConfig
-) -> None:
-    data = trained.data
-    shutil.copytree(trained.out, tmp_path / "run")
-    bundle = Bundle.load(tmp_path / "run" / "bundle")
     gated = QuantizeConfig(bundle=bundle.path, data=data, max_second_looks=1.0, calibration=32)
     assert quantize.run(gated) == 0
+    quantized = Bundle.load(bundle.path)
+    assert quantized.resolve_precision("openvino") == "int8"
+    with Classifier(quantized) as classifier, Classifier(quantized, precision="fp32") as exact:
+        assert classifier.band == quantized.spec.decision.int8_band is not None
+        agreed = classifier.compute_reward(whole) == exact.compute_reward(whole)
+        assert agreed.mean() >= 0.99
+        assert 0 <= classifier.second_looks <= classifier.looks == len(whole)
+
     fresh = tmp_path / "fresh"
-    write_whole(fresh, 300, seed=1)
+    write_whole(fresh, 160, seed=1)
     again = CalibrateConfig(bundle=bundle.path, data=fresh, target_fpr=0.2)
     assert calibrate.run(again) == 0
     assert Bundle.load(bundle.path).spec.picture.crop == (TOP, LEFT, *SIZE)
+
     # Labels are of whole pictures too.
     labelled = tmp_path / "labelled"
     labelled.mkdir()
@@ -123,16 +108,20 @@ def test_the_commands_after_it_read_the_whole_pictures(
             image, answer = images[int(file.stem)], cast(Answer, file.parent.name)
             name = f"{file.parent.name}/{file.name}"
             log.add(Label(name, digest_of(image), answer, "ann", now(), 1.0))
+    before = sha256(bundle.path / "bundle.json")
+    few = {"frames": 30, "dead": 220}
+    monkeypatch.setattr(mending, "audit", lambda *given, **how: audit(*given, **{**how, **few}))
     mended = mending.run(
         MendConfig(
             bundle=bundle.path, data=data, labels=(labelled,), out=tmp_path / "mended",
             learning_rate=1e-6, replay=100, epochs=1, threads=1,
         )
     )  # fmt: skip
-    assert mended == 0
+    assert mended == 0, capsys.readouterr().out
     better = Bundle.load(tmp_path / "mended" / "bundle").spec
     assert better.picture == bundle.spec.picture
     assert better.dataset["counts"]["category:labelled"] == 40
+    assert sha256(bundle.path / "bundle.json") == before
 
 
 def test_labelled_pictures_are_cut(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_training.cli import main
-from vinoreward_training.configs import DemoConfig
+from vinoreward_training.configs import DemoConfig, QuantizeConfig
 from vinoreward_training.demo.command import (
     CAPTURE_SEED,
     Demo,
@@ -32,19 +33,28 @@ from vinoreward_training.demo.command import (
     settled,
 )
 from vinoreward_training.demo.report import STAGES, claim_sentence, verdict
+from vinoreward_training.quantize.command import LEAST_HELD_OUT
 
 TINY = {
-    "frames": 801,
+    "frames": 360,
     "epochs": 1,
     "target_fpr": 0.2,
-    "scenes": 24,
+    "scenes": 12,
     "timesteps": 60,
-    "episodes": 3,
+    "episodes": 2,
 }
+FEWER = """
+import sys
+from vinoreward_training.cli import main
+from vinoreward_training.demo import command
+command.QUANTIZE_NEEDS = 20
+sys.exit(main(sys.argv[1:]))
+"""
+"""The program, which takes fewer frames than INT8 is compared on."""
 
 
 def command(out: Path, **settings: object) -> list[str]:
-    words = [sys.executable, "-m", "vinoreward_training.cli", "demo", "--out", str(out)]
+    words = ["demo", "--out", str(out)]
     for name, value in (TINY | settings).items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return words
@@ -54,7 +64,10 @@ def stop_when(words: list[str], seen: str, number: int) -> tuple[int, str]:
     """Run a command, send it a signal once its output holds ``seen``; return status and output."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        [sys.executable, "-c", FEWER, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         output = b""
@@ -69,36 +82,52 @@ def stop_when(words: list[str], seen: str, number: int) -> tuple[int, str]:
     return status, output.decode(errors="replace")
 
 
+@pytest.fixture
+def fewer_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too little for a real classifier shows all the same that a stage follows another."""
+    monkeypatch.setattr("vinoreward_training.demo.command.QUANTIZE_NEEDS", 20)
+    monkeypatch.setitem(LEAST_HELD_OUT, "classifier", 20)
+    few = partial(QuantizeConfig, calibration=32)
+    monkeypatch.setattr("vinoreward_training.demo.command.QuantizeConfig", few)
+
+
 @pytest.mark.slow
 def test_the_demo_stopped_in_three_stages_goes_on_and_ends_with_all_it_promises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fewer_frames: None,
 ) -> None:
+    """The stop of a training of a policy is that of its own tests."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which the demo would set
     out = tmp_path / "a demo"
-    status, text = stop_when(command(out), r"capture: +[1-9]\d*%", signal.SIGINT)
-    assert status == 130, text
-    assert "Run the same command to go on" in text
+    status, text = stop_when(command(out), r"capture: +[1-9]\d*%", signal.SIGKILL)
+    assert status == -signal.SIGKILL, text
     before = len(list((out / "data").glob("*/*.png")))
     assert 0 < before < TINY["frames"]
 
     status, text = stop_when(command(out), r"finetune: +[1-9]\d*%", signal.SIGINT)
     assert status == 130, text
+    assert "Run the same command to go on" in text
     assert (out / "stages" / "capture.json").is_file()
     assert not (out / "stages" / "finetune.json").exists()
     assert (out / "classifier" / "checkpoint.pt").is_file()
 
-    status, text = stop_when(command(out), r"\[5/7\] train ", signal.SIGKILL)
-    assert status == -signal.SIGKILL, text
-    assert "[1/7] capture: done before" in text
+    with monkeypatch.context() as patch:
+        patch.setattr("vinoreward_training.demo.command.train_policy", interrupted)
+        assert main(command(out)) == 130
+    said = capsys.readouterr().out
+    assert "[1/7] capture: done before" in said and "[4/7] check: done before" not in said
 
-    done = subprocess.run(command(out), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert all(f"] {name}: done before" in done.stdout for name in list(STAGES)[:4])
-    assert "next: " not in done.stdout
+    assert main(command(out)) == 0
+    said = capsys.readouterr().out
+    assert all(f"] {name}: done before" in said for name in list(STAGES)[:4])
+    assert "next: " not in said
     demo, page = Demo(tiny(out), out), out / "report.html"
     assert demo.data.joinpath("dataset.json").is_file()
     for path in (demo.policy / "play.gif", demo.policy / "learning_curve.png", page):
         assert path.stat().st_size > 1000
-        assert str(path) in done.stdout
+        assert str(path) in said
     report = page.read_text(encoding="utf-8")
     assert not re.search(r'(?:src|href)="(?!data:)', report)
     for words in ("shipped", "average precision", "panda-hover-classifier", "Fresh scenes"):
@@ -106,14 +135,17 @@ def test_the_demo_stopped_in_three_stages_goes_on_and_ends_with_all_it_promises(
     assert Bundle.load(demo.bundle).spec.name == "demo-classifier"
 
     # Once more: nothing is repeated but the report.
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which the demo would set
-    assert main(command(out)[3:]) == 0
+    assert main(command(out)) == 0
     assert capsys.readouterr().out.count("done before") == len(STAGES) - 1
 
     recorded = (out / "config.yaml").read_bytes()
-    assert main(command(out, seed=5)[3:]) == 1
+    assert main(command(out, seed=5)) == 1
     assert "seed 0; now asked for seed 5" in capsys.readouterr().err
     assert (out / "config.yaml").read_bytes() == recorded
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def tiny(out: Path, **settings: object) -> DemoConfig:
@@ -198,11 +230,11 @@ def test_next_commands_of_stages_are_left_out(
     assert "left out" not in printed
 
 
-def test_other_settings_and_a_broken_stamp_are_refused(tmp_path: Path) -> None:
+def test_other_settings_and_a_broken_stamp_are_refused(tmp_path: Path, fewer_frames: None) -> None:
     settings = fixed(settled(tiny(tmp_path)))
     Stages(tmp_path, settings).begin()
     Stages(tmp_path, settings)
-    with pytest.raises(ConfigError, match="episodes 3; now asked for episodes 4"):
+    with pytest.raises(ConfigError, match="episodes 2; now asked for episodes 4"):
         Stages(tmp_path, fixed(settled(tiny(tmp_path, episodes=4))))
     (tmp_path / "stages" / "capture.json").write_text("{", encoding="utf-8")
     with pytest.raises(RunFolderError, match="remove it"):

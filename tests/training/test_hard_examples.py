@@ -113,7 +113,7 @@ def test_a_training_writes_weights_that_load(
     from safetensors.numpy import load_file
 
     out = tmp_path / "new.safetensors"
-    words = ["--weights", str(WEIGHTS), "--out", str(out), "--rounds", "2", "--frames", "300"]
+    words = ["--weights", str(WEIGHTS), "--out", str(out), "--rounds", "2", "--frames", "64"]
     monkeypatch.setattr(sys, "argv", ["hard_examples.py", *words, "--threads", "1"])
     example["main"]()
     before, after = load_file(WEIGHTS), load_file(out)

@@ -44,12 +44,14 @@ from vinoreward_training.runs.settings import command_line
 from vinoreward_training.tasks.environments import make_env
 
 SIZES = {
-    "finetune": ("--epochs", "6", "--threads", "1"),
+    "finetune": ("--epochs", "3", "--batch-size", "16", "--threads", "1"),
     "quantize": ("--calibration", "32"),
-    "train": ("--timesteps", "1500", "--eval-every", "250", "--no-progress"),
-    "play": ("--film", "0", "--no-progress"),
+    "train": (
+        "--timesteps", "1500", "--eval-every", "250", "--final-episodes", "5", "--no-progress",
+    ),
+    "play": ("--episodes", "20", "--film", "0", "--no-progress"),
     "profile": ("--steps", "3"),
-}
+}  # fmt: skip
 """What keeps each command short; all that matters is in what was printed."""
 
 
@@ -115,7 +117,7 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
     found = json.loads((run / "play.json").read_text("utf-8"))["evaluation"]
     assert found["truth_key"] == "success"
     # The policy does truly what is claimed: it learned in the environment of the pictures.
-    assert found["true"]["successes"] >= 95 and found["claimed"]["successes"] >= 95
+    assert found["true"]["successes"] >= 19 and found["claimed"]["successes"] >= 19
     # The tutorial's own program, beside what its commands made.
     (code,) = re.findall(r"```python\n([^`]*LearnedReward\(env.*?)```", tutorial, flags=re.DOTALL)
     names: dict[str, Any] = {}

@@ -145,7 +145,7 @@ def test_the_learners_step_is_one_that_takes_the_environments_actions() -> None:
 def test_a_profile_of_the_shipped_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(ProfileConfig(steps=5, out=tmp_path / "profile")) == 0
+    assert run(ProfileConfig(steps=2, out=tmp_path / "profile")) == 0
     assert "at most" in capsys.readouterr().out
     found = json.loads((tmp_path / "profile" / "profile.json").read_text(encoding="utf-8"))
     parts = found["parts_seconds"]

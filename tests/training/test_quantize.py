@@ -14,7 +14,7 @@ import pytest
 import tiny_network as tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from picture_folders import write_folder
+from PIL import Image
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import softmax as softmax_of
@@ -26,9 +26,7 @@ from vinoreward.errors import (
     QuantizationRefusedError,
 )
 from vinoreward.rewards.classifier import Classifier, unsure
-from vinoreward_training.classifier import finetune
-from vinoreward_training.configs import FinetuneConfig, QuantizeConfig
-from vinoreward_training.data.dataset import load_dataset
+from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.quantize import command as quantize
 from vinoreward_training.quantize.gate import (
     GateResult,
@@ -230,21 +228,25 @@ def test_an_installed_bundle_is_only_read(tmp_path: Path, monkeypatch: pytest.Mo
         Bundle.load(name)
 
 
-@pytest.mark.slow
 def test_a_bundle_gains_int8_or_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = write_folder(tmp_path / "data", 700)
-    finetune.run(
-        FinetuneConfig(
-            data=data, out=tmp_path / "run", epochs=1, batch_size=16, target_fpr=0.2, threads=1
-        )
-    )
-    path = tmp_path / "run" / "bundle"
+    """See test_crop.py for the classifier of a training, with second looks."""
+
+    def write(folder: Path, count: int) -> Path:
+        odds = tiny.expected_logits(shown := tiny.golden_images(count))
+        for index, (image, (failure, success)) in enumerate(zip(shown, odds, strict=True)):
+            path = folder / ("success" if success > failure else "failure") / f"{index:04d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+        return folder
+
+    model, golden = tiny.network(tmp_path / "model.onnx"), tiny.golden_images()
+    files, outputs = {"model.onnx": model}, tiny.expected_logits(golden)
+    path = save_bundle(tmp_path / "bundle", tiny.SPEC, files, golden, outputs)
+    data, few = write(tmp_path / "data", 800), write(tmp_path / "few", 60)
     before = (path / "bundle.json").read_bytes()
-    few = write_folder(tmp_path / "few", 60)
     following = rf"^next: vinoreward train .*--bundle {re.escape(str(path))} "
-    capsys.readouterr()
     with pytest.raises(DatasetError, match=r"at least 200.*go on in FP32"):
         quantize.run(QuantizeConfig(bundle=path, data=few))
     assert (path / "bundle.json").read_bytes() == before
@@ -259,17 +261,10 @@ def test_a_bundle_gains_int8_or_stays_as_it_is(
     assert quantize.run(config) == 0
     bundle = Bundle.load(path)
     found = bundle.spec.quantization
-    assert found is not None and found.passed
+    assert found is not None and found.passed and bundle.spec.decision.int8_band is not None
     assert {"flips_without_second_look", "second_looks_held_out"} <= set(found.detail)
-    assert bundle.resolve_precision("openvino") == "int8"
     with bundle.backend("openvino", precision="int8") as backend:  # checks the golden frames
         assert backend.infer(bundle.golden.images).shape == bundle.golden.logits.shape
-    images = load_dataset(data).images
-    with Classifier(bundle) as classifier, Classifier(bundle, precision="fp32") as exact:
-        assert classifier.band == bundle.spec.decision.int8_band is not None
-        agreed = classifier.compute_reward(images) == exact.compute_reward(images)
-        assert agreed.mean() >= 0.99
-        assert 0 <= classifier.second_looks <= classifier.looks == len(images)
 
 
 @pytest.mark.slow
