@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_children import PIXELS, nothing_left, pictures, save_network, services, sums
+from service_children import (
+    PIXELS,
+    nothing_left,
+    own_folder,
+    pictures,
+    save_network,
+    services,
+    sums,
+)
 
 from vinoreward.backends.base import Backend, load_backend
 from vinoreward.backends.network import NetworkSpec, TensorSpec
@@ -21,9 +29,16 @@ from vinoreward.errors import ConfigError, InputError, VinorewardError
 from vinoreward.rewards.classifier import Classifier
 
 
-@pytest.fixture
-def backend(folder: Path, spec: NetworkSpec) -> Iterator[SharedBackend]:
-    with SharedBackend(spec) as backend:
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedBackend]:
+    """One for all tests that leave it as it is."""
+    path = tmp_path_factory.mktemp("one")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        own_folder(path, patch),
+        SharedBackend(save_network(path / "sums.onnx")) as backend,
+    ):
+        backend.load()
         yield backend
 
 
