@@ -128,7 +128,7 @@ def test_a_short_profile_says_whether_compression_can_pay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, "--compress", "int8", "--profile-only", "2000"]
+    arguments = ["actors", *SMALL, "--compress", "int8", "--profile-only", "6000"]
     assert main([*arguments, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "step: network" in said and "deserialize" in said
@@ -145,7 +145,7 @@ def test_a_profile_says_when_every_update_would_wait_for_the_student(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chain = ["--compress", "prune 0.5 | distill steps=150 | openvino", "--lag", "1"]
-    arguments = ["actors", *SMALL, *chain, "--profile-only", "400", "--no-progress"]
+    arguments = ["actors", *SMALL, *chain, "--profile-only", "200", "--no-progress"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "with --lag 1 every update waits for that" in said

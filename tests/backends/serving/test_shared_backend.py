@@ -231,10 +231,11 @@ def test_closing_and_pickling(folder: Path, spec: NetworkSpec) -> None:
         backend.infer(pictures(1))
 
 
-def test_info_is_that_of_the_backend_and_more(backend: SharedBackend) -> None:
-    with load_backend("openvino", backend.spec) as plain:
+def test_info_is_that_of_the_backend_and_more(folder: Path, spec: NetworkSpec) -> None:
+    with load_backend("openvino", spec) as plain:
         expected = plain.info()
-    info = backend.info()
+    with SharedBackend(spec) as backend:
+        info = backend.info()
     assert {name: info[name] for name in expected} == expected
     assert (info["service"], info["service_pid"]) == ("shared", backend.pid)
     assert (info["threads"], info["service_callers"]) == (1, 1)
