@@ -129,7 +129,7 @@ class TestTraining:
         summary = ActorLearner(
             "CartPole-v1",
             learner,
-            settings(actors=2, environments=8, steps=20, backend="openvino", lag=1),
+            settings(actors=2, environments=4, backend="openvino", lag=1),
             compressor=chain,
         ).learn(150_000, progressed)
         assert summary.stopped

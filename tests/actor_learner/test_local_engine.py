@@ -168,7 +168,7 @@ class TestActing:
     @pytest.mark.slow
     def test_a_student_larger_than_its_teacher(self) -> None:
         """There is room for it in shared memory, and for its INT8 weights and compiled form."""
-        student = mlp(2, 2, head="logits", hidden=(600, 600))
+        student = mlp(2, 2, head="logits", hidden=(1100, 1100))
         chain = CompressorChain().add(Distill(1, student=student, cold_steps=1))
         chain.add(Quantize("int8")).add(Compile("onnxruntime", blob=True))
         with started(config(chain=chain, backend="onnxruntime")) as engine:
