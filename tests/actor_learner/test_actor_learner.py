@@ -56,8 +56,7 @@ class Replays(Impala):
 
 class TestFixedLag:
     @pytest.mark.slow
-    @pytest.mark.parametrize("actors", [1, 2])
-    @pytest.mark.parametrize("compressed", [False, True])
+    @pytest.mark.parametrize(("actors", "compressed"), [(1, False), (2, True)])
     def test_repeats_to_the_bit(self, actors: int, compressed: bool) -> None:
         def trained(seed: int) -> str:
             chain = CompressorChain().add(Quantize("int8")).add(Compile("openvino"))
@@ -67,13 +66,13 @@ class TestFixedLag:
                 learner,
                 settings(actors=actors, lag=1, seed=seed, backend="openvino"),
                 compressor=chain if compressed else None,
-            ).learn(600)
+            ).learn(300)
             return weights_of(learner)
 
         first = trained(0)
         assert first == trained(0)
         # Another seed is another training.
-        assert compressed or actors > 1 or first != trained(1)
+        assert compressed or first != trained(1)
 
     @pytest.mark.slow
     def test_repeats_to_the_bit_while_a_strategy_switches(self) -> None:
@@ -85,7 +84,7 @@ class TestFixedLag:
                 settings(actors=2, lag=1, monitor_period=3),
                 compressor=CompressorChain().add(Remembers()).add(Quantize("int8")),
                 monitor=Monitor([KL("max", "pi_mu")], Switches()),
-            ).learn(600)
+            ).learn(360)
             return weights_of(learner), [int(one[0].network[0, 0]) for one in learner.given]
 
         first = trained()
@@ -245,12 +244,18 @@ class TestTraining:
     def test_compressed_weights_come_back_under_a_short_bound(self) -> None:
         """Too old, they do not act; newer ones do before the pull period is over."""
         shares: list[float] = []
+
+        def progressed(progress: Progress) -> bool:
+            if shares or progress.metrics["compressed_share"]:
+                shares.append(progress.metrics["compressed_share"])
+            return len(shares) >= 300
+
         ActorLearner(
             "CartPole-v1",
             impala(),
             settings(max_lag=3, pull_period=10**6),
             compressor=CompressorChain().add(Remembers()),
-        ).learn(20_000, lambda progress: shares.append(progress.metrics["compressed_share"]))
+        ).learn(1_000_000, progressed)
         late = shares[len(shares) // 2 :]
         assert sum(late) / len(late) > 0.2
 
@@ -293,8 +298,8 @@ class TestTraining:
 
 class TestSamplesPerInsert:
     @pytest.mark.slow
-    @pytest.mark.parametrize("ratio", [1.0, 16.0])
-    def test_is_kept_on_both_sides(self, ratio: float) -> None:
+    def test_is_kept_on_both_sides(self) -> None:
+        ratio = 4.0
         learner = dqn()
         config = settings(actors=2, steps=5, samples_per_insert=ratio)
         limiter = limiter_for(learner, config)

@@ -120,7 +120,7 @@ class TestTrainings:
             if updates or share:
                 updates += 1
                 compressed += share > 0.5
-            return updates >= 150
+            return updates >= 80
 
         summary = ActorLearner(
             "CartPole-v1",
@@ -172,7 +172,7 @@ class TestTrainings:
             learner = impala()
             student = mlp(4, 2, head="logits", hidden=(12,), value=True)
             chain = CompressorChain().add(Distill(3, student=student, cold_steps=4))
-            ActorLearner("CartPole-v1", learner, settings(lag=1), compressor=chain).learn(120)
+            ActorLearner("CartPole-v1", learner, settings(lag=1), compressor=chain).learn(60)
             return weights_of(learner)
 
         assert trained() == trained()

@@ -42,24 +42,6 @@ def nothing_left() -> Iterator[None]:
 
 
 class TestDeath:
-    def test_an_actor_killed_in_mid_write(self, tmp_path: Path) -> None:
-        """Its half trajectory never reaches the learner; a successor begins anew."""
-        kwargs = {"fault": "kill", "at": 9 * 2 + 5, "marker": str(tmp_path / "died")}
-        with started(config(kwargs=kwargs, slots=4)) as engine:
-            happened = event(engine)
-            assert happened.who == "actor 0"
-            assert "killed by signal 9; replaced by generation 1" in happened.what
-            while (one := take(engine)[0]).generation == 0:
-                pass
-            # From the first episode on: half of a dead actor's is in no trajectory.
-            np.testing.assert_array_equal(one.observations[0, 0], [0, 0])
-            for _ in range(5):
-                one = take(engine)[0]
-                np.testing.assert_array_equal(
-                    one.observations[:3, 0, 1], [0, 1, 2]
-                )  # fmt: skip
-                assert one.generation == 1
-
     def test_what_it_had_handed_over_is_read(self, tmp_path: Path) -> None:
         kwargs = {"fault": "kill", "at": 9 * 2 + 5, "marker": str(tmp_path / "died")}
         with started(config(kwargs=kwargs, slots=3)) as engine:
@@ -111,10 +93,9 @@ class TestDeath:
             assert (full.leased(0), full.leased(1)) == (-1, 0)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("fault", ["hang", "sleep"])
-    def test_a_hung_actor(self, fault: str, tmp_path: Path) -> None:
-        """Stopped, or stuck in its environment: noticed by its silence, killed and replaced."""
-        kwargs = {"fault": fault, "at": 23, "marker": str(tmp_path / "hung")}
+    def test_an_actor_that_is_stuck_in_its_environment(self, tmp_path: Path) -> None:
+        """Noticed by its silence, killed and replaced."""
+        kwargs = {"fault": "sleep", "at": 23, "marker": str(tmp_path / "hung")}
         with started(config(kwargs=kwargs, heartbeat=1.0)) as engine:
             happened = event(engine)
             assert "gave no sign of life for 1 s; replaced by generation 1" in happened.what
@@ -142,7 +123,7 @@ class TestDeath:
     )
     def test_an_environment_that_fails_for_good(self, fault: str, at: int, said: str) -> None:
         """Restarted within its budget, and then an error with the child's own words."""
-        with started(config(kwargs={"fault": fault, "at": at}, restarts=2)) as engine:
+        with started(config(kwargs={"fault": fault, "at": at}, restarts=1)) as engine:
             events: list[Any] = []
 
             def ended() -> bool:
@@ -160,9 +141,9 @@ class TestDeath:
 
             caught: list[str] = []
             until(ended)
-        assert [each.what.split()[-1] for each in events] == ["1", "2"]  # generations
+        assert [each.what.split()[-1] for each in events] == ["1"]  # generations
         assert said in events[0].what
-        assert "actor 0 ended 3 times within a minute" in caught[0]
+        assert "actor 0 ended 2 times within a minute" in caught[0]
         # What says all by itself is told once; of anything else it matters where it happened.
         sentence = fault.startswith("nan")
         assert ("Traceback (most recent call last)" in caught[0]) is not sentence
@@ -183,18 +164,6 @@ class TestDeath:
             os.kill(process_named("actor 0").pid, signal.SIGKILL)
             with pytest.raises(EngineError, match="with a fixed lag nothing can go on"):
                 until(lambda: engine.messages().events)
-
-    def test_a_successor_takes_its_place_in_a_fixed_lag(self, tmp_path: Path) -> None:
-        kwargs = {"fault": "kill", "at": 9 * 3 + 5, "marker": str(tmp_path / "died")}
-        with started(config(kwargs=kwargs, lag=0)) as engine:
-            versions = []
-            for version in range(8):
-                (one,) = take(engine)
-                versions.append((int(one.versions[0, 0]), one.generation))
-                until(lambda: engine.everyone_has(version))  # noqa: B023
-                engine.publish(random_policy(NUMBERED, version + 1))
-        assert [version for version, _ in versions] == list(range(8))
-        assert [generation for _, generation in versions] == [0] * 3 + [1] * 5
 
 
 class TestCompressorDeath:

@@ -59,16 +59,15 @@ def test_few_bits_come_back(tmp_path: Path, bits: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-def test_what_a_training_returns_comes_back_and_plays(tmp_path: Path, backend: str) -> None:
+def test_what_a_training_returns_comes_back_and_plays(tmp_path: Path) -> None:
     chain = (
         CompressorChain()
         .add(Prune(0.5))
         .add(Distill(steps=5, cold_steps=5))
         .add(Quantize("int8"))
-        .add(Compile(backend))
+        .add(Compile("openvino"))
     )
-    summary = ActorLearner("CartPole-v1", impala(), settings(), compressor=chain).learn(600)
+    summary = ActorLearner("CartPole-v1", impala(), settings(), compressor=chain).learn(100)
     assert summary.compressed is not None and summary.compressed.ranges
     for policy, name in ((summary.policy, "policy"), (summary.compressed, "compressed")):
         found = load_policy(save_policy(tmp_path, policy, name))

@@ -7,8 +7,10 @@ import json
 import threading
 from collections import defaultdict
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from vinoreward.actor_learner.engines.ray.exchange import (
 from vinoreward.actor_learner.transport.link import SETTINGS, ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Batch
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION as FULL
+from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import InputError
 
 
@@ -389,3 +392,16 @@ def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyP
     assert looked("first", 0.5) == 0.5
     assert looked("second", float("inf")) == float("inf")
     assert looked("second", 0.25) == 0.25
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_where_a_compressor_runs(saves: bool, tmp_path: Path) -> None:
+    """With state to write: beside the learner, whatever is free; otherwise where room is."""
+    pytest.importorskip("ray")
+    told = config(chain=CompressorChain(), folder=tmp_path if saves else None)
+    cluster = MagicMock()
+    engine.RayWorker("compressor", 1, told, cluster, MagicMock(), MagicMock())
+    asked = cluster.remote.call_args.kwargs
+    assert asked["num_cpus"] == (0 if saves else 1)
+    beside = cluster.beside_us.return_value
+    assert asked["scheduling_strategy"] == (beside if saves else "SPREAD")

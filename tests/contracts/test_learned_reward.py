@@ -266,8 +266,15 @@ def test_the_hold_counter_is_in_the_observation(
     )
 
 
-@pytest.mark.parametrize("name", ["sparse", "potential", "goes-on-after-success"])
-@pytest.mark.parametrize("kind", [DummyVecEnv, SubprocVecEnv])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (DummyVecEnv, "sparse"),
+        (DummyVecEnv, "potential"),
+        (DummyVecEnv, "goes-on-after-success"),
+        pytest.param(SubprocVecEnv, "potential", marks=pytest.mark.slow),
+    ],
+)
 def test_sb3_form_scores_what_each_environment_rendered(
     bundle: Bundle, kind: type[VecEnv], name: str
 ) -> None:
@@ -295,26 +302,15 @@ def test_sb3_form_reads_other_observations(bundle: Bundle, kind: str, source: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_vector_form_over_processes(bundle: Bundle, mode: AutoresetMode) -> None:
+def test_vector_form_over_processes(bundle: Bundle) -> None:
     options = {"image_source": "obs", "reward_mode": "potential"}
     expected = one_after_another(bundle, {"observation": "picture"}, **options)
     inner = AsyncVectorEnv(
         [functools.partial(Corridor, observation="picture")] * ENVS,
-        autoreset_mode=mode,
+        autoreset_mode=AutoresetMode.SAME_STEP,
         context="spawn",
     )
     assert_same(vector_rollout(VectorLearnedReward(inner, bundle, **options)), expected)
-
-
-@pytest.mark.slow
-def test_sb3_form_over_processes(bundle: Bundle) -> None:
-    options = {"image_source": "obs:image"}
-    expected = one_after_another(bundle, {"observation": "dict"}, **options)
-    venv = SubprocVecEnv(
-        [functools.partial(Corridor, observation="dict")] * ENVS, start_method="spawn"
-    )
-    assert_same(sb3_rollout(VecLearnedReward(venv, bundle, **options)), expected)
 
 
 def test_sb3_episodes_count_the_learned_reward(bundle: Bundle) -> None:

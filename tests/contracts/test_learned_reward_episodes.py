@@ -16,7 +16,6 @@ from reward_rollouts import ENVS, SEED, actions_of
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 from toy_environments import Corridor, recorded_corridor, save_toy_bundle
 
 from vinoreward import LearnedReward, VectorLearnedReward
@@ -46,22 +45,17 @@ class ToTheNearEnd:
         return (observations[:, 0] >= 3).astype(int), None
 
 
-@pytest.mark.parametrize(
-    "vectorised", [DummyVecEnv, pytest.param(SubprocVecEnv, marks=pytest.mark.slow)]
-)
-def test_sb3_evaluates_policies_that_succeed(bundle: Bundle, vectorised: Any) -> None:
+def test_sb3_evaluates_policies_that_succeed(bundle: Bundle) -> None:
     """As ``make_vec_env(wrapper_class=…)`` and RL Zoo build it: the Monitor is inside."""
     always: list[float] = []
     for first_cells in ((3,), (1, 3)):
         env = make_vec_env(
             Corridor,
-            n_envs=2 if vectorised is DummyVecEnv else 1,
+            n_envs=2,
             seed=SEED,
             env_kwargs={"render_mode": "rgb_array", "first_cells": first_cells},
             wrapper_class=LearnedReward,
             wrapper_kwargs={"bundle": bundle, **REWARDS},
-            vec_env_cls=vectorised,
-            vec_env_kwargs={"start_method": "spawn"} if vectorised is SubprocVecEnv else None,
         )
         returns, lengths = evaluate_policy(
             ToTheNearEnd(100),  # type: ignore[arg-type]

@@ -47,9 +47,9 @@ def tiny(height: int, width: int) -> Camera:
 
 @pytest.mark.pybullet
 @pytest.mark.parametrize(
-    ("mesh", "mean_limit", "share_limit"), [("20", 0.45, 0.006), ("full", 0.05, 0.002)]
+    ("mesh", "mean_limit", "share_limit", "height", "width"),
+    [("20", 0.45, 0.006, 96, 128), ("full", 0.05, 0.002, 75, 101)],
 )
-@pytest.mark.parametrize(("height", "width"), [(96, 128), (64, 64), (75, 101)])
 def test_fast_draws_what_tiny_draws(
     mesh: Any, mean_limit: float, share_limit: float, height: int, width: int
 ) -> None:

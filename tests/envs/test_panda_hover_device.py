@@ -28,7 +28,6 @@ def stays_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (STATES, {"backend": "oracle"}),
         (STATES, {"success_hold_steps": 2, "success_exit_threshold": 0.2, "on_ood": "ignore"}),
         ("PandaHover-v0", {"success_threshold": 0.9}),
-        (STATES, {"backend": "oracle", "randomization": VARIED}),
         (STATES, {"randomization": VARIED}),
     ],
 )
@@ -37,19 +36,23 @@ def test_a_batch_that_stays_on_its_device_does_the_same(id_: str, options: dict[
 
     Arms are within a micrometre a step of the scalar ones, so a pixel at an edge may differ.
     """
-    assert_same_rollout(12, 13, 1e-5, id_, "torch", 0.02, **{"backend": "torch", **options})
+    assert_same_rollout(6, 12, 1e-5, id_, "torch", 0.02, **{"backend": "torch", **options})
 
 
 @pytest.mark.parametrize("randomization", [None, VARIED])
-def test_pictures_that_stay_on_their_device_are_the_same(randomization: Any) -> None:
+def test_pictures_that_stay_on_their_device_are_the_same(
+    randomization: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven, in two pieces of four that share a scene."""
+    monkeypatch.setattr("vinoreward_envs.device_judging.CHUNK", 4)
     varied = {"randomization": randomization}
     never = c.MAX_EPISODE_STEPS + 1  # in a row
-    env = make(67, IDS[2], backend="torch", array="torch", success_hold_steps=never, **varied)
-    scalars = make_scalars(67, IDS[2], backend="none", **varied)
+    env = make(7, IDS[2], backend="torch", array="torch", success_hold_steps=never, **varied)
+    scalars = make_scalars(7, IDS[2], backend="none", **varied)
     assert env.unwrapped._judging.on_device  # type: ignore[attr-defined]
     first, expected = np.asarray(env.reset(seed=1)[0]), scalars.reset(seed=1)[0]
     assert (first != expected).mean() < (1e-3 if randomization else 1e-9)
-    for actions in moves(67, 10):
+    for actions in moves(7, c.MAX_EPISODE_STEPS):
         found, expected = env.step(actions), scalars.step(actions)
         pairs = [(found[0], expected[0])]
         for i in np.flatnonzero(expected[4].get("_final_obs", [])).tolist():

@@ -47,14 +47,8 @@ KINDS = ["numpy", pytest.param("torch", marks=needs_torch)]
 
 @pytest.mark.parametrize("array", KINDS)
 def test_64_environments_are_64_scalar_ones(array: str) -> None:
-    ended, succeeded = assert_same_rollout(64, 60, 1e-5, array=array)
-    assert ended > 300 and succeeded > 30
-
-
-@pytest.mark.slow
-def test_64_environments_are_64_scalar_ones_over_200_steps() -> None:
-    ended, succeeded = assert_same_rollout(64, 200, 1e-5)
-    assert ended > 1000 and succeeded > 100
+    ended, succeeded = assert_same_rollout(64, 22, 1e-5, array=array)
+    assert ended > 120 and succeeded > 10
 
 
 @pytest.mark.parametrize(
@@ -67,18 +61,18 @@ def test_64_environments_are_64_scalar_ones_over_200_steps() -> None:
     ],
 )
 def test_each_option_means_what_it_does_to_one(options: dict[str, Any]) -> None:
-    assert_same_rollout(8, 40, 1e-5, **options)
+    assert_same_rollout(8, 22, 1e-5, **options)
 
 
 @pytest.mark.parametrize("array", KINDS)
 def test_pictures_as_observations_are_the_same(array: str) -> None:
-    assert_same_rollout(5, 25, 0, "PandaHoverPixels-v0", array=array)
+    assert_same_rollout(4, 12, 0, "PandaHoverPixels-v0", array=array)
 
 
 def test_the_shipped_classifier_says_the_same() -> None:
     """Also how sure it is, and how odd each picture is to the guard."""
-    assert_same_rollout(5, 25, 2e-5, backend="openvino")
-    assert_same_rollout(1, 11, 2e-5, backend="openvino")
+    assert_same_rollout(5, 11, 2e-5, backend="openvino")
+    assert_same_rollout(1, 2, 2e-5, backend="openvino")
 
 
 @pytest.mark.parametrize("array", KINDS)
@@ -137,7 +131,7 @@ def test_threads_change_nothing() -> None:
     envs = [make(40, backend="openvino", threads=threads) for threads in (1, 3)]
     for env in envs:
         env.reset(seed=5)
-    for step, actions in enumerate(moves(40, 11)):
+    for step, actions in enumerate(moves(40, 4)):
         envs[1].busy_cores = step % 4  # with 3 none is left
         one, other = (env.step(actions) for env in envs)
         assert_equal(one, other, 2e-5)
@@ -146,14 +140,14 @@ def test_threads_change_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("id_", "num_envs"), [(IDS[0], 16), (STATES, 64), (IDS[2], 16)])
+@pytest.mark.parametrize(("id_", "num_envs"), [(STATES, 16), (IDS[2], 8)])
 def test_the_shipped_classifier_decides_the_same(id_: str, num_envs: int) -> None:
     """Actions go to the object or past it, so that about every third step is claimed."""
     arguments: dict[str, Any] = {"backend": "openvino", "success_exit_threshold": 0.3}
     env, scalars = make(num_envs, id_, **arguments), make_scalars(num_envs, id_, **arguments)
     env.reset(seed=3)
     scalars.reset(seed=3)
-    draw, different, claimed, steps = np.random.default_rng(5), 0, 0, 15
+    draw, different, claimed, steps = np.random.default_rng(5), 0, 0, 12
     for _ in range(steps):
         scenes = [each.unwrapped.scene for each in scalars.envs]  # type: ignore[attr-defined]
         away = np.array([np.array(each.object_xy) - each.gripper[:2] for each in scenes])

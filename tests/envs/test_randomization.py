@@ -11,8 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hover_batches import IDS, STATES, make
+from hover_batches import IDS, STATES, make, make_scalars
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,14 +190,12 @@ def test_a_batch_is_its_scalar_environments(id_: str, options: Any, array: str) 
     ranges = dataclasses.replace(LAB, action_delay=(0, 3), action_noise=(0.0, 0.02)).as_dict()
     kwargs["randomization"] = ranges
     env = make(5, id_, array=array, **kwargs)
-    scalars = SyncVectorEnv(
-        [lambda: gym.make(id_, **kwargs) for _ in range(5)], autoreset_mode=AutoresetMode.SAME_STEP
-    )
+    scalars = make_scalars(5, id_, **kwargs)
     near = 0.0 if id_ == PIXELS else 1e-5
     found, expected = env.reset(seed=11)[0], scalars.reset(seed=11)[0]
     np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=near)
     draw, delays, ended = np.random.default_rng(0), set(), 0
-    for _ in range(25):
+    for _ in range(2 * c.MAX_EPISODE_STEPS + 1):
         actions = draw.uniform(-0.13, 0.13, (5, 2)).astype(np.float32)
         step, other = env.step(actions), scalars.step(actions)
         for one, wanted in zip(step[:4], other[:4], strict=True):

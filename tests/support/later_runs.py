@@ -59,7 +59,7 @@ class Trained:
 
 
 def trained(
-    algorithm: Any, env: Any, steps: int = 150, policy: str = "MlpPolicy", **options: Any
+    algorithm: Any, env: Any, steps: int = 80, policy: str = "MlpPolicy", **options: Any
 ) -> Trained:
     """Train from fixed seeds; close the environment."""
     torch.set_num_threads(1)

@@ -85,7 +85,8 @@ def test_a_training_that_waits_for_its_learner_is_not_told_to_compress(
     # Eager PyTorch is slow to act, and 128 samples for each step are far slower to learn from.
     slow = ["--algorithm", "dqn", "--samples-per-insert", "128", "--backend", "torch"]
     task = ["--task", "CartPole-v0", "--network", "2x256", "--no-progress"]
-    arguments = ["actors", *task, *slow, "--compress", "int8", "--profile-only", "1500"]
+    begins = ["--learner", "learning_starts", "100"]
+    arguments = ["actors", *task, *slow, *begins, "--compress", "int8", "--profile-only", "300"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "the learner is the bottleneck" in said

@@ -327,6 +327,8 @@ def test_many_environments_are_encoded_together_as_single_ones_are(
             assert all(step[0].shape == (2 * toy_environments.LATENT,) for step in steps)
             steps[:] = [(np.round(step[0], 4), *step[1:]) for step in steps]
     assert_equal(found, expected)
+    if source == "obs":
+        return  # one training is enough
     named = {key: given[key] for key in ("env_kwargs", "encoder", "frame_stack")}
     out = tmp_path / "run"
     named |= {"num_envs": 2, "image_source": (source,), "final_episodes": 2}

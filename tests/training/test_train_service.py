@@ -26,7 +26,6 @@ pytestmark = [
     # Python warns of every fork of a process with threads, which this one may have by now.
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
-METHODS = ["forkserver", "spawn", "fork"]
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +40,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
 def test_environments_that_ask_a_service_pay_what_single_ones_pay(
-    folder: Path, bundle: Bundle, method: str
+    folder: Path, bundle: Bundle
 ) -> None:
     given = {"bundle": str(bundle.path), "wrap_bundle": True, "hold": 2, "step_reward": -0.5}
     actions = (np.random.default_rng(3).random((20, 3)) < 0.65).astype(int)
-    found = together(3, actions, TOY, start_method=method, service="shared", **given)
+    found = together(3, actions, TOY, start_method="forkserver", service="shared", **given)
     assert_equal(found, one_by_one(3, actions, TOY, **given))
     assert any(step[3] for steps in found for step in steps)
 
@@ -57,7 +55,8 @@ def test_a_service_that_is_killed_changes_no_reward(folder: Path, bundle: Bundle
     given = {"bundle": str(bundle.path), "wrap_bundle": True}
     rewards = []
     for killed in (False, True):
-        with contextlib.closing(make_envs(2, TOY, service="shared", **given)) as env:
+        chosen = {"service": "shared"} if killed else {"processes": False}
+        with contextlib.closing(make_envs(2, TOY, **chosen, **given)) as env:
             env.seed(1)
             env.reset()
             rows = []
@@ -71,12 +70,11 @@ def test_a_service_that_is_killed_changes_no_reward(folder: Path, bundle: Bundle
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_training_through_a_service_ends_resumes_and_plays(
-    folder: Path, tmp_path: Path, bundle: Bundle, method: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    chosen = {"vec_env": "subproc", "service": "shared", "start_method": method}
+    chosen = {"vec_env": "subproc", "service": "shared", "start_method": "fork"}
     result = train(toy_config(out, bundle, **chosen))
     assert result.steps == 120 and result.final.claimed is not None
     said = capsys.readouterr().out
@@ -90,8 +88,9 @@ def test_a_training_through_a_service_ends_resumes_and_plays(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("by_user", [None, "2"])
+@pytest.mark.parametrize(
+    ("method", "by_user"), [("forkserver", None), ("spawn", "2"), ("fork", None)]
+)
 def test_each_process_computes_on_one_thread_unless_the_user_says_otherwise(
     method: str, by_user: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

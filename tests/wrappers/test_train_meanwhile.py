@@ -94,7 +94,7 @@ def test_it_learns_as_in_one_thread(
     for kind in (in_order, TrainMeanwhile.of(algorithm), TrainMeanwhile.of(algorithm)):
         with batch(backend) as env:
             model = model_of(kind, env, **more)
-            left.append(left_by(model.learn(160)))
+            left.append(left_by(model.learn(100)))
     for found in left[1:]:
         assert_same(found, left[0])
     assert left[0].counters[2] > 30  # gradient steps

@@ -13,7 +13,7 @@ from service_children import ask_forever, child, kill, nothing_left, services
 from vinoreward.backends.network import NetworkSpec
 from vinoreward.backends.serving.client import SharedBackend
 
-WORKERS, CALLS = 3, 2000
+WORKERS, CALLS = 3, 800
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_callers_that_come_together_find_one_service(
 ) -> None:
     with ExitStack() as stack:
         backend = SharedBackend(spec)
-        workers = [stack.enter_context(child(method, ask_once, backend, i)) for i in range(5)]
+        workers = [stack.enter_context(child(method, ask_once, backend, i)) for i in range(3)]
         for _, connection in workers:
             connection.send("now")
         found = [connection.recv() for _, connection in workers]
@@ -130,20 +130,20 @@ def test_a_service_killed_while_it_computes_loses_no_request(
 ) -> None:
     tally = tmp_path / "tally"
     np.zeros((1, 3), np.int64).tofile(tally)
-    with child("spawn", ask_forever, SharedBackend(spec), tally, 0, 3000) as (_, connection):
-        for _ in range(4):
+    with child("spawn", ask_forever, SharedBackend(spec), tally, 0, 1500) as (_, connection):
+        for _ in range(2):
             counts = np.fromfile(tally, np.int64)
             until(lambda before=counts: np.fromfile(tally, np.int64)[1] > before[1])
             for pid in services(folder):
                 kill(pid)
         assert connection.recv() == "done"
-    assert np.fromfile(tally, np.int64).tolist() == [3000, 3000, 0]
+    assert np.fromfile(tally, np.int64).tolist() == [1500, 1500, 0]
 
 
 def test_callers_start_a_dead_service_together(folder: Path, spec: NetworkSpec) -> None:
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(child("spawn", ask_once, SharedBackend(spec), i)) for i in range(4)
+            stack.enter_context(child("spawn", ask_once, SharedBackend(spec), i)) for i in range(3)
         ]
         first = stack.enter_context(SharedBackend(spec))
         first.infer(pictures(1))
@@ -155,7 +155,7 @@ def test_callers_start_a_dead_service_together(folder: Path, spec: NetworkSpec) 
         assert found == {(True, first.pid)}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_the_service_ends_after_its_killed_caller(
     folder: Path, spec: NetworkSpec, how: signal.Signals
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_killed_worker_harms_nobody(folder: Path, spec: NetworkSpec, tmp_path:
             child("spawn", ask_forever, SharedBackend(spec), tally, 0, 10**9)
         )
         _, other = stack.enter_context(
-            child("spawn", ask_forever, SharedBackend(spec), tally, 1, 4000)
+            child("spawn", ask_forever, SharedBackend(spec), tally, 1, 1500)
         )
         until(lambda: np.fromfile(tally, np.int64).reshape(2, 3)[:, 1].min() > 50)
         pid = services(folder)
@@ -184,7 +184,7 @@ def test_a_killed_worker_harms_nobody(folder: Path, spec: NetworkSpec, tmp_path:
         assert other.recv() == "done"
         assert services(folder) in (pid, [])
     counts = np.fromfile(tally, np.int64).reshape(2, 3)
-    assert counts[1].tolist() == [4000, 4000, 0]
+    assert counts[1].tolist() == [1500, 1500, 0]
     assert counts[0, 2] == 0 and counts[0, 0] - counts[0, 1] <= 1
 
 
@@ -233,7 +233,7 @@ def test_an_interrupted_request_does_not_answer_the_next(folder: Path, spec: Net
     try:
         with SharedBackend(spec) as backend:
             backend.load()
-            for step in range(300):
+            for step in range(120):
                 signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + step % 60))
                 try:
                     try:

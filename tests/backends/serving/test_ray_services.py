@@ -101,6 +101,10 @@ def judged(worker: Any, bundle: Bundle) -> Any:
 def test_every_node_has_one_service_which_answers_as_the_network_does(
     nodes: Any, bundles: list[Bundle]
 ) -> None:
+    """Copies that a killed program left are removed; nothing is left after the last worker."""
+    left = Path(os.environ[FOLDER]) / "cluster-of-a-killed-program"
+    left.mkdir(mode=0o700)
+    (left / "held").touch()
     with Classifier(bundles[0]) as plain:
         expected = plain.judge(pictures(bundles[0])).probability
     with NodeServices(bundles[0]) as services:
@@ -116,6 +120,13 @@ def test_every_node_has_one_service_which_answers_as_the_network_does(
         assert pids[node] == ray.get(beside.pid.remote())
         assert pids == {node: one["service_pid"] for node, one in told.items()}
         assert len(set(pids.values())) == 2
+        assert not left.exists()
+        assert services.here()["precision"] == "auto"  # which is more than what it resolves to
+        for worker in (*there.values(), beside):
+            ray.kill(worker)
+    until(lambda: not any(map(alive, pids.values())))
+    folders = [Path(os.environ[FOLDER]), *Path(os.environ[FOLDER]).parent.glob("node1*")]
+    assert [path.name for one in folders for path in one.glob("cluster-*")] == []
 
 
 def test_a_swap_reaches_all_nodes_and_those_that_ask_later(
@@ -203,31 +214,8 @@ def test_a_closed_handle_says_so(nodes: Any, bundles: list[Bundle]) -> None:
         services.here()
 
 
-def test_nothing_is_left_after_the_last_worker(nodes: Any, bundles: list[Bundle]) -> None:
-    services = NodeServices(bundles[0])
-    there = workers(services)
-    pids = [ray.get(worker.pid.remote()) for worker in there.values()]
-    for worker in there.values():
-        ray.kill(worker)
-    services.close()
-    until(lambda: not any(map(alive, pids)))
-    folders = [Path(os.environ[FOLDER]), *Path(os.environ[FOLDER]).parent.glob("node1*")]
-    assert [path.name for one in folders for path in one.glob("cluster-*")] == []
-
-
 def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def test_copies_that_a_killed_program_left_are_removed(nodes: Any, bundles: list[Bundle]) -> None:
-    left = Path(os.environ[FOLDER]) / "cluster-of-a-killed-program"
-    left.mkdir(mode=0o700)
-    (left / "held").touch()
-    with NodeServices(bundles[0]) as services:
-        made = ray.remote(Worker).options(**on(ray.get_runtime_context().get_node_id()))
-        judged(made.remote(services), bundles[0])
-        assert not left.exists()
-        assert services.here()["precision"] == "auto"  # which is more than what it resolves to
 
 
 def test_files_that_are_there_are_not_written_again(tmp_path: Path, bundles: list[Bundle]) -> None:

@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_children import PIXELS, nothing_left, pictures, save_network, services, sums
+from service_children import (
+    PIXELS,
+    nothing_left,
+    own_folder,
+    pictures,
+    save_network,
+    services,
+    sums,
+)
 
 from vinoreward.backends.base import Backend, load_backend
 from vinoreward.backends.network import NetworkSpec, TensorSpec
@@ -21,9 +29,16 @@ from vinoreward.errors import ConfigError, InputError, VinorewardError
 from vinoreward.rewards.classifier import Classifier
 
 
-@pytest.fixture
-def backend(folder: Path, spec: NetworkSpec) -> Iterator[SharedBackend]:
-    with SharedBackend(spec) as backend:
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedBackend]:
+    """One for all tests that leave it as it is."""
+    path = tmp_path_factory.mktemp("one")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        own_folder(path, patch),
+        SharedBackend(save_network(path / "sums.onnx")) as backend,
+    ):
+        backend.load()
         yield backend
 
 
@@ -216,12 +231,13 @@ def test_closing_and_pickling(folder: Path, spec: NetworkSpec) -> None:
         backend.infer(pictures(1))
 
 
-def test_info_is_that_of_the_backend_and_more(backend: SharedBackend) -> None:
-    with load_backend("openvino", backend.spec) as plain:
+def test_info_is_that_of_the_backend_and_more(folder: Path, spec: NetworkSpec) -> None:
+    with load_backend("openvino", spec) as plain:
         expected = plain.info()
-    info = backend.info()
+    with SharedBackend(spec) as backend:
+        info, pid = backend.info(), backend.pid
     assert {name: info[name] for name in expected} == expected
-    assert (info["service"], info["service_pid"]) == ("shared", backend.pid)
+    assert (info["service"], info["service_pid"]) == ("shared", pid)
     assert (info["threads"], info["service_callers"]) == (1, 1)
 
 

@@ -50,11 +50,8 @@ def specs(tmp_path: Path) -> list[NetworkSpec]:
     return [save_network(tmp_path / f"{i}.onnx", scale) for i, scale in enumerate(SCALES)]
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_every_answer_is_of_one_version(
-    folder: Path, specs: list[NetworkSpec], killed: bool
-) -> None:
-    """Under load, and where the service is killed between two swaps."""
+def test_every_answer_is_of_one_version(folder: Path, specs: list[NetworkSpec]) -> None:
+    """Under load, and where the service is killed after a swap."""
     with ExitStack() as stack:
         boss = stack.enter_context(SharedBackend(specs[0], service=NAMED))
         boss.load()
@@ -69,7 +66,7 @@ def test_every_answer_is_of_one_version(
             before = boss.info()["service_answers"]
             until(lambda least=before: boss.info()["service_answers"] > least + 20)
             assert boss.swap([spec], {"number": version}) == version
-            if killed:
+            if version == 2:
                 kill(boss.pid)
             batch = pictures(600, version)  # several pieces
             np.testing.assert_array_equal(boss.infer(batch), sums(batch, SCALES[version]))

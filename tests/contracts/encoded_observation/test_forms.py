@@ -145,21 +145,15 @@ def test_sb3s_own_frame_stack_is_understood(bundle: Bundle) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_vector_form_over_processes(bundle: Bundle, mode: AutoresetMode) -> None:
+def test_vector_form_over_processes(bundle: Bundle) -> None:
     options = OPTIONS["all"]
     expected = one_after_another(bundle, {"observation": "dict"}, **options)
     inner = AsyncVectorEnv(
-        [functools.partial(Camera, "dict")] * ENVS, autoreset_mode=mode, context="spawn"
+        [functools.partial(Camera, "dict")] * ENVS,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        context="spawn",
     )
     assert_same(vector_rollout(VectorEncodedObservation(inner, bundle, **options)), expected)
-
-
-@pytest.mark.slow
-def test_sb3_form_over_processes(bundle: Bundle) -> None:
-    expected = one_after_another(bundle, {"observation": "dict"}, **OPTIONS["all"])
-    venv = SubprocVecEnv([functools.partial(Camera, "dict")] * ENVS, start_method="spawn")
-    assert_same(sb3_rollout(VecEncodedObservation(venv, bundle, **OPTIONS["all"])), expected)
 
 
 def wrapped(path: str) -> gym.Env[Any, Any]:
@@ -167,14 +161,12 @@ def wrapped(path: str) -> gym.Env[Any, Any]:
 
 
 @pytest.mark.slow
-def test_wrapped_environments_run_in_spawned_workers(bundle: Bundle) -> None:
+def test_a_wrapped_environment_runs_in_a_spawned_worker(bundle: Bundle) -> None:
     expected = one_after_another(bundle, {"observation": "dict"}, frame_stack=2)
-    venv = SubprocVecEnv(
-        [functools.partial(wrapped, str(bundle.path))] * ENVS, start_method="spawn"
-    )
+    venv = SubprocVecEnv([functools.partial(wrapped, str(bundle.path))], start_method="spawn")
     venv.seed(SEED)
     first = venv.reset()
-    np.testing.assert_allclose(first, [seen[0][0] for seen in expected], atol=1e-5)
+    np.testing.assert_allclose(first, [expected[0][0][0]], atol=1e-5)
     venv.close()
 
 
