@@ -122,7 +122,10 @@ def mend_rows(config: BenchConfig) -> list[Row]:
     for number in range(1, ROUNDS + 1):
         before, began = (recall, area), time.perf_counter()
         found = folder / f"found{number}"
-        report = _audited(bundle, data, "PandaHoverRandom-v0", config.seed + number, learn=0)
+        report = _audited(
+            bundle, data, "PandaHoverRandom-v0", config.seed + number,
+            states=AuditConfig.states, learn=0,
+        )  # fmt: skip
         write_findings(found / FINDINGS, report.battery.fooled)
         labels = _label(found / FINDINGS, report)
         labelled.append(found / FINDINGS)
