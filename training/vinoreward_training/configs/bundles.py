@@ -522,8 +522,8 @@ class MendConfig:
     replay: int = 12000
     """At most so many of the old training images are used."""
     share: float | None = None
-    """Share of the images in a training step that are labelled ones which the bundle gets wrong.
-    Default: 0.4 if it gets all of them wrong, and as much less as it gets fewer wrong."""
+    """Share of the images in a training step that are labelled ones. Default: 0.4 if the bundle
+    gets all of them wrong, and as much less as it gets fewer wrong."""
     epochs: int = 0
     """Passes over as many images as are used. 0: as many as come to 24,000 images, at least one."""
     learning_rate: float = 2e-4

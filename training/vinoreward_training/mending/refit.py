@@ -6,7 +6,6 @@ import contextlib
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import inside
@@ -22,7 +21,8 @@ from vinoreward_training.mending.labelled import Labelled, joined
 
 WEIGHTS = "model.safetensors"
 MOST_SHARE = 0.4
-"""Share of a training step for labels if the bundle gets all of them wrong."""
+"""Share of a training step for labels all of which the bundle gets wrong."""
+LEAST_SHARE = 0.02
 IMAGES = 24000
 """At most so many are trained on where the number of passes is not given, but one pass at least.
 A network that was trained on few images loses in one pass what it regains in some."""
@@ -49,7 +49,9 @@ def refit(
     replayed = np.sort(random.permutation(train)[: config.replay])
     new = len(dataset.labels) + np.flatnonzero(labelled.train)
     chosen = np.concatenate([replayed, new])
-    shares = shares_of(len(replayed), wrongly_judged(bundle, labelled), config.share)
+    share = share_of_labels(bundle, labelled) if config.share is None else config.share
+    shares = np.full(len(chosen), (1 - share) / max(1, len(replayed)))
+    shares[len(replayed) :] = share / max(1, len(new))
     chosen_for = spec.decision.chosen_for if spec.decision is not None else {}
     fit_config = FinetuneConfig(
         data=config.data,
@@ -88,31 +90,17 @@ def passes(images: int) -> int:
     return max(1, IMAGES // images)
 
 
-def shares_of(
-    replayed: int, wrong: npt.NDArray[np.bool_], share: float | None
-) -> npt.NDArray[np.float64]:
-    """Return how often old pictures, and labels behind them, are drawn: shares that sum to 1.
+def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
+    """Return the share of a training step for labels: the more, the more of them it gets wrong.
 
-    ``wrong`` (N,) says which labels the bundle gets wrong. Those have ``share`` of a step in all;
-    None: the more, the more of the labels they are. What it gets right teaches little, and is
-    drawn as the old pictures are.
+    What it gets right teaches little, and a share of its own would teach only how often successes
+    are among the labels.
     """
-    more = wrong if wrong.any() or share is None else np.ones_like(wrong)
-    if share is None:
-        share = MOST_SHARE * float(wrong.mean())
-    shares = np.full(replayed + len(wrong), (1 - share) / (replayed + int((~more).sum())))
-    shares[replayed:][more] = share / max(1, more.sum())
-    return shares
-
-
-def wrongly_judged(bundle: Bundle, labelled: Labelled) -> npt.NDArray[np.bool_]:
-    """Return which of the labels to train on (N,) a bundle gets wrong."""
     some = labelled.train
     with contextlib.closing(Classifier(bundle.of_cut_pictures(), precision="fp32")) as classifier:
-        wrong: npt.NDArray[np.bool_] = (
-            look(classifier, labelled.images[some]).claims != labelled.labels[some]
-        )
-    return wrong
+        right = look(classifier, labelled.images[some]).claims == labelled.labels[some]
+    wrong = 1 - float(right.mean()) if len(right) else 0.0
+    return max(LEAST_SHARE, MOST_SHARE * wrong)
 
 
 def _recall(bundle: Bundle, dataset: Dataset, part: Indices) -> float:
