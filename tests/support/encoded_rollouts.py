@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from played_once import played_once
 from toy_environments import Camera
 
 from vinoreward import EncodedObservation, VecEncodedObservation, VectorEncodedObservation
@@ -30,21 +31,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 Seen = tuple[Any, Any]
 
 
-_PLAYED: dict[str, list[list[Seen]]] = {}
-
-
+@played_once
 def one_after_another(bundle: Bundle, env: dict[str, Any], **options: Any) -> list[list[Seen]]:
-    """The oracle: N single environments in a plain loop; starts and steps in order.
-
-    Played once for all tests that compare something with it.
-    """
-    key = repr((bundle.path, env, options))
-    if key not in _PLAYED:
-        _PLAYED[key] = _play(bundle, env, **options)
-    return _PLAYED[key]
-
-
-def _play(bundle: Bundle, env: dict[str, Any], **options: Any) -> list[list[Seen]]:
+    """The oracle: N single environments in a plain loop; starts and steps in order."""
     everything = []
     for index in range(ENVS):
         single = EncodedObservation(Camera(**env), bundle, **options)

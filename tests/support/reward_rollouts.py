@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from played_once import played_once
 from toy_environments import Corridor
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
@@ -40,23 +41,11 @@ def actions_of(index: int) -> list[int]:
     return (np.random.default_rng(index).random(TRANSITIONS) < 0.65).astype(int).tolist()
 
 
-_PLAYED: dict[str, list[list[Transition]]] = {}
-
-
+@played_once
 def one_after_another(
     bundle: Bundle, env: dict[str, Any], **options: Any
 ) -> list[list[Transition]]:
-    """The oracle: N single environments in a plain loop.
-
-    Played once for all tests that compare something with it.
-    """
-    key = repr((bundle.path, env, options))
-    if key not in _PLAYED:
-        _PLAYED[key] = _play(bundle, env, **options)
-    return _PLAYED[key]
-
-
-def _play(bundle: Bundle, env: dict[str, Any], **options: Any) -> list[list[Transition]]:
+    """The oracle: N single environments in a plain loop."""
     everything = []
     for index in range(ENVS):
         single = LearnedReward(Corridor(**env), bundle, **options)
