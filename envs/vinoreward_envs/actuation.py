@@ -57,5 +57,5 @@ class Actuation:
         return deviation[:, None] * self._noise[(at[:, None] + self._pair) % _TABLE]
 
     def _none(self, values: Array) -> bool:
-        """Return whether all are known to be 0. On a device False: a look makes the host wait."""
+        """Return whether all are known to be 0; False on a device (no waiting)."""
         return self._arrays.kind == "numpy" and not values.any()

@@ -67,7 +67,8 @@ class BatchedPCG64:
     def uniforms(self, count: int, mask: Array) -> Array:
         """Return the next ``count`` numbers of each generator, ``(N, count)`` float64 in [0, 1).
 
-        Only generators where ``mask``, ``(N,)`` bool, is True advance; other rows mean nothing.
+        Only generators where ``mask``, ``(N,)`` bool, is True advance; other rows are
+        undefined.
         """
         if self._arrays.kind == "numpy":  # a processor computes what is wanted alone
             rows = np.flatnonzero(mask)

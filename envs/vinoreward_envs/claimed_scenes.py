@@ -12,10 +12,10 @@ from vinoreward_envs.camera.spec import Pixels
 
 
 class ClaimedScenes:
-    """Remembers of each environment the scene of its last claim, not its picture of 36,864 bytes.
+    """Keeps the scene of each environment's last claim; its picture would take 36,864 bytes.
 
     Args:
-        arrays: of which kind arrays are, and where.
+        arrays: the kind of arrays, and their device.
         hover: the scenes.
         steps: ``(N,)`` int64 steps that were made in each episode; read, never written.
         on_device: whether a look at the arrays makes the host wait; then arms are kept by their

@@ -31,7 +31,7 @@ from vinoreward_envs.scene import OBJECT_REST_HEIGHT, object_rest_pose
 class DeviceLooks:
     """:class:`~vinoreward_envs.camera.looks.Looks` of ``count`` scenes as arrays on a device.
 
-    They look as always.
+    Nothing varies: light, camera, object and table are the usual ones.
 
     Args:
         spec: what pictures look like.

@@ -112,10 +112,10 @@ def surely(chances: Sequence[float | None]) -> list[bool]:
 def chance_of_worse(before: Measure, after: Measure) -> float | None:
     """Return the chance of so high a measure if nothing changed; 1 where it is no worse.
 
-    It is worse above both its value before and its bar. A share is tested by a one-sided binomial
-    test: of the claims in both audits, how many are in the second; where the first does not have
-    this share, against the bar. None for an area and for a hole: both audits look at the same
-    states, so chance has no part in it.
+    A measure is worse if it exceeds both its value before and its bar. For a share this is a
+    one-sided binomial test of how many of both audits' claims are the second's, or, if the first
+    audit did not measure it, of the second's share against the bar. None for an area and for a
+    hole: both audits look at the same states, so chance has no part in it.
     """
     if after.value <= max(before.value, after.bar):
         return 1.0

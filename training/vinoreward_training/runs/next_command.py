@@ -200,11 +200,12 @@ LABELS = 100
 
 
 def after_labelling(options: Mapping[str, object], left: int, unlabelled: int = 0) -> str:
-    """Return the command that goes on labelling; once all asked for is, that uses the labels.
+    """Return the command that continues labelling or, once it is done, uses the labels.
 
-    ``options`` are those of this sitting that were given, ``left`` the pictures that it still has,
-    ``unlabelled`` those of all sittings. Without a classifier to mend, somebody else may label the
-    same. ``ITS_DATA`` stands for unknown data of one to mend, and a further line says so.
+    ``options`` are those given to this sitting, ``left`` the pictures that it still has,
+    ``unlabelled`` those of all sittings. If there is no classifier to mend, the command lets
+    somebody else label the same pictures. If the classifier's data are unknown, ``ITS_DATA`` stands
+    for them, and a further line says so.
     """
     folder = options.get("--run") or options.get("--data")
     bundle = options.get("--bundle")
