@@ -323,6 +323,26 @@ def test_what_the_guard_must_notice() -> None:
     assert "finds 20 of 600 clean pictures odd; at most 1%" in alarms
 
 
+@pytest.mark.parametrize(
+    ("shifted", "missed"),
+    [
+        (row("a", 280, 5), 20),
+        (row("a", 100, 5), 200),
+        (guarded("a", 10, 540), 290),  # the guard finds too few of them odd
+        (guarded("a", 10, 590), 0),  # it tells
+    ],
+)
+def test_successes_missed_without_a_sign_are_a_measure(shifted: Row, missed: int) -> None:
+    """With the bar of the fault: KEPT of the recall on clean pictures."""
+    battery = Battery([row("", 290, 1, None), shifted])
+    report = AuditReport("toy", tuple(faults(battery)), "", battery, [])
+    measure = report.measures["successes missed under a without a sign"]
+    assert (measure.value, measure.of) == (missed / 300, 300)
+    assert measure.bar == pytest.approx(0.16, abs=0.02)  # 0.13, as far as 300 can tell
+    assert (measure.value > measure.bar) == any("no sign" in one for one in report.faults)
+    assert "successes missed under nothing done without a sign" not in report.measures
+
+
 def test_what_did_not_lose_its_cause_never_passes() -> None:
     clean = Battery([row("", 290, 1, None)], {"black": (0, 2000)})
     alone = AuditReport("toy", (), "", clean, [])

@@ -80,6 +80,17 @@ class Row:
             return "nothing done"
         return f"{self.shift} ({self.strength:g} {self.unit})" if self.unit else self.shift
 
+    @property
+    def told(self) -> bool:
+        """Whether the guard tells of the shift: not surely fewer than ``TOLD`` pictures are odd."""
+        one = self.rates
+        pictures = (
+            one.true_positives + one.false_positives + one.true_negatives + one.false_negatives
+        )
+        return self.withheld is not None and (
+            clopper_pearson(self.withheld, pictures, 0.95, "upper")[1] >= TOLD
+        )
+
 
 @dataclass
 class Battery:
@@ -283,10 +294,7 @@ def faults(found: Battery) -> list[str]:
             f"{ALARMS:.0%} may be"
         )
     for row in found.rows[1:]:
-        told = row.withheld is not None and (
-            clopper_pearson(row.withheld, successes + failures, 0.95, "upper")[1] >= TOLD
-        )
-        if row.alone.recall_high < KEPT * clean.recall and not told:
+        if row.alone.recall_high < KEPT * clean.recall and not row.told:
             sentences.append(
                 f"under {row.name} it claims {row.alone.true_positives} of {successes} successes, "
                 f"{clean.true_positives} on clean pictures, and gives no sign of it"

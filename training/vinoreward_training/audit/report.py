@@ -96,6 +96,12 @@ class AuditReport:
             found[f"failures claimed under {row.name}"] = _share(
                 row.rates.false_positives, failures, FALSELY_CLAIMED
             )
+        for row in self.battery.rows[1:]:
+            missed = 0 if row.told else row.alone.false_negatives
+            lost = 1 - KEPT * self.battery.rows[0].rates.recall
+            found[f"successes missed under {row.name} without a sign"] = _share(
+                missed, row.alone.true_positives + row.alone.false_negatives, lost
+            )
         for change in self.causes.changes if self.causes is not None and self.causes.told else ():
             if not change.success:
                 name = f"claims that stay after this: {change.name}"
