@@ -9,6 +9,7 @@ background (``scene-background.npz``).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -175,7 +176,7 @@ class Frame:
         in_turn: bool,
         backgrounds: Any,
     ) -> None:
-        from vinoreward_envs.camera import kernels
+        from vinoreward_envs.camera import kernels, one_thread
 
         self._warp, self._device, self._backgrounds = warp, device, backgrounds
         self._spec = spec
@@ -193,13 +194,7 @@ class Frame:
         self._looks = self._array(np.zeros(capacity, look.numpy_dtype()), look)
 
         size = (spec.height, spec.width)
-        # Scenes that are drawn in turn share the buffers of one.
-        at_once = 1 if in_turn else capacity
-        screen = self._array(np.zeros((at_once, len(mesh.positions), 3), np.float32), warp.vec3)
-        depths = self._array(np.zeros((at_once, *size), np.uint64), warp.uint64)
         self.picture = self._array(np.zeros((capacity, *size, 3), np.uint8), warp.vec3ub)
-        positions = self._array(mesh.positions, warp.vec3)
-        faces = self._array(mesh.faces, warp.vec3i)
         face_links = self._array(mesh.links[mesh.faces[:, 0]], warp.uint8)
         surface = [
             self._array(mesh.normal_faces, warp.vec3i), face_links,
@@ -209,14 +204,26 @@ class Frame:
         near = c.CAMERA_NEAR
         steps: list[tuple[Any, tuple[int, ...], list[Any]]]
         if in_turn:
-            ranges, planes = _ranges(mesh), _planes(mesh)
+            # Coordinates lie side by side here, and scenes share the buffers of one.
+            floats, whole = (
+                functools.partial(self._columns, dtype=dtype)
+                for dtype in (warp.float32, warp.int32)
+            )
+            padded = (spec.width + one_thread.BESIDE, spec.height)
             everything = [
-                positions, self._array(ranges, warp.vec4i), faces, self._array(planes, warp.vec4),
-                *surface, self.matrices, self.rotations, self.eyes, self.seen, near,
-                *light, *backgrounds, screen[0], depths, self.picture,
+                floats(mesh.positions), self._array(_ranges(mesh), warp.vec4i), whole(mesh.faces),
+                floats(_planes(mesh)), *surface, self.matrices, self.rotations, self.eyes,
+                self.seen, near, *light, *backgrounds,
+                floats(np.zeros_like(mesh.positions)), whole(np.zeros((len(mesh.faces), 5))),
+                floats(np.zeros(padded)), whole(np.zeros(padded)), self.picture,
             ]  # fmt: skip
-            steps = [(kernels.draw_scenes, (), everything)]
+            steps = [(one_thread.draw_scenes, (), everything)]
         else:
+            corners = np.zeros((capacity, len(mesh.positions), 3), np.float32)
+            screen = self._array(corners, warp.vec3)
+            depths = self._array(np.zeros((capacity, *size), np.uint64), warp.uint64)
+            positions = self._array(mesh.positions, warp.vec3)
+            faces = self._array(mesh.faces, warp.vec3i)
             links_of = self._array(mesh.links, warp.uint8)
             vertices = [positions, links_of, self.matrices, self.seen, near, screen]
             triangles = [faces, face_links, self.seen, screen, *size, depths]
@@ -236,6 +243,10 @@ class Frame:
 
     def _array(self, values: NDArray[Any], dtype: Any) -> Any:
         return self._warp.array(values, dtype=dtype, device=self._device)
+
+    def _columns(self, values: NDArray[Any], dtype: Any) -> Any:
+        """Return the columns of an array (N, K) as one (K, N) on the device."""
+        return self._array(np.ascontiguousarray(values.T), dtype)
 
     def draw(self, joints: Floats, poses: Floats, shown: Flags, looks: Looks, rows: Rows) -> Pixels:
         """Return ``(B, H, W, 3)`` owned pictures of at most ``capacity`` scenes."""

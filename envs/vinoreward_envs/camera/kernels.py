@@ -1,10 +1,8 @@
 """Warp kernels of the fast camera: transform vertices, fill triangles, shade pixels.
 
-``B`` scenes over one shared mesh. On CUDA one thread does one vertex, triangle or pixel. On a
-processor, where threads take turns, ``draw_scenes`` draws scene after scene: it leaves out bodies
-that are not seen, and triangles that face away before it looks at their corners, and its buffers
-stay in the cache. Both call the same functions, so they draw the same picture. The rules
-are TinyRenderer's: sample at integer pixel corners, no back faces, no triangle below 0.005 square
+``B`` scenes over one shared mesh; one thread does one vertex, triangle or pixel, as is best on
+CUDA. A processor draws the same pictures by :mod:`vinoreward_envs.camera.one_thread`. The rules are
+TinyRenderer's: sample at integer pixel corners, no back faces, no triangle below 0.005 square
 pixels, smooth normals, perspective-correct weights.
 """
 
@@ -15,16 +13,11 @@ import warp as wp
 
 wp.set_module_options({"enable_backward": False})
 
-NEARNESS_SCALE = 2.0**28
-"""One over a distance (up to 10 per metre) as a whole number of 32 bits."""
-_SCALE = wp.constant(wp.float64(NEARNESS_SCALE))
 _ID_BITS = wp.constant(wp.uint64(32))
 _ID_MASK = wp.constant(wp.uint64(0xFFFFFFFF))
 _OBJECT = wp.constant(13)
 """The body whose colour differs between scenes."""
 _MIN_DOUBLE_AREA = wp.constant(0.01)
-# Metres behind a triangle's plane from which the camera surely sees its back: rounding is less.
-_BEHIND = wp.constant(-1.0e-4)
 
 
 @wp.struct
@@ -66,6 +59,12 @@ def below(x: float) -> int:
 
 
 @wp.func
+def bits(nearness: float) -> wp.uint64:
+    """Return the bits of a number that is at least 0: as whole numbers they have its order."""
+    return wp.uint64(wp.cast(nearness, wp.uint32))
+
+
+@wp.func
 def fill(
     t: int,
     a: wp.vec3,
@@ -74,13 +73,9 @@ def fill(
     scene: int,
     height: int,
     width: int,
-    in_turn: bool,
     depth: wp.array3d(dtype=wp.uint64),
 ):
-    """Write triangle ``t`` where it is the nearest: nearness above, index + 1 below.
-
-    Where threads take turns, to write a 0 costs less than to foresee whether a pixel is covered.
-    """
+    """Write triangle ``t`` where it is the nearest: nearness above, index + 1 below."""
     # Rows count downwards, so a triangle seen from outside has a negative area here.
     area = (c[0] - a[0]) * (b[1] - a[1]) - (b[0] - a[0]) * (c[1] - a[1])
     if area <= _MIN_DOUBLE_AREA:
@@ -102,11 +97,8 @@ def fill(
             v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * scale
             w = 1.0 - u - v
             nearness = wp.max(u * a[2] + v * b[2] + w * c[2], 0.0)
-            level = wp.uint64(wp.float64(nearness) * _SCALE)
-            found = (level << _ID_BITS) | wp.uint64(t + 1)
-            if wp.min(u, wp.min(v, w)) < 0.0:
-                found = wp.uint64(0)
-            if in_turn or found != wp.uint64(0):
+            if wp.min(u, wp.min(v, w)) >= 0.0:
+                found = (bits(nearness) << _ID_BITS) | wp.uint64(t + 1)
                 wp.atomic_max(depth, scene, row, column, found)
 
 
@@ -123,7 +115,7 @@ def lit(colour: wp.vec3ub, gain: wp.vec3) -> wp.vec3ub:
 @wp.func
 def behind(won: wp.uint64, nearness: float) -> bool:
     """Return whether a pixel's nearest triangle, if any, is behind the background there."""
-    return won == wp.uint64(0) or (won >> _ID_BITS) < wp.uint64(wp.float64(nearness) * _SCALE)
+    return won == wp.uint64(0) or (won >> _ID_BITS) < bits(nearness)
 
 
 @wp.func
@@ -192,7 +184,7 @@ def fill_triangles(
     face = faces[t]
     fill(
         t, screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
-        scene, height, width, False, depth,
+        scene, height, width, depth,
     )  # fmt: skip
 
 
@@ -230,70 +222,6 @@ def shade_pixels(
         normals[corners[0]], normals[corners[1]], normals[corners[2]],
         rotations[scene, link], look, strength, link, colours[t],
     )  # fmt: skip
-
-
-@wp.kernel
-def draw_scenes(
-    positions: wp.array(dtype=wp.vec3),
-    ranges: wp.array(dtype=wp.vec4i),
-    faces: wp.array(dtype=wp.vec3i),
-    planes: wp.array(dtype=wp.vec4),
-    normal_faces: wp.array(dtype=wp.vec3i),
-    face_links: wp.array(dtype=wp.uint8),
-    normals: wp.array(dtype=wp.vec3),
-    colours: wp.array(dtype=wp.vec3ub),
-    screen_from_link: wp.array2d(dtype=wp.mat44),
-    rotations: wp.array2d(dtype=wp.mat33),
-    eyes: wp.array2d(dtype=wp.vec3),
-    seen: wp.array2d(dtype=wp.uint8),
-    near: float,
-    looks: wp.array(dtype=Look),
-    strength: wp.vec3,
-    backgrounds: wp.array3d(dtype=wp.vec3ub),
-    nearness: wp.array3d(dtype=float),
-    screen: wp.array(dtype=wp.vec3),
-    depth: wp.array3d(dtype=wp.uint64),
-    picture: wp.array3d(dtype=wp.vec3ub),
-):
-    """Draw scenes ``(B,)`` one after the other; ``screen`` and ``depth`` are of one scene."""
-    scene = wp.tid()
-    look = looks[scene]
-    height = backgrounds.shape[1]
-    width = backgrounds.shape[2]
-    for link in range(ranges.shape[0]):
-        if seen[scene, link] != wp.uint8(0):
-            span = ranges[link]
-            matrix = screen_from_link[scene, link]
-            for i in range(span[0], span[1]):
-                screen[i] = on_screen(positions[i], matrix, near)
-            eye = eyes[scene, link]
-            for t in range(span[2], span[3]):
-                plane = planes[t]
-                if plane[0] * eye[0] + plane[1] * eye[1] + plane[2] * eye[2] - plane[3] > _BEHIND:
-                    face = faces[t]
-                    fill(
-                        t, screen[face[0]], screen[face[1]], screen[face[2]],
-                        0, height, width, True, depth,
-                    )  # fmt: skip
-    for row in range(height):
-        for column in range(width):
-            won = depth[0, row, column]
-            if won == wp.uint64(0):
-                picture[scene, row, column] = backgrounds[look.background, row, column]
-            else:
-                depth[0, row, column] = wp.uint64(0)
-                if behind(won, nearness[look.background, row, column]):
-                    picture[scene, row, column] = backgrounds[look.background, row, column]
-                else:
-                    t = int(won & _ID_MASK) - 1
-                    face = faces[t]
-                    corners = normal_faces[t]
-                    link = int(face_links[t])
-                    picture[scene, row, column] = shaded(
-                        row, column, screen[face[0]], screen[face[1]], screen[face[2]],
-                        normals[corners[0]], normals[corners[1]], normals[corners[2]],
-                        rotations[scene, link], look, strength, link, colours[t],
-                    )  # fmt: skip
 
 
 @wp.func

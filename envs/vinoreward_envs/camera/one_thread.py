@@ -1,0 +1,245 @@
+"""The fast camera on a processor: one thread draws scene after scene.
+
+It draws what :mod:`vinoreward_envs.camera.kernels` draws, pixel for pixel, and leaves out bodies
+that are not seen and triangles that face away. Its loops over vertices, triangles and pixels are
+C++ over numbers that lie side by side: of these a compiler makes vector instructions, and of the
+loops that Warp writes it makes none. Colours come from the function that both share.
+"""
+
+# No postponed annotations here: Warp reads them as types when a kernel is defined.
+# mypy: ignore-errors
+
+import warp as wp
+
+from vinoreward_envs.camera.kernels import Look, shaded
+
+wp.set_module_options({"enable_backward": False})
+
+BESIDE = 8
+"""Pixels of a row that are looked at together; buffers of pixels have as many more columns."""
+
+_COPY = """
+    const int pixels = pictures.shape[1] * pictures.shape[2];
+    memcpy(pictures.data + scene * pixels, backgrounds.data + background * pixels, 3 * pixels);
+"""
+
+_TRANSFORM = """
+    const float* x = positions.data;
+    const float* y = x + positions.shape[1];
+    const float* z = y + positions.shape[1];
+    float* columns = screen.data;
+    float* rows = columns + screen.shape[1];
+    float* nearness = rows + screen.shape[1];
+    #pragma clang loop vectorize(assume_safety)
+    for (int i = first; i < last; ++i) {
+        const float across = m.data[0][0] * x[i] + m.data[0][1] * y[i] + m.data[0][2] * z[i]
+            + m.data[0][3];
+        const float down = m.data[1][0] * x[i] + m.data[1][1] * y[i] + m.data[1][2] * z[i]
+            + m.data[1][3];
+        const float distance = m.data[3][0] * x[i] + m.data[3][1] * y[i] + m.data[3][2] * z[i]
+            + m.data[3][3];
+        const float n = distance < near ? 0.0f : 1.0f / distance;
+        columns[i] = across * n;
+        rows[i] = down * n;
+        nearness[i] = n;
+    }
+"""
+
+_FILL = """
+    const int triangles = faces.shape[1], vertices = screen.shape[1], stride = depth.shape[1];
+    const int *corner_a = faces.data, *corner_b = corner_a + triangles;
+    const int* corner_c = corner_b + triangles;
+    const float *columns = screen.data, *rows = columns + vertices, *nearness = rows + vertices;
+    const float *nx = planes.data, *ny = nx + triangles, *nz = ny + triangles;
+    const float* offset = nz + triangles;
+    int *order = boxes.data, *left = order + triangles, *right = left + triangles;
+    int *top = right + triangles, *bottom = top + triangles;
+
+    // Which face the camera. 0.1 mm behind its plane it surely sees a triangle's back: rounding
+    // is less.
+    const float ex = eye[0], ey = eye[1], ez = eye[2];
+    #pragma clang loop vectorize(assume_safety)
+    for (int t = first; t < last; ++t)
+        bottom[t] = nx[t] * ex + ny[t] * ey + nz[t] * ez - offset[t] > -1.0e-4f;
+    int facing = 0;
+    for (int t = first; t < last; ++t) {
+        order[facing] = t;
+        facing += bottom[t];
+    }
+
+    // The pixels around each of them; none where it is not drawn.
+    #pragma clang loop vectorize(assume_safety)
+    for (int k = 0; k < facing; ++k) {
+        const int t = order[k];
+        const int i = corner_a[t], j = corner_b[t], l = corner_c[t];
+        const float ax = columns[i], bx = columns[j], cx = columns[l];
+        const float ay = rows[i], by = rows[j], cy = rows[l];
+        float low = ax < bx ? ax : bx, high = ax < bx ? bx : ax;
+        low = cx < low ? cx : low;
+        high = cx < high ? high : cx;
+        int from = (int)low, to = (int)high;
+        from += (float)from < low;
+        to -= (float)to > high;
+        left[k] = from > 0 ? from : 0;
+        right[k] = to < width - 1 ? to : width - 1;
+        low = ay < by ? ay : by, high = ay < by ? by : ay;
+        low = cy < low ? cy : low;
+        high = cy < high ? high : cy;
+        from = (int)low, to = (int)high;
+        from += (float)from < low;
+        to -= (float)to > high;
+        // Rows count downwards, so a triangle seen from outside has a negative area here.
+        const float area = (cx - ax) * (by - ay) - (bx - ax) * (cy - ay);
+        const bool drawn = (area > 0.01f) & (nearness[i] != 0.0f) & (nearness[j] != 0.0f)
+            & (nearness[l] != 0.0f) & (left[k] <= right[k]);
+        to = to < height - 1 ? to : height - 1;
+        top[k] = from > 0 ? from : 0;
+        bottom[k] = drawn ? to : -1;
+    }
+    int drawn = 0;
+    for (int k = 0; k < facing; ++k) {
+        order[drawn] = order[k];
+        left[drawn] = left[k];
+        right[drawn] = right[k];
+        top[drawn] = top[k];
+        bottom[drawn] = bottom[k];
+        drawn += top[k] <= bottom[k];
+    }
+
+    for (int k = 0; k < drawn; ++k) {
+        const int t = order[k];
+        const int i = corner_a[t], j = corner_b[t], l = corner_c[t];
+        const float ax = columns[i], bx = columns[j], cx = columns[l];
+        const float ay = rows[i], by = rows[j], cy = rows[l];
+        const float na = nearness[i], nb = nearness[j], nc = nearness[l];
+        const float scale = 1.0f / ((cx - ax) * (by - ay) - (bx - ax) * (cy - ay));
+        const int end = right[k];
+        for (int row = top[k]; row <= bottom[k]; ++row) {
+            const float ya = ay - (float)row, yb = by - (float)row, yc = cy - (float)row;
+            for (int column = left[k]; column <= end; column += BESIDE) {
+                float* nearest = depth.data + row * stride + column;
+                int* winner = winners.data + row * stride + column;
+                #pragma clang loop vectorize(assume_safety)
+                for (int s = 0; s < BESIDE; ++s) {
+                    const float x = (float)(column + s);
+                    const float u = ((cx - x) * yb - (bx - x) * yc) * scale;
+                    const float v = ((ax - x) * yc - (cx - x) * ya) * scale;
+                    const float w = 1.0f - u - v;
+                    float n = u * na + v * nb + w * nc;
+                    n = n > 0.0f ? n : 0.0f;
+                    const bool wins = (u >= 0.0f) & (v >= 0.0f) & (w >= 0.0f)
+                        & (column + s <= end) & (n >= nearest[s]);
+                    nearest[s] = wins ? n : nearest[s];
+                    winner[s] = wins ? t + 1 : winner[s];
+                }
+            }
+        }
+    }
+""".replace("BESIDE", str(BESIDE))
+
+
+@wp.func_native(_COPY)
+def copy_background(
+    backgrounds: wp.array3d(dtype=wp.vec3ub),
+    background: int,
+    scene: int,
+    pictures: wp.array3d(dtype=wp.vec3ub),
+):
+    """Let a scene's picture be its table and floor."""
+
+
+@wp.func_native(_TRANSFORM)
+def transform(
+    positions: wp.array2d(dtype=float),
+    m: wp.mat44,
+    near: float,
+    first: int,
+    last: int,
+    screen: wp.array2d(dtype=float),
+):
+    """Bring a body's vertices to columns, rows and nearness ``(3, V)``; 0: too close."""
+
+
+@wp.func_native(_FILL)
+def fill(
+    faces: wp.array2d(dtype=wp.int32),
+    planes: wp.array2d(dtype=float),
+    eye: wp.vec3,
+    first: int,
+    last: int,
+    height: int,
+    width: int,
+    screen: wp.array2d(dtype=float),
+    boxes: wp.array2d(dtype=wp.int32),
+    depth: wp.array2d(dtype=float),
+    winners: wp.array2d(dtype=wp.int32),
+):
+    """Keep for each pixel a body's nearest triangle, as its index + 1, and its nearness.
+
+    Of triangles that are as near the last wins. ``boxes`` ``(5, T)`` is room to work in.
+    """
+
+
+@wp.func
+def corner(screen: wp.array2d(dtype=float), i: int) -> wp.vec3:
+    """Return column, row and nearness of a vertex."""
+    return wp.vec3(screen[0, i], screen[1, i], screen[2, i])
+
+
+@wp.kernel
+def draw_scenes(
+    positions: wp.array2d(dtype=float),
+    ranges: wp.array(dtype=wp.vec4i),
+    faces: wp.array2d(dtype=wp.int32),
+    planes: wp.array2d(dtype=float),
+    normal_faces: wp.array(dtype=wp.vec3i),
+    face_links: wp.array(dtype=wp.uint8),
+    normals: wp.array(dtype=wp.vec3),
+    colours: wp.array(dtype=wp.vec3ub),
+    screen_from_link: wp.array2d(dtype=wp.mat44),
+    rotations: wp.array2d(dtype=wp.mat33),
+    eyes: wp.array2d(dtype=wp.vec3),
+    seen: wp.array2d(dtype=wp.uint8),
+    near: float,
+    looks: wp.array(dtype=Look),
+    strength: wp.vec3,
+    backgrounds: wp.array3d(dtype=wp.vec3ub),
+    nearness: wp.array3d(dtype=float),
+    screen: wp.array2d(dtype=float),
+    boxes: wp.array2d(dtype=wp.int32),
+    depth: wp.array2d(dtype=float),
+    winners: wp.array2d(dtype=wp.int32),
+    picture: wp.array3d(dtype=wp.vec3ub),
+):
+    """Draw scenes ``(B,)``; ``screen``, ``boxes``, ``depth`` and ``winners`` are of one scene."""
+    scene = wp.tid()
+    look = looks[scene]
+    height = backgrounds.shape[1]
+    width = backgrounds.shape[2]
+    copy_background(backgrounds, look.background, scene, picture)
+    for link in range(ranges.shape[0]):
+        if seen[scene, link] != wp.uint8(0):
+            span = ranges[link]
+            transform(positions, screen_from_link[scene, link], near, span[0], span[1], screen)
+            fill(
+                faces, planes, eyes[scene, link], span[2], span[3], height, width,
+                screen, boxes, depth, winners,
+            )  # fmt: skip
+    for row in range(height):
+        for column in range(width):
+            won = winners[row, column]
+            if won != 0:
+                near_here = depth[row, column]
+                winners[row, column] = 0
+                depth[row, column] = 0.0
+                if near_here >= nearness[look.background, row, column]:
+                    t = won - 1
+                    corners = normal_faces[t]
+                    link = int(face_links[t])
+                    picture[scene, row, column] = shaded(
+                        row, column,
+                        corner(screen, faces[0, t]), corner(screen, faces[1, t]),
+                        corner(screen, faces[2, t]),
+                        normals[corners[0]], normals[corners[1]], normals[corners[2]],
+                        rotations[scene, link], look, strength, link, colours[t],
+                    )  # fmt: skip
