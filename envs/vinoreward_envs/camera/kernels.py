@@ -224,17 +224,88 @@ def shade_pixels(
     )  # fmt: skip
 
 
-@wp.func
-def wrapped(x: float, size: int, mirrored: bool) -> int:
-    """Return the place 0 to size - 1 of a texture's coordinate, which repeats after 1.
+_CLEAR_ROW = """
+    const int first = (target * backgrounds.shape[1] + row) * width;
+    memset(backgrounds.data + first, 255, 3 * width);
+    memset(nearness.data + first, 0, sizeof(float) * width);
+"""
 
-    Mirrored, every other time, a texture has no seams.
+
+@wp.func_native(_CLEAR_ROW)
+def clear_row(
+    target: int,
+    row: int,
+    width: int,
+    backgrounds: wp.array3d(dtype=wp.vec3ub),
+    nearness: wp.array3d(dtype=float),
+):
+    """Make a row of a background white, with nothing near."""
+
+
+_BACKGROUND_ROW = """
+    const wp::vec3ub* texture = texels.data;
+    const int high = texels.shape[0], wide = texels.shape[1];
+    wp::vec3ub* colours = backgrounds.data + (target * backgrounds.shape[1] + row) * width;
+    float* nearest = nearness.data + (target * backgrounds.shape[1] + row) * width;
+    const float near_0 = start[2], near_1 = along[2];
+    const float u_0 = start[0], u_1 = along[0], v_0 = start[1], v_1 = along[1];
+    const float red = gain[0], green = gain[1], blue = gain[2];
+#ifdef __clang__
+    #pragma clang loop vectorize(assume_safety)
+#endif
+    for (int column = first; column <= last; ++column) {
+        const float x = (float)column;
+        const float near = near_0 + near_1 * x;
+        const bool seen = (near > nearest[column]) & (near > farthest);
+        // Whatever its distance, a pixel's place in the texture is looked up: that is faster.
+        const float over = seen ? near : 1.0f;
+        float u = (u_0 + u_1 * x) / over, v = (v_0 + v_1 * x) / over;
+        // The texture repeats after 1; mirrored, every other time, it has no seams.
+        int u_times = (int)u, v_times = (int)v;
+        u_times -= (float)u_times > u;
+        v_times -= (float)v_times > v;
+        u -= (float)u_times;
+        v -= (float)v_times;
+        u = mirrored & u_times & 1 ? 1.0f - u : u;
+        v = mirrored & v_times & 1 ? 1.0f - v : v;
+        int i = (int)(v * (float)high), j = (int)(u * (float)wide);
+        i = i < high - 1 ? i : high - 1;
+        j = j < wide - 1 ? j : wide - 1;
+        i = i > 0 ? i : 0;
+        j = j > 0 ? j : 0;
+        // v points up.
+        const wp::vec3ub texel = texture[(high - 1 - i) * wide + j];
+        const float r = (float)texel.c[0] * red, g = (float)texel.c[1] * green;
+        const float b = (float)texel.c[2] * blue;
+        colours[column].c[0] = seen ? (wp::uint8)(r < 255.0f ? r : 255.0f) : colours[column].c[0];
+        colours[column].c[1] = seen ? (wp::uint8)(g < 255.0f ? g : 255.0f) : colours[column].c[1];
+        colours[column].c[2] = seen ? (wp::uint8)(b < 255.0f ? b : 255.0f) : colours[column].c[2];
+        nearest[column] = seen ? near : nearest[column];
+    }
+"""
+
+
+@wp.func_native(_BACKGROUND_ROW)
+def draw_part_of_row(
+    start: wp.vec3,
+    along: wp.vec3,
+    first: int,
+    last: int,
+    gain: wp.vec3,
+    texels: wp.array2d(dtype=wp.vec3ub),
+    mirrored: int,
+    farthest: float,
+    target: int,
+    row: int,
+    width: int,
+    backgrounds: wp.array3d(dtype=wp.vec3ub),
+    nearness: wp.array3d(dtype=float),
+):
+    """Draw a textured triangle in a row's columns ``first`` to ``last``, where it is the nearest.
+
+    Column x has the place in the texture, (u, v), over the distance and one over the distance
+    ``start + along * x``. C++, as a compiler makes vector instructions of this loop.
     """
-    whole = below(x)
-    part = x - float(whole)
-    if mirrored and (whole & 1) != 0:
-        part = 1.0 - part
-    return wp.min(int(part * float(size)), size - 1)
 
 
 @wp.kernel
@@ -264,9 +335,7 @@ def draw_backgrounds(
         return
     width = backgrounds.shape[2]
     y = float(row)
-    for column in range(width):
-        nearness[target, row, column] = 0.0
-        backgrounds[target, row, column] = wp.vec3ub(wp.uint8(255), wp.uint8(255), wp.uint8(255))
+    clear_row(target, row, width, backgrounds, nearness)
     for i in range(order.shape[1]):
         t = order[scene, i]
         if t < 0:
@@ -286,32 +355,20 @@ def draw_backgrounds(
                 high = -1.0
         start = weight * wp.vec3(0.0, y, 1.0)
         along = weight * wp.vec3(1.0, 0.0, 0.0)
-        near_start = start[0] + start[1] + start[2]
-        near_along = along[0] + along[1] + along[2]
         uv_start = texels[scene, t] * start
         uv_along = texels[scene, t] * along
-        gain = gains[scene, t]
+        from_start = wp.vec3(uv_start[0], uv_start[1], start[0] + start[1] + start[2])
+        from_along = wp.vec3(uv_along[0], uv_along[1], along[0] + along[1] + along[2])
         # Neither is beyond what a whole number holds.
         first = above(wp.min(low, float(width)))
         last = below(wp.max(high, -1.0))
-        for column in range(first, last + 1):
-            x = float(column)
-            near = near_start + near_along * x
-            if near > nearness[target, row, column] and near > farthest:
-                nearness[target, row, column] = near
-                u = (uv_start[0] + uv_along[0] * x) / near
-                v = (uv_start[1] + uv_along[1] * x) / near
-                # v points up.
-                if on_table[t] == wp.uint8(0):
-                    height = floor_texture.shape[0]
-                    colour = floor_texture[
-                        height - 1 - wrapped(v, height, False),
-                        wrapped(u, floor_texture.shape[1], False),
-                    ]
-                else:
-                    height = table_texture.shape[0]
-                    colour = table_texture[
-                        height - 1 - wrapped(v, height, True),
-                        wrapped(u, table_texture.shape[1], True),
-                    ]
-                backgrounds[target, row, column] = lit(colour, gain)
+        if on_table[t] == wp.uint8(0):
+            draw_part_of_row(
+                from_start, from_along, first, last, gains[scene, t], floor_texture, 0, farthest,
+                target, row, width, backgrounds, nearness,
+            )  # fmt: skip
+        else:
+            draw_part_of_row(
+                from_start, from_along, first, last, gains[scene, t], table_texture, 1, farthest,
+                target, row, width, backgrounds, nearness,
+            )  # fmt: skip

@@ -123,7 +123,7 @@ class Looks:
                 noise += NOISE_UNIT * NOISE_STEPS // 2
                 noise >>= (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
                 noise += picture
-                np.clip(noise, 0, 255, out=noise)
+                noise.clip(np.int16(0), np.int16(255), out=noise)  # whole numbers of its own kind
                 picture[:] = noise
 
     def open(self, warp: Any, device: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,15 +157,19 @@ def missing_warp() -> MissingExtraError:
     )
 
 
+@functools.cache
 def camera_eye() -> Floats:
-    """Return where the camera stands, ``(3,)`` in metres."""
+    """Return where the camera stands, ``(3,)`` in metres, read-only."""
     rotation, shift = np.split(view_matrix()[:3], [3], axis=1)
     eye: Floats = -(rotation.T @ shift)[:, 0]
+    eye.setflags(write=False)
     return eye
 
 
+@functools.cache
 def view_matrix() -> Floats:
-    """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z)."""
+    """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z);
+    read-only."""
     yaw, pitch = math.radians(c.CAMERA_YAW), math.radians(c.CAMERA_PITCH)
     target = np.array(c.CAMERA_TARGET)
     # Yaw 0 looks along +y, a negative pitch looks down; the camera is not rolled.
@@ -176,13 +181,14 @@ def view_matrix() -> Floats:
     view = np.eye(4)
     view[:3, :3] = np.stack([right, up, -forward])
     view[:3, 3] = -view[:3, :3] @ (target - c.CAMERA_DISTANCE * forward)
+    view.setflags(write=False)
     return view
 
 
 def moved_view(position: Floats, rotation: Floats) -> Floats:
     """Return the ``(4, 4)`` view matrix of a camera that was moved by ``(3,)`` metres in the world
     and then panned, tilted and rolled by ``(3,)`` degrees."""
-    view = view_matrix()
+    view = view_matrix().copy()
     turned = view[:3, :3]
     for axis, degrees in zip((1, 0, 2), rotation.tolist(), strict=True):
         cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
