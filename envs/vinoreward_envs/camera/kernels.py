@@ -226,8 +226,10 @@ def shade_pixels(
 
 _CLEAR_ROW = """
     const int first = (target * backgrounds.shape[1] + row) * width;
-    memset(backgrounds.data + first, 255, 3 * width);
-    memset(nearness.data + first, 0, sizeof(float) * width);
+    for (int i = first; i < first + width; ++i) {
+        backgrounds.data[i] = wp::vec3ub(255, 255, 255);
+        nearness.data[i] = 0.0f;
+    }
 """
 
 
@@ -257,7 +259,10 @@ _BACKGROUND_ROW = """
         const float x = (float)column;
         const float near = near_0 + near_1 * x;
         const bool seen = (near > nearest[column]) & (near > farthest);
-        // Whatever its distance, a pixel's place in the texture is looked up: that is faster.
+#ifndef __clang__
+        if (!seen) continue;
+#endif
+        // A processor looks each pixel's place in the texture up, as it does many at once.
         const float over = seen ? near : 1.0f;
         float u = (u_0 + u_1 * x) / over, v = (v_0 + v_1 * x) / over;
         // The texture repeats after 1; mirrored, every other time, it has no seams.
