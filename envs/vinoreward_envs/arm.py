@@ -27,6 +27,7 @@ MAX_ITERATIONS: Final = 60
 # Enough damping for a nearly stretched arm, too little to slow the last steps.
 DAMPING: Final = 1e-4
 """Added to the diagonal of the damped least squares."""
+_DAMPED: Final[Array] = DAMPING * np.eye(6)
 # Within a step the linear model holds; a longer error is approached in pieces of this length.
 MAX_STEP: Final = 0.25
 """Largest component of the error, in metres and radians, that one step looks at."""
@@ -175,16 +176,20 @@ def _linearised(q: Array, target: Array, poses: Array) -> tuple[Array, Array]:
     """Return the error ``(B, 6)`` to the target and the gripper's Jacobian ``(B, 6, 7)``."""
     _arm_poses(q, poses)
     gripper = poses[:, 6] @ _GRIPPER
-    axes, centres = poses[:, :, :3, 2], poses[:, :, :3, 3]
     jacobian = np.empty((len(q), 6, c.ARM_JOINTS))
-    jacobian[:, :3] = _cross(axes, gripper[:, None, :3, 3] - centres).transpose(0, 2, 1)
-    jacobian[:, 3:] = axes.transpose(0, 2, 1)
+    # A joint turns the gripper about its axis: by the axis times the way from its centre. Written
+    # out, as np.cross costs five times as much.
+    jacobian[:, 3:] = poses[:, :, :3, 2].transpose(0, 2, 1)
+    away = (gripper[:, None, :3, 3] - poses[:, :, :3, 3]).transpose(2, 0, 1)
+    for k in range(3):
+        i, j = (k + 1) % 3, (k + 2) % 3
+        jacobian[:, k] = jacobian[:, 3 + i] * away[j] - jacobian[:, 3 + j] * away[i]
     error = np.empty((len(q), 6))
     error[:, :3] = target - gripper[:, :3, 3]
     # Half the sum of the cross products of matching axes: the sine of the remaining angle times
     # its axis, which is the angle itself near the answer.
-    columns = gripper[:, :3, :3].transpose(0, 2, 1)
-    error[:, 3:] = 0.5 * _cross(columns, GRIPPER_ROTATION.T).sum(axis=1)
+    turn = gripper[:, :3, :3] @ GRIPPER_ROTATION.T
+    error[:, 3:] = 0.5 * (turn[:, (1, 2, 0), (2, 0, 1)] - turn[:, (2, 0, 1), (1, 2, 0)])
     return error, jacobian
 
 
@@ -196,7 +201,8 @@ def _moved(q: Array, error: Array, jacobian: Array) -> Array:
         # A joint that leans on its limit cannot help: the six others share its part, which
         # clipping alone would leave undone for ever.
         step = _step(error, jacobian * ~stuck[:, None, :])
-    return np.clip(q + step, _JOINT_LOW, _JOINT_HIGH)
+    within: Array = np.minimum(np.maximum(q + step, _JOINT_LOW), _JOINT_HIGH)
+    return within
 
 
 def _step(error: Array, jacobian: Array) -> Array:
@@ -205,16 +211,9 @@ def _step(error: Array, jacobian: Array) -> Array:
     bounded = error * (MAX_STEP / np.maximum(length, MAX_STEP))
     transposed = jacobian.transpose(0, 2, 1)
     square = jacobian @ transposed
-    square[:, range(6), range(6)] += DAMPING
+    square += _DAMPED
     step: Array = (transposed @ np.linalg.solve(square, bounded[..., None]))[..., 0]
     return step
-
-
-def _cross(a: Array, b: Array) -> Array:
-    """Return the cross product over the last axis (``np.cross`` costs five times as much)."""
-    ax, ay, az = a[..., 0], a[..., 1], a[..., 2]
-    bx, by, bz = b[..., 0], b[..., 1], b[..., 2]
-    return np.stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx], axis=-1)
 
 
 def _checked(position: ArrayLike, start: ArrayLike) -> tuple[Array, Array]:

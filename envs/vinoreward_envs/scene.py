@@ -74,7 +74,9 @@ class HoverScene(Closing):
         self._object_pose: Array | None = None
         self._looks: Looks | None = None
         self._drawn: Drawn | None = None
-        self._joints: Array = hover_home_joints().copy()
+        self._joints = hover_home_joints()
+        self._gripper: Array | None = None
+        """Its place, once somebody has asked for it."""
         self._closed = False
         self.changes = 0
         """How often arm or object were placed: equal numbers mean equal pictures."""
@@ -89,7 +91,9 @@ class HoverScene(Closing):
     @property
     def gripper(self) -> Array:
         """The gripper's ``(3,)`` position in metres. A copy."""
-        return gripper_position(self._joints)
+        if self._gripper is None:
+            self._gripper = gripper_position(self._joints)
+        return self._gripper.copy()
 
     @property
     def object_pose(self) -> Array | None:
@@ -107,7 +111,7 @@ class HoverScene(Closing):
         """Bring the arm to its home pose, then to hover height; the object stays where it is."""
         self.changes += 1
         if self._dynamics is None:
-            self._joints = hover_home_joints().copy()
+            self._arm_at(hover_home_joints())
             return
         self._dynamics.home()
         x, y, _ = gripper_position(c.HOME_JOINTS)
@@ -153,7 +157,7 @@ class HoverScene(Closing):
         target = np.array([*_pair(xy, "the gripper"), height])
         self.changes += 1
         if self._dynamics is None:
-            self._joints = inverse_kinematics(target, hover_home_joints())
+            self._arm_at(inverse_kinematics(target, hover_home_joints()))
         else:
             self._move(self._dynamics, target)
 
@@ -185,9 +189,12 @@ class HoverScene(Closing):
             return 0.0, 1.0
         return float(self._drawn["object_yaw"][0]), float(self._drawn["object_size"][0])
 
+    def _arm_at(self, joints: Array) -> None:
+        self._joints, self._gripper = joints, None
+
     def _move(self, dynamics: ArmDynamics, target: Array) -> None:
         dynamics.move(target)
-        self._joints = dynamics.joints()
+        self._arm_at(dynamics.joints())
         self._object_pose = dynamics.object_pose()
 
 

@@ -216,29 +216,29 @@ class Classifier(Runner):
         scores = self._scores_on(first, pictures)
         if scores is None:
             return None
+        odds = self._odds(scores)
         exact = first
         if again and self.band is not None:
             exact = again[0]
-            rows = self._near(scores, self.band)
+            rows = self._near(odds, self.band)
             if len(rows):
                 seen = self._scores_on(exact, pictures[rows])
                 if seen is None:
                     return None
-                scores[rows] = seen
+                scores[rows], odds[rows] = seen, self._odds(seen)
                 self.second_looks += len(rows)
         if shift_band := self.bundle.spec.decision.shift_band:
-            rows = self._near(scores, shift_band)
+            rows = self._near(odds, shift_band)
             if len(rows):
                 moved = self._scores_on(exact, np.concatenate(shifts_of(pictures[rows])[1:]))
                 if moved is None:
                     return None
                 left, right = np.split(moved, 2)
-                scores[rows] = (scores[rows] + left + right) / 3
-        return self._odds(scores)
+                odds[rows] = self._odds((scores[rows] + left + right) / 3)
+        return odds
 
-    def _near(self, scores: NDArray[np.float64], band: float) -> NDArray[np.intp]:
+    def _near(self, odds: NDArray[np.float64], band: float) -> NDArray[np.intp]:
         """Return the rows whose log-odds are within a band of a threshold."""
-        odds = self._odds(scores)
         near = unsure(odds, logit(self.threshold), band)
         if self.exit_threshold < self.threshold:
             near |= unsure(odds, logit(self.exit_threshold), band)
@@ -405,7 +405,7 @@ def log_odds(
     ``logits`` are ``(N, K)`` with K at least 2, ``success`` is a column; the result is ``(N,)``.
     """
     scaled = logits / temperature
-    others = np.delete(scaled, success, axis=1)
+    others = scaled[:, np.arange(scaled.shape[1]) != success]
     highest = others.max(axis=1)
     if others.shape[1] == 1:
         rest = highest

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,6 +180,7 @@ class Frame:
 
         self._warp, self._device, self._backgrounds = warp, device, backgrounds
         self._spec = spec
+        self._views: dict[int, NDArray[Any]] = {}
         mesh = scene_mesh(spec.mesh)
         self._corners = boxes(mesh)
         # Bodies' poses: the arm's base is at the origin and stays there.
@@ -273,7 +274,7 @@ class Frame:
             self._backgrounds = looks.pool
             self.show(None, *(looks.pool or ()))
         self.launch(count)
-        picture: Pixels = self.picture.numpy()[:count]
+        picture: Pixels = self._host(self.picture)[:count]
         return picture.copy()
 
     def show(self, looks: Any, backgrounds: Any, nearness: Any) -> None:
@@ -292,17 +293,24 @@ class Frame:
 
     def fill_looks(self, looks: Looks, rows: Rows) -> None:
         """Let the first scenes look as these rows do."""
-        host = self._looks.numpy()
+        host = self._host(self._looks)
         part = host[: len(rows)]
         part["direction"], part["gain"] = looks.directions[rows], looks.gains[rows]
         part["colour"], part["background"] = looks.colours[rows], looks.backgrounds[rows]
         if self._device != "cpu":
             self._looks.assign(host)
 
+    def _host(self, array: Any) -> NDArray[Any]:
+        """Return an array in the host's memory: on a processor its own, elsewhere a copy."""
+        if self._device != "cpu":
+            return cast("NDArray[Any]", array.numpy())
+        if id(array) not in self._views:  # it takes 20 microseconds to make one
+            self._views[id(array)] = array.numpy()
+        return self._views[id(array)]
+
     def _fill(self, target: Any, values: NDArray[Any]) -> None:
         """Write the first scenes' values into a device array."""
-        # On a processor this is the array's own memory, elsewhere a copy to send back.
-        host = target.numpy()
+        host = self._host(target)
         host[: len(values)] = values
         if self._device != "cpu":
             target.assign(host)
