@@ -23,6 +23,7 @@ from vinoreward.errors import (
 )
 from vinoreward.rewards.success import Truth
 from vinoreward_training.cli import main
+from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.evaluate import Moment, evaluate
 from vinoreward_training.policy.train import SETTINGS, run, train
 from vinoreward_training.runs.report import (
@@ -54,6 +55,16 @@ def test_success_is_that_of_the_state_where_the_agent_stopped(
     assert (found.claimed.successes, found.claimed.trials) == (claimed, 5)
     assert (found.true.successes, found.true.trials) == (true, 5)
     assert found.mean_return == found.mean_length == 4.0
+
+
+@pytest.mark.parametrize("algorithm", ["DQN", "PPO"])
+def test_actions_that_begin_elsewhere_than_at_0_are_refused(algorithm: str) -> None:
+    """SB3 would play 0 and 1 of -1 and 0."""
+    space = gym.spaces.Discrete(2, start=-1)
+    moved = gym.wrappers.TransformAction(Corridor(), lambda action: action + 1, space)
+    with pytest.raises(ConfigError, match=r"plays 0 to 1\..*TransformAction.*action \+ -1"):
+        build_model(algorithm, moved, {}, seed=0)
+    build_model(algorithm, Corridor(), {}, seed=0)
 
 
 def test_the_interval_is_clopper_pearson() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import gymnasium as gym
 import numpy as np
 
+from vinoreward.actor_learner.acting.environments import action_cure
 from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
 from vinoreward.files import read_json, write_json
@@ -85,8 +86,17 @@ def build_model(
     In a batch off-policy algorithms train while it steps, see :class:`~vinoreward.TrainMeanwhile`.
     ``learner`` ``"device"``, ``"skrl"`` and ``"sbx"`` train the same networks by other code, see
     ``TrainConfig``.
+
+    ConfigError for integer actions that begin elsewhere than at 0, which SB3 would not play.
     """
     kind: Any = algorithm_class(algorithm)
+    actions = env.action_space
+    if isinstance(actions, gym.spaces.Discrete) and actions.start != 0:
+        raise ConfigError(
+            f"the environment's actions are {actions}, and Stable-Baselines3 plays 0 to "
+            f"{actions.n - 1}. Expected Discrete actions from 0; {action_cure(actions)}, in a "
+            "function that --env names."
+        )
     if later:
         from vinoreward.wrappers.later import RewardLater
 
