@@ -18,7 +18,7 @@ from vinoreward_envs.arrays import CPU
 from vinoreward_envs.camera.fast import CHUNK, FastCamera
 from vinoreward_envs.camera.looks import Looks
 from vinoreward_envs.camera.spec import CameraSpec, Floats, Pixels, Rows
-from vinoreward_envs.scene import object_rest_pose
+from vinoreward_envs.scene import object_rest_poses
 
 PIECE: Final = CHUNK
 """Scenes that a thread draws and judges at once; pictures of more are never in memory unless they
@@ -217,12 +217,8 @@ class BatchedPictures(Closing):
 def _draw(
     camera: FastCamera, joints: Floats, objects: Floats, looks: Looks | None, rows: Rows
 ) -> Pixels:
-    if looks is None:
-        poses = np.tile(object_rest_pose((0.0, 0.0)), (len(objects), 1, 1))
-    else:
-        drawn = looks.drawn[rows]
-        turned = zip(drawn["object_yaw"].tolist(), drawn["object_size"].tolist(), strict=True)
-        poses = np.stack([object_rest_pose((0.0, 0.0), yaw, size) for yaw, size in turned])
-    poses[:, :2, 3] = objects
+    drawn = None if looks is None else looks.drawn[rows]
+    turned = () if drawn is None else (drawn["object_yaw"], drawn["object_size"])
+    poses = object_rest_poses(objects, *turned)
     present: NDArray[np.bool_] = np.ones(len(objects), np.bool_)
     return camera.render_batch(joints, poses, present, looks, rows)

@@ -28,6 +28,9 @@ OBJECT_REST_HEIGHT: Final = -0.0084536
 """z of the object's base, in metres, after it was dropped from 0.10 and came to rest."""
 OBJECT_REST_ROTATION: Final[tuple[float, float, float, float]] = (0.0, 0.0970480, 0.0, 0.9952797)
 """Its orientation at rest as a quaternion x, y, z, w: it leans 11 degrees about y."""
+_, _HALF, _, _REST = OBJECT_REST_ROTATION
+_SIN, _COS = 2.0 * _HALF * _REST, _REST * _REST - _HALF * _HALF
+_LEANING: Final[Array] = np.array([[_COS, 0.0, _SIN], [0.0, 1.0, 0.0], [-_SIN, 0.0, _COS]])
 
 
 def check_renderer(renderer: str) -> None:
@@ -201,32 +204,32 @@ class HoverScene(Closing):
 def object_rest_pose(
     xy: tuple[float, float], yaw: float = 0.0, size: float = 1.0
 ) -> NDArray[np.float64]:
-    """Return the ``(4, 4)`` world pose of the object's base at rest at ``xy`` (metres).
-
-    ``yaw`` turns the object about the vertical through its base, in degrees. Another ``size`` lies
-    on the table too; the pose has a rotation and no size.
-
-    As PyBullet's ``getBasePositionAndOrientation`` reports it: of the object's centre of mass, in
-    this URDF also the origin of its link frame. Measured by dropping the object at (0.65, -0.30,
-    0.10) until it lay still; ``xy`` is where the base ends (the drop moves it 3 mm along x).
-    """
-    _, sin_half, _, cos_half = OBJECT_REST_ROTATION
-    sin, cos = 2.0 * sin_half * cos_half, cos_half * cos_half - sin_half * sin_half
-    pose = np.eye(4)
-    pose[0, 0], pose[0, 2] = cos, sin
-    pose[2, 0], pose[2, 2] = -sin, cos
-    pose[:3, :3] = _yawed(yaw) @ pose[:3, :3]
-    height = OBJECT_REST_HEIGHT + (size - 1.0) * (OBJECT_REST_HEIGHT - c.TABLE_TOP)
-    pose[:3, 3] = (xy[0], xy[1], height)
+    """Return the ``(4, 4)`` pose of one object, see :func:`object_rest_poses`."""
+    pose: Array = object_rest_poses(np.array([xy]), yaw, size)[0]
     return pose
 
 
-def _yawed(degrees: float) -> Array:
-    """Return the ``(3, 3)`` rotation about the vertical."""
-    turn = np.eye(3)
-    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    turn[:2, :2] = [[cos, -sin], [sin, cos]]
-    return turn
+def object_rest_poses(places: Array, yaw: Array | float = 0.0, size: Array | float = 1.0) -> Array:
+    """Return the ``(N, 4, 4)`` world poses of objects' bases at rest at ``(N, 2)`` metres.
+
+    ``yaw`` turns each about the vertical through its base, in degrees. One of another ``size`` lies
+    on the table too; the pose has a rotation and no size. Both are ``(N,)``, or one for all.
+
+    As PyBullet's ``getBasePositionAndOrientation`` reports it: of the object's centre of mass, in
+    this URDF also the origin of its link frame. Measured by dropping the object at (0.65, -0.30,
+    0.10) until it lay still; the place is where the base ends (the drop moves it 3 mm along x).
+    """
+    poses = np.zeros((len(places), 4, 4))
+    turn = np.zeros((len(places), 3, 3))
+    angle = np.radians(yaw)
+    turn[:, 0, 0] = turn[:, 1, 1] = np.cos(angle)
+    turn[:, 1, 0] = np.sin(angle)
+    turn[:, 0, 1] = -turn[:, 1, 0]
+    turn[:, 2, 2] = poses[:, 3, 3] = 1.0
+    poses[:, :3, :3] = turn @ _LEANING
+    poses[:, :2, 3] = places
+    poses[:, 2, 3] = OBJECT_REST_HEIGHT + (size - 1.0) * (OBJECT_REST_HEIGHT - c.TABLE_TOP)
+    return poses
 
 
 def _pair(xy: tuple[float, float], what: str) -> tuple[float, float]:
