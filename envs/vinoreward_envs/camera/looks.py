@@ -115,16 +115,17 @@ class Looks:
         at = (NOISE_STARTS * self.drawn["picture_noise_at"][rows]).astype(np.int64)
         at = (at + NEXT_NOISE * self.steps[rows]) % NOISE_STARTS
         flat = pictures.reshape(len(pictures), -1)
-        table = noise_table(NOISE_STARTS + flat.shape[1])
-        for picture, times, start in zip(flat, strength, at.tolist(), strict=True):
+        for picture, times, start in zip(flat, strength.tolist(), at.tolist(), strict=True):
             if times:
-                noise = table[start : start + len(picture)] * times
-                # Rounded, not cut: the mean of a picture stays.
-                noise += NOISE_UNIT * NOISE_STEPS // 2
-                noise >>= (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
-                noise += picture
-                noise.clip(np.int16(0), np.int16(255), out=noise)  # whole numbers of its own kind
-                picture[:] = noise
+                brighter, darker = (
+                    table[start : start + len(picture)]
+                    for table in _grey_noise(NOISE_STARTS + len(picture), times)
+                )
+                # Neither ends of the grey levels are passed: ~ is 255 minus.
+                np.minimum(picture, ~brighter, out=picture)
+                picture += brighter
+                np.maximum(picture, darker, out=picture)
+                picture -= darker
 
     def open(self, warp: Any, device: str) -> None:
         """Make room for the backgrounds on the device, unless there is some."""
@@ -208,3 +209,16 @@ def _direction(turned: float, lowered: float) -> Floats:
 def noise_table(count: int) -> NDArray[np.int16]:
     """Return ``count`` normal numbers in parts of their deviation, at most four of it."""
     return np.rint(NOISE_UNIT * np.clip(normals(count), -4.0, 4.0)).astype(np.int16)
+
+
+@functools.lru_cache(maxsize=256)
+def _grey_noise(count: int, times: int) -> tuple[Pixels, Pixels]:
+    """Return by how many grey levels noise makes pixels brighter, and darker; one of two is 0.
+
+    ``times`` is its deviation in parts of a grey level. Bytes are added many at a time.
+    """
+    noise = noise_table(count) * np.int64(times)
+    # Rounded, not cut: the mean of a picture stays.
+    noise += NOISE_UNIT * NOISE_STEPS // 2
+    noise >>= (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
+    return noise.clip(0, 255).astype(np.uint8), (-noise).clip(0, 255).astype(np.uint8)
