@@ -17,7 +17,14 @@ from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.bullet import pybullet_data_folder, quaternion
 from vinoreward_envs.camera.baked import background
 from vinoreward_envs.camera.fast import FastCamera
-from vinoreward_envs.camera.spec import Camera, CameraSpec, clip_matrix, view_matrix
+from vinoreward_envs.camera.spec import (
+    Camera,
+    CameraSpec,
+    camera_eye,
+    clip_matrix,
+    moved_view,
+    view_matrix,
+)
 from vinoreward_envs.scene import make_camera, object_rest_pose
 
 HOME = np.array(c.HOME_JOINTS)
@@ -241,6 +248,17 @@ def test_the_camera_is_pybullets() -> None:
     theirs = np.reshape(view, (4, 4)).T
     assert np.allclose(view_matrix(), theirs, atol=1e-6)
     assert np.allclose(clip_matrix(96, 128), np.reshape(projection, (4, 4)).T @ theirs, atol=1e-5)
+
+
+def test_a_moved_camera_leaves_that_of_all_others_where_it_is() -> None:
+    view, eye = view_matrix().copy(), camera_eye().copy()
+    moved = moved_view(np.array([0.1, 0.0, 0.0]), np.array([1.0, 2.0, 3.0]))
+    assert np.abs(moved - view).max() > 0.01
+    np.testing.assert_array_equal(view_matrix(), view)
+    np.testing.assert_array_equal(camera_eye(), eye)
+    for shared in (view_matrix(), camera_eye()):
+        with pytest.raises(ValueError, match="read-only"):
+            shared[0] = 0.0
 
 
 @pytest.mark.pybullet

@@ -19,7 +19,13 @@ from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.camera.fast import FastCamera
-from vinoreward_envs.camera.looks import Looks
+from vinoreward_envs.camera.looks import (
+    NEXT_NOISE,
+    NOISE_STARTS,
+    NOISE_UNIT,
+    Looks,
+    noise_table,
+)
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.randomization import (
     DRAWS,
@@ -428,6 +434,25 @@ def test_the_object_lies_where_its_base_is_said_to_be() -> None:
         size = looks.drawn["object_size"][i]
         assert abs(columns.mean() - x / w) < 6 * size and abs(rows.mean() - y / w) < 6 * size
     assert seen >= 5
+
+
+@pytest.mark.parametrize("deviation", [0.125, 6.0, 25.0])
+def test_noise_is_whole_grey_levels_added_and_cut_at_black_and_white(deviation: float) -> None:
+    looks = Looks(CameraSpec(48, 64), 3)
+    numbers = as_numbers(drawn_from(fixed(sensor_noise=deviation), 3))
+    looks.set(np.ones(3, np.bool_), numbers)
+    looks.steps[:] = 0, 1, 700
+    pictures = np.zeros((3, 48, 64, 3), np.uint8)
+    pictures[1] = 255
+    pictures[2] = np.arange(48 * 64 * 3).reshape(48, 64, 3) % 256
+    wanted = []
+    for picture, drawn, step in zip(pictures, looks.drawn, looks.steps, strict=True):
+        at = (int(NOISE_STARTS * drawn["picture_noise_at"]) + NEXT_NOISE * step) % NOISE_STARTS
+        part = noise_table(NOISE_STARTS + picture.size)[at : at + picture.size]
+        noise = np.floor(part / NOISE_UNIT * deviation + 0.5).astype(int)
+        wanted.append(np.clip(picture.astype(int) + noise.reshape(picture.shape), 0, 255))
+    looks.add_noise(pictures, np.arange(3))
+    np.testing.assert_array_equal(pictures, wanted)
 
 
 def test_noise_has_its_deviation_changes_with_each_picture_and_repeats() -> None:

@@ -14,7 +14,7 @@ import pytest
 from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
 from vinoreward_envs import constants as c
 from vinoreward_envs.bullet import missing_pybullet, quaternion
-from vinoreward_envs.scene import HoverScene
+from vinoreward_envs.scene import HoverScene, object_rest_pose, object_rest_poses
 
 
 def test_the_arm_starts_at_home_at_hover_height_with_no_object() -> None:
@@ -34,8 +34,12 @@ def test_the_gripper_goes_where_it_is_sent_and_the_truth_is_its_distance(motion:
     scene.place_object((0.6, 0.1))
     scene.home()
     assert scene.object_xy == pytest.approx((0.6, 0.1), abs=1e-3)
+    at_home = scene.gripper
     scene.move_gripper((0.57, 0.14))
     np.testing.assert_allclose(scene.gripper, (0.57, 0.14, c.HOVER_HEIGHT), atol=1e-3)
+    scene.home()
+    np.testing.assert_allclose(scene.gripper, at_home, atol=1e-3)
+    scene.move_gripper((0.57, 0.14))
     assert scene.distance() == pytest.approx(0.05, abs=1e-3)
     scene.place_object(None)
     assert scene.distance() == math.inf
@@ -54,12 +58,21 @@ def test_a_kinematic_pose_does_not_depend_on_the_path() -> None:
 def test_what_a_scene_hands_out_is_a_copy() -> None:
     scene = HoverScene()
     scene.place_object((0.5, 0.0))
-    before = scene.joints
+    joints, gripper = scene.joints, scene.gripper
     scene.joints[:] = 0.0
     scene.gripper[:] = 0.0
     scene.object_pose[:] = 0.0  # type: ignore[index]
-    np.testing.assert_array_equal(scene.joints, before)
+    np.testing.assert_array_equal(scene.joints, joints)
+    np.testing.assert_array_equal(scene.gripper, gripper)
     assert scene.object_xy == (0.5, 0.0)
+
+
+def test_poses_at_rest_of_many_objects_are_those_of_each() -> None:
+    draw = np.random.default_rng(3)
+    places, yaw, size = draw.uniform(-1, 1, (20, 2)), draw.uniform(-180, 180, 20), np.arange(20.0)
+    each = [object_rest_pose(*one) for one in zip(places.tolist(), yaw, size, strict=True)]
+    np.testing.assert_array_equal(object_rest_poses(places, yaw, size), each)
+    assert object_rest_poses(places[:0]).shape == (0, 4, 4)
 
 
 @pytest.mark.pybullet

@@ -286,6 +286,26 @@ def test_a_zip_of_sb3_acts_as_its_model_does(
     np.testing.assert_array_equal(np.array(actions), np.array(wanted))
 
 
+def test_a_zip_of_actions_that_begin_elsewhere_than_at_0_is_refused_with_its_cure(
+    tmp_path: Path,
+) -> None:
+    """SB3 saves such a model without a word, and plays 0 and 1 for 5 and 6."""
+    import contextlib
+
+    from stable_baselines3 import PPO
+
+    from vinoreward_training.capture.policies import open_policy
+
+    space = gymnasium.spaces.Discrete(2, start=5)
+    env = gymnasium.wrappers.TransformAction(gymnasium.make("CartPole-v1"), lambda a: a - 5, space)
+    PPO("MlpPolicy", env, n_steps=8, batch_size=8).save(tmp_path / "model.zip")
+    with (
+        contextlib.ExitStack() as closing,
+        pytest.raises(ConfigError, match=r"counts from 0.*action \+ 5, .*Discrete\(2\)"),
+    ):
+        open_policy(str(tmp_path / "model.zip"), env, closing)
+
+
 def test_a_zip_trained_on_scaled_observations_is_refused_and_the_docs_say_what_plays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project_root: Path
 ) -> None:

@@ -62,9 +62,19 @@ def test_actions_that_begin_elsewhere_than_at_0_are_refused(algorithm: str) -> N
     """SB3 would play 0 and 1 of -1 and 0."""
     space = gym.spaces.Discrete(2, start=-1)
     moved = gym.wrappers.TransformAction(Corridor(), lambda action: action + 1, space)
-    with pytest.raises(ConfigError, match=r"plays 0 to 1\..*TransformAction.*action \+ -1"):
+    with pytest.raises(ConfigError, match=r"counts from 0\..*TransformAction.*action \+ -1"):
         build_model(algorithm, moved, {}, seed=0)
     build_model(algorithm, Corridor(), {}, seed=0)
+
+
+def test_several_actions_that_begin_elsewhere_than_at_0_are_refused() -> None:
+    def env_of(*start: int) -> gym.Env[Any, Any]:
+        space = gym.spaces.MultiDiscrete([2, 2], start=start)
+        return gym.wrappers.TransformAction(Corridor(), lambda action: int(action[0]), space)
+
+    with pytest.raises(ConfigError, match=r"action \+ \[-1, 5\], .*MultiDiscrete\(\[2, 2\]\)"):
+        build_model("PPO", env_of(-1, 5), {}, seed=0)
+    build_model("PPO", env_of(0, 0), {}, seed=0)
 
 
 def test_the_interval_is_clopper_pearson() -> None:

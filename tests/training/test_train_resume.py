@@ -190,19 +190,14 @@ def test_an_optimiser_that_can_learn_no_more_is_refused(tmp_path: Path) -> None:
         restore_checkpoint(tmp_path / "c.pt", model)
 
 
-@pytest.mark.parametrize("start", [0, 3])
-def test_a_replay_of_other_actions_is_refused(tmp_path: Path, start: int) -> None:
-    env = gym.wrappers.TransformAction(
-        gym.make("CartPole-v1"),
-        lambda action: action - start,
-        gym.spaces.Discrete(2, start=start),
-    )
+def test_a_replay_of_other_actions_is_refused(tmp_path: Path) -> None:
+    env = gym.make("CartPole-v1")
     given = {"learning_starts": 50, "policy_kwargs": {"net_arch": [8]}}  # plays at random
     model = build_model("DQN", env, given, seed=0, replay_size=50)
     model.learn(20)
     save_checkpoint(tmp_path / "c.pt", model)
     restore_checkpoint(tmp_path / "c.pt", model)
-    for action in (start - 1, start + 2):
+    for action in (-1, 2):
         state = read_state(tmp_path / "c.pt")
         state["replay"]["actions"][3] = action
         save_state(tmp_path / "other.pt", state)

@@ -225,10 +225,12 @@ def shade_pixels(
 
 
 _CLEAR_ROW = """
-    const int first = (target * backgrounds.shape[1] + row) * width;
-    for (int i = first; i < first + width; ++i) {
-        backgrounds.data[i] = wp::vec3ub(255, 255, 255);
-        nearness.data[i] = 0.0f;
+    const size_t first = ((size_t)target * backgrounds.shape[1] + row) * width;
+    wp::vec3ub* colours = backgrounds.data + first;
+    float* nearest = nearness.data + first;
+    for (int column = 0; column < width; ++column) {
+        colours[column] = wp::vec3ub(255, 255, 255);
+        nearest[column] = 0.0f;
     }
 """
 
@@ -247,8 +249,9 @@ def clear_row(
 _BACKGROUND_ROW = """
     const wp::vec3ub* texture = texels.data;
     const int high = texels.shape[0], wide = texels.shape[1];
-    wp::vec3ub* colours = backgrounds.data + (target * backgrounds.shape[1] + row) * width;
-    float* nearest = nearness.data + (target * backgrounds.shape[1] + row) * width;
+    const size_t first_of_row = ((size_t)target * backgrounds.shape[1] + row) * width;
+    wp::vec3ub* colours = backgrounds.data + first_of_row;
+    float* nearest = nearness.data + first_of_row;
     const float near_0 = start[2], near_1 = along[2];
     const float u_0 = start[0], u_1 = along[0], v_0 = start[1], v_1 = along[1];
     const float red = gain[0], green = gain[1], blue = gain[2];

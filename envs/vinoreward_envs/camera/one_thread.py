@@ -19,7 +19,7 @@ BESIDE = 8
 """Pixels of a row that are looked at together; buffers of pixels have as many more columns."""
 
 _COPY = """
-    const int pixels = pictures.shape[1] * pictures.shape[2];
+    const size_t pixels = (size_t)pictures.shape[1] * pictures.shape[2];
     memcpy(pictures.data + scene * pixels, backgrounds.data + background * pixels, 3 * pixels);
 """
 

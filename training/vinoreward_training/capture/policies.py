@@ -30,7 +30,12 @@ from vinoreward.policies import load_policy as load_actors_policy
 from vinoreward.saved_state import DAMAGED, MAX_WEIGHTS, member_bytes, open_archive, reason_of
 from vinoreward_training.actors.settings import SETTINGS as ACTORS
 from vinoreward_training.play.command import is_of_actors
-from vinoreward_training.policy.checkpoint import build_model, load_policy, read_description
+from vinoreward_training.policy.checkpoint import (
+    build_model,
+    check_numbering,
+    load_policy,
+    read_description,
+)
 from vinoreward_training.runs.run_folder import read_tensors
 from vinoreward_training.tasks.environments import names_function
 
@@ -188,6 +193,7 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
                 f"environment are {space}. Expected the same; name a policy for this environment, "
                 "or wrap the policy in a function, FILE.py:FUNCTION."
             )
+    check_numbering(env.action_space)
     arguments: dict[str, Any] = {"policy_kwargs": _policy_kwargs(path, network)}
     algorithm = _ALGORITHMS[kind]
     arguments |= {"buffer_size": 1} if algorithm != "A2C" else {}

@@ -65,6 +65,20 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
     return algorithm
 
 
+def check_numbering(actions: gym.Space[Any]) -> None:
+    """Raise ConfigError for integer actions that begin elsewhere than at 0.
+
+    Stable-Baselines3 would play them by wrong numbers.
+    """
+    if not isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        return
+    if np.any(np.asarray(actions.start) != 0):
+        raise ConfigError(
+            f"the environment's actions are {actions}, and Stable-Baselines3 counts from 0. "
+            f"Expected integers from 0; {action_cure(actions)}, in a function that --env names."
+        )
+
+
 def build_model(
     algorithm: str,
     env: gym.Env[Any, Any] | VecEnv,
@@ -87,16 +101,10 @@ def build_model(
     ``learner`` ``"device"``, ``"skrl"`` and ``"sbx"`` train the same networks by other code, see
     ``TrainConfig``.
 
-    ConfigError for integer actions that begin elsewhere than at 0, which SB3 would not play.
+    ConfigError for actions that :func:`check_numbering` refuses.
     """
+    check_numbering(env.action_space)
     kind: Any = algorithm_class(algorithm)
-    actions = env.action_space
-    if isinstance(actions, gym.spaces.Discrete) and actions.start != 0:
-        raise ConfigError(
-            f"the environment's actions are {actions}, and Stable-Baselines3 plays 0 to "
-            f"{actions.n - 1}. Expected Discrete actions from 0; {action_cure(actions)}, in a "
-            "function that --env names."
-        )
     if later:
         from vinoreward.wrappers.later import RewardLater
 
@@ -330,7 +338,7 @@ def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
         raise ValueError("it holds a replay buffer and this algorithm has none")
     space = model.action_space
     if isinstance(space, gym.spaces.Discrete) and "actions" in arrays:
-        known = arrays["actions"] - int(space.start)
+        known = arrays["actions"]
         if bool((known < 0).any() or (known >= int(space.n)).any()):
             raise ValueError(f"its replay has actions that are not of {space}")
     size = len(arrays["rewards"])
