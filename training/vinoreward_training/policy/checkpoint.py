@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.actor_learner.acting.environments import action_cure
 from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
 from vinoreward.files import read_json, write_json
@@ -70,13 +69,17 @@ def check_numbering(actions: gym.Space[Any]) -> None:
 
     Stable-Baselines3 would play them by wrong numbers.
     """
-    if not isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+    if isinstance(actions, gym.spaces.Discrete) and actions.start != 0:
+        start, space = int(actions.start), f"Discrete({actions.n})"
+    elif isinstance(actions, gym.spaces.MultiDiscrete) and actions.start.any():
+        start, space = actions.start.tolist(), f"MultiDiscrete({actions.nvec.tolist()})"
+    else:
         return
-    if np.any(np.asarray(actions.start) != 0):
-        raise ConfigError(
-            f"the environment's actions are {actions}, and Stable-Baselines3 counts from 0. "
-            f"Expected integers from 0; {action_cure(actions)}, in a function that --env names."
-        )
+    raise ConfigError(
+        f"the environment's actions are {actions}, and Stable-Baselines3 counts from 0. Expected "
+        "integers from 0; convert them with gymnasium.wrappers.TransformAction(env, lambda action: "
+        f"action + {start}, gymnasium.spaces.{space}), in a function that --env names."
+    )
 
 
 def build_model(

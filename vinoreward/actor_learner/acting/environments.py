@@ -123,9 +123,6 @@ def action_cure(space: gym.Space[Any]) -> str:
     how = "env, ..."
     if isinstance(space, gym.spaces.Discrete) and space.start != 0:
         how = f"env, lambda action: action + {space.start}, gymnasium.spaces.Discrete({space.n})"
-    elif isinstance(space, gym.spaces.MultiDiscrete):
-        new = f"gymnasium.spaces.MultiDiscrete({space.nvec.tolist()})"
-        how = f"env, lambda action: action + {space.start.tolist()}, {new}"
     elif isinstance(space, gym.spaces.Box) and not space.is_bounded():
         rows = "" if len(space.shape) == 1 else f".reshape{space.shape}"
         box = f"gymnasium.spaces.Box(-1, 1, ({int(np.prod(space.shape))},))"
