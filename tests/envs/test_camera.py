@@ -75,10 +75,12 @@ def test_fast_draws_what_tiny_draws(
 
 @pytest.mark.parametrize("size", [{}, {"mesh": "full"}, {"height": 75, "width": 101}])
 def test_scene_after_scene_is_drawn_as_pixel_by_pixel(size: dict[str, Any]) -> None:
-    """As on a processor, and as on CUDA; arms in any pose, near the camera and behind it too."""
+    """As on a processor, and as on CUDA; arms in any pose, arms and objects at the camera too."""
     draw = np.random.default_rng(4)
     joints, poses, present = scenes(40)
     joints[10:, :7] = draw.uniform(c.JOINT_LOW, c.JOINT_HIGH, (30, 7))
+    poses[20:, :3, 3] = camera_eye() + draw.uniform(-0.15, 0.05, (20, 3))
+    present[20:] = True
     spec = CameraSpec(**size)
     with FastCamera(spec, in_turn=True) as one, FastCamera(spec, in_turn=False) as other:
         for part in (slice(0, 40), slice(0, 1), slice(7, 8)):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
+from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, SPECULAR, background_mesh, textures
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.looks import (
     NEXT_NOISE,
@@ -434,6 +435,44 @@ def test_the_object_lies_where_its_base_is_said_to_be() -> None:
         size = looks.drawn["object_size"][i]
         assert abs(columns.mean() - x / w) < 6 * size and abs(rows.mean() - y / w) < 6 * size
     assert seen >= 5
+
+
+@pytest.mark.parametrize("shift", [(0.2, 0.1), (-0.9, 0.7), (0.6, -1.0)])
+def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
+    shift: tuple[float, float],
+) -> None:
+    """The texture goes on mirrored at its edges, along and across."""
+    looks = Looks(CameraSpec(), 1)
+    numbers = drawn_from(fixed(), 1)
+    numbers["table_shift"] = shift
+    looks.set(np.ones(1, np.bool_), as_numbers(numbers))
+    with make_camera(CameraSpec()) as camera:
+        picture = camera.render(np.zeros(c.JOINTS), None, looks)  # of the arm only its foot
+    mesh, (_, texture) = background_mesh(), textures()
+    top = mesh.positions[0]
+    columns, rows = np.meshgrid(np.arange(128.0), np.arange(96.0))
+    # A pixel's place on the plane of the table's top: the screen's matrix, inverted for its height.
+    seen = looks.screens[0][[0, 1, 3]]
+    plane = np.column_stack([seen[:, :2], seen[:, 2] * top[0, 2] + seen[:, 3]])
+    places = np.linalg.solve(plane, np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1))
+    xy = (places[:2] / places[2]).T
+    known = np.column_stack([top[:, :2], np.ones(3)])
+    uv = np.column_stack([xy - shift, np.ones(len(xy))]) @ np.linalg.solve(known, mesh.uv[0])
+    times = np.floor(uv).astype(int)
+    part = np.where(times % 2, 1 - (uv - times), uv - times)
+    height, width = texture.shape[:2]
+    texel = texture[
+        height - 1 - np.minimum((part[:, 1] * height).astype(int), height - 1),
+        np.minimum((part[:, 0] * width).astype(int), width - 1),
+    ]
+    facing = looks.directions[0, 2]
+    wanted = texel * (AMBIENT + DIFFUSE * facing + SPECULAR * facing**2)
+    flat = mesh.positions[(mesh.positions[..., 2] == top[0, 2]).all(axis=1)][..., :2].reshape(-1, 2)
+    inside = ((xy > flat.min(axis=0) + 0.01) & (xy < flat.max(axis=0) - 0.01)).all(axis=1)
+    inside &= np.hypot(*xy.T) > 0.25  # beyond the arm's foot
+    assert inside.sum() > 4000 and len(np.unique(times[inside], axis=0)) > 1
+    difference = np.abs(picture.reshape(-1, 3) - wanted)[inside].max(axis=1)
+    assert (difference < 1.01).mean() > 0.99
 
 
 @pytest.mark.parametrize("deviation", [0.125, 6.0, 25.0])

@@ -58,7 +58,7 @@ def test_a_kinematic_pose_does_not_depend_on_the_path() -> None:
 def test_what_a_scene_hands_out_is_a_copy() -> None:
     scene = HoverScene()
     scene.place_object((0.5, 0.0))
-    joints, gripper = scene.joints, scene.gripper
+    joints, gripper = scene.joints, scene.gripper.copy()
     scene.joints[:] = 0.0
     scene.gripper[:] = 0.0
     scene.object_pose[:] = 0.0  # type: ignore[index]
