@@ -60,7 +60,7 @@ def below(x: float) -> int:
 
 @wp.func
 def bits(nearness: float) -> wp.uint64:
-    """Return the bits of a number that is at least 0: as whole numbers they have its order."""
+    """Return the bits of a number of at least 0 as an integer; integers have the same order."""
     return wp.uint64(wp.cast(nearness, wp.uint32))
 
 
@@ -265,7 +265,7 @@ _BACKGROUND_ROW = """
 #ifndef __clang__
         if (!seen) continue;
 #endif
-        // A processor looks each pixel's place in the texture up, as it does many at once.
+        // On a processor hidden pixels are computed too, so that the loop can be vectorised.
         const float over = seen ? near : 1.0f;
         float u = (u_0 + u_1 * x) / over, v = (v_0 + v_1 * x) / over;
         // The texture repeats after 1; mirrored, every other time, it has no seams.
@@ -311,8 +311,8 @@ def draw_part_of_row(
 ):
     """Draw a textured triangle in a row's columns ``first`` to ``last``, where it is the nearest.
 
-    Column x has the place in the texture, (u, v), over the distance and one over the distance
-    ``start + along * x``. C++, as a compiler makes vector instructions of this loop.
+    At column x ``start + along * x`` is (u, v, 1) divided by the distance; (u, v) is the place in
+    the texture. C++, which compilers vectorise.
     """
 
 

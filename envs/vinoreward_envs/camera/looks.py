@@ -46,8 +46,7 @@ NOISE_STARTS: Final = 1 << 16
 NEXT_NOISE: Final = 7919
 """Numbers further on begins the noise of the next picture."""
 NOISE_UNIT, NOISE_STEPS = 32, 8
-"""Noise is kept in such parts of its deviation, and deviations have so many steps to a grey level:
-a device computes with whole numbers."""
+"""Noise is fixed-point: in 1/32 of a standard deviation, and deviations in 1/8 of a grey level."""
 
 
 class Looks:
@@ -215,8 +214,8 @@ def noise_table(count: int) -> NDArray[np.int16]:
 def _grey_noise(count: int, times: int) -> NDArray[np.int8]:
     """Return ``count`` numbers of noise in whole grey levels, of ``times / NOISE_STEPS`` deviation.
 
-    At most 100, as a deviation is at most 25: bytes are added many at a time. Each strength is
-    kept, 48 of them for ``"lab"``, in 0.1 MB for pictures of 96 x 128.
+    They are from -100 to 100, as deviations are at most 25, so bytes hold them. Each strength is
+    cached: 0.1 MB for pictures of 96 x 128, and ``"lab"`` has 48.
     """
     noise = noise_table(count) * np.int64(times)
     # Rounded, not cut: the mean of a picture stays.

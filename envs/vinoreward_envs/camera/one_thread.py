@@ -1,9 +1,9 @@
 """The fast camera on a processor: one thread draws scene after scene.
 
-It draws what :mod:`vinoreward_envs.camera.kernels` draws, pixel for pixel, and leaves out bodies
-that are not seen and triangles that face away. Its loops over vertices, triangles and pixels are
-C++ over numbers that lie side by side: of these a compiler makes vector instructions, and of the
-loops that Warp writes it makes none. Colours come from the function that both share.
+It draws what :mod:`vinoreward_envs.camera.kernels` draws, pixel for pixel, and skips bodies out of
+view and triangles that face away. The loops over vertices, triangles and pixels are C++ on
+structures of arrays, which compilers vectorise; they do not vectorise the loops that Warp
+generates. Both modules share the shading function.
 """
 
 # No postponed annotations here: Warp reads them as types when a kernel is defined.
@@ -16,7 +16,7 @@ from vinoreward_envs.camera.kernels import Look, shaded
 wp.set_module_options({"enable_backward": False})
 
 BESIDE = 8
-"""Pixels of a row that are looked at together; buffers of pixels have as many more columns."""
+"""Pixels of a row that are tested at once; ``depth`` and ``winners`` are padded by as many columns."""
 
 _COPY = """
     const size_t pixels = (size_t)pictures.shape[1] * pictures.shape[2];
@@ -55,8 +55,8 @@ _FILL = """
     int *order = boxes.data, *left = order + triangles, *right = left + triangles;
     int *top = right + triangles, *bottom = top + triangles;
 
-    // Which face the camera. 0.1 mm behind its plane it surely sees a triangle's back: rounding
-    // is less.
+    // Which face the camera. 0.1 mm or more behind its plane a camera sees a triangle's back;
+    // rounding errors are smaller.
     const float ex = eye[0], ey = eye[1], ez = eye[2];
     #pragma clang loop vectorize(assume_safety)
     for (int t = first; t < last; ++t)
@@ -176,7 +176,7 @@ def fill(
 ):
     """Keep for each pixel a body's nearest triangle, as its index + 1, and its nearness.
 
-    Of triangles that are as near the last wins. ``boxes`` ``(5, T)`` is room to work in.
+    Of equally near triangles the last wins. ``boxes`` ``(5, T)`` is scratch memory.
     """
 
 
