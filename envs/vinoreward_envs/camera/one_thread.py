@@ -16,7 +16,7 @@ from vinoreward_envs.camera.kernels import Look, shaded
 wp.set_module_options({"enable_backward": False})
 
 BESIDE = 8
-"""Pixels of a row that are tested at once; ``depth`` and ``winners`` are padded by as many columns."""
+"""Pixels of a row that are tested at once; ``depth`` and ``winners`` have as many more columns."""
 
 _COPY = """
     const size_t pixels = (size_t)pictures.shape[1] * pictures.shape[2];
