@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,6 +252,22 @@ def test_the_camera_is_pybullets() -> None:
     theirs = np.reshape(view, (4, 4)).T
     assert np.allclose(view_matrix(), theirs, atol=1e-6)
     assert np.allclose(clip_matrix(96, 128), np.reshape(projection, (4, 4)).T @ theirs, atol=1e-5)
+
+
+def test_kernels_that_no_disk_can_keep_are_refused_before_they_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: Camera
+) -> None:
+    """The compiler would end the process. Kernels that are there already need no room."""
+    import warp
+
+    full = shutil.disk_usage(tmp_path)._replace(free=50_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    make_camera().close()
+    monkeypatch.setattr(warp.config, "kernel_cache_dir", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"48 kB are free. Expected 4 MB.*WARP_CACHE_PATH"):
+        make_camera()
+    monkeypatch.undo()
+    assert fast.render(HOME, None).any()
 
 
 def test_a_moved_camera_leaves_that_of_all_others_where_it_is() -> None:

@@ -12,10 +12,12 @@ import contextlib
 import functools
 import os
 import re
+import shutil
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
@@ -45,6 +47,8 @@ from vinoreward_envs.camera.spec import (
     missing_warp,
 )
 
+ROOM: Final = 4 << 20
+"""Bytes for compiled kernels, which take about one megabyte."""
 CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
 
@@ -70,7 +74,23 @@ def warp_module() -> Any:
                 f"{error.strerror}. Expected a home folder that can be written; set "
                 "WARP_CACHE_PATH to another folder."
             ) from error
+    _check_room(Path(warp.config.kernel_cache_dir))
     return warp
+
+
+def _check_room(cache: Path) -> None:
+    """Raise ConfigError if kernels are to be compiled and there is no room to keep them.
+
+    The compiler would end the process.
+    """
+    if any(cache.glob("wp_vinoreward_envs.*")):  # compiled before
+        return
+    free = shutil.disk_usage(cache).free
+    if free < ROOM:
+        raise ConfigError(
+            f"the camera cannot keep its compiled kernels at {cache}: {free >> 10} kB are free. "
+            f"Expected {ROOM >> 20} MB; free some, or set WARP_CACHE_PATH to another folder."
+        )
 
 
 @contextlib.contextmanager
