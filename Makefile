@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # One more than there are cores: tests that wait for a process leave theirs to another.
 JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# The death of a process ends the run and names the test: pytest-xdist may wait forever for one that
+# takes its place.
+PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PYTHONS ?= 3.10 3.11 3.12 3.13
 OUT ?= runs/demo
 
@@ -44,10 +47,10 @@ demo: $(STAMP)
 	$(BIN)/vinoreward demo --out $(OUT)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 --durations 10
+	$(BIN)/python -m pytest $(PARALLEL) --durations 10
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 300 -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -o faulthandler_timeout=300 -m "not slow"
 
 # Sets $$found to an interpreter of Python $$version; a shim of pyenv may be no interpreter.
 define FIND
