@@ -202,10 +202,10 @@ class PictureGuard:
         return Places(*self.size.tolist())
 
     @cached_property
-    def novel(self) -> NDArray[np.uint8]:
-        """``(places * 512,)`` 1 for each colour that was not seen in a place."""
+    def novel(self) -> NDArray[np.bool_]:
+        """``(places * 512,)`` whether a colour was not seen in a place."""
         count = self.places.count * _COLOURS
-        return np.asarray(1 - np.unpackbits(self.seen, count=count))
+        return np.asarray(np.unpackbits(self.seen, count=count) == 0)
 
     @cached_property
     def left(self) -> Floats:
@@ -223,11 +223,13 @@ class PictureGuard:
     def _measures(self, images: Images) -> Floats:
         """Return the three measures (N, 3)."""
         places = self.places
-        novel = places.shares(self.novel.take(places.colours(images)))
         measures = np.zeros((len(images), 3), np.float32)
-        np.add.reduce(novel, axis=1, out=measures[:, 0])
-        measures[:, 0] /= places.count
-        np.maximum.reduce(novel, axis=1, out=measures[:, 1])
+        novel = self.novel.take(places.colours(images))
+        if np.count_nonzero(novel):  # pictures without an unseen colour are the rule
+            shares = places.shares(novel)
+            np.add.reduce(shares, axis=1, out=measures[:, 0])
+            measures[:, 0] /= places.count
+            np.maximum.reduce(shares, axis=1, out=measures[:, 1])
         if places.rough_count:
             off = (places.rough(images) - self.rough_mean) @ self.left
             off *= off
@@ -296,7 +298,7 @@ class Places:
         number += self.offset
         return number
 
-    def shares(self, flags: NDArray[np.uint8]) -> Floats:
+    def shares(self, flags: NDArray[np.bool_]) -> Floats:
         """Return the share of flagged pixels in each place, ``(N, places)``."""
         found = np.matmul(np.matmul(self.down, flags.astype(np.float32)), self.across)
         return np.asarray(found.reshape(len(flags), self.count))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import importlib.util
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
-from vinoreward_training.bench.rewards import one_thread
 from vinoreward_training.bench.rows import (
     Row,
     median_row,
     paired,
     paired_ratios,
     quartiles,
-    wall_and_cpu,
 )
 from vinoreward_training.bench.seconds import TASKS, rows_of, run_once
 from vinoreward_training.bench.trainings import train_seconds
 from vinoreward_training.configs import BenchConfig, TrainConfig
-from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.runs.machine import EXTRAS, module_of
 from vinoreward_training.tasks.environments import make_env
@@ -27,29 +24,25 @@ from vinoreward_training.tasks.many import make_batch, make_envs
 
 TASK = TASKS[0]
 OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "skrl": "", "sbx": "<= 1.15 x"}
-"""Learner to the bar of what the learned reward may cost it in a batch."""
+"""Learner to the bar of what the learned reward may cost it in a batch or deferred."""
 
 ENVIRONMENT = "PandaHover-v0"
-TARGET = "<= 1.05 x"
 TOGETHER = 32
 """Environments in a batch."""
 ARMS = {
     "batched": (f"{TOGETHER} environments in one batch, scored on all cores", "batched-oracle"),
+    "sbx": (f"{TOGETHER} environments in one batch, --learner sbx", "sbx-oracle"),
     "later": ("scored in a thread while SAC trains", "oracle"),
     "later-service": ("scored in a shared service while SAC trains", "oracle"),
     "learned": ("scored within the step", "oracle"),
 }
 """Ways to score, and the training with the oracle's reward that each is compared with."""
-WITH_TARGET = ("batched", "later")
+WITH_TARGET = {"batched": OVERHEADS["sb3"], "later": OVERHEADS["sb3"], "sbx": OVERHEADS["sbx"]}
 
 
 def learners_rows(config: BenchConfig) -> list[Row]:
     """Return seconds until solved for each learner that is installed, and what the reward costs."""
-    installed = [
-        name
-        for name in learners()
-        if all(importlib.util.find_spec(module_of(one)) for one in EXTRAS.get(name, ()))
-    ]
+    installed = [name for name in learners() if is_installed(name)]
     runs = paired(
         config,
         installed,
@@ -69,13 +62,22 @@ def learners() -> tuple[str, ...]:
     return get_args(get_type_hints(TrainConfig)["learner"])
 
 
+def is_installed(learner: str) -> bool:
+    """Return whether all is there that a learner needs."""
+    return all(importlib.util.find_spec(module_of(one)) for one in EXTRAS.get(learner, ()))
+
+
 def _overhead(config: BenchConfig, learner: str) -> Row:
     """Time trainings of fixed length with the learned and the oracle reward, in turns."""
     steps = config.overhead_steps
     settled = SETTINGS.of(env=TASK.env, vec_env="batched", learner=learner, timesteps=steps)
 
     def seconds(kind: str, seed: int) -> Any:
-        spent = _train_seconds(config, settled, seed, oracle=kind == "oracle")
+        kwargs: dict[str, Any] = (
+            {"backend": "oracle"} if kind == "oracle" else {"bundle": config.bundle}
+        )
+        env = make_batch(settled.num_envs, settled.env, **kwargs)
+        spent = train_seconds(env, settled, seed, begun=_first(settled, settled.num_envs))
         print(f"  {learner}, {kind} reward, seed {seed}: {spent[0]:.1f} s", flush=True)
         return spent
 
@@ -96,25 +98,9 @@ def _overhead(config: BenchConfig, learner: str) -> Row:
     )
 
 
-def _train_seconds(config: BenchConfig, settled: TrainConfig, seed: int, *, oracle: bool) -> Any:
-    """Return wall and processor seconds of a training, without loading and compiling its parts."""
-    one_thread()
-    kwargs: dict[str, Any] = {"backend": "oracle"} if oracle else {"bundle": config.bundle}
-    with contextlib.closing(make_batch(settled.num_envs, settled.env, **kwargs)) as env:
-        model = build_model(
-            settled.algorithm,
-            env,
-            settled.algorithm_kwargs,
-            seed=seed,
-            replay_size=2 * (settled.timesteps or 1),
-            learner=settled.learner,
-        )
-        # Until the first gradient steps are done: JAX compiles then, and networks are loaded.
-        begun = int(settled.algorithm_kwargs["learning_starts"]) + 2 * settled.num_envs
-        model.learn(begun)
-        start = wall_and_cpu()
-        model.learn(settled.timesteps or 1, reset_num_timesteps=False)
-        return wall_and_cpu() - start
+def _first(settled: TrainConfig, environments: int) -> int:
+    """Return steps until the first gradient steps are done, in which networks are compiled."""
+    return int(settled.algorithm_kwargs["learning_starts"]) + 2 * environments
 
 
 def later_rows(config: BenchConfig) -> list[Row]:
@@ -134,9 +120,18 @@ def later_rows(config: BenchConfig) -> list[Row]:
         "learned": lambda: make_env(ENVIRONMENT, bundle=config.bundle),
         "oracle": lambda: make_env(ENVIRONMENT, bundle=config.bundle, backend="oracle"),
     }
+    if is_installed("sbx"):
+        makers |= {"sbx": makers["batched"], "sbx-oracle": makers["batched-oracle"]}
 
     def seconds(arm: str, seed: int) -> Any:
-        spent = train_seconds(makers[arm](), settled, seed, later=arm.startswith("later"))
+        sbx = arm.startswith("sbx")
+        spent = train_seconds(
+            makers[arm](),
+            dataclasses.replace(settled, learner="sbx") if sbx else settled,
+            seed,
+            later=arm.startswith("later"),
+            begun=_first(settled, TOGETHER) if sbx else 0,
+        )
         print(f"  {arm} seed {seed}: {spent[0]:.1f} s", flush=True)
         return spent
 
@@ -155,10 +150,11 @@ def later_rows(config: BenchConfig) -> list[Row]:
             f"{ENVIRONMENT}, {config.overhead_steps} steps of SAC as vinoreward train runs it",
             paired_ratios(wall[arm], wall[oracle]),
             "seeds, wall times",
-            target=TARGET if arm in WITH_TARGET else "",
+            target=WITH_TARGET.get(arm, ""),
             note=f"by processor time {ratio(cpu, arm)}, by that of the learner's thread alone, "
             f"{ratio(thread, arm)}",
             details={"seconds": wall, "processor_seconds": cpu, "thread_seconds": thread},
         )
         for arm, (how, oracle) in ARMS.items()
+        if arm in makers
     ]

@@ -266,12 +266,18 @@ def _overhead(
 
 
 def train_seconds(
-    env: gym.Env[Any, Any] | VecEnv, settled: TrainConfig, seed: int, *, later: bool = False
+    env: gym.Env[Any, Any] | VecEnv,
+    settled: TrainConfig,
+    seed: int,
+    *,
+    later: bool = False,
+    begun: int = 0,
 ) -> Any:
     """Return seconds of a training of fixed length, without making its parts.
 
     They are of the wall, of this process's processor time, and of this thread's alone. ``later``
-    defers the rewards; that takes a vector environment.
+    defers the rewards; that takes a vector environment. ``begun`` steps before are not counted: JAX
+    compiles in the first gradient steps.
     """
     one_thread()
     steps = settled.timesteps or 1
@@ -289,11 +295,14 @@ def train_seconds(
             env,
             settled.algorithm_kwargs,
             seed=seed,
-            replay_size=steps,
+            replay_size=begun + steps,
             later=later,
+            learner=settled.learner,
         )
+        if begun:
+            learner.learn(begun)
         began = np.append(wall_and_cpu(), time.thread_time())
-        learner.learn(steps)
+        learner.learn(steps, reset_num_timesteps=not begun)
         return np.append(wall_and_cpu(), time.thread_time()) - began
 
 
