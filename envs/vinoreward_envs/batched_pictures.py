@@ -113,7 +113,7 @@ class BatchedPictures(Closing):
             if worker.classifier is not None:
                 parts[piece.start] = worker.classifier.judge(drawn)
 
-        self._each(len(joints), work, looks)
+        self._each(len(joints), work)
         found = [parts[start] for start in sorted(parts)]
         odd = [part.odd for part in found if part.odd is not None]
         return Judged(
@@ -142,7 +142,7 @@ class BatchedPictures(Closing):
                 worker.camera, joints[piece], objects[piece], looks, which[piece]
             )
 
-        self._each(len(joints), work, looks)
+        self._each(len(joints), work)
         return pictures
 
     def close(self) -> None:
@@ -158,17 +158,13 @@ class BatchedPictures(Closing):
             if worker.classifier is not None and worker.classifier is not self._classifier:
                 worker.classifier.close()
 
-    def _each(
-        self, count: int, work: Callable[[_Worker, slice], None], looks: Looks | None
-    ) -> None:
+    def _each(self, count: int, work: Callable[[_Worker, slice], None]) -> None:
         """Call ``work`` for each piece of ``count`` scenes, with a worker that nobody else uses."""
         if self._pid != os.getpid():  # a fork leaves the threads behind
             self._start()
         self._wait()
         pieces = self._pieces(count)
         self._make_workers(len(pieces))
-        if looks is not None and self._made:
-            self._made[0].camera.open(looks)  # before threads would do so at the same time
 
         def one(piece: slice) -> None:
             worker = self._free.get()

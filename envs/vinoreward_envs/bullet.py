@@ -165,6 +165,8 @@ class TinyCamera(Camera):
                 **how,
             )
             pictures[i] = np.asarray(rgba, dtype=np.uint8).reshape(*size, 4)[..., :3]
+        if looks is not None:
+            looks.add_noise(pictures, rows)
         return pictures
 
     def _look(self, looks: Looks, row: int) -> dict[str, Any]:

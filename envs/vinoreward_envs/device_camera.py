@@ -24,7 +24,7 @@ from vinoreward_envs.arm import (
     hover_home_joints,
 )
 from vinoreward_envs.camera.baked import MESH_LINKS, scene_mesh
-from vinoreward_envs.camera.fast import Frame, boxes, warp_module
+from vinoreward_envs.camera.fast import Frame, boxes, recorded, warp_module
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.device_looks import DeviceLooks, stream_of
 
@@ -73,7 +73,7 @@ class DeviceCamera:
             frame.matrices, frame.rotations, frame.eyes, frame.seen,
         ]  # fmt: skip
         self._launches = [
-            (warp.launch(kernel, (capacity, *dim), inputs, device=device, record_cmd=True), dim)
+            (recorded(warp, kernel, (capacity, *dim), inputs, device), dim)
             for kernel, dim, inputs in (
                 (posing.reach, (), reach),
                 (posing.look, (MESH_LINKS,), look),

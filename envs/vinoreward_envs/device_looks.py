@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, SPECULAR, background_mesh
-from vinoreward_envs.camera.fast import warp_module
+from vinoreward_envs.camera.baked import background_mesh
+from vinoreward_envs.camera.fast import recorded, warp_module
 from vinoreward_envs.camera.looks import NOISE_STARTS, OBJECT_COLOUR, Looks, noise_table
 from vinoreward_envs.camera.spec import (
-    LIGHT,
     CameraSpec,
     camera_eye,
     projection_matrix,
@@ -94,9 +93,8 @@ class VaryingLooks(DeviceLooks):
         self._drawn = warp.from_torch(self._values)
         size = spec.width * spec.height * 3
         self._noise = array(noise_table(NOISE_STARTS + size), warp.int16)
-        mesh = background_mesh()
-        triangles = len(mesh.positions)
-        light = warp.vec3d(*(np.array(LIGHT) / np.linalg.norm(LIGHT)).tolist())
+        triangles = len(background_mesh().positions)
+        light = self._surface.placed[0]
         rows = empty(count, dtype=warp.int32)
         order = empty(count, triangles + 1, dtype=warp.int32)
         weights, texels = (empty(count, triangles, dtype=warp.mat33) for _ in range(2))
@@ -115,19 +113,12 @@ class VaryingLooks(DeviceLooks):
             warp.mat44d(*object_rest_pose((0.0, 0.0)).ravel()), OBJECT_REST_HEIGHT - c.TABLE_TOP,
             self._screens, self._standing, self._resting, self._sizes, self._looks, rows,
         ]  # fmt: skip
-        corners = np.concatenate([mesh.positions, np.ones((triangles, 3, 1))], axis=2)
         placed = [
-            rows, self._drawn, self._screens, light, warp.vec3d(AMBIENT, DIFFUSE, SPECULAR),
-            array(corners, warp.vec4d), array(mesh.normals, warp.vec3d), array(mesh.uv, warp.vec2d),
-            self._surface.on_table, warp.mat22d(*mesh.grain.ravel()),
-            spec.width - 1.0, spec.height - 1.0, order, weights, texels, gains,
+            rows, self._drawn, self._screens, *self._surface.placed, order, weights, texels, gains,
         ]  # fmt: skip
-        drawn = [
-            rows, order, weights, texels, gains, self._surface.on_table, 1.0 / c.CAMERA_FAR,
-            *self._surface.textures, *self.pool,
-        ]  # fmt: skip
+        drawn = [rows, order, weights, texels, gains, *self._surface.painted]
         self._launches = [
-            warp.launch(kernel, dim, inputs, device=device, record_cmd=True)
+            recorded(warp, kernel, dim, inputs, device)
             for kernel, dim, inputs in (
                 (varying.set_looks, count, looks),
                 (varying.place_backgrounds, count, placed),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from task_runs import run_python
 
 from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
 from vinoreward_envs import constants as c
@@ -347,3 +348,40 @@ def test_a_camera_needs_no_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tempfile, "TemporaryFile", none_there)
     with contextlib.closing(make_camera(CameraSpec(width=32, height=24))) as camera:
         assert camera is not None
+
+
+THREADS = """
+import threading
+import numpy as np
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera.fast import FastCamera
+from vinoreward_envs.camera.looks import Looks
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.randomization import DRAWS, LAB, as_numbers
+
+spec = CameraSpec(24, 32)
+looks = Looks(spec, 8)
+drawn = LAB.draw(np.random.default_rng(0).random((8, DRAWS)))
+looks.set(np.ones(8, np.bool_), as_numbers(drawn))
+cameras = [FastCamera(spec) for _ in range(8)]
+scenes = np.zeros((8, c.JOINTS)), np.tile(np.eye(4), (8, 1, 1)), np.zeros(8, np.bool_)
+together = threading.Barrier(8)
+pictures = {}
+
+def draw(i):
+    together.wait()
+    pictures[i] = cameras[i].render_batch(*(values[[i]] for values in scenes), looks, [i])[0]
+
+threads = [threading.Thread(target=draw, args=(i,)) for i in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+again = cameras[0].render_batch(*scenes, looks)
+print(sum((pictures[i] == again[i]).all() for i in range(8)))
+"""
+
+
+def test_threads_that_need_a_kernel_at_once_load_it_one_by_one() -> None:
+    """Warp lets them load it together, and the process dies."""
+    assert run_python(THREADS).strip() == "8"

@@ -103,7 +103,9 @@ def background_mesh() -> BackgroundMesh:
     """Return the triangles of table and floor."""
     stored = _arrays("background")
     position = stored["background_positions"]
-    order = np.argsort(-position[..., 2].min(axis=1), kind="stable")
+    # The nearest first, as what is hidden is left out: the table from its top, then the floor.
+    on_table = stored["background_texture"] == 1
+    order = np.lexsort([-position[..., 2].min(axis=1), ~on_table])
     uv = stored["background_uv"][order]
     position = position[order]
     # The first triangle is of the table's top; its sides in the world and in the texture.
@@ -112,7 +114,7 @@ def background_mesh() -> BackgroundMesh:
         position,
         stored["background_normals"][order, 0],
         uv,
-        stored["background_texture"][order] == 1,
+        on_table[order],
         np.linalg.solve(sides, grain).T,
     )
 

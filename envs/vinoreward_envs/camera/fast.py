@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,9 +34,10 @@ from vinoreward_envs.camera.baked import (
     OBJECT_LINK,
     SPECULAR,
     SceneMesh,
+    background_mesh,
     scene_mesh,
 )
-from vinoreward_envs.camera.looks import Looks
+from vinoreward_envs.camera.looks import NOISE_STARTS, Looks, noise_table
 from vinoreward_envs.camera.spec import (
     Camera,
     CameraSpec,
@@ -46,11 +48,15 @@ from vinoreward_envs.camera.spec import (
     in_view,
     missing_warp,
 )
+from vinoreward_envs.randomization import DRAWS, as_numbers
 
 ROOM: Final = 4 << 20
 """Bytes for compiled kernels, which take about one megabyte."""
 CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
+_LOADING = threading.RLock()
+"""Held while Warp starts, or compiles and loads kernels: where two threads do so, the process may
+die. Also while looks that threads share get room on a device."""
 
 
 def warp_module() -> Any:
@@ -62,7 +68,7 @@ def warp_module() -> Any:
         raise missing_warp() from error
     # A greeting and a line per compiled module are printed at the level below.
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-    with warnings.catch_warnings(), stderr_without(rb".*"):
+    with _LOADING, warnings.catch_warnings(), stderr_without(rb".*"):
         # Of Python 3.10, which the next Warp leaves behind; the extra pins one that still has it.
         warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
         # Without a graphics driver Warp's C code warns on stderr at any log level. Failures raise.
@@ -76,6 +82,12 @@ def warp_module() -> Any:
             ) from error
     _check_room(Path(warp.config.kernel_cache_dir))
     return warp
+
+
+def recorded(warp: Any, kernel: Any, size: Any, inputs: list[Any], device: str) -> Any:
+    """Return a launch of a kernel on these inputs, which it keeps; compile and load it first."""
+    with _LOADING:
+        return warp.launch(kernel, size, inputs, device=device, record_cmd=True)
 
 
 def _check_room(cache: Path) -> None:
@@ -151,7 +163,6 @@ class FastCamera(Camera):
     ) -> Pixels:
         looks = self._always if looks is None else looks
         self.open(looks)
-        looks.draw_backgrounds(self._warp, self._device, rows)
         if len(joints) == 1:
             return self._frames[1].draw(joints, poses, shown, looks, rows)
         if CHUNK not in self._frames:
@@ -166,7 +177,8 @@ class FastCamera(Camera):
 
     def open(self, looks: Looks) -> None:
         """Make room for the backgrounds of ``looks`` on this camera's device, once."""
-        looks.open(self._warp, self._device)
+        with _LOADING:
+            looks.open(self._warp, self._device)
 
     def _frame(self, capacity: int) -> Frame:
         self.open(self._always)
@@ -199,7 +211,8 @@ class Frame:
         from vinoreward_envs.camera import kernels, one_thread
 
         self._warp, self._device, self._backgrounds = warp, device, backgrounds
-        self._spec = spec
+        self._spec, self._in_turn, self._noisy = spec, in_turn, False
+        self._painting: tuple[list[Any], list[tuple[Any, tuple[int, ...]]]] | None = None
         self._views: dict[int, NDArray[Any]] = {}
         mesh = scene_mesh(spec.mesh)
         self._corners = boxes(mesh)
@@ -221,6 +234,7 @@ class Frame:
             self._array(mesh.normal_faces, warp.vec3i), face_links,
             self._array(mesh.normals, warp.vec3), self._array(mesh.colours, warp.vec3ub),
         ]  # fmt: skip
+        self._noise = self._array(np.zeros((capacity, 2), np.int32), warp.int32)
         light = [self._looks, warp.vec3(AMBIENT, DIFFUSE, SPECULAR)]
         near = c.CAMERA_NEAR
         steps: list[tuple[Any, tuple[int, ...], list[Any]]]
@@ -236,7 +250,8 @@ class Frame:
                 floats(_planes(mesh)), *surface, self.matrices, self.rotations, self.eyes,
                 self.seen, near, *light, *backgrounds,
                 floats(np.zeros_like(mesh.positions)), whole(np.zeros((len(mesh.faces), 5))),
-                floats(np.zeros(padded)), whole(np.zeros(padded)), self.picture,
+                floats(np.zeros(padded)), whole(np.zeros(padded)), self._noise,
+                self._array(np.zeros(0, np.int16), warp.int16), self.picture,
             ]  # fmt: skip
             steps = [(one_thread.draw_scenes, (), everything)]
         else:
@@ -257,10 +272,14 @@ class Frame:
                 (kernels.fill_triangles, (len(mesh.faces),), triangles),
                 (kernels.shade_pixels, size, pixels),
             ]
-        self._launches = [
-            (warp.launch(kernel, (capacity, *dim), inputs, device=device, record_cmd=True), dim)
-            for kernel, dim, inputs in steps
-        ]
+        self._launches = [self._recorded(*step) for step in steps]
+
+    def _recorded(
+        self, kernel: Any, dim: tuple[int, ...], inputs: list[Any]
+    ) -> tuple[Any, tuple[int, ...]]:
+        """Return a launch for each scene, and ``dim`` threads of it; it keeps its arrays."""
+        size = (len(self._poses), *dim)
+        return recorded(self._warp, kernel, size, inputs, self._device), dim
 
     def _array(self, values: NDArray[Any], dtype: Any) -> Any:
         return self._warp.array(values, dtype=dtype, device=self._device)
@@ -293,9 +312,62 @@ class Frame:
         if looks.pool is not self._backgrounds:
             self._backgrounds = looks.pool
             self.show(None, *(looks.pool or ()))
+        anew = looks.drawn_anew(rows)
+        if len(anew):
+            self._paint(looks, anew)
+        if self._in_turn:
+            self._fill_noise(looks.noise(rows))
         self.launch(count)
-        picture: Pixels = self._host(self.picture)[:count]
-        return picture.copy()
+        pictures: Pixels = self._host(self.picture)[:count].copy()
+        if not self._in_turn:
+            looks.add_noise(pictures, rows)
+        return pictures
+
+    def _paint(self, looks: Looks, rows: Rows) -> None:
+        """Draw the backgrounds of at most ``capacity`` rows."""
+        if self._painting is None:
+            self._painting = self._make_painting(looks)
+        inputs, launches = self._painting
+        values = (rows + 1, as_numbers(looks.drawn[rows]), looks.screens[rows])
+        for target, filled in zip(inputs, values, strict=True):
+            self._fill(target, filled)
+        for name, array in zip(("backgrounds", "nearness"), looks.pool or (), strict=True):
+            launches[-1][0].set_param_by_name(name, array)
+        for launch, dim in launches:
+            launch.set_dim((len(rows), *dim))
+            launch.launch()
+
+    def _make_painting(self, looks: Looks) -> tuple[list[Any], list[tuple[Any, tuple[int, ...]]]]:
+        """Return the arrays of ``_paint`` and its recorded launches."""
+        from vinoreward_envs.camera import kernels, varying
+
+        warp, capacity, triangles = self._warp, len(self._poses), len(background_mesh().positions)
+
+        def empty(*shape: int, dtype: Any) -> Any:
+            return warp.zeros((capacity, *shape), dtype=dtype, device=self._device)
+
+        targets = empty(dtype=warp.int32)
+        drawn, screens = empty(DRAWS, dtype=warp.float64), empty(dtype=warp.mat44d)
+        placed = [
+            empty(triangles + 1, dtype=warp.int32), empty(triangles, dtype=warp.mat33),
+            empty(triangles, dtype=warp.mat33), empty(triangles, dtype=warp.vec3),
+        ]  # fmt: skip
+        place = [targets, drawn, screens, *looks.placed, *placed]
+        return [targets, drawn, screens], [
+            self._recorded(varying.place_backgrounds, (), place),
+            self._recorded(
+                kernels.draw_backgrounds, (self._spec.height,), [targets, *placed, *looks.painted]
+            ),
+        ]
+
+    def _fill_noise(self, noise: NDArray[np.int32]) -> None:
+        """Let the first scenes' pictures have this noise, see ``Looks.noise``."""
+        self._fill(self._noise, noise)
+        if noise[:, 1].any() and not self._noisy:
+            table = noise_table(NOISE_STARTS + 3 * self._spec.height * self._spec.width)
+            self._normals = self._array(table, self._warp.int16)
+            self._launches[-1][0].set_param_by_name("normals_of_noise", self._normals)
+            self._noisy = True
 
     def show(self, looks: Any, backgrounds: Any, nearness: Any) -> None:
         """Take the scenes' looks, unless they are None, and backgrounds from these arrays."""

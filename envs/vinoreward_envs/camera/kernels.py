@@ -246,74 +246,127 @@ def clear_row(
     """Make a row of a background white, with nothing near."""
 
 
-_BACKGROUND_ROW = """
-    const wp::vec3ub* texture = texels.data;
-    const int high = texels.shape[0], wide = texels.shape[1];
+_DRAW_ROW = """
+    // A processor looks for many pixels' texels at once, also for hidden ones, as that loop can be
+    // vectorised; CUDA for one, whose neighbours have threads of their own.
+#ifdef __clang__
+    const int together = 64;
+#else
+    const int together = 1;
+#endif
+    const int width = backgrounds.shape[2], most = order.shape[1];
     const size_t first_of_row = ((size_t)target * backgrounds.shape[1] + row) * width;
     wp::vec3ub* colours = backgrounds.data + first_of_row;
     float* nearest = nearness.data + first_of_row;
-    const float near_0 = start[2], near_1 = along[2];
-    const float u_0 = start[0], u_1 = along[0], v_0 = start[1], v_1 = along[1];
-    const float red = gain[0], green = gain[1], blue = gain[2];
+    const float y = (float)row, right = (float)(width - 1);
+    for (int k = 0; k < most; ++k) {
+        const int t = wp::index(order, scene, k);
+        if (t < 0) break;
+        const wp::mat33& weight = wp::index(weights, scene, t);
+
+        // Columns of this row that the triangle covers.
+        float low = 0.0f, high = right, start[3], along[3];
+        for (int edge = 0; edge < 3; ++edge) {
+            const float slope = weight.data[edge][0];
+            const float offset = weight.data[edge][1] * y + weight.data[edge][2];
+            const float crossing = -offset / slope;
+            if (slope > 0.0f) low = crossing > low ? crossing : low;
+            else if (slope < 0.0f) high = crossing < high ? crossing : high;
+            else if (offset < 0.0f) high = -1.0f;
+            start[edge] = offset;
+            along[edge] = slope;
+        }
+        if (!(low <= high)) continue;
+        int from = (int)low, to = (int)high;
+        from += (float)from < low;
+        to -= (float)to > high;
+
+        // At column x start + along * x is (u, v, 1) divided by the distance; (u, v) is the place
+        // in the texture.
+        const wp::mat33& corners = wp::index(texels, scene, t);
+        float place_0[2], place_1[2];
+        for (int i = 0; i < 2; ++i) {
+            const float* c = corners.data[i];
+            place_0[i] = c[0] * start[0] + c[1] * start[1] + c[2] * start[2];
+            place_1[i] = c[0] * along[0] + c[1] * along[1] + c[2] * along[2];
+        }
+        const float near_0 = start[0] + start[1] + start[2];
+        const float near_1 = along[0] + along[1] + along[2];
+        const float u_0 = place_0[0], u_1 = place_1[0], v_0 = place_0[1], v_1 = place_1[1];
+        const wp::vec3 gain = wp::index(gains, scene, t);
+        const float red = gain[0], green = gain[1], blue = gain[2];
+        // The texture repeats after 1; the table's, mirrored every other time, has no seams.
+        const int mirrored = on_table.data[t] != 0;
+        const wp::vec3ub* texture = mirrored ? table_texture.data : floor_texture.data;
+        const int wide = mirrored ? table_texture.shape[0] : floor_texture.shape[0];
+        const int tall = mirrored ? table_texture.shape[1] : floor_texture.shape[1];
 #ifdef __clang__
-    #pragma clang loop vectorize(assume_safety)
+        while (from <= to && !(near_0 + near_1 * (float)from > nearest[from])) ++from;
+        while (from <= to && !(near_0 + near_1 * (float)to > nearest[to])) --to;
 #endif
-    for (int column = first; column <= last; ++column) {
-        const float x = (float)column;
-        const float near = near_0 + near_1 * x;
-        const bool seen = (near > nearest[column]) & (near > farthest);
+        for (int base = from; base <= to; base += together) {
+            int texels_at[together];  // of hidden pixels -1
+            const int count = to - base + 1 < together ? to - base + 1 : together;
+#ifdef __clang__
+            #pragma clang loop vectorize(assume_safety)
+#endif
+            for (int s = 0; s < count; ++s) {
+                const float x = (float)(base + s);
+                const float near = near_0 + near_1 * x;
+                const bool seen = (near > nearest[base + s]) & (near > farthest);
 #ifndef __clang__
-        if (!seen) continue;
+                texels_at[s] = -1;
+                if (!seen) continue;
 #endif
-        // On a processor hidden pixels are computed too, so that the loop can be vectorised.
-        const float over = seen ? near : 1.0f;
-        float u = (u_0 + u_1 * x) / over, v = (v_0 + v_1 * x) / over;
-        // The texture repeats after 1; mirrored, every other time, it has no seams.
-        int u_times = (int)u, v_times = (int)v;
-        u_times -= (float)u_times > u;
-        v_times -= (float)v_times > v;
-        u -= (float)u_times;
-        v -= (float)v_times;
-        u = mirrored & u_times & 1 ? 1.0f - u : u;
-        v = mirrored & v_times & 1 ? 1.0f - v : v;
-        int i = (int)(v * (float)high), j = (int)(u * (float)wide);
-        i = i < high - 1 ? i : high - 1;
-        j = j < wide - 1 ? j : wide - 1;
-        i = i > 0 ? i : 0;
-        j = j > 0 ? j : 0;
-        // v points up.
-        const wp::vec3ub texel = texture[(high - 1 - i) * wide + j];
-        const float r = (float)texel.c[0] * red, g = (float)texel.c[1] * green;
-        const float b = (float)texel.c[2] * blue;
-        colours[column].c[0] = seen ? (wp::uint8)(r < 255.0f ? r : 255.0f) : colours[column].c[0];
-        colours[column].c[1] = seen ? (wp::uint8)(g < 255.0f ? g : 255.0f) : colours[column].c[1];
-        colours[column].c[2] = seen ? (wp::uint8)(b < 255.0f ? b : 255.0f) : colours[column].c[2];
-        nearest[column] = seen ? near : nearest[column];
+                const float over = seen ? near : 1.0f;
+                float u = (u_0 + u_1 * x) / over, v = (v_0 + v_1 * x) / over;
+                int u_times = (int)u, v_times = (int)v;
+                u_times -= (float)u_times > u;
+                v_times -= (float)v_times > v;
+                u -= (float)u_times;
+                v -= (float)v_times;
+                u = mirrored & u_times & 1 ? 1.0f - u : u;
+                v = mirrored & v_times & 1 ? 1.0f - v : v;
+                int i = (int)(v * (float)tall), j = (int)(u * (float)wide);
+                i = i < tall - 1 ? i : tall - 1;
+                j = j < wide - 1 ? j : wide - 1;
+                i = i > 0 ? i : 0;
+                j = j > 0 ? j : 0;
+                // v points up.
+                texels_at[s] = seen ? j * tall + tall - 1 - i : -1;
+                nearest[base + s] = seen ? near : nearest[base + s];
+            }
+            for (int s = 0; s < count; ++s) {
+                if (texels_at[s] < 0) continue;
+                const wp::vec3ub texel = texture[texels_at[s]];
+                const float r = (float)texel.c[0] * red, g = (float)texel.c[1] * green;
+                const float b = (float)texel.c[2] * blue;
+                colours[base + s] = wp::vec3ub(
+                    (wp::uint8)(r < 255.0f ? r : 255.0f), (wp::uint8)(g < 255.0f ? g : 255.0f),
+                    (wp::uint8)(b < 255.0f ? b : 255.0f));
+            }
+        }
     }
 """
 
 
-@wp.func_native(_BACKGROUND_ROW)
-def draw_part_of_row(
-    start: wp.vec3,
-    along: wp.vec3,
-    first: int,
-    last: int,
-    gain: wp.vec3,
-    texels: wp.array2d(dtype=wp.vec3ub),
-    mirrored: int,
-    farthest: float,
+@wp.func_native(_DRAW_ROW)
+def draw_row(
+    scene: int,
     target: int,
     row: int,
-    width: int,
+    order: wp.array2d(dtype=wp.int32),
+    weights: wp.array2d(dtype=wp.mat33),
+    texels: wp.array2d(dtype=wp.mat33),
+    gains: wp.array2d(dtype=wp.vec3),
+    on_table: wp.array(dtype=wp.uint8),
+    farthest: float,
+    floor_texture: wp.array2d(dtype=wp.vec3ub),
+    table_texture: wp.array2d(dtype=wp.vec3ub),
     backgrounds: wp.array3d(dtype=wp.vec3ub),
     nearness: wp.array3d(dtype=float),
 ):
-    """Draw a textured triangle in a row's columns ``first`` to ``last``, where it is the nearest.
-
-    At column x ``start + along * x`` is (u, v, 1) divided by the distance; (u, v) is the place in
-    the texture. C++, which compilers vectorise.
-    """
+    """Draw a row of a background: C++, which compilers vectorise."""
 
 
 @wp.kernel
@@ -341,42 +394,8 @@ def draw_backgrounds(
     target = rows[scene]
     if target == 0:
         return
-    width = backgrounds.shape[2]
-    y = float(row)
-    clear_row(target, row, width, backgrounds, nearness)
-    for i in range(order.shape[1]):
-        t = order[scene, i]
-        if t < 0:
-            break
-        weight = weights[scene, t]
-        # Columns of this row that the triangle covers.
-        low = float(0.0)  # noqa: UP018  (Warp: a number that changes in a loop)
-        high = float(width - 1)
-        for edge in range(3):
-            slope = weight[edge, 0]
-            offset = weight[edge, 1] * y + weight[edge, 2]
-            if slope > 0.0:
-                low = wp.max(low, -offset / slope)
-            elif slope < 0.0:
-                high = wp.min(high, -offset / slope)
-            elif offset < 0.0:
-                high = -1.0
-        start = weight * wp.vec3(0.0, y, 1.0)
-        along = weight * wp.vec3(1.0, 0.0, 0.0)
-        uv_start = texels[scene, t] * start
-        uv_along = texels[scene, t] * along
-        from_start = wp.vec3(uv_start[0], uv_start[1], start[0] + start[1] + start[2])
-        from_along = wp.vec3(uv_along[0], uv_along[1], along[0] + along[1] + along[2])
-        # Neither is beyond what a whole number holds.
-        first = above(wp.min(low, float(width)))
-        last = below(wp.max(high, -1.0))
-        if on_table[t] == wp.uint8(0):
-            draw_part_of_row(
-                from_start, from_along, first, last, gains[scene, t], floor_texture, 0, farthest,
-                target, row, width, backgrounds, nearness,
-            )  # fmt: skip
-        else:
-            draw_part_of_row(
-                from_start, from_along, first, last, gains[scene, t], table_texture, 1, farthest,
-                target, row, width, backgrounds, nearness,
-            )  # fmt: skip
+    clear_row(target, row, backgrounds.shape[2], backgrounds, nearness)
+    draw_row(
+        scene, target, row, order, weights, texels, gains, on_table, farthest,
+        floor_texture, table_texture, backgrounds, nearness,
+    )  # fmt: skip

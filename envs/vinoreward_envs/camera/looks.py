@@ -28,7 +28,6 @@ from vinoreward_envs.camera.spec import (
     Pixels,
     Rows,
     camera_eye,
-    in_view,
     moved_view,
     projection_matrix,
     screen_matrix,
@@ -47,6 +46,9 @@ NEXT_NOISE: Final = 7919
 """Numbers further on begins the noise of the next picture."""
 NOISE_UNIT, NOISE_STEPS = 32, 8
 """Noise is fixed-point: in 1/32 of a standard deviation, and deviations in 1/8 of a grey level."""
+NOISE_ROUNDED: Final = NOISE_UNIT * NOISE_STEPS // 2
+NOISE_SHIFTED: Final = (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
+"""Added to a product of both, which is then shifted: it is rounded, and a picture's mean stays."""
 
 
 class Looks:
@@ -106,25 +108,23 @@ class Looks:
         self.backgrounds[rows] = np.where(plain, 0, rows + 1)
         self._stale[rows] = ~plain
 
-    def add_noise(self, pictures: Pixels, rows: Rows) -> None:
-        """Add the sensor's noise to ``(K, H, W, 3)`` pictures of these rows."""
-        strength = np.rint(NOISE_STEPS * self.drawn["sensor_noise"][rows]).astype(np.int16)
-        if not strength.any():
-            return
+    def noise(self, rows: Rows) -> NDArray[np.int32]:
+        """Return ``(K, 2)``: where in :func:`noise_table` rows' noise begins; its strength."""
+        strength = np.rint(NOISE_STEPS * self.drawn["sensor_noise"][rows])
         at = (NOISE_STARTS * self.drawn["picture_noise_at"][rows]).astype(np.int64)
         at = (at + NEXT_NOISE * self.steps[rows]) % NOISE_STARTS
-        flat = pictures.reshape(len(pictures), -1)
-        for picture, times, start in zip(flat, strength.tolist(), at.tolist(), strict=True):
+        return np.stack([at, strength], axis=1).astype(np.int32)
+
+    def add_noise(self, pictures: Pixels, rows: Rows) -> None:
+        """Add the sensor's noise to ``(K, H, W, 3)`` pictures of these rows."""
+        table = noise_table(NOISE_STARTS + pictures[:1].size)
+        for picture, (start, times) in zip(pictures, self.noise(rows).tolist(), strict=True):
             if times:
-                table = _grey_noise(NOISE_STARTS + len(picture), times)
-                noise = table[start : start + len(picture)]
-                brighter = np.maximum(noise, np.int8(0)).view(np.uint8)
-                darker = np.maximum(-noise, np.int8(0)).view(np.uint8)
-                # Neither passes an end of the grey levels; ~ is 255 minus.
-                np.minimum(picture, ~brighter, out=picture)
-                picture += brighter
-                np.maximum(picture, darker, out=picture)
-                picture -= darker
+                noise = table[start : start + picture.size].reshape(picture.shape) * np.int16(times)
+                noise += NOISE_ROUNDED
+                noise >>= NOISE_SHIFTED
+                noise += picture
+                picture[:] = noise.clip(0, 255)
 
     def open(self, warp: Any, device: str) -> None:
         """Make room for the backgrounds on the device, unless there is some."""
@@ -139,58 +139,31 @@ class Looks:
         colours, nearness = self.pool
         colours[:1].assign(drawn.picture[None])
         nearness[:1].assign(drawn.nearness[None])
-        self.textures = [
-            warp.array(texture, dtype=warp.vec3ub, device=device) for texture in textures()
-        ]
-        """Warp's arrays ``(H, W)``: the floor's and the table's."""
-        on_table = background_mesh().on_table.astype(np.uint8)
-        self.on_table = warp.array(on_table, dtype=warp.uint8, device=device)
-        """Warp's array ``(T,)``: whether a triangle of the background is the table's."""
 
-    def draw_backgrounds(self, warp: Any, device: str, rows: Rows) -> None:
-        """Draw table and floor anew for those of ``rows`` that look otherwise than before."""
-        rows = rows[self._stale[rows]]
-        if not len(rows):
-            return
-        from vinoreward_envs.camera import kernels
+        def array(values: NDArray[Any], dtype: Any) -> Any:
+            return warp.array(values, dtype=dtype, device=device)
 
         mesh = background_mesh()
-        corner = np.concatenate([mesh.positions, np.ones((len(mesh.positions), 3, 1))], axis=2)
-        # (K, T, 4, 3): column, row, depth and 1, times the distance, of each triangle's corners.
-        on_screen = np.einsum("kij,tcj->ktic", self.screens[rows], corner)
-        a, b, d = (on_screen[..., [0, 1, 3], i] for i in range(3))
-        adjugate = np.stack([np.cross(b, d), np.cross(d, a), np.cross(a, b)], axis=2)
-        area = (adjugate[..., 0, :] * a).sum(axis=-1)
-        # Rows count downwards: what is seen from its front has a negative area.
-        seen = (area < 0.0) & in_view(on_screen, self._spec)
-        weights = adjugate / np.where(seen, area, 1.0)[..., None, None]
-        order = np.argsort(~seen, axis=1, kind="stable")
-        order = np.where(np.take_along_axis(seen, order, axis=1), order, -1)
-
-        drawn = self.drawn[rows]
-        facing = self.directions[rows] @ mesh.normals.T
-        mirrored = 2.0 * facing * mesh.normals[:, 2] - self.directions[rows][:, 2:]
-        bright = AMBIENT + DIFFUSE * np.maximum(facing, 0) + SPECULAR * np.maximum(mirrored, 0) ** 2
-        gains = bright[..., None] * (self.gains[rows] * (1.0 + drawn["table_tint"]))[:, None]
-        texels = np.zeros((len(rows), len(mesh.uv), 3, 3))
-        texels[:, :, :2] = mesh.uv.transpose(0, 2, 1)
-        shift = drawn["table_shift"] @ mesh.grain.T
-        texels[:, :, :2] -= (shift[:, None] * mesh.on_table[:, None])[..., None]
-
-        def array(values: NDArray[Any], dtype: Any, kind: Any) -> Any:
-            return warp.array(values.astype(kind), dtype=dtype, device=device)
-
-        inputs = [
-            array(rows + 1, warp.int32, np.int32),
-            array(order[:, : int(seen.sum(axis=1).max(initial=0)) + 1], warp.int32, np.int32),
-            array(weights, warp.mat33, np.float32),
-            array(texels, warp.mat33, np.float32),
-            array(gains, warp.vec3, np.float32),
-            self.on_table, 1.0 / c.CAMERA_FAR, *self.textures, *(self.pool or ()),
+        on_table = array(mesh.on_table.astype(np.uint8), warp.uint8)
+        corners = np.concatenate([mesh.positions, np.ones((len(mesh.positions), 3, 1))], axis=2)
+        self.placed = [
+            warp.vec3d(*(np.array(LIGHT) / np.linalg.norm(LIGHT)).tolist()),
+            warp.vec3d(AMBIENT, DIFFUSE, SPECULAR), array(corners, warp.vec4d),
+            array(mesh.normals, warp.vec3d), array(mesh.uv, warp.vec2d), on_table,
+            warp.mat22d(*mesh.grain.ravel()), self._spec.width - 1.0, self._spec.height - 1.0,
         ]  # fmt: skip
-        size = (len(rows), self._spec.height)
-        warp.launch(kernels.draw_backgrounds, size, inputs, device=device)
+        """What ``varying.place_backgrounds`` is told of light, table and floor."""
+        self.painted = [
+            on_table, 1.0 / c.CAMERA_FAR,
+            *(array(one.transpose(1, 0, 2).copy(), warp.vec3ub) for one in textures()), *self.pool,
+        ]  # fmt: skip
+        """What ``kernels.draw_backgrounds`` is told of table and floor."""
+
+    def drawn_anew(self, rows: Rows) -> Rows:
+        """Return those of ``rows`` that look otherwise than before; from now on they do not."""
+        rows = rows[self._stale[rows]]
         self._stale[rows] = False
+        return rows
 
 
 def _direction(turned: float, lowered: float) -> Floats:
@@ -208,19 +181,3 @@ def _direction(turned: float, lowered: float) -> Floats:
 def noise_table(count: int) -> NDArray[np.int16]:
     """Return ``count`` normal numbers in parts of their deviation, at most four of it."""
     return np.rint(NOISE_UNIT * np.clip(normals(count), -4.0, 4.0)).astype(np.int16)
-
-
-@functools.lru_cache(maxsize=256)
-def _grey_noise(count: int, times: int) -> NDArray[np.int8]:
-    """Return ``count`` numbers of noise in whole grey levels, of ``times / NOISE_STEPS`` deviation.
-
-    They are from -100 to 100, as deviations are at most 25, so bytes hold them. Each strength is
-    cached: 0.1 MB for pictures of 96 x 128, and ``"lab"`` has 48.
-    """
-    noise = noise_table(count) * np.int64(times)
-    # Rounded, not cut: the mean of a picture stays.
-    noise += NOISE_UNIT * NOISE_STEPS // 2
-    noise >>= (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
-    levels = noise.astype(np.int8)
-    levels.setflags(write=False)
-    return levels

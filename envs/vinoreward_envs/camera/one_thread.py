@@ -12,6 +12,7 @@ generates. Both modules share the shading function.
 import warp as wp
 
 from vinoreward_envs.camera.kernels import Look, shaded
+from vinoreward_envs.camera.looks import NOISE_ROUNDED, NOISE_SHIFTED
 
 wp.set_module_options({"enable_backward": False})
 
@@ -22,6 +23,21 @@ _COPY = """
     const size_t pixels = (size_t)pictures.shape[1] * pictures.shape[2];
     memcpy(pictures.data + scene * pixels, backgrounds.data + background * pixels, 3 * pixels);
 """
+
+_ADD_NOISE = """
+    const size_t pixels = (size_t)pictures.shape[1] * pictures.shape[2];
+    wp::uint8* grey = (wp::uint8*)(pictures.data + scene * pixels);
+    const wp::int16* normal = normals.data + start;
+    const wp::int16 strength = (wp::int16)times;
+    #pragma clang loop vectorize(assume_safety)
+    for (size_t i = 0; i < 3 * pixels; ++i) {
+        // Products of up to 128 and 200 fit in 16 bits.
+        const wp::int16 noise = (wp::int16)(normal[i] * strength + ROUNDED);
+        wp::int16 level = (wp::int16)(grey[i] + (noise >> SHIFTED));
+        level = level < 255 ? level : (wp::int16)255;
+        grey[i] = (wp::uint8)(level > 0 ? level : 0);
+    }
+""".replace("ROUNDED", str(NOISE_ROUNDED)).replace("SHIFTED", str(NOISE_SHIFTED))
 
 _TRANSFORM = """
     const float* x = positions.data;
@@ -148,6 +164,17 @@ def copy_background(
     """Let a scene's picture be its table and floor."""
 
 
+@wp.func_native(_ADD_NOISE)
+def add_noise(
+    normals: wp.array(dtype=wp.int16),
+    start: int,
+    times: int,
+    scene: int,
+    pictures: wp.array3d(dtype=wp.vec3ub),
+):
+    """Add the sensor's noise to a scene's picture, as ``Looks.add_noise`` does."""
+
+
 @wp.func_native(_TRANSFORM)
 def transform(
     positions: wp.array2d(dtype=float),
@@ -209,9 +236,14 @@ def draw_scenes(
     boxes: wp.array2d(dtype=wp.int32),
     depth: wp.array2d(dtype=float),
     winners: wp.array2d(dtype=wp.int32),
+    noise: wp.array2d(dtype=wp.int32),
+    normals_of_noise: wp.array(dtype=wp.int16),
     picture: wp.array3d(dtype=wp.vec3ub),
 ):
-    """Draw scenes ``(B,)``; ``screen``, ``boxes``, ``depth`` and ``winners`` are of one scene."""
+    """Draw scenes ``(B,)``; ``screen``, ``boxes``, ``depth`` and ``winners`` are of one scene.
+
+    ``noise`` ``(B, 2)`` says where a picture's noise begins, and its strength.
+    """
     scene = wp.tid()
     look = looks[scene]
     height = backgrounds.shape[1]
@@ -243,3 +275,5 @@ def draw_scenes(
                         normals[corners[0]], normals[corners[1]], normals[corners[2]],
                         rotations[scene, link], look, strength, link, colours[t],
                     )  # fmt: skip
+    if noise[scene, 1] != 0:
+        add_noise(normals_of_noise, noise[scene, 0], noise[scene, 1], scene, picture)

@@ -124,15 +124,13 @@ class Camera(Closing):
         if looks is None:
             return self._draw(q, poses, shown, None, np.zeros(count, np.int64))
         which = np.arange(count) if rows is None else np.asarray(rows, np.int64)
-        pictures = self._draw(q, poses, shown, looks, which)
-        looks.add_noise(pictures, which)
-        return pictures
+        return self._draw(q, poses, shown, looks, which)
 
     @abc.abstractmethod
     def _draw(
         self, joints: Floats, poses: Floats, shown: Flags, looks: Looks | None, rows: Rows
     ) -> Pixels:
-        """Draw ``B`` scenes of checked arguments, without noise."""
+        """Draw ``B`` scenes of checked arguments."""
 
     def render(
         self, joints: ArrayLike, object_pose: ArrayLike | None, looks: Looks | None = None

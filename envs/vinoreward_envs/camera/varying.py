@@ -13,7 +13,13 @@ import warp as wp
 
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.kernels import Look
-from vinoreward_envs.camera.looks import NEXT_NOISE, NOISE_STARTS, NOISE_STEPS, NOISE_UNIT
+from vinoreward_envs.camera.looks import (
+    NEXT_NOISE,
+    NOISE_ROUNDED,
+    NOISE_SHIFTED,
+    NOISE_STARTS,
+    NOISE_STEPS,
+)
 from vinoreward_envs.randomization import COLUMNS
 
 # Loops stay loops: unrolled, those of the matrices would take minutes to compile.
@@ -51,8 +57,8 @@ _WHITE = wp.constant(wp.float64(255.0))
 _STARTS = wp.constant(NOISE_STARTS)
 _NEXT = wp.constant(wp.int64(NEXT_NOISE))
 _STEPS = wp.constant(wp.float64(NOISE_STEPS))
-_SHIFTED = wp.constant((NOISE_UNIT * NOISE_STEPS).bit_length() - 1)
-_ROUNDED = wp.constant(NOISE_UNIT * NOISE_STEPS // 2)
+_SHIFTED = wp.constant(NOISE_SHIFTED)
+_ROUNDED = wp.constant(NOISE_ROUNDED)
 
 
 @wp.func
