@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import signal
@@ -22,6 +23,11 @@ hypothesis.settings.register_profile("vinoreward", deadline=None, derandomize="C
 hypothesis.settings.load_profile("vinoreward")
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure() -> None:
+    """Say where the process stands when a trap ends it, as LLVM's do; pytest does for errors."""
+    faulthandler.register(signal.SIGTRAP, file=os.dup(2), chain=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

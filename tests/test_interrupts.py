@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -20,9 +21,15 @@ def nobody_handles_sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
+def raise_sigterm() -> None:
+    """Raise it where somebody handles it; elsewhere the process would end without a word."""
+    assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL, threading.current_thread()
+    signal.raise_signal(signal.SIGTERM)
+
+
 def test_sigterm_interrupts() -> None:
     with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
-        signal.raise_signal(signal.SIGTERM)
+        raise_sigterm()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -33,7 +40,7 @@ def test_sigterm_is_held_back_like_ctrl_c() -> None:
         terminated_like_interrupted(),
         interrupt_between() as check,
     ):
-        signal.raise_signal(signal.SIGTERM)
+        raise_sigterm()
         done.append("went on")
         check(lambda: done.append("saved"))
     assert done == ["went on", "saved"]
@@ -43,7 +50,7 @@ def test_where_ctrl_c_is_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
-            signal.raise_signal(signal.SIGTERM)
+            raise_sigterm()
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -53,7 +60,7 @@ def test_somebody_elses_handler_stays() -> None:
     before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
     try:
         with terminated_like_interrupted():
-            signal.raise_signal(signal.SIGTERM)
+            raise_sigterm()
         assert caught == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -83,7 +90,7 @@ def test_a_replaced_handler_is_given_back() -> None:
     with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
         with sigterm_kept():
             signal.signal(signal.SIGTERM, lambda number, frame: None)
-        signal.raise_signal(signal.SIGTERM)
+        raise_sigterm()
     with sigterm_kept():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
