@@ -40,7 +40,7 @@ _PACKAGE = "openvino_telemetry"
 # A second thread waits for the whole import of the first. Reentrant: NNCF needs OpenVINO.
 _importing = threading.RLock()
 
-_cores: dict[int, Any] = {}
+_cores: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _making = threading.Lock()
 
 # Global because Python's fork hooks are.
@@ -126,12 +126,7 @@ def _silenced() -> Iterator[None]:
 
 
 def shared_core(openvino: Any) -> Any:
-    """Return this process's ``Core``, which it keeps; a child makes its own.
-
-    On processors with AMX a Core gives the thread another stack for signals. If it were released
-    before another Core, of NNCF or the caller, that one would bring the freed stack back, and the
-    next signal would kill the process.
-    """
+    """Return this process's ``Core``, released with its last network; a child makes its own."""
     with _making:
         core = _cores.get(os.getpid())
         if core is None:
