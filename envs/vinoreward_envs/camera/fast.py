@@ -312,9 +312,10 @@ class Frame:
         if looks.pool is not self._backgrounds:
             self._backgrounds = looks.pool
             self.show(None, *(looks.pool or ()))
-        anew = looks.drawn_anew(rows)
+        anew = looks.stale(rows)
         if len(anew):
             self._paint(looks, anew)
+            looks.drawn_now(anew)
         if self._in_turn:
             self._fill_noise(looks.noise(rows))
         self.launch(count)

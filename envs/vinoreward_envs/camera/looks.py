@@ -159,11 +159,13 @@ class Looks:
         ]  # fmt: skip
         """What ``kernels.draw_backgrounds`` is told of table and floor."""
 
-    def drawn_anew(self, rows: Rows) -> Rows:
-        """Return those of ``rows`` that look otherwise than before; from now on they do not."""
-        rows = rows[self._stale[rows]]
+    def stale(self, rows: Rows) -> Rows:
+        """Return those of ``rows`` that look otherwise than their backgrounds were drawn."""
+        return rows[self._stale[rows]]
+
+    def drawn_now(self, rows: Rows) -> None:
+        """Note that the backgrounds of these rows were drawn."""
         self._stale[rows] = False
-        return rows
 
 
 def _direction(turned: float, lowered: float) -> Floats:
