@@ -142,6 +142,7 @@ class VaryingLooks(DeviceLooks):
     def add_noise(self, pictures: Any, piece: slice) -> None:
         """See :class:`DeviceLooks`."""
         size = (piece.stop - piece.start, self._spec.height, self._spec.width)
+        # Its module is loaded: that of set_looks.
         inputs = [self._noise, self._drawn[piece], self._steps[piece], pictures]
         stream = stream_of(self._warp, self._values)
         self._warp.launch(

@@ -385,3 +385,32 @@ print(sum((pictures[i] == again[i]).all() for i in range(8)))
 def test_threads_that_need_a_kernel_at_once_load_it_one_by_one() -> None:
     """Warp lets them load it together, and the process dies."""
     assert run_python(THREADS).strip() == "8"
+
+
+FORK = """
+import os, threading
+from vinoreward_envs.camera import fast
+
+held, go_on = threading.Event(), threading.Event()
+
+def load():
+    with fast._LOADING:
+        held.set()
+        go_on.wait()
+
+thread = threading.Thread(target=load)
+thread.start()
+held.wait()
+threading.Timer(0.5, go_on.set).start()
+child = os.fork()
+if child == 0:
+    with fast._LOADING:
+        os._exit(3)
+thread.join()
+with fast._LOADING:
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_waits_for_a_thread_that_loads_a_kernel() -> None:
+    assert run_python(FORK).strip() == "3"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -411,6 +413,66 @@ def test_a_batch_of_looks_is_its_scenes_one_by_one() -> None:
         assert (plain != batch).any()
         # What was drawn with looks leaves no trace.
         np.testing.assert_array_equal(plain, camera.render_batch(joints, poses, present))
+
+
+def test_one_camera_draws_several_looks_in_turn_and_keeps_none() -> None:
+    """Each has backgrounds of its own, and the camera those of the last alone."""
+    several = [looks_of(LAB, 5, CameraSpec()) for _ in range(3)]
+    for number, looks in enumerate(several):
+        drawn = drawn_from(LAB, 5, seed=number)
+        looks.set(np.ones(5, np.bool_), as_numbers(drawn))
+    with FastCamera(CameraSpec()) as camera, FastCamera(CameraSpec(), in_turn=False) as other:
+        for looks in (*several, *several[::-1]):
+            arguments = (*scenes(5, looks), looks)
+            found = camera.render_batch(*arguments)
+            np.testing.assert_array_equal(found, other.render_batch(*arguments))
+            # Once more, as their backgrounds were drawn by the first of the two.
+            np.testing.assert_array_equal(found, camera.render_batch(*arguments))
+        one = weakref.ref(several[0].pool[0])  # type: ignore[index]
+        arguments = scenes(5, several[0])
+        other.close()
+        del several, looks
+        camera.render_batch(*arguments)
+        gc.collect()
+        assert one() is None
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["vinoreward_envs.camera.fast.Frame._make_painting", "vinoreward_envs.camera.looks.textures"],
+)
+def test_backgrounds_that_failed_once_are_drawn_the_next_time(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, again = (looks_of(LAB, 2, CameraSpec()) for _ in range(2))
+    arguments = scenes(2, looks)
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with FastCamera(CameraSpec()) as camera:
+        with monkeypatch.context() as failing:
+            failing.setattr(part, no_memory)
+            with pytest.raises(MemoryError):
+                camera.render_batch(*arguments, looks)
+        found = camera.render_batch(*arguments, looks)
+        np.testing.assert_array_equal(found, camera.render_batch(*arguments, again))
+
+
+@pytest.mark.parametrize("deviation", [0.125, 25.0])
+def test_the_cameras_noise_is_that_of_looks(deviation: float) -> None:
+    """Where only some scenes have noise, and then none."""
+    looks = looks_of(fixed(sensor_noise=deviation), 3, CameraSpec())
+    looks.drawn["sensor_noise"][1] = 0.0
+    plain = looks_of(DomainRandomization(), 4, CameraSpec())
+    spec = CameraSpec()
+    with FastCamera(spec, in_turn=True) as one, FastCamera(spec, in_turn=False) as other:
+        quiet = one.render_batch(*scenes(3, looks))
+        for shown in (looks, plain, looks):
+            arguments = (*scenes(len(shown.drawn), shown), shown)
+            found = one.render_batch(*arguments)
+            np.testing.assert_array_equal(found, other.render_batch(*arguments))
+    assert (found != quiet).any(axis=(1, 2, 3)).tolist() == [True, False, True]
 
 
 def test_the_object_lies_where_its_base_is_said_to_be() -> None:

@@ -56,7 +56,13 @@ CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
 _LOADING = threading.RLock()
 """Held while Warp starts, or compiles and loads kernels: where two threads do so, the process may
-die. Also while looks that threads share get room on a device."""
+die. Also while looks that threads share get room on a device. Forks wait for it."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_LOADING.acquire,
+        after_in_parent=_LOADING.release,
+        after_in_child=_LOADING.release,
+    )
 
 
 def warp_module() -> Any:
@@ -177,8 +183,9 @@ class FastCamera(Camera):
 
     def open(self, looks: Looks) -> None:
         """Make room for the backgrounds of ``looks`` on this camera's device, once."""
-        with _LOADING:
-            looks.open(self._warp, self._device)
+        if looks.pool is None:
+            with _LOADING:
+                looks.open(self._warp, self._device)
 
     def _frame(self, capacity: int) -> Frame:
         self.open(self._always)
@@ -211,7 +218,10 @@ class Frame:
         from vinoreward_envs.camera import kernels, one_thread
 
         self._warp, self._device, self._backgrounds = warp, device, backgrounds
-        self._spec, self._in_turn, self._noisy = spec, in_turn, False
+        self._spec, self._in_turn = spec, in_turn
+        self._normals: Any = None
+        self._noisy = False
+        """Whether the last pictures had noise."""
         self._painting: tuple[list[Any], list[tuple[Any, tuple[int, ...]]]] | None = None
         self._views: dict[int, NDArray[Any]] = {}
         mesh = scene_mesh(spec.mesh)
@@ -317,7 +327,7 @@ class Frame:
             self._paint(looks, anew)
             looks.drawn_now(anew)
         if self._in_turn:
-            self._fill_noise(looks.noise(rows))
+            self._fill_noise(looks, rows)
         self.launch(count)
         pictures: Pixels = self._host(self.picture)[:count].copy()
         if not self._in_turn:
@@ -332,8 +342,6 @@ class Frame:
         values = (rows + 1, as_numbers(looks.drawn[rows]), looks.screens[rows])
         for target, filled in zip(inputs, values, strict=True):
             self._fill(target, filled)
-        for name, array in zip(("backgrounds", "nearness"), looks.pool or (), strict=True):
-            launches[-1][0].set_param_by_name(name, array)
         for launch, dim in launches:
             launch.set_dim((len(rows), *dim))
             launch.launch()
@@ -361,22 +369,28 @@ class Frame:
             ),
         ]
 
-    def _fill_noise(self, noise: NDArray[np.int32]) -> None:
-        """Let the first scenes' pictures have this noise, see ``Looks.noise``."""
-        self._fill(self._noise, noise)
-        if noise[:, 1].any() and not self._noisy:
-            table = noise_table(NOISE_STARTS + 3 * self._spec.height * self._spec.width)
-            self._normals = self._array(table, self._warp.int16)
-            self._launches[-1][0].set_param_by_name("normals_of_noise", self._normals)
-            self._noisy = True
+    def _fill_noise(self, looks: Looks, rows: Rows) -> None:
+        """Let the first scenes' pictures have the noise of these rows."""
+        noisy = looks.noisy(rows)
+        if noisy:
+            if self._normals is None:
+                table = noise_table(NOISE_STARTS + 3 * self._spec.height * self._spec.width)
+                self._normals = self._array(table, self._warp.int16)
+                self._launches[-1][0].set_param_by_name("normals_of_noise", self._normals)
+            self._fill(self._noise, looks.noise(rows))
+        elif self._noisy:
+            self._fill(self._noise, np.zeros((len(self._poses), 2)))
+        self._noisy = noisy
 
     def show(self, looks: Any, backgrounds: Any, nearness: Any) -> None:
-        """Take the scenes' looks, unless they are None, and backgrounds from these arrays."""
-        arrays = {"looks": looks, "backgrounds": backgrounds, "nearness": nearness}
-        launch, _ = self._launches[-1]
-        for name, array in arrays.items():
-            if array is not None:
-                launch.set_param_by_name(name, array)
+        """Take the scenes' looks, unless that is None, and their backgrounds from these arrays."""
+        drawing, _ = self._launches[-1]
+        if looks is not None:
+            drawing.set_param_by_name("looks", looks)
+        painting = [] if self._painting is None else [self._painting[1][-1][0]]
+        for launch in (drawing, *painting):
+            launch.set_param_by_name("backgrounds", backgrounds)
+            launch.set_param_by_name("nearness", nearness)
 
     def launch(self, count: int, stream: Any = None) -> None:
         """Draw the first ``count`` scenes as the arrays say, on a stream of Warp's or its own."""

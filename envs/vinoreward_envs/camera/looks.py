@@ -47,8 +47,9 @@ NEXT_NOISE: Final = 7919
 NOISE_UNIT, NOISE_STEPS = 32, 8
 """Noise is fixed-point: in 1/32 of a standard deviation, and deviations in 1/8 of a grey level."""
 NOISE_ROUNDED: Final = NOISE_UNIT * NOISE_STEPS // 2
+"""Added to a product of both before it is shifted: it is rounded, and a picture's mean stays."""
 NOISE_SHIFTED: Final = (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
-"""Added to a product of both, which is then shifted: it is rounded, and a picture's mean stays."""
+"""Bits by which it is shifted to whole grey levels."""
 
 
 class Looks:
@@ -79,6 +80,11 @@ class Looks:
         self.pool: tuple[Any, Any] | None = None
         """Warp's arrays ``(count + 1, H, W)`` of table and floor: colours, and one over the
         distance along the camera's axis; the first is :func:`.background`."""
+        self.placed: list[Any] = []
+        """What ``varying.place_backgrounds`` is told of light, table and floor."""
+        self.painted: list[Any] = []
+        """What ``kernels.draw_backgrounds`` is told of table and floor. Textures are ``(W, H)``: a
+        picture's row crosses the table's rows, and reads its columns in order."""
 
     def follow(self, steps: Rows) -> None:
         """Let :attr:`steps` be this array, which somebody else counts on."""
@@ -108,6 +114,10 @@ class Looks:
         self.backgrounds[rows] = np.where(plain, 0, rows + 1)
         self._stale[rows] = ~plain
 
+    def noisy(self, rows: Rows) -> bool:
+        """Return whether a picture of these rows has noise."""
+        return bool(self.drawn["sensor_noise"][rows].any())
+
     def noise(self, rows: Rows) -> NDArray[np.int32]:
         """Return ``(K, 2)``: where in :func:`noise_table` rows' noise begins; its strength."""
         strength = np.rint(NOISE_STEPS * self.drawn["sensor_noise"][rows])
@@ -117,6 +127,8 @@ class Looks:
 
     def add_noise(self, pictures: Pixels, rows: Rows) -> None:
         """Add the sensor's noise to ``(K, H, W, 3)`` pictures of these rows."""
+        if not self.noisy(rows):
+            return
         table = noise_table(NOISE_STARTS + pictures[:1].size)
         for picture, (start, times) in zip(pictures, self.noise(rows).tolist(), strict=True):
             if times:
@@ -132,11 +144,8 @@ class Looks:
             return
         drawn, size = background(self._spec.height, self._spec.width), len(self._stale) + 1
         shape = (size, self._spec.height, self._spec.width)
-        self.pool = (
-            warp.zeros(shape, dtype=warp.vec3ub, device=device),
-            warp.zeros(shape, dtype=warp.float32, device=device),
-        )
-        colours, nearness = self.pool
+        colours = warp.zeros(shape, dtype=warp.vec3ub, device=device)
+        nearness = warp.zeros(shape, dtype=warp.float32, device=device)
         colours[:1].assign(drawn.picture[None])
         nearness[:1].assign(drawn.nearness[None])
 
@@ -152,12 +161,12 @@ class Looks:
             array(mesh.normals, warp.vec3d), array(mesh.uv, warp.vec2d), on_table,
             warp.mat22d(*mesh.grain.ravel()), self._spec.width - 1.0, self._spec.height - 1.0,
         ]  # fmt: skip
-        """What ``varying.place_backgrounds`` is told of light, table and floor."""
         self.painted = [
             on_table, 1.0 / c.CAMERA_FAR,
-            *(array(one.transpose(1, 0, 2).copy(), warp.vec3ub) for one in textures()), *self.pool,
+            *(array(one.transpose(1, 0, 2).copy(), warp.vec3ub) for one in textures()),
+            colours, nearness,
         ]  # fmt: skip
-        """What ``kernels.draw_backgrounds`` is told of table and floor."""
+        self.pool = colours, nearness  # last: it says that all is there
 
     def stale(self, rows: Rows) -> Rows:
         """Return those of ``rows`` that look otherwise than their backgrounds were drawn."""

@@ -1,7 +1,9 @@
-"""Warp kernels that let scenes differ, so that no number leaves a device.
+"""Warp kernels that let scenes differ.
 
-They compute what :class:`~vinoreward_envs.camera.looks.Looks` computes with NumPy, in double
-precision, one scene on each thread.
+``set_looks`` and ``add_noise`` compute on a device what
+:class:`~vinoreward_envs.camera.looks.Looks` computes with NumPy, so that no number leaves it;
+``place_backgrounds`` serves the camera on a processor too. Looks are computed in double precision,
+one scene on each thread.
 """
 
 # No postponed annotations here: Warp reads them as types when a kernel is defined.

@@ -271,13 +271,13 @@ def train_seconds(
     seed: int,
     *,
     later: bool = False,
-    begun: int = 0,
+    uncounted: tuple[int, int] = (0, 0),
 ) -> Any:
     """Return seconds of a training of fixed length, without making its parts.
 
     They are of the wall, of this process's processor time, and of this thread's alone. ``later``
-    defers the rewards; that takes a vector environment. ``begun`` steps before are not counted: JAX
-    compiles in the first gradient steps.
+    defers the rewards; that takes a vector environment. Steps from the first of ``uncounted`` to
+    the second are taken besides and not counted: networks are compiled in them.
     """
     one_thread()
     steps = settled.timesteps or 1
@@ -295,15 +295,18 @@ def train_seconds(
             env,
             settled.algorithm_kwargs,
             seed=seed,
-            replay_size=begun + steps,
+            replay_size=uncounted[1] + steps,
             later=later,
             learner=settled.learner,
         )
-        if begun:
-            learner.learn(begun)
-        began = np.append(wall_and_cpu(), time.thread_time())
-        learner.learn(steps, reset_num_timesteps=not begun)
-        return np.append(wall_and_cpu(), time.thread_time()) - began
+        first, last = uncounted
+        spent: Any = 0.0
+        for count, counts in ((first, True), (last - first, False), (steps - first, True)):
+            if count > 0:
+                began = np.append(wall_and_cpu(), time.thread_time())
+                learner.learn(count, reset_num_timesteps=False)
+                spent += counts * (np.append(wall_and_cpu(), time.thread_time()) - began)
+        return spent
 
 
 def solve_pixels_rows(config: BenchConfig) -> list[Row]:
