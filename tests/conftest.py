@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -30,28 +28,6 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure() -> None:
     """Say where the process stands when a trap ends it, as LLVM's do; pytest does for errors."""
     faulthandler.register(signal.SIGTRAP, file=os.dup(2), chain=True)
-
-
-class SignalStack(ctypes.Structure):
-    """``stack_t`` of Linux."""
-
-    _fields_ = (("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
-
-
-@pytest.fixture(autouse=True)
-def signal_stack() -> Iterator[None]:
-    """Give the thread its stack for signals back after each test.
-
-    On processors with AMX each OpenVINO Core that compiles takes another one. One that is released
-    after the Core before it brings that one's freed stack back: the next signal kills the process.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    libc, before = ctypes.CDLL(None), SignalStack()
-    libc.sigaltstack(None, ctypes.byref(before))
-    yield
-    libc.sigaltstack(ctypes.byref(before), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -41,6 +41,62 @@ def test_ctrl_c_is_survived_after_two_networks_were_closed_in_the_order_they_wer
     assert said_by(PROGRAM) == ["caught", "1"]
 
 
+FOREIGN = """
+import gc, os, signal
+import numpy as np
+from vinoreward.backends.runtime import import_openvino
+from vinoreward.bundles.bundle import Bundle
+
+ov = import_openvino()
+bundle = Bundle.load("panda-hover-classifier")
+backend = bundle.backend("openvino").load()
+given = ov.opset13.parameter([1, 2], np.float32)
+theirs = ov.Core().compile_model(ov.Model([ov.opset13.relu(given)], [given]), "CPU")
+backend.close()
+del backend
+gc.collect()
+ours = bundle.backend("openvino").load()
+del theirs
+gc.collect()
+ours.close()
+del ours
+gc.collect()
+caught = []
+signal.signal(signal.SIGINT, lambda *_: caught.append(1))
+os.kill(os.getpid(), signal.SIGINT)
+print("caught", len(caught))
+"""
+
+
+def test_ctrl_c_is_survived_where_a_core_of_the_caller_lives_longer_than_a_network() -> None:
+    assert said_by(FOREIGN) == ["caught", "1"]
+
+
+CLOSED = """
+import os, signal, warnings
+import numpy as np
+from vinoreward.bundles.bundle import Bundle
+
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
+bundle = Bundle.load("panda-hover-classifier")
+pictures = np.zeros((1, 96, 128, 3), np.uint8)
+closed, used = (bundle.backend("openvino").load() for _ in range(2))
+for backend in (closed, used):
+    backend.infer(pictures)
+closed.close()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    used.infer(pictures)
+    os._exit(0)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_was_closed() -> None:
+    assert said_by(CLOSED) == ["child", "0"]
+
+
 def test_a_forked_child_has_a_core_of_its_own() -> None:
     from vinoreward.backends.runtime import import_openvino, shared_core
 

@@ -11,13 +11,15 @@ ONNX Runtime writes a device id into the home folder and looks up a host. ``impo
 ``RAY_USAGE_STATS_ENABLED=0``; for ``huggingface_hub``, which downloads only what is asked for but
 tells the versions of other packages, ``HF_HUB_DISABLE_TELEMETRY=1``.
 
-One Core. A Core's CPU plugin installs its own signal stack in the thread that loads it, and puts
-the previous one back when released. Two Cores released in the order of their creation leave the
-thread with a freed stack, and the next signal (e.g. Ctrl-C) crashes the process. The one Core must
-be released too: its idle worker threads do not survive a fork, and a child would wait for them.
+One Core. On processors with AMX a Core's CPU plugin installs its own signal stack in the thread
+that loads it, and puts the previous one back when it and its last network are released. Two Cores
+released in the order of their creation leave the thread with a freed stack, and the next signal
+(e.g. Ctrl-C) kills the process. So there is one, and the process keeps it: one of the caller or of
+NNCF comes and goes while it is there.
 
 Forks. After a fork an inherited network may hang, and so may a new one if the fork happened during
-an inference. So forks wait for inferences to end, and a child drops what it inherited.
+an inference, or while threads of closed networks wait for the next one. So forks wait for
+inferences to end, and drop such threads; a child drops what it inherited.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _PACKAGE = "openvino_telemetry"
 # A second thread waits for the whole import of the first. Reentrant: NNCF needs OpenVINO.
 _importing = threading.RLock()
 
-_cores: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_cores: dict[int, Any] = {}
 _making = threading.Lock()
 
 # Global because Python's fork hooks are.
@@ -126,7 +128,7 @@ def _silenced() -> Iterator[None]:
 
 
 def shared_core(openvino: Any) -> Any:
-    """Return this process's ``Core``, released with its last network; a child makes its own."""
+    """Return this process's ``Core``, which it keeps; a child makes its own."""
     with _making:
         core = _cores.get(os.getpid())
         if core is None:
@@ -162,6 +164,9 @@ def _before_fork() -> None:
     for lock in (_build, *(backend._lock for backend in list(_alive))):
         if lock.acquire(timeout=5.0):
             held.append(lock)
+    if os.getpid() in _cores:
+        # Any CPU plugin that is unloaded drops the threads of closed networks, of all Cores.
+        import_openvino().Core().get_property("CPU", "FULL_DEVICE_NAME")
 
 
 def _after_fork_in_parent() -> None:
