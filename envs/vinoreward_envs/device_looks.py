@@ -94,7 +94,7 @@ class VaryingLooks(DeviceLooks):
         size = spec.width * spec.height * 3
         self._noise = array(noise_table(NOISE_STARTS + size), warp.int16)
         triangles = len(background_mesh().positions)
-        light = self._surface.placed[0]
+        light = self._surface.to_place[0]
         rows = empty(count, dtype=warp.int32)
         order = empty(count, triangles + 1, dtype=warp.int32)
         weights, texels = (empty(count, triangles, dtype=warp.mat33) for _ in range(2))
@@ -114,9 +114,10 @@ class VaryingLooks(DeviceLooks):
             self._screens, self._standing, self._resting, self._sizes, self._looks, rows,
         ]  # fmt: skip
         placed = [
-            rows, self._drawn, self._screens, *self._surface.placed, order, weights, texels, gains,
+            rows, self._drawn, self._screens, *self._surface.to_place,
+            order, weights, texels, gains,
         ]  # fmt: skip
-        drawn = [rows, order, weights, texels, gains, *self._surface.painted]
+        drawn = [rows, order, weights, texels, gains, *self._surface.to_draw]
         self._launches = [
             recorded(warp, kernel, dim, inputs, device)
             for kernel, dim, inputs in (

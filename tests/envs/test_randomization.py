@@ -439,7 +439,10 @@ def test_one_camera_draws_several_looks_in_turn_and_keeps_none() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["vinoreward_envs.camera.fast.Frame._make_painting", "vinoreward_envs.camera.looks.textures"],
+    [
+        "vinoreward_envs.camera.fast.Frame._record_backgrounds",
+        "vinoreward_envs.camera.looks.textures",
+    ],
 )
 def test_backgrounds_that_failed_once_are_drawn_the_next_time(
     part: str, monkeypatch: pytest.MonkeyPatch

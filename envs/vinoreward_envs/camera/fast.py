@@ -54,6 +54,8 @@ ROOM: Final = 4 << 20
 """Bytes for compiled kernels, which take about one megabyte."""
 CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
+Recorded = tuple[Any, tuple[int, ...]]
+"""A launch of Warp's, and how many threads a scene has."""
 _LOADING = threading.RLock()
 """Held while Warp starts, or compiles and loads kernels: where two threads do so, the process may
 die. Also while looks that threads share get room on a device. Forks wait for it."""
@@ -222,7 +224,7 @@ class Frame:
         self._normals: Any = None
         self._noisy = False
         """Whether the last pictures had noise."""
-        self._painting: tuple[list[Any], list[tuple[Any, tuple[int, ...]]]] | None = None
+        self._background_launches: tuple[list[Any], list[Recorded]] | None = None
         self._views: dict[int, NDArray[Any]] = {}
         mesh = scene_mesh(spec.mesh)
         self._corners = boxes(mesh)
@@ -284,9 +286,7 @@ class Frame:
             ]
         self._launches = [self._recorded(*step) for step in steps]
 
-    def _recorded(
-        self, kernel: Any, dim: tuple[int, ...], inputs: list[Any]
-    ) -> tuple[Any, tuple[int, ...]]:
+    def _recorded(self, kernel: Any, dim: tuple[int, ...], inputs: list[Any]) -> Recorded:
         """Return a launch for each scene, and ``dim`` threads of it; it keeps its arrays."""
         size = (len(self._poses), *dim)
         return recorded(self._warp, kernel, size, inputs, self._device), dim
@@ -324,7 +324,7 @@ class Frame:
             self.show(None, *(looks.pool or ()))
         anew = looks.stale(rows)
         if len(anew):
-            self._paint(looks, anew)
+            self._draw_backgrounds(looks, anew)
             looks.drawn_now(anew)
         if self._in_turn:
             self._fill_noise(looks, rows)
@@ -334,11 +334,11 @@ class Frame:
             looks.add_noise(pictures, rows)
         return pictures
 
-    def _paint(self, looks: Looks, rows: Rows) -> None:
+    def _draw_backgrounds(self, looks: Looks, rows: Rows) -> None:
         """Draw the backgrounds of at most ``capacity`` rows."""
-        if self._painting is None:
-            self._painting = self._make_painting(looks)
-        inputs, launches = self._painting
+        if self._background_launches is None:
+            self._background_launches = self._record_backgrounds(looks)
+        inputs, launches = self._background_launches
         values = (rows + 1, as_numbers(looks.drawn[rows]), looks.screens[rows])
         for target, filled in zip(inputs, values, strict=True):
             self._fill(target, filled)
@@ -346,8 +346,8 @@ class Frame:
             launch.set_dim((len(rows), *dim))
             launch.launch()
 
-    def _make_painting(self, looks: Looks) -> tuple[list[Any], list[tuple[Any, tuple[int, ...]]]]:
-        """Return the arrays of ``_paint`` and its recorded launches."""
+    def _record_backgrounds(self, looks: Looks) -> tuple[list[Any], list[Recorded]]:
+        """Return the arrays of ``_draw_backgrounds`` and its recorded launches."""
         from vinoreward_envs.camera import kernels, varying
 
         warp, capacity, triangles = self._warp, len(self._poses), len(background_mesh().positions)
@@ -361,11 +361,11 @@ class Frame:
             empty(triangles + 1, dtype=warp.int32), empty(triangles, dtype=warp.mat33),
             empty(triangles, dtype=warp.mat33), empty(triangles, dtype=warp.vec3),
         ]  # fmt: skip
-        place = [targets, drawn, screens, *looks.placed, *placed]
+        place = [targets, drawn, screens, *looks.to_place, *placed]
         return [targets, drawn, screens], [
             self._recorded(varying.place_backgrounds, (), place),
             self._recorded(
-                kernels.draw_backgrounds, (self._spec.height,), [targets, *placed, *looks.painted]
+                kernels.draw_backgrounds, (self._spec.height,), [targets, *placed, *looks.to_draw]
             ),
         ]
 
@@ -387,8 +387,10 @@ class Frame:
         drawing, _ = self._launches[-1]
         if looks is not None:
             drawing.set_param_by_name("looks", looks)
-        painting = [] if self._painting is None else [self._painting[1][-1][0]]
-        for launch in (drawing, *painting):
+        backgrounds_too = (
+            [] if self._background_launches is None else [self._background_launches[1][-1][0]]
+        )
+        for launch in (drawing, *backgrounds_too):
             launch.set_param_by_name("backgrounds", backgrounds)
             launch.set_param_by_name("nearness", nearness)
 

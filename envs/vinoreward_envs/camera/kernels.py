@@ -224,28 +224,6 @@ def shade_pixels(
     )  # fmt: skip
 
 
-_CLEAR_ROW = """
-    const size_t first = ((size_t)target * backgrounds.shape[1] + row) * width;
-    wp::vec3ub* colours = backgrounds.data + first;
-    float* nearest = nearness.data + first;
-    for (int column = 0; column < width; ++column) {
-        colours[column] = wp::vec3ub(255, 255, 255);
-        nearest[column] = 0.0f;
-    }
-"""
-
-
-@wp.func_native(_CLEAR_ROW)
-def clear_row(
-    target: int,
-    row: int,
-    width: int,
-    backgrounds: wp.array3d(dtype=wp.vec3ub),
-    nearness: wp.array3d(dtype=float),
-):
-    """Make a row of a background white, with nothing near."""
-
-
 _DRAW_ROW = """
     // A processor looks for many pixels' texels at once, also for hidden ones, as that loop can be
     // vectorised; CUDA for one, whose neighbours have threads of their own.
@@ -258,6 +236,10 @@ _DRAW_ROW = """
     const size_t first_of_row = ((size_t)target * backgrounds.shape[1] + row) * width;
     wp::vec3ub* colours = backgrounds.data + first_of_row;
     float* nearest = nearness.data + first_of_row;
+    for (int column = 0; column < width; ++column) {
+        colours[column] = wp::vec3ub(255, 255, 255);
+        nearest[column] = 0.0f;
+    }
     const float y = (float)row, right = (float)(width - 1);
     for (int k = 0; k < most; ++k) {
         const int t = wp::index(order, scene, k);
@@ -366,7 +348,7 @@ def draw_row(
     backgrounds: wp.array3d(dtype=wp.vec3ub),
     nearness: wp.array3d(dtype=float),
 ):
-    """Draw a row of a background: C++, which compilers vectorise."""
+    """Draw a row of a background, white where nothing is: C++, which compilers vectorise."""
 
 
 @wp.kernel
@@ -394,7 +376,6 @@ def draw_backgrounds(
     target = rows[scene]
     if target == 0:
         return
-    clear_row(target, row, backgrounds.shape[2], backgrounds, nearness)
     draw_row(
         scene, target, row, order, weights, texels, gains, on_table, farthest,
         floor_texture, table_texture, backgrounds, nearness,

@@ -80,9 +80,9 @@ class Looks:
         self.pool: tuple[Any, Any] | None = None
         """Warp's arrays ``(count + 1, H, W)`` of table and floor: colours, and one over the
         distance along the camera's axis; the first is :func:`.background`."""
-        self.placed: list[Any] = []
+        self.to_place: list[Any] = []
         """What ``varying.place_backgrounds`` is told of light, table and floor."""
-        self.painted: list[Any] = []
+        self.to_draw: list[Any] = []
         """What ``kernels.draw_backgrounds`` is told of table and floor. Textures are ``(W, H)``: a
         picture's row crosses the table's rows, and reads its columns in order."""
 
@@ -155,13 +155,13 @@ class Looks:
         mesh = background_mesh()
         on_table = array(mesh.on_table.astype(np.uint8), warp.uint8)
         corners = np.concatenate([mesh.positions, np.ones((len(mesh.positions), 3, 1))], axis=2)
-        self.placed = [
+        self.to_place = [
             warp.vec3d(*(np.array(LIGHT) / np.linalg.norm(LIGHT)).tolist()),
             warp.vec3d(AMBIENT, DIFFUSE, SPECULAR), array(corners, warp.vec4d),
             array(mesh.normals, warp.vec3d), array(mesh.uv, warp.vec2d), on_table,
             warp.mat22d(*mesh.grain.ravel()), self._spec.width - 1.0, self._spec.height - 1.0,
         ]  # fmt: skip
-        self.painted = [
+        self.to_draw = [
             on_table, 1.0 / c.CAMERA_FAR,
             *(array(one.transpose(1, 0, 2).copy(), warp.vec3ub) for one in textures()),
             colours, nearness,
