@@ -102,7 +102,8 @@ class Fragile(Remembers):
                         module.__dict__["LONGEST_PUSH"] = 0.5
                 time.sleep(WORK if self._what == "work" else 600.0)
             else:
-                os.kill(os.getpid(), signal.SIGKILL if self._what == "kill" else signal.SIGSTOP)
+                # To this thread: while another one takes the signal, this one could go on.
+                signal.raise_signal(signal.SIGKILL if self._what == "kill" else signal.SIGSTOP)
         return super().compress(policy, context)
 
 

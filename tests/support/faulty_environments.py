@@ -104,7 +104,8 @@ class Numbered(gym.Env[Any, Any]):
         if self._fault == "exit":
             sys.exit(7)
         if self._fault in ("kill", "hang"):
-            os.kill(os.getpid(), signal.SIGKILL if self._fault == "kill" else signal.SIGSTOP)
+            # To this thread: while another one takes the signal, this one could go on.
+            signal.raise_signal(signal.SIGKILL if self._fault == "kill" else signal.SIGSTOP)
         if self._fault == "sleep":
             time.sleep(600)
         if self._fault == "nan":
