@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure() -> None:
-    """Say where the process stands when a trap ends it, as LLVM's do; pytest does for errors."""
+    """Say where the process stands when a trap ends it; pytest does so for other faults."""
     faulthandler.register(signal.SIGTRAP, file=os.dup(2), chain=True)
 
 

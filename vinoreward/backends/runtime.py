@@ -14,8 +14,8 @@ tells the versions of other packages, ``HF_HUB_DISABLE_TELEMETRY=1``.
 One Core. On processors with AMX a Core's CPU plugin installs its own signal stack in the thread
 that loads it, and puts the previous one back when it and its last network are released. Two Cores
 released in the order of their creation leave the thread with a freed stack, and the next signal
-(e.g. Ctrl-C) kills the process. So there is one, and the process keeps it: one of the caller or of
-NNCF comes and goes while it is there.
+(e.g. Ctrl-C) kills the process. So vinoreward has one, and the process keeps it: another one, of
+the caller or of NNCF, may come and go meanwhile. Two of the caller's must not go in that order.
 
 Forks. After a fork an inherited network may hang, and so may a new one if the fork happened during
 an inference, or while threads of closed networks wait for the next one. So forks wait for
@@ -32,21 +32,30 @@ import threading
 import weakref
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from vinoreward.errors import MissingExtraError, install_command
 
 _SWITCH = "VINOREWARD_OPENVINO_TELEMETRY"
 _PACKAGE = "openvino_telemetry"
 
+FORK_PATIENCE = 5.0
+"""Seconds that a fork waits for a lock: its owner may itself wait for the fork."""
+
+
+class Locked(Protocol):
+    """What has a lock."""
+
+    _lock: threading.RLock
+
+
 # A second thread waits for the whole import of the first. Reentrant: NNCF needs OpenVINO.
 _importing = threading.RLock()
 
-_cores: dict[int, Any] = {}
-_making = threading.Lock()
-
 # Global because Python's fork hooks are.
-_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+_core: Any = None
+_making = threading.Lock()
+_locked: set[weakref.ref[Locked]] = set()
 _inherited: list[object] = []
 _forking = threading.local()
 _build = threading.RLock()
@@ -129,12 +138,11 @@ def _silenced() -> Iterator[None]:
 
 def shared_core(openvino: Any) -> Any:
     """Return this process's ``Core``, which it keeps; a child makes its own."""
+    global _core
     with _making:
-        core = _cores.get(os.getpid())
-        if core is None:
-            core = openvino.Core()
-            _cores[os.getpid()] = core
-        return core
+        if _core is None:
+            _core = openvino.Core()
+        return _core
 
 
 def building() -> threading.RLock:
@@ -145,9 +153,28 @@ def building() -> threading.RLock:
     return _build
 
 
-def watch(backend: Any) -> None:
-    """Lock ``backend._lock`` during forks, and make a new one in the child."""
-    _alive.add(backend)
+class ForkedLock:
+    """A reentrant lock that forks hold; a child has a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        watch(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def watch(owner: Locked) -> None:
+    """Hold ``owner._lock`` during forks, and make a new one in the child."""
+    _locked.add(weakref.ref(owner, _locked.discard))
+
+
+def _owners() -> list[Locked]:
+    # A copy at once: another thread may add one.
+    return [owner for one in _locked.copy() if (owner := one()) is not None]
 
 
 def keep_forever(inherited: object) -> None:
@@ -156,17 +183,21 @@ def keep_forever(inherited: object) -> None:
 
 
 def _before_fork() -> None:
-    # A fork during an inference hangs the child, so wait for those under way; with a timeout, as a
-    # thread may itself wait for this fork. Builders take this lock before a backend's.
+    # A fork during an inference hangs the child, so wait for those under way. Builders take this
+    # lock before a backend's.
     # Each thread keeps its own: two may fork at once, and only the owner can release a lock.
     held: list[Any] = []
     _forking.locks = held
-    for lock in (_build, *(backend._lock for backend in list(_alive))):
-        if lock.acquire(timeout=5.0):
+    for lock in (_build, *(owner._lock for owner in _owners())):
+        if lock.acquire(timeout=FORK_PATIENCE):
             held.append(lock)
-    if os.getpid() in _cores:
-        # Any CPU plugin that is unloaded drops the threads of closed networks, of all Cores.
-        import_openvino().Core().get_property("CPU", "FULL_DEVICE_NAME")
+    # Not import_openvino: a thread that imports may wait for a lock that this fork has.
+    make = getattr(sys.modules.get("openvino"), "Core", None)
+    if make is not None:
+        # Any CPU plugin that is unloaded drops the threads of closed networks, of all Cores. Where
+        # there is no such plugin there are no threads.
+        with contextlib.suppress(RuntimeError):
+            make().get_property("CPU", "FULL_DEVICE_NAME")
 
 
 def _after_fork_in_parent() -> None:
@@ -176,12 +207,14 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _build, _importing, _making
+    global _build, _core, _importing, _making
     _forking.locks.clear()
+    keep_forever(_core)
+    _core = None
     # New locks: threads that do not exist in the child may have locked the old ones.
     _build, _importing, _making = threading.RLock(), threading.RLock(), threading.Lock()
-    for backend in list(_alive):
-        backend._lock = threading.RLock()
+    for owner in _owners():
+        owner._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

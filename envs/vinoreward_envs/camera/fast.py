@@ -1,9 +1,9 @@
 """The fast camera: a z-buffer rasteriser that draws TinyRenderer's picture from baked meshes.
 
-Only what moves is drawn; table and floor are drawn once per picture size. Links outside the
-picture are skipped, which changes no pixel. PyBullet is not needed. ``vinoreward_training.bake``
-writes the files: the moving meshes at each level (``scene-full.npz``, ``scene-20.npz``) and the
-background (``scene-background.npz``).
+Only what moves is drawn at each step; table and floor once per picture size, or once per episode
+that looks otherwise. Links outside the picture are skipped, which changes no pixel. PyBullet is not
+needed. ``vinoreward_training.bake`` writes the files: the moving meshes at each level
+(``scene-full.npz``, ``scene-20.npz``) and the background (``scene-background.npz``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.backends.runtime import ForkedLock
 from vinoreward.errors import ConfigError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import link_poses
@@ -54,17 +54,11 @@ ROOM: Final = 4 << 20
 """Bytes for compiled kernels, which take about one megabyte."""
 CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
-Recorded = tuple[Any, tuple[int, ...]]
-"""A launch of Warp's, and how many threads a scene has."""
-_LOADING = threading.RLock()
+Launch = tuple[Any, tuple[int, ...]]
+"""One of Warp's that is recorded, and how many threads a scene has."""
+_LOADING = ForkedLock()
 """Held while Warp starts, or compiles and loads kernels: where two threads do so, the process may
-die. Also while looks that threads share get room on a device. Forks wait for it."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_LOADING.acquire,
-        after_in_parent=_LOADING.release,
-        after_in_child=_LOADING.release,
-    )
+die. Also while looks that threads share get room on a device."""
 
 
 def warp_module() -> Any:
@@ -224,7 +218,7 @@ class Frame:
         self._normals: Any = None
         self._noisy = False
         """Whether the last pictures had noise."""
-        self._background_launches: tuple[list[Any], list[Recorded]] | None = None
+        self._background_launches: tuple[list[Any], list[Launch]] | None = None
         self._views: dict[int, NDArray[Any]] = {}
         mesh = scene_mesh(spec.mesh)
         self._corners = boxes(mesh)
@@ -286,7 +280,7 @@ class Frame:
             ]
         self._launches = [self._recorded(*step) for step in steps]
 
-    def _recorded(self, kernel: Any, dim: tuple[int, ...], inputs: list[Any]) -> Recorded:
+    def _recorded(self, kernel: Any, dim: tuple[int, ...], inputs: list[Any]) -> Launch:
         """Return a launch for each scene, and ``dim`` threads of it; it keeps its arrays."""
         size = (len(self._poses), *dim)
         return recorded(self._warp, kernel, size, inputs, self._device), dim
@@ -319,13 +313,13 @@ class Frame:
         self._fill(self.matrices, matrices)
         self._fill(self.seen, seen)
         self.fill_looks(looks, rows)
-        if looks.pool is not self._backgrounds:
+        if looks.pool is not None and looks.pool is not self._backgrounds:
+            self.show(None, *looks.pool)
             self._backgrounds = looks.pool
-            self.show(None, *(looks.pool or ()))
         anew = looks.stale(rows)
         if len(anew):
             self._draw_backgrounds(looks, anew)
-            looks.drawn_now(anew)
+            looks.mark_fresh(anew)
         if self._in_turn:
             self._fill_noise(looks, rows)
         self.launch(count)
@@ -346,7 +340,7 @@ class Frame:
             launch.set_dim((len(rows), *dim))
             launch.launch()
 
-    def _record_backgrounds(self, looks: Looks) -> tuple[list[Any], list[Recorded]]:
+    def _record_backgrounds(self, looks: Looks) -> tuple[list[Any], list[Launch]]:
         """Return the arrays of ``_draw_backgrounds`` and its recorded launches."""
         from vinoreward_envs.camera import kernels, varying
 
@@ -387,10 +381,10 @@ class Frame:
         drawing, _ = self._launches[-1]
         if looks is not None:
             drawing.set_param_by_name("looks", looks)
-        backgrounds_too = (
-            [] if self._background_launches is None else [self._background_launches[1][-1][0]]
-        )
-        for launch in (drawing, *backgrounds_too):
+        launches = [drawing]
+        if self._background_launches is not None:
+            launches.append(self._background_launches[1][-1][0])
+        for launch in launches:
             launch.set_param_by_name("backgrounds", backgrounds)
             launch.set_param_by_name("nearness", nearness)
 

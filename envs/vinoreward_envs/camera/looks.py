@@ -172,7 +172,7 @@ class Looks:
         """Return those of ``rows`` that look otherwise than their backgrounds were drawn."""
         return rows[self._stale[rows]]
 
-    def drawn_now(self, rows: Rows) -> None:
+    def mark_fresh(self, rows: Rows) -> None:
         """Note that the backgrounds of these rows were drawn."""
         self._stale[rows] = False
 

@@ -133,7 +133,7 @@ def later_rows(config: BenchConfig) -> list[Row]:
             dataclasses.replace(settled, learner="sbx") if sbx else settled,
             seed,
             later=arm.startswith("later"),
-            # JAX compiles in the first gradient steps; those before them are counted, as of SB3.
+            # JAX compiles in the first gradient steps, which are not counted. The steps before are.
             uncounted=(compiled - 3 * TOGETHER, compiled) if sbx else (0, 0),
         )
         print(f"  {arm} seed {seed}: {spent[0]:.1f} s", flush=True)

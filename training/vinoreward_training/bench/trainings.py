@@ -299,7 +299,7 @@ def train_seconds(
             later=later,
             learner=settled.learner,
         )
-        first, last = uncounted
+        first, last = min(uncounted[0], steps), uncounted[1]
         spent: Any = 0.0
         for count, counts in ((first, True), (last - first, False), (steps - first, True)):
             if count > 0:
