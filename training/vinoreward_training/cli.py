@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import importlib.metadata
 import os
@@ -87,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     That is 0, 1 (an error the message explains), 2 (usage), 3 (finetune or calibrate found the
     classifier useless, audit that it fails, or mend that the old one is better) or 130 (Ctrl-C).
     """
+    if argv is None:
+        # The process ends with the command: to look for garbage among all that PyTorch has made
+        # would take Python another second.
+        atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         print(usage())

@@ -18,7 +18,7 @@ from vinoreward_training.bench.rows import Row, range_row
 from vinoreward_training.bench.trainings import GOAL, seeds_note, training_seeds
 from vinoreward_training.configs import BenchConfig
 
-SCRIPT = "import sys; from vinoreward_training.cli import main; sys.exit(main(sys.argv[1:]))"
+SCRIPT = "import sys; from vinoreward_training.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True)

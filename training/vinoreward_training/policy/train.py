@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 _RATES = ("claimed", "true")
 MOST_EVALUATED_AT_ONCE = 32
-"""Environments of a batch in which a policy is evaluated."""
+"""Environments of a batch in which a policy is evaluated, but no more than it is trained in: for
+pictures of another number a network would be compiled anew."""
 MAX_SAMPLE = 100_000
 """Claims that a run may keep pictures of."""
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
@@ -352,7 +353,7 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
         env, counts = _make_all(config), (config.eval_episodes, config.final_episodes)
         try:
             often, final = (
-                beside(env, min(MOST_EVALUATED_AT_ONCE, count), **_of_env(config))
+                beside(env, min(MOST_EVALUATED_AT_ONCE, env.num_envs, count), **_of_env(config))
                 for count in counts
             )
         except VinorewardError:
