@@ -14,10 +14,12 @@ from vinoreward import BatchedVecEnv
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
+from vinoreward_training.policy import train as train_module
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.evaluate import evaluate, evaluate_batch
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
+from vinoreward_training.tasks import many
 from vinoreward_training.tasks.environments import make_env
 from vinoreward_training.tasks.many import make_batch
 
@@ -48,6 +50,23 @@ def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:
     assert len(list((out / "claims").rglob("*.png"))) == min(10, len(claims))
     played = play(PlayConfig(run=out, episodes=2, film=0))
     assert played is not None
+
+
+def test_evaluations_are_of_no_larger_batches_than_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For pictures of another number networks would be compiled anew."""
+    counts = []
+
+    def beside(env: Any, count: int, **more: Any) -> Any:
+        counts.append(count)
+        return many.beside(env, count, **more)
+
+    monkeypatch.setattr(train_module, "beside", beside)
+    given = {"timesteps": 16, "eval_episodes": 2, "final_episodes": 20, "stop_when_solved": None}
+    result = train(config(tmp_path / "run", **given, **BATCHED))
+    assert counts == [2, 8] and result.final.true is not None
+    assert result.final.true.trials == 20
 
 
 def test_a_run_that_stopped_goes_on_with_the_next_objects(tmp_path: Path) -> None:
