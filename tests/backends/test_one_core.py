@@ -37,6 +37,27 @@ def said_by(program: str) -> list[str]:
     return done.stdout.split()
 
 
+def forked(before: str, work: str) -> int:
+    """Return how a child ends that is forked after a program and does some work."""
+    fork = f"""
+import os, signal, warnings
+
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    code = 1
+    try:
+        {work}
+        code = 0
+    finally:
+        os._exit(code)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    (code,) = said_by(before + fork)
+    return int(code)
+
+
 def test_ctrl_c_is_survived_after_two_networks_were_closed_in_the_order_they_were_made() -> None:
     assert said_by(PROGRAM) == ["caught", "1"]
 
@@ -73,79 +94,58 @@ def test_ctrl_c_is_survived_where_a_core_of_the_caller_lives_longer_than_a_netwo
 
 
 CLOSED = """
-import os, signal, warnings
 import numpy as np
 from vinoreward.bundles.bundle import Bundle
 
-warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
 bundle = Bundle.load("panda-hover-classifier")
 pictures = np.zeros((1, 96, 128, 3), np.uint8)
 closed, used = (bundle.backend("openvino").load() for _ in range(2))
 for backend in (closed, used):
     backend.infer(pictures)
 closed.close()
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    used.infer(pictures)
-    os._exit(0)
-print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_was_closed() -> None:
-    assert said_by(CLOSED) == ["child", "0"]
+    assert forked(CLOSED, "used.infer(pictures)") == 0
 
 
 OF_CALLER = """
-import os, signal, warnings
 import numpy as np
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 
-warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
 ov = import_openvino()
 given = ov.opset13.parameter([1, 2], np.float32)
 core = ov.Core()
 theirs = core.compile_model(ov.Model([ov.opset13.relu(given)], [given]), "CPU")
 theirs(np.zeros((1, 2), np.float32))
 del theirs
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    Bundle.load("panda-hover-classifier").backend("openvino").load()
-    os._exit(0)
-print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_the_caller_closed() -> None:
-    assert said_by(OF_CALLER) == ["child", "0"]
+    loads = 'Bundle.load("panda-hover-classifier").backend("openvino").load()'
+    assert forked(OF_CALLER, loads) == 0
 
 
 OWN = """
-import os, signal
 from vinoreward.backends.runtime import import_openvino, shared_core
 
 openvino = import_openvino()
 ours = shared_core(openvino)
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    os._exit(0 if shared_core(openvino) is not ours else 1)
-print(shared_core(openvino) is ours, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert shared_core(openvino) is ours
 """
 
 
 def test_a_forked_child_has_a_core_of_its_own() -> None:
-    assert said_by(OWN) == ["True", "0"]
+    assert forked(OWN, "assert shared_core(openvino) is not ours") == 0
 
 
 IMPORTS = """
-import os, threading, time, warnings
+import threading, time
 import vinoreward.backends.runtime as runtime
 
-warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
 runtime.shared_core(runtime.import_openvino())
 import logging  # its hook runs before ours: a fork has its lock
 
@@ -159,15 +159,11 @@ def imports():
 
 threading.Thread(target=imports).start()
 imported.wait()
-child = os.fork()
-if child == 0:
-    os._exit(0)
-print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_imports() -> None:
-    assert said_by(IMPORTS) == ["child", "0"]
+    assert forked(IMPORTS, "pass") == 0
 
 
 BACKENDS = """

@@ -388,7 +388,7 @@ def test_threads_that_need_a_kernel_at_once_load_it_one_by_one() -> None:
 
 
 FORK = """
-import os, threading
+import os, signal, threading
 from vinoreward_envs.camera import fast
 
 held, go_on = threading.Event(), threading.Event()
@@ -404,6 +404,7 @@ held.wait()
 threading.Timer(0.5, go_on.set).start()
 child = os.fork()
 if child == 0:
+    signal.alarm(60)
     with fast._LOADING:
         os._exit(3)
 thread.join()

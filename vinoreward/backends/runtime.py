@@ -192,12 +192,12 @@ def _before_fork() -> None:
         if lock.acquire(timeout=FORK_PATIENCE):
             held.append(lock)
     # Not import_openvino: a thread that imports may wait for a lock that this fork has.
-    make = getattr(sys.modules.get("openvino"), "Core", None)
-    if make is not None:
+    make_core = getattr(sys.modules.get("openvino"), "Core", None)
+    if make_core is not None:
         # Any CPU plugin that is unloaded drops the threads of closed networks, of all Cores. Where
         # there is no such plugin there are no threads.
         with contextlib.suppress(RuntimeError):
-            make().get_property("CPU", "FULL_DEVICE_NAME")
+            make_core().get_property("CPU", "FULL_DEVICE_NAME")
 
 
 def _after_fork_in_parent() -> None:

@@ -55,7 +55,7 @@ ROOM: Final = 4 << 20
 CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
 Launch = tuple[Any, tuple[int, ...]]
-"""One of Warp's that is recorded, and how many threads a scene has."""
+"""A recorded launch of Warp's, and the threads of a scene in it."""
 _LOADING = ForkedLock()
 """Held while Warp starts, or compiles and loads kernels: where two threads do so, the process may
 die. Also while looks that threads share get room on a device."""
