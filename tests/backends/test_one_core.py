@@ -123,13 +123,13 @@ options = {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": F
 theirs = core.compile_model(model, "CPU", options)
 theirs(np.zeros((1, 2), np.float32))
 del theirs
-backend = Bundle.load("panda-hover-classifier").backend("openvino")
+bundle = Bundle.load("panda-hover-classifier")
 pictures = np.zeros((1, 96, 128, 3), np.uint8)
 """
 
 
 def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_the_caller_closed() -> None:
-    assert forked(OF_CALLER, "backend.load().infer(pictures)") == 0
+    assert forked(OF_CALLER, 'bundle.backend("openvino").load().infer(pictures)') == 0
 
 
 OWN = """
