@@ -674,6 +674,8 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     assert "Clopper-Pearson" in card and "- notes:" not in card
     low, high = bundle.spec.decision.chosen_for["recall_interval"]
     assert f"- recall_interval: {low:.4f} to {high:.4f}" in card
+    claimed_of_all = bundle.spec.decision.chosen_for["at_raised"]["true_positives"]
+    assert f"- at_raised: true_positives: {claimed_of_all}, false_positives: " in card
     assert (out / "report.html").is_file()
     from vinoreward.rewards.classifier import Classifier
 

@@ -186,7 +186,9 @@ def say(result: Evaluation, guard: Fitted) -> None:
 
 
 def _shown(value: object) -> object:
-    """Return an interval in words, and all else as it is."""
+    """Return an interval, or several numbers by name, in words, and all else as it is."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {number:.4g}" for name, number in value.items())
     if isinstance(value, (list, tuple)) and all(isinstance(one, float) for one in value):
         return " to ".join(f"{one:.4f}" for one in value)
     return value
