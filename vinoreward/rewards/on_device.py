@@ -119,19 +119,19 @@ class _DeviceGuard:
         self._down, self._across = tensor(places.down), tensor(places.across)
         self._rough = places.rough_count
         self._rough_down, self._rough_across = map(tensor, (places.rough_down, places.rough_across))
-        self._mean, self._left = tensor(guard.rough_mean), tensor(guard.left)
-        self._limits = tensor(guard.limits)
+        self._usual, self._left = tensor(guard.usual), tensor(guard.left)
+        self._limits = tensor(guard.limits[:2])
 
     def odd(self, pictures: Tensor) -> Tensor:
         looked = pictures[:, :: self._rows, :: self._step].to(torch.int32) >> 5
         number = (looked[..., 0] << 6) | (looked[..., 1] << 3) | looked[..., 2]
         novel = self._down @ self._novel[number + self._offset] @ self._across
         novel = novel.flatten(1)
-        measures = [novel.sum(1) / self._count, novel.amax(1)]
+        odd = (torch.stack([novel.sum(1) / self._count, novel.amax(1)], 1) / self._limits).amax(1)
         if self._rough:
             green = pictures[:, :: self._rows, :, 1].to(torch.int16)
             bend = (2 * green[:, :, 1:-1] - green[:, :, 2:] - green[:, :, :-2]).abs()
             means = self._rough_down @ bend.to(torch.float32) @ self._rough_across
-            off = (torch.log1p(means.flatten(1)) - self._mean) @ self._left
-            measures.append((off * off).mean(1).sqrt())
-        return (torch.stack(measures, 1) / self._limits[: len(measures)]).amax(1)
+            off = torch.log1p(means.flatten(1)) @ self._left - self._usual
+            odd = torch.maximum(odd, (off * off).sum(1).sqrt())
+        return odd
