@@ -98,6 +98,19 @@ def test_the_updates_are_those_of_sb3(
     assert any(not torch.equal(before[name], value) for name, value in networks(ours).items())
 
 
+@pytest.mark.parametrize("beyond", [-25.0, 5.0])
+def test_a_deviation_beyond_its_limits_has_no_gradient(beyond: float) -> None:
+    model = model_of("device", steps=80, learning_starts=10**6)
+    with torch.no_grad():
+        model.actor.log_std.bias[0] = beyond
+    before = networks(model)
+    model.train(3, 64)
+    for name in ("actor.log_std.weight", "actor.log_std.bias"):
+        held, moved = model.policy.state_dict()[name]
+        assert torch.equal(held, before[name][0]), name
+        assert not torch.equal(moved, before[name][1]), name
+
+
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("learner", ["device", "skrl"])
 def test_an_episode_s_last_observation_is_its_own(batched: bool, learner: str) -> None:

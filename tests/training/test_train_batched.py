@@ -33,9 +33,29 @@ def test_the_preset_goes_over_that_of_the_environment() -> None:
     )
     assert (alone.num_envs, batched.num_envs) == (1, 16)
     assert batched.algorithm_kwargs["gamma"] == alone.algorithm_kwargs["gamma"]
-    assert batched.algorithm_kwargs["gradient_steps"] == 6
+    assert batched.algorithm_kwargs["gradient_steps"] == 10
     own = SETTINGS.parse(["--vec-env=batched", "--num-envs", "4"], prog="vinoreward train")
     assert own.num_envs == 4 and own.algorithm_kwargs == batched.algorithm_kwargs
+
+
+@pytest.mark.parametrize(
+    ("options", "learner", "steps"),
+    [
+        (["--vec-env", "batched"], "device", 10),
+        (["--vec-env", "batched", "--learner", "sb3"], "sb3", 6),
+        (["--vec-env", "batched", "--device", "auto"], "sb3", 6),
+        (["--vec-env", "batched", "--algorithm", "PPO"], "sb3", None),
+        (["--vec-env", "batched", "--env", "PandaHoverPixels-v0"], "sb3", 16),
+        ([], "sb3", None),
+    ],
+)
+def test_the_preset_of_a_batch_says_what_trains(
+    options: list[str], learner: str, steps: int | None
+) -> None:
+    """A learner that takes SAC alone, and the batch to its device, is not chosen for others."""
+    settled = SETTINGS.parse(options, prog="vinoreward train")
+    assert settled.learner == learner
+    assert settled.algorithm_kwargs.get("gradient_steps") == steps
 
 
 def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:

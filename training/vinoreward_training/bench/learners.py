@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from vinoreward_training.bench.rows import (
     Row,
@@ -17,6 +17,7 @@ from vinoreward_training.bench.rows import (
 from vinoreward_training.bench.seconds import TASKS, rows_of, run_once
 from vinoreward_training.bench.trainings import train_seconds
 from vinoreward_training.configs import BenchConfig, TrainConfig
+from vinoreward_training.configs.policies import Learner
 from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.runs.machine import EXTRAS, module_of
 from vinoreward_training.tasks.environments import make_env
@@ -59,7 +60,7 @@ def learners_rows(config: BenchConfig) -> list[Row]:
 
 def learners() -> tuple[str, ...]:
     """Return the names that ``--learner`` takes."""
-    return get_args(get_type_hints(TrainConfig)["learner"])
+    return get_args(Learner)
 
 
 def is_installed(learner: str) -> bool:

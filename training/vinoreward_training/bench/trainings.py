@@ -297,7 +297,7 @@ def train_seconds(
             seed=seed,
             replay_size=uncounted[1] + steps,
             later=later,
-            learner=settled.learner,
+            learner=settled.learner or "sb3",
         )
         first, last = min(uncounted[0], steps), uncounted[1]
         spent: Any = 0.0

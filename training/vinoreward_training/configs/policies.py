@@ -13,6 +13,9 @@ from vinoreward.rewards.success import OnOdd, RewardMode
 Scalar = bool | int | float | str
 
 
+Learner = Literal["sb3", "device", "skrl", "sbx"]
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Train a policy on the learned reward; write curves, checkpoints and a report.
@@ -37,11 +40,12 @@ class TrainConfig:
     """Gymnasium id; package:Id-v0 imports the package first."""
     algorithm: str = "SAC"
     """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C."""
-    learner: Literal["sb3", "device", "skrl", "sbx"] = "sb3"
+    learner: Learner | None = None
     """What trains. sb3: Stable-Baselines3. device: a SAC of ours on --device. skrl: the SAC or PPO
-    of skrl on --device. sbx: the SAC of SBX, in JAX. All but sb3 need vectors as observations; all
-    train the same kind of network. With device or skrl on CUDA, --vec-env batched and --backend
-    torch keep the environments on the device too."""
+    of skrl on --device. sbx: the SAC of SBX, in JAX. None: sb3, or device for SAC where the preset
+    of --vec-env batched says so. All but sb3 need vectors as observations; all train the same kind
+    of network. With device or skrl on CUDA, --vec-env batched and --backend torch keep the
+    environments on the device too."""
     timesteps: int | None = None
     """Environment steps in all; None: the preset's, else 8000."""
     seed: int = 0

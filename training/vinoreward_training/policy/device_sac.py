@@ -12,23 +12,26 @@ from typing import Any
 import torch
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
-from torch.nn.functional import linear, relu
 
 from vinoreward.actor_learner.learners.networks import sample
+from vinoreward.policies.distributions import LOG_STD
 from vinoreward.policies.spec import Dense, PolicySpec
 from vinoreward_training.policy.tensor_sac import TensorSAC, Transitions
 
 
-class Weights:
-    """The parameters of linear layers in one vector, which the layers' own parameters look into.
+class Perceptrons:
+    """K perceptrons of equal shape with ReLU, whose gradients are written out.
 
-    Several networks of equal shape are stacked, so that one product computes a layer of all.
+    Each layer of all K is one product. For networks as small as these autograd takes three times as
+    long. All parameters are one vector, which the layers' own parameters look into.
 
     Args:
-        layers: for each layer the modules that are stacked.
+        layers: for each layer of the perceptrons the modules that make it up: one of each of the K,
+            or several of one perceptron whose outputs follow each other.
+        count: K.
     """
 
-    def __init__(self, layers: Sequence[Sequence[nn.Linear]]) -> None:
+    def __init__(self, layers: Sequence[Sequence[nn.Linear]], count: int) -> None:
         stacked = [
             torch.stack([getattr(one, name).detach() for one in layer])
             for layer in layers
@@ -36,25 +39,50 @@ class Weights:
         ]
         self.vector = torch.cat([part.flatten() for part in stacked])
         """All parameters; change it, and the layers have changed."""
-        self.parts = [
-            part.view(like.shape)
-            for part, like in zip(
-                torch.split(self.vector, [part.numel() for part in stacked]), stacked, strict=True
-            )
-        ]
-        """Weights (K, out, in) and biases (K, out) of each layer, views of the vector."""
-        own = iter(self.parts)
+        self.gradient = torch.zeros_like(self.vector)
+        """Of the last :meth:`backward`."""
+        sizes = [part.numel() for part in stacked]
+        own = zip(torch.split(self.vector, sizes), stacked, strict=True)
         for layer in layers:
             for name in ("weight", "bias"):
-                for one, part in zip(layer, next(own), strict=True):
-                    getattr(one, name).data = part
-        self.trained = [part.detach().requires_grad_() for part in self.parts]
-        """The same, for gradients."""
+                part, like = next(own)
+                for one, values in zip(layer, part.view(like.shape), strict=True):
+                    getattr(one, name).data = values
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """Return the gradient of a loss of :attr:`trained`, as one vector."""
-        found = torch.autograd.grad(loss, self.trained)
-        return torch.cat([part.flatten() for part in found])
+        def parts(whole: Tensor) -> list[Tensor]:  # weights (K, out, in) and biases (K, 1, out)
+            rows = [(-1, part.shape[-1]) if part.ndim == 3 else (1, -1) for part in stacked]
+            pairs = zip(torch.split(whole, sizes), rows, strict=True)
+            return [part.view(count, *row) for part, row in pairs]
+
+        self._parts, self._gradients = parts(self.vector), parts(self.gradient)
+
+    def forward(self, inputs: Tensor) -> list[Tensor]:
+        """Return what enters each layer, ``(K, B, ...)``, and the outputs, for ``(B, D)``."""
+        passed = [inputs.expand(len(self._parts[0]), -1, -1)]
+        for weights, biases in zip(self._parts[::2], self._parts[1::2], strict=True):
+            if len(passed) > 1:
+                passed[-1].relu_()
+            passed.append(torch.baddbmm(biases, passed[-1], weights.mT))
+        return passed
+
+    def backward(self, passed: list[Tensor], slope: Tensor, *, of_inputs: bool = False) -> Tensor:
+        """Return the gradient of the inputs ``(K, B, D)``, or write that of the parameters.
+
+        Args:
+            passed: what :meth:`forward` returned, which is used up.
+            slope: gradient of the outputs, ``(K, B, out)``.
+            of_inputs: whether the inputs' is wanted, and not the parameters'.
+        """
+        for layer in reversed(range(len(self._parts) // 2)):
+            if not of_inputs:
+                weights, biases = self._gradients[2 * layer : 2 * layer + 2]
+                torch.bmm(slope.mT, passed[layer], out=weights)
+                torch.sum(slope, 1, keepdim=True, out=biases)
+            if layer or of_inputs:
+                slope = torch.bmm(slope, self._parts[2 * layer])
+            if layer:
+                slope.mul_(passed[layer].sign_())  # 1 where ReLU let it through
+        return slope
 
 
 class Adam:
@@ -108,9 +136,12 @@ class DeviceSAC(TensorSAC):
             )
         actor: Any = self.actor
         own = [(one,) for one in linear_layers(actor.latent_pi)]
-        self._actor = Weights([*own, (actor.mu, actor.log_std)])
+        self._actor = Perceptrons([*own, (actor.mu, actor.log_std)], 1)
         self._critics, self._targets = (
-            Weights(list(zip(*map(linear_layers, critics.q_networks), strict=True)))
+            Perceptrons(
+                list(zip(*map(linear_layers, critics.q_networks), strict=True)),
+                len(critics.q_networks),
+            )
             for critics in (self.critic, self.critic_target)
         )
         actions = actor.mu.out_features
@@ -128,8 +159,9 @@ class DeviceSAC(TensorSAC):
 
     def _act(self, seen: Tensor) -> Tensor:
         noise = torch.randn((len(seen), self._actions), device=self.device)
-        return self._sampled(self._actor.parts, seen, noise)[0]
+        return sample(self._head, self._actor.forward(seen)[-1][0], noise)[0]
 
+    @torch.no_grad()
     def _learn_from_replay(self, gradient_steps: int, batch_size: int) -> tuple[float, float]:
         rate = self.lr_schedule(self._current_progress_remaining)
         # Drawn as SB3 draws it in one gradient step: first for the state, then for what follows.
@@ -150,51 +182,56 @@ class DeviceSAC(TensorSAC):
         return self._log_weight.exp() if self._fixed_weight is None else self._fixed_weight
 
     def _learn(self, batch: Transitions, noise: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-        """Make one gradient step; ``noise`` is (2, B, A)."""
-        weight = self._weight()
-        with torch.no_grad():
-            following, density = self._sampled(self._actor.parts, batch.next_observations, noise[1])
-            values = _values(self._targets.parts, batch.next_observations, following).amin(0)
-            targets = batch.rewards + self.gamma * (1.0 - batch.terminated) * (
-                values - weight * density
-            )
-        errors = _values(self._critics.trained, batch.observations, batch.actions) - targets
-        critic_loss = 0.5 * errors.square().sum(0).mean()
-        self.adam_critics.step(self._critics.gradient(critic_loss), rate)
+        """Make one gradient step; ``noise`` is (2, B, A). Return the losses."""
+        weight, count = self._weight(), len(batch.rewards)
+        # The critics' step leaves the actor as it is, so that it acts in both states at once.
+        passed = self._actor.forward(torch.cat([batch.observations, batch.next_observations]))
+        actions, density = sample(self._head, passed[-1][0], noise.flatten(0, 1))
+        values = _values(self._targets, batch.next_observations, actions[count:])[-1]
+        targets = batch.rewards + self.gamma * (1.0 - batch.terminated) * (
+            values[..., 0].amin(0) - weight * density[count:]
+        )
+        valued = _values(self._critics, batch.observations, batch.actions)
+        errors = valued[-1] - targets[:, None]
+        self._critics.backward(valued, errors / count)  # of half the squares' mean
+        self.adam_critics.step(self._critics.gradient, rate)
 
-        actions, density = self._sampled(self._actor.trained, batch.observations, noise[0])
-        values = _values(self._critics.parts, batch.observations, actions).amin(0)
-        actor_loss = (weight * density - values).mean()
-        self.adam_actor.step(self._actor.gradient(actor_loss), rate)
-        with torch.no_grad():
-            self._targets.vector.lerp_(self._critics.vector, self.tau)
-            if self._fixed_weight is None:
-                # Of -log(weight) (log pi + target entropy), as SB3 has it.
-                surplus = -(density.mean() + float(self.target_entropy))
-                self.adam_entropy.step(surplus[None], rate)
-        return critic_loss.detach(), actor_loss.detach()
+        passed, actions = [part[:, :count] for part in passed], actions[:count]
+        valued = _values(self._critics, batch.observations, actions)
+        least, critic = valued[-1].min(0, keepdim=True)
+        slope = torch.zeros_like(valued[-1]).scatter_(0, critic, -1.0 / count)
+        of_actions = self._critics.backward(valued, slope, of_inputs=True).sum(0)
+        slope = self._slope(
+            passed[-1][0], noise[0], actions, of_actions[:, -self._actions :], weight
+        )
+        self._actor.backward(passed, slope[None])
+        self.adam_actor.step(self._actor.gradient, rate)
+        self._targets.vector.lerp_(self._critics.vector, self.tau)
+        density = density[:count].mean()
+        if self._fixed_weight is None:
+            # Of -log(weight) (log pi + target entropy), as SB3 has it.
+            self.adam_entropy.step(-(density + float(self.target_entropy))[None], rate)
+        return 0.5 * errors.square().sum(0).mean(), weight * density - least.mean()
 
-    def _sampled(
-        self, parts: Sequence[Tensor], observations: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return actions (B, A) in -1 to 1 of the policy, and their log densities (B,)."""
-        *hidden, weights, biases = parts
-        for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
-            observations = relu(linear(observations, weight[0], bias[0]))
-        outputs = linear(observations, weights.flatten(0, 1), biases.flatten())
-        return sample(self._head, outputs, noise)
+    def _slope(
+        self, outputs: Tensor, noise: Tensor, actions: Tensor, of_actions: Tensor, weight: Tensor
+    ) -> Tensor:
+        """Return the gradient of the actor's loss by its outputs, ``(B, 2 A)``.
+
+        The loss is the mean of ``weight`` times the log density, whose gradient by the mean is that
+        of ``-log(1 - tanh(u)^2)``, and of what has the gradient ``of_actions``.
+        """
+        given = outputs[:, self._actions :]
+        log_std = given.clamp(*LOG_STD)
+        share = weight / len(outputs)
+        of_mean = 2.0 * share * actions + of_actions * (1.0 - actions.square())
+        of_log_std = (of_mean * (log_std.exp() * noise) - share) * (log_std == given)
+        return torch.cat([of_mean, of_log_std], 1)
 
 
-def _values(parts: Sequence[Tensor], observations: Tensor, actions: Tensor) -> Tensor:
-    """Return (K, B) values by K critics."""
-    count = len(parts[0])
-    inputs = torch.cat([observations, actions], 1).expand(count, -1, -1)
-    pairs = list(zip(parts[::2], parts[1::2], strict=True))
-    for at, (weights, biases) in enumerate(pairs):
-        inputs = torch.baddbmm(biases[:, None], inputs, weights.transpose(1, 2))
-        if at < len(pairs) - 1:
-            inputs = relu(inputs)
-    return inputs[..., 0]
+def _values(critics: Perceptrons, observations: Tensor, actions: Tensor) -> list[Tensor]:
+    """Return what passes through K critics, at last their values ``(K, B, 1)``."""
+    return critics.forward(torch.cat([observations, actions], 1))
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear]:

@@ -78,17 +78,25 @@ _POSITIVE = (
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preset of an environment; but for ``batched.PPO`` its arguments are SAC's."""
     name, algorithm = str(settings["env"]).rpartition(":")[2], settings["algorithm"]
-    names = [name]
-    if settings["vec_env"] == "batched":
-        names += [f"{name}.batched", f"{name}.batched.{settings['learner']}"]
+    batched = f"{name}.batched"
     paths = {path.stem: path for path in PRESETS.glob("*.yaml")}
-    preset = merged(*(read_yaml(paths[one], SETTINGS.names) for one in names if one in paths))
+
+    def preset_of(*names: str) -> dict[str, Any]:
+        return merged(*(read_yaml(paths[one], SETTINGS.names) for one in names if one in paths))
+
+    preset = preset_of(name)
+    if settings["vec_env"] == "batched":
+        preset = merged(preset, preset_of(batched))
+        if algorithm != "SAC" or settings["device"] != "cpu":
+            preset.pop("learner", None)  # it takes no other, and would take the batch along
+        learner = settings["learner"] or preset.get("learner", "sb3")
+        preset = merged(preset, preset_of(f"{batched}.{learner}"))
     if algorithm == "SAC":
         return preset
     preset.pop("algorithm_kwargs", None)
     own = f"batched.{algorithm}"
-    if settings["vec_env"] == "batched" and {own, f"{name}.batched"} <= paths.keys():
-        preset = merged(preset, read_yaml(paths[own], SETTINGS.names))
+    if settings["vec_env"] == "batched" and {own, batched} <= paths.keys():
+        preset = merged(preset, preset_of(own))
     return preset
 
 
@@ -114,7 +122,9 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
             "is a success and nothing follows. Expected --hold above 1; add it, or leave "
             "--exit-threshold out."
         )
-    return config if config.timesteps else dataclasses.replace(config, timesteps=8000)
+    return dataclasses.replace(
+        config, timesteps=config.timesteps or 8000, learner=config.learner or "sb3"
+    )
 
 
 SETTINGS: Settings[TrainConfig] = Settings(
@@ -166,6 +176,7 @@ def train(config: TrainConfig) -> TrainResult:
             "timesteps is None. Expected a number of steps; name it, or let SETTINGS.of(...) take "
             "the preset's."
         )
+    config = dataclasses.replace(config, learner=config.learner or "sb3")
     if config.encoder is not None:
         encoder = load_encoder(config.encoder, config.encoder_sha256)
         config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
@@ -307,7 +318,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             device=config.device,
             replay_size=max(total, 1000),
             later=config.later,
-            learner=config.learner,
+            learner=config.learner or "sb3",
         )
         _say_policy(config, env)
         checkpoint = folder / "checkpoint.pt"
@@ -564,9 +575,10 @@ def check_device(name: str) -> None:
 
 def run(config: TrainConfig) -> int:
     """Train; print the result and the next command."""
+    result = train(config)
+    # Not before: it imports PyTorch, for which environments do not wait while they load networks.
     from vinoreward_training.policy.callbacks import ALARMS
 
-    result = train(config)
     policy = read_description(result.folder)
     # Where no claims were kept there is nothing to label.
     alarmed = (result.folder / ALARMS).is_file() and (result.folder / CLAIMS / TABLE).is_file()

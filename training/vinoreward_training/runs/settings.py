@@ -26,7 +26,9 @@ from vinoreward_training.tasks.environments import agree_to_import, agree_to_run
 PRESETS = Path(str(files("vinoreward_training") / "presets"))
 MAX_YAML = 64 << 10
 """Bytes of a file of settings; the largest preset has three thousand."""
-_DECIDE_THE_BASE = ("out", "config", "preset", "env", "task", "algorithm", "vec_env", "learner")
+_DECIDE_THE_BASE = (
+    "out", "config", "preset", "env", "task", "algorithm", "vec_env", "learner", "device",
+)  # fmt: skip
 """Options that decide what the defaults of the others are."""
 _WORDS: Mapping[Any, str] = {
     bool: "true or false",
