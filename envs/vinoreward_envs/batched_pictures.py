@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.backends.base import CHUNKS
 from vinoreward.closing import Closing
 from vinoreward.rewards.classifier import Classifier, Judged
 from vinoreward_envs.arrays import CPU
@@ -85,8 +86,13 @@ class BatchedPictures(Closing):
         def load() -> None:
             blank = np.zeros((pieces[0].stop, self.spec.height, self.spec.width, 3), np.uint8)
             for classifier in networks:
-                if (pictures := classifier.prepare(blank)) is not None:
-                    classifier.backend.infer(pictures)
+                if (pictures := classifier.prepare(blank)) is None:
+                    continue
+                first, *again = classifier.backends
+                first.infer(pictures)
+                for exact in again:  # it looks at a few, or at several and their copies
+                    for size in CHUNKS:
+                        exact.infer(pictures[:size])
 
         self._loading = self._threads_of().submit(load)
 

@@ -29,6 +29,7 @@ from vinoreward_training.runs.report import (
     EPISODE_COLUMNS,
     EVALUATION_COLUMNS,
     Row,
+    prepare_figures,
     read_table,
     write_table,
 )
@@ -286,6 +287,7 @@ class RunCallback(ClaimedVsTrue):
 
         ``note`` adds it to the table of evaluations.
         """
+        prepare_figures()  # the curve is drawn next
         seed = EVAL_SEED + self._config.eval_episodes
         result = self._evaluated(self._final_env, self._config.final_episodes, seed)
         if note:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import dataclasses
 import html
@@ -10,6 +11,7 @@ import io
 import math
 import platform
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -336,6 +338,16 @@ def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
     figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def prepare_figures() -> None:
+    """Begin to import in a thread what :func:`new_figure` needs, while this one computes."""
+
+    def load() -> None:
+        with contextlib.suppress(ImportError):  # which new_figure tells
+            new_figure()
+
+    threading.Thread(target=load, name="vinoreward-figures", daemon=True).start()
 
 
 def save_figure(figure: Any, path: Path) -> Path:
