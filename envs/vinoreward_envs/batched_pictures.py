@@ -90,9 +90,9 @@ class BatchedPictures(Closing):
                     continue
                 first, *again = classifier.backends
                 first.infer(pictures)
-                for exact in again:  # it looks at a few, or at several and their copies
-                    for size in CHUNKS:
-                        exact.infer(pictures[:size])
+                if again or classifier.bundle.spec.decision.shift_band:
+                    for size in CHUNKS:  # of pictures that are looked at again, and their copies
+                        (again or [first])[0].infer(pictures[:size])
 
         self._loading = self._threads_of().submit(load)
 

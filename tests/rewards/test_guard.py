@@ -196,11 +196,13 @@ def test_what_it_cannot_learn_from(guard: PictureGuard) -> None:
     [
         {"limit": np.array([0.0], np.float32)},
         {"limit": np.array([np.nan], np.float32)},
+        {"limit": np.array([1e-30], np.float32)},
         {"limit": np.array([1.0])},
         {"scales": np.ones(4, np.float32)},
         {"seen": np.zeros(3, np.uint8)},
         {"size": np.array([41, 56])},
         {"rough_parts": np.zeros((10**5, 48), np.float32)},
+        {"rough_parts": np.full((10, 48), 3e38, np.float32)},
         {"rough_mean": np.zeros(47, np.float32)},
         {"surprise": np.zeros(1)},
     ],

@@ -260,7 +260,7 @@ def test_trainings_use_seeds_that_nothing_was_tuned_on() -> None:
     assert list(seeds) == [100, 101, 102, 103, 104]
     assert not set(seeds) & set(TUNED_ON)
     assert seeds_note(seeds) == (
-        "training seeds 100 to 104; the hyper-parameters were tuned on seeds 0 to 7"
+        "training seeds 100 to 104; the hyper-parameters were tuned on seeds 0 to 19"
     )
     assert "on some of which" in seeds_note([5, 100])
 

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.buffers import ReplayBufferSamples
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
 from train_runs import SMALL, config
@@ -27,6 +28,7 @@ from vinoreward_training.policy.checkpoint import (
     save_checkpoint,
     save_policy,
 )
+from vinoreward_training.policy.tensor_sac import Transitions
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env
@@ -96,6 +98,38 @@ def test_the_updates_are_those_of_sb3(
     for name, value in networks(theirs).items():
         torch.testing.assert_close(ours.policy.state_dict()[name], value, atol=2e-5, rtol=1e-4)
     assert any(not torch.equal(before[name], value) for name, value in networks(ours).items())
+
+
+@pytest.mark.parametrize(
+    ("critics", "layers"),
+    [(1, [16]), (2, [16, 8]), (3, {"pi": [8], "qf": [16, 8]}), (2, [])],
+    ids=["one critic", "two", "three, with layers of their own", "no hidden layer"],
+)
+def test_a_gradient_step_on_many_transitions_is_that_of_sb3(
+    monkeypatch: pytest.MonkeyPatch, critics: int, layers: Any
+) -> None:
+    """Each row differs, so that none may be taken for another; the losses are told alike."""
+    more = {"ent_coef": "auto_0.7", "learning_rate": 0.01}
+    more["policy_kwargs"] = {"net_arch": layers, "n_critics": critics}
+    theirs, ours = (model_of(name, **more) for name in ("sb3", "device"))
+    ours.policy.load_state_dict(networks(theirs))
+    draw = torch.Generator().manual_seed(0)
+    seen, following = torch.rand(2, 64, 4, generator=draw) - 0.5
+    actions, rewards = torch.rand(64, 2, generator=draw) - 0.5, torch.randn(64, generator=draw)
+    ended = (torch.rand(64, generator=draw) < 0.3).float()
+    sb3_s = ReplayBufferSamples(seen, actions, following, ended[:, None], rewards[:, None], None)
+    batch = Transitions(seen[None], actions[None], rewards[None], following[None], ended[None])
+    monkeypatch.setattr(theirs.replay_buffer, "sample", lambda *_, **__: sb3_s)
+    monkeypatch.setattr(ours.replay_buffer, "sample", lambda *_: batch)
+    for seed in range(3):
+        for model in (theirs, ours):
+            torch.manual_seed(seed)
+            model.train(1, 64)
+        for name in ("train/critic_loss", "train/actor_loss"):
+            told = [model.logger.name_to_value[name] for model in (ours, theirs)]
+            assert told[0] == pytest.approx(told[1], abs=1e-5, rel=1e-4), name
+    for name, value in networks(theirs).items():
+        torch.testing.assert_close(ours.policy.state_dict()[name], value, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("beyond", [-25.0, 5.0])

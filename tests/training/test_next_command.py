@@ -349,6 +349,7 @@ def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(r
     assert line[:2] == ["vinoreward", "train"] and line[-1] == "runs/pole-policy-2"
     again = SETTINGS.parse(line[2:], prog="vinoreward train")
     assert vars(again) == vars(LEARNED) | {
+        "learner": "sb3",
         "bundle": "runs/pole-mended/bundle", "out": Path("runs/pole-policy-2"),
         "config": policy / "config.yaml",
     }  # fmt: skip

@@ -42,6 +42,7 @@ def test_the_preset_goes_over_that_of_the_environment() -> None:
     ("options", "learner", "steps"),
     [
         (["--vec-env", "batched"], "device", 10),
+        (["--vec-env", "batched", "--learner", "None"], "device", 10),
         (["--vec-env", "batched", "--learner", "sb3"], "sb3", 6),
         (["--vec-env", "batched", "--device", "auto"], "sb3", 6),
         (["--vec-env", "batched", "--algorithm", "PPO"], "sb3", None),
@@ -56,6 +57,15 @@ def test_the_preset_of_a_batch_says_what_trains(
     settled = SETTINGS.parse(options, prog="vinoreward train")
     assert settled.learner == learner
     assert settled.algorithm_kwargs.get("gradient_steps") == steps
+
+
+@pytest.mark.parametrize("recorded", ["", "learner: null\n", "learner: sb3\n"])
+def test_a_run_that_names_no_learner_goes_on_with_sb3(tmp_path: Path, recorded: str) -> None:
+    (tmp_path / "config.yaml").write_text(f"vec_env: batched\n{recorded}")
+    for more in ({}, {"learner": "sb3"}):
+        assert SETTINGS.of(out=tmp_path, resume=True, **more).learner == "sb3"
+    with pytest.raises(ConfigError, match="found learner='device'"):
+        SETTINGS.of(out=tmp_path, resume=True, learner="device")
 
 
 def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     classifier useless, audit that it fails, or mend that the old one is better) or 130 (Ctrl-C).
     """
     if argv is None:
-        # The process ends with the command: to look for garbage among all that PyTorch has made
-        # would take Python another second, and an eighth of the time that its import takes.
+        # The process ends with the command. To look for garbage among all that PyTorch makes takes
+        # Python an eighth of the time of PyTorch's import, and a second at the end.
         gc.set_threshold(50_000, 20, 20)
         atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -56,7 +56,16 @@ _FLOORS = (0.002, 0.02, 1.0)
 """Least scale of each measure: share of all pixels, of a place's pixels, roughness."""
 _ROUGH_FLOOR = 0.05
 _BATCH = 256
-# A colour's number from its bytes: three bits of each channel, side by side from bit 21.
+_LIMITS = {
+    "rough_mean": (0.0, 10.0),
+    "rough_parts": (-1.01, 1.01),
+    "rough_scale": (1e-6, np.inf),
+    "scales": (1e-6, np.inf),
+    "limit": (1e-6, np.inf),
+}
+"""What a fitted guard may have: with others its multiples might not be numbers."""
+# A colour's number from its bytes: three bits of each channel, side by side from bit 21. (Arrays:
+# a number would be converted in each call.)
 _TOP_BITS, _SIDE_BY_SIDE, _FIRST_BIT = (np.array(n, np.uint32) for n in (0xE0E0E0, 0x400801, 21))
 
 
@@ -195,9 +204,12 @@ class PictureGuard:
             or arrays[name].dtype != dtype
             or not np.isfinite(arrays[name]).all()
         ]
-        positive = ("rough_scale", "scales", "limit")
         if not wrong:
-            wrong = [name for name in positive if not (arrays[name] > 0).all()]
+            wrong = [
+                name
+                for name, (low, high) in _LIMITS.items()
+                if not ((low <= arrays[name]) & (arrays[name] <= high)).all()
+            ]
         if wrong or tuple(arrays["size"].tolist()) != size:
             raise BundleError(
                 f"the guard has {', '.join(name[:40] for name in wrong[:5]) or 'a size'} that "

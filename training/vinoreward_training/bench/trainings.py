@@ -44,7 +44,7 @@ PIXELS_GOAL = 90
 """True success in percent that a policy from pictures must show after its training."""
 CHECKPOINT_EVERY = 250
 """In steps: the most that a stopped run loses."""
-TUNED_ON = range(8)
+TUNED_ON = range(20)
 """Training seeds on which the presets were tuned: a fair row uses none of them."""
 JUDGE_SEED = 500_000
 """First seed of the episodes that decide; evaluations during training use others."""

@@ -429,7 +429,7 @@ class BenchConfig:
     seed: int = 1_000_000
     """First seed of scenes, far from those of a capture."""
     first_seed: int = 100
-    """First seed of trainings; the presets were tuned on seeds 0 to 7."""
+    """First seed of trainings; the presets were tuned on seeds 0 to 19."""
     seeds: int = 5
     """Trainings per arm of ``solve``, ``solve-random``, ``seconds``, ``learners``, ``overhead``,
     ``later`` and ``actor-cartpole``."""

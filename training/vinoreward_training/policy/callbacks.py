@@ -287,7 +287,7 @@ class RunCallback(ClaimedVsTrue):
 
         ``note`` adds it to the table of evaluations.
         """
-        prepare_figures()  # the curve is drawn next
+        prepare_figures()  # for the curve, if this is the last evaluation
         seed = EVAL_SEED + self._config.eval_episodes
         result = self._evaluated(self._final_env, self._config.final_episodes, seed)
         if note:

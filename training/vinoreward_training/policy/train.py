@@ -21,6 +21,7 @@ from vinoreward.rewards.guard import GUARD_FILE
 from vinoreward.rewards.trust import TITLES
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
+from vinoreward_training.configs.policies import Learner
 from vinoreward_training.labelling.sources import CLAIMS, TABLE
 from vinoreward_training.policy.checkpoint import (
     OF_ENV,
@@ -77,27 +78,46 @@ _POSITIVE = (
 
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preset of an environment; but for ``batched.PPO`` its arguments are SAC's."""
-    name, algorithm = str(settings["env"]).rpartition(":")[2], settings["algorithm"]
-    batched = f"{name}.batched"
-    paths = {path.stem: path for path in PRESETS.glob("*.yaml")}
-
-    def preset_of(*names: str) -> dict[str, Any]:
-        return merged(*(read_yaml(paths[one], SETTINGS.names) for one in names if one in paths))
-
-    preset = preset_of(name)
+    name, algorithm = _name(settings), settings["algorithm"]
+    names = [name]
     if settings["vec_env"] == "batched":
-        preset = merged(preset, preset_of(batched))
-        if algorithm != "SAC" or settings["device"] != "cpu":
-            preset.pop("learner", None)  # it takes no other, and would take the batch along
-        learner = settings["learner"] or preset.get("learner", "sb3")
-        preset = merged(preset, preset_of(f"{batched}.{learner}"))
+        names += [f"{name}.batched", f"{name}.batched.{_learner(settings)}"]
+    preset = _presets(*names)
+    preset.pop("learner", None)  # _learner has read it
     if algorithm == "SAC":
         return preset
     preset.pop("algorithm_kwargs", None)
-    own = f"batched.{algorithm}"
-    if settings["vec_env"] == "batched" and {own, batched} <= paths.keys():
-        preset = merged(preset, preset_of(own))
+    if settings["vec_env"] == "batched" and _presets(f"{name}.batched"):
+        preset = merged(preset, _presets(f"batched.{algorithm}"))
     return preset
+
+
+def _learner(settings: Mapping[str, Any]) -> Learner:
+    """Return what trains: what is asked for, else what the preset of a batch says, else SB3.
+
+    The preset is of SAC on a processor: on CUDA its learner would move the batch there.
+    """
+    asked: Learner | None = settings["learner"]
+    told = {name: settings[name] for name in ("vec_env", "algorithm", "device")}
+    if asked is None and told == {"vec_env": "batched", "algorithm": "SAC", "device": "cpu"}:
+        asked = _presets(f"{_name(settings)}.batched").get("learner")
+    return asked or "sb3"
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    """Return the environment's name without its package."""
+    return str(settings["env"]).rpartition(":")[2]
+
+
+def _presets(*names: str) -> dict[str, Any]:
+    """Return those of these presets that exist, later ones over earlier ones."""
+    paths = {path.stem: path for path in PRESETS.glob("*.yaml")}
+    return merged(*(read_yaml(paths[one], SETTINGS.names) for one in names if one in paths))
+
+
+def _recorded(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return what a run recorded; the first ones had SB3 alone and do not name it."""
+    return {**settings, "learner": settings.get("learner") or "sb3"}
 
 
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
@@ -123,7 +143,7 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
             "--exit-threshold out."
         )
     return dataclasses.replace(
-        config, timesteps=config.timesteps or 8000, learner=config.learner or "sb3"
+        config, timesteps=config.timesteps or 8000, learner=_learner(vars(config))
     )
 
 
@@ -146,6 +166,7 @@ SETTINGS: Settings[TrainConfig] = Settings(
         "exit_threshold",
     ),
     preset=_preset,
+    recorded=_recorded,
     check=_checked,
 )
 
@@ -176,7 +197,7 @@ def train(config: TrainConfig) -> TrainResult:
             "timesteps is None. Expected a number of steps; name it, or let SETTINGS.of(...) take "
             "the preset's."
         )
-    config = dataclasses.replace(config, learner=config.learner or "sb3")
+    config = dataclasses.replace(config, learner=_learner(vars(config)))
     if config.encoder is not None:
         encoder = load_encoder(config.encoder, config.encoder_sha256)
         config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
@@ -576,7 +597,7 @@ def check_device(name: str) -> None:
 def run(config: TrainConfig) -> int:
     """Train; print the result and the next command."""
     result = train(config)
-    # Not before: it imports PyTorch, for which environments do not wait while they load networks.
+    # Not before: it imports PyTorch, and environments load their networks meanwhile.
     from vinoreward_training.policy.callbacks import ALARMS
 
     policy = read_description(result.folder)

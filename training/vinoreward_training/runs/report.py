@@ -11,6 +11,7 @@ import io
 import math
 import platform
 import re
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -342,9 +343,12 @@ def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
 
 def prepare_figures() -> None:
     """Begin to import in a thread what :func:`new_figure` needs, while this one computes."""
+    if "matplotlib.figure" in sys.modules:
+        return
 
     def load() -> None:
-        with contextlib.suppress(ImportError):  # which new_figure tells
+        # What is missing, or named wrongly (MPLBACKEND), new_figure tells again.
+        with contextlib.suppress(ImportError, ValueError):
             new_figure()
 
     threading.Thread(target=load, name="vinoreward-figures", daemon=True).start()
