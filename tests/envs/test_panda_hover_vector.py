@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import openvino
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
@@ -494,6 +495,26 @@ def test_networks_loaded_beforehand_judge_as_those_of_the_first_step() -> None:
             *_, infos = env.step(np.full((20, 2), 0.05, np.float32))
             steps.append(infos["reward_prob"])
     np.testing.assert_array_equal(*steps)
+
+
+def test_the_network_of_second_looks_is_compiled_beforehand_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looks at a few pictures, or at several and their copies; none waits for it in a step."""
+    compiled: list[int] = []
+    compile_model = openvino.Core.compile_model
+
+    def noted(core: Any, model: Any, *arguments: Any) -> Any:
+        compiled.append(int(model.input(0).shape[0]))
+        return compile_model(core, model, *arguments)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", noted)
+    with contextlib.closing(PandaHoverVectorEnv(16, threads=1)) as env:
+        env.prepare()
+        env.reset(seed=0)
+        env.step(np.zeros((16, 2), np.float32))  # waits until all are there
+        assert env.classifier is not None and env.classifier.second_looks == 0
+    assert sorted(compiled) == [1, 1, 4, 16, 16]
 
 
 def test_a_network_that_does_not_load_is_told_at_the_first_step(tmp_path: Path) -> None:

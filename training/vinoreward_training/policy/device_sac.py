@@ -20,14 +20,14 @@ from vinoreward_training.policy.tensor_sac import TensorSAC, Transitions
 
 
 class Perceptrons:
-    """K perceptrons of equal shape with ReLU, whose gradients are written out.
+    """K multilayer perceptrons of equal shape with ReLU, without autograd.
 
-    Each layer of all K is one product. For networks as small as these autograd takes three times as
-    long. All parameters are one vector, which the layers' own parameters look into.
+    One product computes a layer of all K. For networks as small as these autograd takes three times
+    as long. All parameters are one vector, which the layers' own parameters look into.
 
     Args:
-        layers: for each layer of the perceptrons the modules that make it up: one of each of the K,
-            or several of one perceptron whose outputs follow each other.
+        layers: for each layer its modules: one of each perceptron, or, of a single perceptron,
+            several whose outputs are concatenated.
         count: K.
     """
 
@@ -57,32 +57,37 @@ class Perceptrons:
         self._parts, self._gradients = parts(self.vector), parts(self.gradient)
 
     def forward(self, inputs: Tensor) -> list[Tensor]:
-        """Return what enters each layer, ``(K, B, ...)``, and the outputs, for ``(B, D)``."""
-        passed = [inputs.expand(len(self._parts[0]), -1, -1)]
-        for weights, biases in zip(self._parts[::2], self._parts[1::2], strict=True):
-            if len(passed) > 1:
-                passed[-1].relu_()
-            passed.append(torch.baddbmm(biases, passed[-1], weights.mT))
-        return passed
+        """Return the inputs of each layer, ``(K, B, ...)``, and then the outputs.
 
-    def backward(self, passed: list[Tensor], slope: Tensor, *, of_inputs: bool = False) -> Tensor:
-        """Return the gradient of the inputs ``(K, B, D)``, or write that of the parameters.
+        ``inputs`` are ``(B, D)``.
+        """
+        activations = [inputs.expand(len(self._parts[0]), -1, -1)]
+        for weights, biases in zip(self._parts[::2], self._parts[1::2], strict=True):
+            if len(activations) > 1:
+                activations[-1].relu_()
+            activations.append(torch.baddbmm(biases, activations[-1], weights.mT))
+        return activations
+
+    def backward(
+        self, activations: list[Tensor], gradient: Tensor, *, of_inputs: bool = False
+    ) -> Tensor:
+        """Write the gradient of the parameters, or return that of the inputs, ``(K, B, D)``.
 
         Args:
-            passed: what :meth:`forward` returned, which is used up.
-            slope: gradient of the outputs, ``(K, B, out)``.
-            of_inputs: whether the inputs' is wanted, and not the parameters'.
+            activations: what :meth:`forward` returned; they are overwritten.
+            gradient: of the outputs, ``(K, B, out)``.
+            of_inputs: return the inputs' gradient, and leave the parameters' as it is.
         """
         for layer in reversed(range(len(self._parts) // 2)):
             if not of_inputs:
                 weights, biases = self._gradients[2 * layer : 2 * layer + 2]
-                torch.bmm(slope.mT, passed[layer], out=weights)
-                torch.sum(slope, 1, keepdim=True, out=biases)
+                torch.bmm(gradient.mT, activations[layer], out=weights)
+                torch.sum(gradient, 1, keepdim=True, out=biases)
             if layer or of_inputs:
-                slope = torch.bmm(slope, self._parts[2 * layer])
+                gradient = torch.bmm(gradient, self._parts[2 * layer])
             if layer:
-                slope.mul_(passed[layer].sign_())  # 1 where ReLU let it through
-        return slope
+                gradient.mul_(activations[layer].sign_())  # 1 where ReLU let it through
+        return gradient
 
 
 class Adam:
@@ -185,8 +190,8 @@ class DeviceSAC(TensorSAC):
         """Make one gradient step; ``noise`` is (2, B, A). Return the losses."""
         weight, count = self._weight(), len(batch.rewards)
         # The critics' step leaves the actor as it is, so that it acts in both states at once.
-        passed = self._actor.forward(torch.cat([batch.observations, batch.next_observations]))
-        actions, density = sample(self._head, passed[-1][0], noise.flatten(0, 1))
+        activations = self._actor.forward(torch.cat([batch.observations, batch.next_observations]))
+        actions, density = sample(self._head, activations[-1][0], noise.flatten(0, 1))
         values = _values(self._targets, batch.next_observations, actions[count:])[-1]
         targets = batch.rewards + self.gamma * (1.0 - batch.terminated) * (
             values[..., 0].amin(0) - weight * density[count:]
@@ -196,15 +201,15 @@ class DeviceSAC(TensorSAC):
         self._critics.backward(valued, errors / count)  # of half the squares' mean
         self.adam_critics.step(self._critics.gradient, rate)
 
-        passed, actions = [part[:, :count] for part in passed], actions[:count]
+        activations, actions = [part[:, :count] for part in activations], actions[:count]
         valued = _values(self._critics, batch.observations, actions)
         least, critic = valued[-1].min(0, keepdim=True)
-        slope = torch.zeros_like(valued[-1]).scatter_(0, critic, -1.0 / count)
-        of_actions = self._critics.backward(valued, slope, of_inputs=True).sum(0)
-        slope = self._slope(
-            passed[-1][0], noise[0], actions, of_actions[:, -self._actions :], weight
+        gradient = torch.zeros_like(valued[-1]).scatter_(0, critic, -1.0 / count)
+        of_actions = self._critics.backward(valued, gradient, of_inputs=True).sum(0)
+        gradient = self._gradient_of_outputs(
+            activations[-1][0], noise[0], actions, of_actions[:, -self._actions :], weight
         )
-        self._actor.backward(passed, slope[None])
+        self._actor.backward(activations, gradient[None])
         self.adam_actor.step(self._actor.gradient, rate)
         self._targets.vector.lerp_(self._critics.vector, self.tau)
         density = density[:count].mean()
@@ -213,13 +218,13 @@ class DeviceSAC(TensorSAC):
             self.adam_entropy.step(-(density + float(self.target_entropy))[None], rate)
         return 0.5 * errors.square().sum(0).mean(), weight * density - least.mean()
 
-    def _slope(
+    def _gradient_of_outputs(
         self, outputs: Tensor, noise: Tensor, actions: Tensor, of_actions: Tensor, weight: Tensor
     ) -> Tensor:
-        """Return the gradient of the actor's loss by its outputs, ``(B, 2 A)``.
+        """Return the gradient of the actor's loss with respect to its outputs, ``(B, 2 A)``.
 
-        The loss is the mean of ``weight`` times the log density, whose gradient by the mean is that
-        of ``-log(1 - tanh(u)^2)``, and of what has the gradient ``of_actions``.
+        ``of_actions`` is the part that comes through the critics, with respect to the actions. The
+        rest comes of the log density, through ``-log(1 - tanh(u)^2)`` and ``-log_std``.
         """
         given = outputs[:, self._actions :]
         log_std = given.clamp(*LOG_STD)
@@ -230,7 +235,7 @@ class DeviceSAC(TensorSAC):
 
 
 def _values(critics: Perceptrons, observations: Tensor, actions: Tensor) -> list[Tensor]:
-    """Return what passes through K critics, at last their values ``(K, B, 1)``."""
+    """Return the activations of K critics, the last of which are their values ``(K, B, 1)``."""
     return critics.forward(torch.cat([observations, actions], 1))
 
 
