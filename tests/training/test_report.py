@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -105,3 +108,24 @@ def test_a_caption_replaces_the_file_name_and_small_pictures_stand_two_in_a_row(
 def test_a_table_of_names_and_values_has_no_empty_head(tmp_path: Path) -> None:
     path = write_report(tmp_path / "r.html", "T", [Section("S", rows=[{"": "a", " ": "b"}])])
     assert "<thead>" not in path.read_text(encoding="utf-8")
+
+
+def test_a_backend_that_matplotlib_does_not_know_is_told_in_a_sentence() -> None:
+    code = """
+from vinoreward.errors import ConfigError
+from vinoreward_training.runs.report import new_figure, prepare_figures
+prepare_figures()  # says nothing
+try:
+    new_figure()
+except ConfigError as error:
+    print(error)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "MPLBACKEND": "foo"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"'foo' is not a valid value.*unset it, and go on with --resume", told.stdout)
+    assert not told.stderr

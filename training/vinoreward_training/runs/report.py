@@ -333,8 +333,14 @@ def rolling_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np
 def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
     """Return a matplotlib figure of a size in inches."""
     # The object interface: nothing global, no display, safe beside a user's own pyplot.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ValueError as error:
+        raise ConfigError(
+            f"matplotlib does not start: {str(error).partition(';')[0][:200]}. Expected MPLBACKEND "
+            "to be unset, or a backend that matplotlib knows; unset it, and go on with --resume."
+        ) from error
 
     figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
@@ -347,8 +353,8 @@ def prepare_figures() -> None:
         return
 
     def load() -> None:
-        # What is missing, or named wrongly (MPLBACKEND), new_figure tells again.
-        with contextlib.suppress(ImportError, ValueError):
+        # What is missing, or named wrongly, new_figure tells again.
+        with contextlib.suppress(ImportError, ConfigError):
             new_figure()
 
     threading.Thread(target=load, name="vinoreward-figures", daemon=True).start()
