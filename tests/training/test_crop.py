@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from picture_folders import SIZE, pictures, write_folder, write_views
@@ -15,8 +16,10 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError, PictureMismatchError
 from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.audit.command import audit
+from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.classifier import calibrate, finetune
 from vinoreward_training.configs import (
     CalibrateConfig,
@@ -28,6 +31,8 @@ from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.labelling.labels import Answer, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of, labelled_pictures
 from vinoreward_training.mending import command as mending
+from vinoreward_training.mending.examples import FILE as EXAMPLES_FILE
+from vinoreward_training.mending.examples import Examples
 from vinoreward_training.quantize import command as quantize
 
 TOP, LEFT, WHOLE = 10, 24, (48, 72)
@@ -46,6 +51,51 @@ def write_whole(folder: Path, count: int, seed: int = 0) -> np.ndarray:
     about = {"scene": {"env": "My-v0"}, "env": "My-v0"}  # as capture writes it
     (folder / "dataset.json").write_text(json.dumps(about))
     return whole
+
+
+class Red(gym.Env[Any, Any]):
+    """A camera at a wall whose left half may be lit; a search space has the strength of the light.
+
+    Actions: less light, more light.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self.light, self.steps = render_mode, 0, 0
+        self.observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.light, self.steps = 20 * int(self.np_random.integers(3)), 0
+        return np.array([self.light], np.float32), {"is_success": False}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.light = int(np.clip(self.light + (20 if action else -20), 0, 100))
+        self.steps += 1
+        over, truth = self.steps >= 20, {"is_success": self.light == 100}
+        return np.array([self.light], np.float32), 0.0, False, over, truth
+
+    def render(self) -> Any:
+        random = np.random.default_rng(self.light)
+        whole = random.integers(0, 256, (*WHOLE, 3), dtype=np.uint8)
+        part = random.integers(60, 120, (*SIZE, 3), dtype=np.uint8)
+        part[:, :20, 0] += np.uint8(self.light)
+        whole[TOP : TOP + SIZE[0], LEFT : LEFT + SIZE[1]] = part
+        return whole
+
+    def audit_spaces(self) -> list[SearchSpace]:
+        def lit(state: np.ndarray) -> bool | None:
+            self.light = int(state[0])
+            return True if self.light >= 90 else None if self.light >= 20 else False
+
+        return [SearchSpace("light", (Axis("light", 0.0, 100.0),), lit)]
+
+
+gym.register("RedForCrop-v0", entry_point=Red)
 
 
 @pytest.mark.parametrize("size", [None, RESIZED])
@@ -110,14 +160,29 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_pictures(
             log.add(Label(name, digest_of(image), answer, "ann", now(), 1.0))
     before = sha256(bundle.path / "bundle.json")
     few = {"frames": 30, "dead": 220}
-    monkeypatch.setattr(mending, "audit", lambda *given, **how: audit(*given, **{**how, **few}))
+    examples = tmp_path / "mended" / "candidate" / "part3" / EXAMPLES_FILE
+    drawn: list[Examples] = []
+
+    def shortly(*given: Any, **how: Any) -> AuditReport:
+        drawn.append(Examples.load(examples, 1))
+        return audit(*given, **{**how, **few})
+
+    monkeypatch.setattr(mending, "audit", shortly)
     mended = mending.run(
         MendConfig(
             bundle=bundle.path, data=data, labels=(labelled,), out=tmp_path / "mended",
-            learning_rate=1e-6, replay=100, epochs=1, threads=1,
+            learning_rate=1e-6, replay=300, epochs=1, threads=1, env="RedForCrop-v0",
         )
     )  # fmt: skip
-    assert mended == 0, capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert mended == 0, said
+    # The environment's examples are cut too, and it labels them.
+    shown, true = drawn[0].images, drawn[0].labels
+    assert shown.shape[1:] == (*RESIZED, 3) and 20 < true.sum() < len(true)
+    halves = shown[..., 0].mean(axis=1).reshape(len(shown), 2, -1).mean(axis=2)
+    np.testing.assert_array_equal(halves[:, 0] - halves[:, 1] > 60, true == 1)
+    assert not examples.exists(), "what the training no longer needs takes no room"
+    assert said.count("labelled by the environment; failures claimed: light 0") == 3
     better = Bundle.load(tmp_path / "mended" / "bundle").spec
     assert better.picture == bundle.spec.picture
     assert better.dataset["counts"]["category:labelled"] == 40

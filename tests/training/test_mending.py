@@ -36,6 +36,7 @@ from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.mending import command
 from vinoreward_training.mending.command import both_audited
+from vinoreward_training.mending.examples import Source
 from vinoreward_training.mending.judgement import (
     chance_of_fewer,
     chance_of_worse,
@@ -126,11 +127,11 @@ def test_about_a_fifth_of_the_labels_is_kept_back(tmp_path: Path, bundle: Bundle
 
 
 def test_labelled_pictures_are_episodes_of_their_own(dataset: Dataset) -> None:
-    more = Labelled(noise(5), np.array([0, 1, 0, 0, 1]), np.ones(5, np.bool_), "")
-    both = joined(dataset, more)
+    images, labels = noise(5), np.array([0, 1, 0, 0, 1])
+    both = joined(dataset, images, labels)
     count = len(dataset.labels)
-    assert np.array_equal(both.images[count:], more.images)
-    assert np.array_equal(both.labels[count:], more.labels)
+    assert np.array_equal(both.images[count:], images)
+    assert np.array_equal(both.labels[count:], labels)
     assert not set(both.episodes[count:]) & set(dataset.episodes)
     assert len(set(both.episodes[count:])) == 5 and set(both.categories[count:]) == {CATEGORY}
     assert np.isnan(both.distances[count:]).all() and both.sha256 != dataset.sha256
@@ -356,8 +357,10 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
     thresholds = iter((0.5, 1e-6))
 
     def refitted(
-        config: MendConfig, old: Bundle, dataset: Dataset, labelled: Labelled, folder: Path
-    ) -> Bundle:
+        config: MendConfig, old: Bundle, dataset: Dataset, labelled: Labelled, folder: Path,
+        source: Source | None,
+    ) -> Bundle:  # fmt: skip
+        assert source is None
         assert labelled.labels.tolist() == [1] * 12 and 0 < labelled.train.sum() < 12
         return toy(folder / "bundle", next(thresholds))
 
@@ -473,6 +476,8 @@ def test_what_cannot_be_mended_is_refused(
     assert "share" in capsys.readouterr().err
     assert main([*words, *old, "--truth-key", "done"]) == 1
     assert "--truth-key, which mending without --env would ignore" in capsys.readouterr().err
+    assert main([*words, *old, "--no-examples"]) == 1
+    assert "--no-examples, which mending without --env would ignore" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # what no audit could judge is not trained first
         patch.setattr("vinoreward_training.audit.command.LEAST", 10_000)
         assert main([*words, *old]) == 1

@@ -16,11 +16,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.environments import as_config_error
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_training.audit.battery import FALSELY_CLAIMED, Battery, look
+from vinoreward_training.audit.states import (
+    APART,
+    FAILURE,
+    STARTS,
+    Judged,
+    Looked,
+    Picture,
+    States,
+    Truth,
+    climb,
+)
 from vinoreward_training.classifier.shifts import SHIFTS, shifted
 
 STATES = 4096
@@ -35,18 +45,6 @@ NEARBY = 0.01
 """They are within this share of each axis."""
 SHIFTED = 16
 """One in so many of the states is looked at under each shift, and half as many of the worst."""
-STARTS = 4
-"""Places where the cross-entropy method begins."""
-_POPULATION, _ELITE = 32, 8
-_FIRST_SPREAD, _LEAST_SPREAD = 0.05, 0.002
-_APART = 0.1
-"""Distance between two starts, in shares of the axes."""
-_APPLIES = "set_state(state) that returns True, False or None; mend it"
-_BATCH = 64
-_LEFT_OUT, _FAILURE, _SUCCESS = -1, 0, 1
-
-States = npt.NDArray[np.float64]
-Picture = npt.NDArray[np.uint8]
 
 
 @dataclass
@@ -177,24 +175,33 @@ def search(
     Raises:
         ConfigError: a ``set_state`` that fails.
     """
-    looked = _Looked(classifier, space, picture, fooled)
+
+    def judge(images: Picture, truth: Truth) -> Judged:
+        judged = classifier.judge(images)
+        odd = np.zeros(len(images)) if judged.odd is None else judged.odd
+        paid = (judged.probability >= np.float32(classifier.threshold)) & (odd <= 1.0)
+        wrong = paid & (truth == FAILURE)
+        fooled.show(images[wrong], judged.probability[wrong], space.name)
+        # Lower where the guard withholds.
+        score = judged.log_odds - 10.0 * np.clip(odd - 1.0, 0.0, 2.0)
+        return Judged(judged.probability, score, paid)
+
+    looked = Looked(space, picture, judge)
     random = np.random.default_rng([seed, 0x5EA7])
-    low = np.array([axis.low for axis in space.axes])
-    span = np.array([axis.high for axis in space.axes]) - low
     exhaustive = len(space.axes) <= GRID_AXES
-    spread = grid(space.axes, states) if exhaustive else low + span * _sobol(space, states, seed)
+    spread = grid(space.axes, states) if exhaustive else looked.spread(states, seed)
     yield from looked.at(spread, f"{space.name}: ")
     count = len(spread)
     if not exhaustive:
-        yield from _climb(looked, random, low, span, states // 4)
-    known = looked.truth[:count] == _FAILURE
+        yield from climb(looked, random, states // 4)
+    known = looked.truth[:count] == FAILURE
     found.failures, found.claimed = int(known.sum()), int((known & looked.paid[:count]).sum())
     if (worst := looked.worst(1)).size:
         at = looked.states[worst[0]]
         found.at, found.most = tuple(at.tolist()), float(looked.probability[worst[0]])
         yield from _plane(looked, at, found, count, states // 4)
-    yield from _holes(looked, random, low, span, found)
-    yield from _shifts(looked, found, count, states // SHIFTED, seed)
+    yield from _holes(looked, random, found)
+    yield from _shifts(classifier, looked, found, fooled, count, states // SHIFTED, seed)
     found.states = len(looked.states)
 
 
@@ -223,106 +230,23 @@ def grid(axes: Sequence[Axis], states: int) -> States:
     return np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(axes))
 
 
-def _sobol(space: SearchSpace, count: int, seed: int) -> States:
-    from scipy.stats import qmc
-
-    sampler = qmc.Sobol(len(space.axes), scramble=True, rng=np.random.default_rng([seed, 0x50B0]))
-    return np.asarray(sampler.random_base2(max(1, round(math.log2(count)))))
-
-
-class _Looked:
-    """The states that were looked at, with truth and claims."""
-
-    def __init__(
-        self,
-        classifier: Classifier,
-        space: SearchSpace,
-        picture: Callable[[], Picture],
-        fooled: Battery,
-    ) -> None:
-        self.classifier, self.space, self.fooled = classifier, space, fooled
-        self._picture = picture
-        self.states = np.zeros((0, len(space.axes)))
-        self.truth = np.zeros(0, np.int8)
-        self.probability = np.zeros(0, np.float32)
-        self.score = np.zeros(0)
-        """Log-odds of failures; lower where the guard withholds."""
-        self.paid = np.zeros(0, np.bool_)
-
-    def at(self, states: States, what: str) -> Iterator[str]:
-        """Look at states (N, K)."""
-        for start in range(0, len(states), _BATCH):
-            yield f"{what}{start} of {len(states)}"
-            part = states[start : start + _BATCH]
-            pairs = [self.look_at(state) for state in part]
-            truth = np.array([one for one, _ in pairs], np.int8)
-            images = np.stack([image for _, image in pairs])
-            judged = self.classifier.judge(images)
-            odd = np.zeros(len(part)) if judged.odd is None else judged.odd
-            claims = judged.probability >= np.float32(self.classifier.threshold)
-            paid = claims & (odd <= 1.0)
-            score = judged.log_odds - 10.0 * np.clip(odd - 1.0, 0.0, 2.0)
-            wrong = paid & (truth == _FAILURE)
-            self.fooled.show(images[wrong], judged.probability[wrong], self.space.name)
-            self.states = np.concatenate([self.states, part])
-            self.truth = np.append(self.truth, truth)
-            self.probability = np.append(self.probability, judged.probability)
-            self.score = np.append(self.score, np.where(truth == _FAILURE, score, -np.inf))
-            self.paid = np.append(self.paid, paid)
-
-    def look_at(self, state: States) -> tuple[int, Picture]:
-        """Return the truth of a state, and its picture."""
-        with as_config_error(f"the search space {self.space.name!r} fails", _APPLIES):
-            true = self.space.set_state(state.copy())
-        return _LEFT_OUT if true is None else int(bool(true)), self._picture()
-
-    def worst(self, count: int, start: int = 0) -> npt.NDArray[np.int64]:
-        """Return the indices of at most ``count`` failures, the most successful first."""
-        order = np.argsort(-self.score[start:], kind="stable")[:count] + start
-        return order[np.isfinite(self.score[order])]
-
-
-def _climb(
-    looked: _Looked, random: np.random.Generator, low: States, span: States, states: int
-) -> Iterator[str]:
-    """Look at about ``states`` more, by the cross-entropy method from a few starts."""
-    starts: list[States] = []
-    for index in looked.worst(len(looked.states)):
-        state = (looked.states[index] - low) / span
-        if all(np.abs(state - other).max() > _APART for other in starts):
-            starts.append(state)
-        if len(starts) == STARTS:
-            break
-    for number, middle in enumerate(starts):
-        spread = np.full(len(low), _FIRST_SPREAD)
-        for _ in range(max(1, states // (STARTS * _POPULATION))):
-            drawn = np.clip(random.normal(middle, spread, (_POPULATION, len(low))), 0.0, 1.0)
-            before = len(looked.states)
-            yield from looked.at(low + span * drawn, f"{looked.space.name}, climb {number + 1}: ")
-            best = drawn[looked.worst(_ELITE, before) - before]
-            if not len(best):
-                break
-            middle, spread = best.mean(axis=0), np.maximum(best.std(axis=0), _LEAST_SPREAD)
-
-
-def _holes(
-    looked: _Looked, random: np.random.Generator, low: States, span: States, found: Searched
-) -> Iterator[str]:
+def _holes(looked: Looked, random: np.random.Generator, found: Searched) -> Iterator[str]:
     """Look around false claims that are apart."""
-    wrong = np.flatnonzero(looked.paid & (looked.truth == _FAILURE))
+    wrong = np.flatnonzero(looked.paid & (looked.truth == FAILURE))
     apart: list[int] = []
     for index in wrong[np.argsort(-looked.score[wrong], kind="stable")].tolist():
         state = looked.states[index]
-        if all((np.abs(state - looked.states[one]) / span).max() > _APART for one in apart):
+        if all((np.abs(state - looked.states[one]) / looked.span).max() > APART for one in apart):
             apart.append(index)
         if len(apart) == STARTS:
             break
     for index in apart:
         state = looked.states[index]
-        near = state + span * random.uniform(-NEARBY, NEARBY, (NEIGHBOURS, len(span)))
+        around = random.uniform(-NEARBY, NEARBY, (NEIGHBOURS, len(state)))
         before = len(looked.states)
-        yield from looked.at(np.clip(near, low, low + span), f"{looked.space.name}, around one: ")
-        failed = looked.truth[before:] == _FAILURE
+        near = state + looked.span * around
+        yield from looked.at(near, f"{looked.space.name}, around one: ")
+        failed = looked.truth[before:] == FAILURE
         found.holes.append(
             Hole(
                 tuple(state.tolist()),
@@ -333,7 +257,7 @@ def _holes(
         )
 
 
-def _plane(looked: _Looked, at: States, found: Searched, spread: int, states: int) -> Iterator[str]:
+def _plane(looked: Looked, at: States, found: Searched, spread: int, states: int) -> Iterator[str]:
     """Measure the area of false claims in the plane of the two first axes."""
     axes = looked.space.axes[:PLANE_AXES]
     area = math.prod(axis.high - axis.low for axis in axes)
@@ -344,7 +268,7 @@ def _plane(looked: _Looked, at: States, found: Searched, spread: int, states: in
         rest = np.broadcast_to(at[PLANE_AXES:], (len(plane), len(at) - PLANE_AXES))
         yield from looked.at(np.hstack([plane, rest]), f"{looked.space.name}, plane: ")
         last = len(looked.states)
-    wrong = looked.paid[first:last] & (looked.truth[first:last] == _FAILURE)
+    wrong = looked.paid[first:last] & (looked.truth[first:last] == FAILURE)
     score = looked.score[first:last]
     shown = np.where(np.isfinite(score), score, np.nan)
     found.drawn = looked.states[first:last], shown, wrong
@@ -352,9 +276,12 @@ def _plane(looked: _Looked, at: States, found: Searched, spread: int, states: in
     found.plane = found.cell * int(wrong.sum())
 
 
-def _shifts(looked: _Looked, found: Searched, spread: int, states: int, seed: int) -> Iterator[str]:
+def _shifts(
+    classifier: Classifier, looked: Looked, found: Searched, fooled: Battery, spread: int,
+    states: int, seed: int,
+) -> Iterator[str]:  # fmt: skip
     """Look at failures under each shift: some of the spread ones, and the worst."""
-    failures = np.flatnonzero(looked.truth[:spread] == _FAILURE)
+    failures = np.flatnonzero(looked.truth[:spread] == FAILURE)
     some = failures[:: max(1, len(failures) // states)]
     worst = looked.worst(states // 2)
     if not len(some):
@@ -368,10 +295,10 @@ def _shifts(looked: _Looked, found: Searched, spread: int, states: int, seed: in
             name = f"{looked.space.name}, {shift.name} {strength:g}"
             yield name
             changed = shifted(shift, strength, images, seed=seed)
-            seen = look(looked.classifier, changed)
+            seen = look(classifier, changed)
             paid = seen.paid
             new = paid & ~before
-            looked.fooled.show(changed[new], seen.probability[new], name)
+            fooled.show(changed[new], seen.probability[new], name)
             claimed = int(paid[: len(some)].sum())
             found.under.append(
                 Under(shift.name, strength, len(some), claimed, int(paid[len(some) :].sum()))

@@ -12,7 +12,8 @@ from vinoreward_envs import constants as c
 from vinoreward_envs.auditing import RIM, spaces
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit.battery import Battery
-from vinoreward_training.audit.search import STATES, Picture, Searched, search
+from vinoreward_training.audit.search import STATES, Searched, search
+from vinoreward_training.audit.states import Picture
 from vinoreward_training.bench.rows import Row, share_row
 from vinoreward_training.configs import BenchConfig
 

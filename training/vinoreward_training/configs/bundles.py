@@ -545,6 +545,9 @@ class MendConfig:
     """Instead of a key, a function of the environment, as in capture."""
     image_source: str = "render"
     """The environment's image: render, obs or obs:KEY."""
+    examples: bool = True
+    """Train also on states of the environment's search spaces, which it labels itself: those that
+    fool the network as it is trained."""
     states: int = 1024
     """States that each audit looks at in a space of the environment; 0 for none."""
     success_label: str = "success"

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.machine import usable_cores
+from vinoreward.rewards.interventions import spaces_of
+from vinoreward_envs.camera.spec import resized
 from vinoreward_training.audit.command import (
     LEAST,
     MOST_THREADS,
@@ -19,8 +26,10 @@ from vinoreward_training.audit.command import (
 )
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import AuditConfig, MendConfig
+from vinoreward_training.data.dataset_files import cut, rendered
 from vinoreward_training.data.seen import unseen
 from vinoreward_training.mending.child import in_child
+from vinoreward_training.mending.examples import FILE, Source
 from vinoreward_training.mending.judgement import judged
 from vinoreward_training.mending.labelled import keep_held_out, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, refit
@@ -51,7 +60,7 @@ def run(config: MendConfig) -> int:
         },
     )
     if config.env is None:
-        names = ("env_kwargs", *OF_AUDIT, "states")
+        names = ("env_kwargs", *OF_AUDIT, "states", "examples")
         refuse_ignored(config, names, "mending without --env")
     old = Bundle.load(config.bundle)
     if old.spec.kind != "classifier" or WEIGHTS not in old.spec.files or not old.spec.architecture:
@@ -74,8 +83,12 @@ def run(config: MendConfig) -> int:
     with RunFolder(config.out, config, resume=config.resume, again=mend_again(config)) as folder:
         work = folder / CANDIDATE
         work.mkdir(exist_ok=True)
-        new = refit(config, old, dataset, labelled, work)
+        with contextlib.ExitStack() as closing:
+            source = source_of(config, old, closing)
+            new = refit(config, old, dataset, labelled, work, source)
         audits = both_audited(config, old, new)
+        for each in work.glob(f"*/{FILE}"):  # no training needs them any more
+            each.unlink()
         judgement = judged(old, new, audits, dataset, labelled)
         for row in judgement.rows:
             mark = "  worse" if row["worse"] else ""
@@ -107,6 +120,30 @@ def run(config: MendConfig) -> int:
             )
         print(f"next: {after_mending(saved, config)}")
         return 0
+
+
+def source_of(config: MendConfig, bundle: Bundle, closing: ExitStack) -> Source | None:
+    """Return what draws examples; None without an environment whose search spaces know the truth.
+
+    Its pictures are as the network takes them.
+    """
+    if config.env is None or not config.examples or config.image_source != "render":
+        return None
+    about = environment_of(_of_audit(config, bundle), bundle, closing)
+    env = about["env"]
+    spaces = spaces_of(env.unwrapped) if about.get("spaces") is None else about["spaces"]
+    if not spaces:
+        return None
+    picture, name = bundle.spec.picture, config.env
+    env.reset(seed=config.seed)
+
+    def take() -> npt.NDArray[np.uint8]:
+        image = rendered(env, name)
+        if picture.crop is not None:
+            image = cut(image, picture.crop, Path(name))
+        return resized(image, picture.height, picture.width)
+
+    return Source(spaces, take, seed=config.seed, resume=config.resume)
 
 
 def both_audited(config: MendConfig, old: Bundle, new: Bundle) -> tuple[AuditReport, AuditReport]:

@@ -123,18 +123,20 @@ def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:
     return dataset
 
 
-def joined(dataset: Dataset, labelled: Labelled) -> Dataset:
-    """Return a dataset with the labelled pictures behind the others, an episode each."""
-    count = len(labelled.labels)
-    digest = hashlib.sha256(dataset.sha256.encode() + labelled.images.tobytes())
+def joined(
+    dataset: Dataset, images: npt.NDArray[np.uint8], labels: Indices, category: str = CATEGORY
+) -> Dataset:
+    """Return a dataset with more pictures behind the others, an episode each."""
+    count = len(labels)
+    digest = hashlib.sha256(dataset.sha256.encode() + images.tobytes())
     first = int(dataset.episodes.max()) + 1
     return dataclasses.replace(
         dataset,
-        images=np.concatenate([dataset.images, labelled.images]),
-        labels=np.concatenate([dataset.labels, labelled.labels]),
+        images=np.concatenate([dataset.images, images]),
+        labels=np.concatenate([dataset.labels, labels]),
         episodes=np.concatenate([dataset.episodes, first + np.arange(count)]),
-        categories=np.concatenate([dataset.categories, np.full(count, CATEGORY)]),
+        categories=np.concatenate([dataset.categories, np.full(count, category)]),
         distances=np.concatenate([dataset.distances, np.full(count, np.nan)]),
-        files=(*dataset.files, *(f"{CATEGORY}/{index}" for index in range(count))),
+        files=(*dataset.files, *(f"{category}/{index}" for index in range(count))),
         sha256=digest.hexdigest(),
     )

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import inside
@@ -17,21 +22,39 @@ from vinoreward_training.classifier.guard import of_rooms
 from vinoreward_training.configs import FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.mending.examples import PARTS, Source
 from vinoreward_training.mending.labelled import Labelled, joined
+from vinoreward_training.runs.run_folder import made
+
+if TYPE_CHECKING:
+    from torch import nn
 
 WEIGHTS = "model.safetensors"
 MOST_SHARE = 0.4
 """Share of a training step for labels all of which the bundle gets wrong."""
 LEAST_SHARE = 0.02
+EXAMPLES = "example"
+"""Category of what the environment labels itself."""
+SHARE_OF_EXAMPLES = 0.3
+"""Of what the labels leave of a training step."""
 IMAGES = 24000
 """At most so many are trained on where the number of passes is not given, but one pass at least.
 A network that was trained on few images loses in one pass what it regains in some."""
 
 
 def refit(
-    config: MendConfig, bundle: Bundle, dataset: Dataset, labelled: Labelled, folder: Path
+    config: MendConfig,
+    bundle: Bundle,
+    dataset: Dataset,
+    labelled: Labelled,
+    folder: Path,
+    source: Source | None = None,
 ) -> Bundle:
-    """Train from the bundle's weights on its old data and the labels; return the new bundle."""
+    """Train from the bundle's weights on its old data and the labels; return the new bundle.
+
+    With a ``source`` it trains in ``PARTS`` parts, each with examples that are hard for the network
+    as the part before has left it.
+    """
     with needed_for("mending", "train"):
         from vinoreward.backends.torch_networks import WithPreprocess
         from vinoreward_training.classifier import training
@@ -44,14 +67,13 @@ def refit(
     before = training.read_record(weights)
     train, validation, test = split_by_episode(dataset)
     unseen = training.check_unseen(before, weights, dataset, (train, validation, test))
-    both = joined(dataset, labelled)
+    both = joined(dataset, labelled.images, labelled.labels)
     random = np.random.default_rng([config.seed, 0x3E4D])
-    replayed = np.sort(random.permutation(train)[: config.replay])
     new = len(dataset.labels) + np.flatnonzero(labelled.train)
-    chosen = np.concatenate([replayed, new])
-    share = share_of_labels(bundle, labelled) if config.share is None else config.share
-    shares = np.full(len(chosen), (1 - share) / max(1, len(replayed)))
-    shares[len(replayed) :] = share / max(1, len(new))
+    share = config.share
+    if share is None:
+        # Half for the labels and half for the examples, which show the same faults.
+        share = share_of_labels(bundle, labelled) * (1.0 if source is None else 0.5)
     chosen_for = spec.decision.chosen_for if spec.decision is not None else {}
     fit_config = FinetuneConfig(
         data=config.data,
@@ -59,7 +81,6 @@ def refit(
         name=spec.name,
         network=spec.architecture or "",
         weights=weights,
-        epochs=config.epochs or passes(len(chosen)),
         learning_rate=config.learning_rate,
         target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
         # What it was not trained for would cost it more than a few steps can teach.
@@ -76,18 +97,68 @@ def refit(
     net = build_for(fit_config, height, width, [])
     module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config)))
     some = validation[:: max(1, len(validation) // config.replay)]
-    fit = training.ClassifierFit(module, both, chosen, some, fit_config, folder, shares=shares)
-    fit.show("mend")
-    record = training.record_of(both, chosen, started=True, before=before)
+    history: list[dict[str, float]] = []
+    record = training.record_of(both, new, started=True, before=before)
+    epochs, count = 0, 1 if source is None else PARTS
+    for part in range(count):
+        replayed = random.permutation(train)[: config.replay // count]
+        place, every, drawn = folder, both, np.zeros(0, np.int64)
+        if source is not None:
+            place = made(folder / f"part{part + 1}")
+            examples = source.examples(partial(log_odds_of, module), place, part)
+            every = joined(both, examples.images, examples.labels, EXAMPLES)
+            drawn = np.arange(len(both.labels), len(every.labels))
+        of_drawn = SHARE_OF_EXAMPLES * (1 - share) if len(drawn) else 0.0
+        kinds = ((np.sort(replayed), 1 - share - of_drawn), (new, share), (drawn, of_drawn))
+        chosen = np.concatenate([one for one, _ in kinds])
+        here = config.epochs or passes(len(chosen), count)
+        fit = training.ClassifierFit(
+            module,
+            every,
+            chosen,
+            some,
+            replace(fit_config, epochs=here),
+            place,
+            shares=shares_of(kinds),
+        )
+        fit.show("mend" if source is None else f"mend, part {part + 1} of {count}")
+        history, epochs = history + fit.history, epochs + here
+        named = replace(every, sha256=both.sha256)
+        record = training.record_of(named, chosen, started=True, before=record)
     parts = (np.concatenate([train, new]), validation, test)
     recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
-    make_bundle(fit_config, both, parts, folder, module, fit.history, record, unseen, recall)
+    fit_config = replace(fit_config, epochs=epochs)
+    make_bundle(fit_config, both, parts, folder, module, history, record, unseen, recall)
     return Bundle.load(folder / "bundle")
 
 
-def passes(images: int) -> int:
-    """Return how often to go over so many images."""
-    return max(1, IMAGES // images)
+def log_odds_of(module: nn.Module, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Return a network's log-odds of success (N,) of pictures (N, H, W, 3), not calibrated.
+
+    In bfloat16 where that is faster: they only say what is hard.
+    """
+    import torch
+
+    from vinoreward.actor_learner.learners.networks import has_bf16
+    from vinoreward_training.runs.fit import predict
+
+    if not len(images):
+        return np.zeros(0)
+    half = has_bf16(torch.device("cpu"))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+        return np.diff(predict(module, images))[:, 0].astype(np.float64)
+
+
+def shares_of(kinds: Sequence[tuple[Indices, float]]) -> npt.NDArray[np.float64]:
+    """Return how often each picture of some kinds, with the share of each kind, is drawn."""
+    every = np.concatenate([np.full(len(one), share / max(1, len(one))) for one, share in kinds])
+    shares: npt.NDArray[np.float64] = every / every.sum()
+    return shares
+
+
+def passes(images: int, parts: int = 1) -> int:
+    """Return how often to go over so many images in one of some parts."""
+    return max(1, IMAGES // (parts * images))
 
 
 def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:

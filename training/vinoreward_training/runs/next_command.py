@@ -84,7 +84,10 @@ def option_words(options: Mapping[str, object]) -> list[object]:
         if isinstance(value, Mapping):
             value = tuple(item for pair in value.items() for item in pair)
         items = value if isinstance(value, tuple) else (value,)
-        words += [option, *items] if items else []
+        if isinstance(value, bool):  # the option says it
+            words.append(option)
+        elif items:
+            words += [option, *items]
     return words
 
 

@@ -359,7 +359,7 @@ def given(config: Any, names: Iterable[str]) -> dict[str, Any]:
         for each in fields(config)
     }
     return {
-        f"--{name.replace('_', '-')}": value
+        f"--{'no-' if value is False else ''}{name.replace('_', '-')}": value
         for name in names
         if (value := getattr(config, name)) != defaults[name]
     }
