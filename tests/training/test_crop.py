@@ -31,8 +31,10 @@ from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.labelling.labels import Answer, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of, labelled_pictures
 from vinoreward_training.mending import command as mending
+from vinoreward_training.mending import refit
 from vinoreward_training.mending.examples import FILE as EXAMPLES_FILE
 from vinoreward_training.mending.examples import Examples
+from vinoreward_training.mending.refit import LEAST_SHARE
 from vinoreward_training.quantize import command as quantize
 
 TOP, LEFT, WHOLE = 10, 24, (48, 72)
@@ -61,10 +63,16 @@ class Red(gym.Env[Any, Any]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
 
+    opened = 0
+
     def __init__(self, render_mode: str | None = None) -> None:
+        Red.opened += 1
         self.render_mode, self.light, self.steps = render_mode, 0, 0
         self.observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
+
+    def close(self) -> None:
+        Red.opened -= 1
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -162,9 +170,16 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_pictures(
     few = {"frames": 30, "dead": 220}
     examples = tmp_path / "mended" / "candidate" / "part3" / EXAMPLES_FILE
     drawn: list[Examples] = []
+    opened: list[int] = []
+    shares: list[float] = []
+    given = refit.shares_of
+    monkeypatch.setattr(
+        refit, "shares_of", lambda kinds, share: shares.append(share) or given(kinds, share)
+    )
 
     def shortly(*given: Any, **how: Any) -> AuditReport:
         drawn.append(Examples.load(examples, 1))
+        opened.append(Red.opened)
         return audit(*given, **{**how, **few})
 
     monkeypatch.setattr(mending, "audit", shortly)
@@ -177,12 +192,14 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_pictures(
     said = capsys.readouterr().out
     assert mended == 0, said
     # The environment's examples are cut too, and it labels them.
+    assert opened == [1, 1], "an audit has an environment for itself"
+    assert shares == [LEAST_SHARE / 2] * 3, "the bundle gets none of the labels wrong"
     shown, true = drawn[0].images, drawn[0].labels
     assert shown.shape[1:] == (*RESIZED, 3) and 20 < true.sum() < len(true)
     halves = shown[..., 0].mean(axis=1).reshape(len(shown), 2, -1).mean(axis=2)
     np.testing.assert_array_equal(halves[:, 0] - halves[:, 1] > 60, true == 1)
     assert not examples.exists(), "what the training no longer needs takes no room"
-    assert said.count("labelled by the environment; failures claimed: light 0") == 3
+    assert said.count("that look like successes to the network: light 0") == 3
     better = Bundle.load(tmp_path / "mended" / "bundle").spec
     assert better.picture == bundle.spec.picture
     assert better.dataset["counts"]["category:labelled"] == 40

@@ -25,7 +25,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision, View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
-from vinoreward.rewards.interventions import Axis
+from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_training.audit.command import audit
 from vinoreward_training.audit.report import AuditReport, Measure
 from vinoreward_training.audit.search import Hole, Searched
@@ -36,7 +36,7 @@ from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.mending import command
 from vinoreward_training.mending.command import both_audited
-from vinoreward_training.mending.examples import Source
+from vinoreward_training.mending.examples import ExampleSource
 from vinoreward_training.mending.judgement import (
     chance_of_fewer,
     chance_of_worse,
@@ -358,7 +358,7 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
 
     def refitted(
         config: MendConfig, old: Bundle, dataset: Dataset, labelled: Labelled, folder: Path,
-        source: Source | None,
+        source: ExampleSource | None,
     ) -> Bundle:  # fmt: skip
         assert source is None
         assert labelled.labels.tolist() == [1] * 12 and 0 < labelled.train.sum() < 12
@@ -460,6 +460,25 @@ class Undrawable(Corridor):
 gym.register("UndrawableCorridor-v0", entry_point=Undrawable)
 
 
+class Searchable(Corridor):
+    """Offers its cells to be searched; its pictures may be larger than the network's."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(self, times: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self.times = times
+
+    def render(self) -> Any:
+        return super().render().repeat(self.times, axis=0)
+
+    def audit_spaces(self) -> list[SearchSpace]:
+        return [SearchSpace("cells", (Axis("cell", 0.0, 9.0),), lambda state: False)]
+
+
+gym.register("SearchableCorridor-v0", entry_point=Searchable)
+
+
 def test_what_cannot_be_mended_is_refused(
     data: Path,
     tmp_path: Path,
@@ -487,6 +506,17 @@ def test_what_cannot_be_mended_is_refused(
     for command_words in ([*words, *old], ["audit", *words[1:3], *words[5:], *old]):
         assert main([*command_words, *lacks]) == 1
         assert re.search(r"UndrawableCorridor-v0 lacks.*\[drawing-board\]", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+    env = ["--env", "SearchableCorridor-v0", "--truth-key", "is_success"]
+    for more, told in (
+        (
+            ["--image-source", "obs", "--env-kwargs", "observation", "picture"],
+            "that are rendered",
+        ),
+        (["--env-kwargs", "times", "2"], rf"{2 * HEIGHT}x{WIDTH} .*Expected {HEIGHT}x{WIDTH}"),
+    ):
+        assert main([*words, *old, *env, *more]) == 1
+        assert re.search(told, capsys.readouterr().err), "before a training"
     assert not (tmp_path / "out").exists()
     both = (View("wrist", 2), View("front", 4))
     picture = dataclasses.replace(bundle.spec.picture, views=both)

@@ -220,12 +220,7 @@ def audit(
             changes = interventions_of(own) if interventions is None else interventions
             places = spaces_of(own) if spaces is None else spaces
             name = "env" if env.spec is None else env.spec.id
-            if image_source != "render" and (changes or places):
-                raise ConfigError(
-                    f"found the picture {image_source} of {name} and interventions or search "
-                    "spaces. Expected pictures that are rendered, as an observation does not show "
-                    "a change before the next step; audit with --image-source render."
-                )
+            check_shown(name, image_source, (*changes, *places))
             take = picture_source(env, name, image_source, size_for(spec.picture))
             steps = itertools.chain(
                 remove_causes(classifier, env, take, act, changes, causes, found, seed=seed),
@@ -393,17 +388,32 @@ def environment_of(
     }
     if config.policy is not None:
         arguments["act"] = open_policy(config.policy, env, closing)
-    if config.interventions is not None:
+    if config.interventions is None:
+        changes, spaces = interventions_of(env.unwrapped), spaces_of(env.unwrapped)
+    else:
         offer = named_function(
             config.interventions, "interventions", "a function of an environment"
         )
         with as_config_error(f"--interventions {config.interventions} fails", _RETURNS):
             offered = offer(env.unwrapped)
         changes, spaces = apart(offered, config.interventions)
-        arguments |= {"interventions": changes, "spaces": spaces}
+    check_shown(config.env, config.image_source, (*changes, *spaces))
+    arguments |= {"interventions": changes, "spaces": spaces}
     if config.learn_steps:
         arguments["learning"] = _learning(config, bundle, closing)
     return arguments
+
+
+def check_shown(
+    name: str, image_source: str, changes: Sequence[Intervention | SearchSpace]
+) -> None:
+    """Raise ConfigError if an environment's picture would not show these changes of it."""
+    if image_source != "render" and changes:
+        raise ConfigError(
+            f"found the picture {image_source} of {name} and interventions or search spaces. "
+            "Expected pictures that are rendered, as an observation does not show a change before "
+            "the next step; leave --image-source out."
+        )
 
 
 def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack) -> Learning:

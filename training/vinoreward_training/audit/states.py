@@ -16,14 +16,13 @@ STARTS = 4
 """Places where the cross-entropy method begins."""
 APART = 0.1
 """Distance between two starts, in shares of the axes."""
-FAILURE, SUCCESS = 0, 1
+LEFT_OUT, FAILURE, SUCCESS = -1, 0, 1
 LEAST_SPREAD = 0.002
 """The method narrows to this standard deviation, in shares of the axes."""
 _POPULATION, _ELITE = 32, 8
 _FIRST_SPREAD = 0.05
 _APPLIES = "set_state(state) that returns True, False or None; mend it"
 _BATCH = 64
-_LEFT_OUT = -1
 
 States = npt.NDArray[np.float64]
 Picture = npt.NDArray[np.uint8]
@@ -90,7 +89,7 @@ class Looked:
         """Return the truth of a state, and its picture."""
         with as_config_error(f"the search space {self.space.name!r} fails", _APPLIES):
             true = self.space.set_state(state.copy())
-        return _LEFT_OUT if true is None else int(bool(true)), self._picture()
+        return LEFT_OUT if true is None else int(bool(true)), self._picture()
 
     def worst(self, count: int, start: int = 0) -> npt.NDArray[np.int64]:
         """Return the indices of at most ``count`` failures, the most successful first."""

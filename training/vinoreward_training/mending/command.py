@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, PictureMismatchError
 from vinoreward.files import write_json
 from vinoreward.machine import usable_cores
-from vinoreward.rewards.interventions import spaces_of
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.audit.command import (
     LEAST,
@@ -26,15 +24,16 @@ from vinoreward_training.audit.command import (
 )
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import AuditConfig, MendConfig
+from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import cut, rendered
 from vinoreward_training.data.seen import unseen
 from vinoreward_training.mending.child import in_child
-from vinoreward_training.mending.examples import FILE, Source
+from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.judgement import judged
-from vinoreward_training.mending.labelled import keep_held_out, read_all, read_data
+from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, refit
 from vinoreward_training.runs.next_command import OF_AUDIT, after_mending, mend_again
-from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import refuse, refuse_ignored
 
 REFUSED = 3
@@ -79,71 +78,91 @@ def run(config: MendConfig) -> int:
     allowed, _ = unseen(old.spec, dataset.episodes, dataset.origin, dataset.sha256)
     one_each(dataset, allowed, LEAST, config.seed)
     with contextlib.ExitStack() as closing:
-        environment_of(_of_audit(config, old), old, closing)
-    with RunFolder(config.out, config, resume=config.resume, again=mend_again(config)) as folder:
-        work = folder / CANDIDATE
-        work.mkdir(exist_ok=True)
-        with contextlib.ExitStack() as closing:
-            source = source_of(config, old, closing)
-            new = refit(config, old, dataset, labelled, work, source)
-        audits = both_audited(config, old, new)
-        for each in work.glob(f"*/{FILE}"):  # no training needs them any more
-            each.unlink()
-        judgement = judged(old, new, audits, dataset, labelled)
-        for row in judgement.rows:
-            mark = "  worse" if row["worse"] else ""
-            print(f"{row['measure']}: {row['before']:.4g} -> {row['after']:.4g}{mark}")
-        write_json(
-            folder / "mend.json",
-            {
-                "kept": "old" if judgement.worse else "new",
-                "rows": judgement.rows,
-                "labels": len(labelled.labels),
-                "before": audits[0].as_dict(),
-                "after": audits[1].as_dict(),
-            },
+        source = source_of(config, old, closing)
+        again = mend_again(config)
+        with RunFolder(config.out, config, resume=config.resume, again=again) as folder:
+            new = refit(config, old, dataset, labelled, made(folder / CANDIDATE), source)
+            closing.close()  # the audits have environments of their own
+            return compare(config, old, new, dataset, labelled, folder)
+
+
+def compare(
+    config: MendConfig,
+    old: Bundle,
+    new: Bundle,
+    dataset: Dataset,
+    labelled: Labelled,
+    folder: Path,
+) -> int:
+    """Audit both bundles and keep the new one if it is no worse; return the exit status."""
+    work = folder / CANDIDATE
+    audits = both_audited(config, old, new)
+    judgement = judged(old, new, audits, dataset, labelled)
+    for row in judgement.rows:
+        mark = "  worse" if row["worse"] else ""
+        print(f"{row['measure']}: {row['before']:.4g} -> {row['after']:.4g}{mark}")
+    write_json(
+        folder / "mend.json",
+        {
+            "kept": "old" if judgement.worse else "new",
+            "rows": judgement.rows,
+            "labels": len(labelled.labels),
+            "before": audits[0].as_dict(),
+            "after": audits[1].as_dict(),
+        },
+    )
+    for each in work.glob(f"*/{FILE}"):  # no training needs them any more
+        each.unlink()
+    if judgement.worse:
+        print("kept the old bundle, as the new one is worse:")
+        print("\n".join(f"- {one}" for one in judgement.worse))
+        print(f"the new one is in {work / 'bundle'}")
+        return REFUSED
+    saved = folder / "bundle"
+    if saved.exists():
+        shutil.rmtree(saved)
+    (work / "bundle").rename(saved)
+    print(f"bundle {saved}; {audits[1].verdict}")
+    if old.spec.decision is not None and old.spec.decision.shift_band:
+        print(
+            "note: near its threshold the old bundle judged by means over shifted pictures, "
+            "and this one does not; vinoreward calibrate --average-shifts gives it that again"
         )
-        if judgement.worse:
-            print("kept the old bundle, as the new one is worse:")
-            print("\n".join(f"- {one}" for one in judgement.worse))
-            print(f"the new one is in {work / 'bundle'}")
-            return REFUSED
-        saved = folder / "bundle"
-        if saved.exists():
-            shutil.rmtree(saved)
-        (work / "bundle").rename(saved)
-        print(f"bundle {saved}; {audits[1].verdict}")
-        if old.spec.decision is not None and old.spec.decision.shift_band:
-            print(
-                "note: near its threshold the old bundle judged by means over shifted pictures, "
-                "and this one does not; vinoreward calibrate --average-shifts gives it that again"
-            )
-        print(f"next: {after_mending(saved, config)}")
-        return 0
+    print(f"next: {after_mending(saved, config)}")
+    return 0
 
 
-def source_of(config: MendConfig, bundle: Bundle, closing: ExitStack) -> Source | None:
+def source_of(
+    config: MendConfig, bundle: Bundle, closing: contextlib.ExitStack
+) -> ExampleSource | None:
     """Return what draws examples; None without an environment whose search spaces know the truth.
 
     Its pictures are as the network takes them.
+
+    Raises:
+        ConfigError: an environment that no audit could look at.
+        PictureMismatchError: its pictures are of another size.
     """
-    if config.env is None or not config.examples or config.image_source != "render":
-        return None
     about = environment_of(_of_audit(config, bundle), bundle, closing)
-    env = about["env"]
-    spaces = spaces_of(env.unwrapped) if about.get("spaces") is None else about["spaces"]
-    if not spaces:
+    if config.env is None or not config.examples or not about["spaces"]:
         return None
-    picture, name = bundle.spec.picture, config.env
-    env.reset(seed=config.seed)
+    env, picture, name = about["env"], bundle.spec.picture, config.env
+    size = picture.height, picture.width
 
     def take() -> npt.NDArray[np.uint8]:
         image = rendered(env, name)
         if picture.crop is not None:
             image = cut(image, picture.crop, Path(name))
-        return resized(image, picture.height, picture.width)
+        if picture.resize == "none" and image.shape[:2] != size:
+            raise PictureMismatchError(
+                f"{name} renders pictures of which {image.shape[0]}x{image.shape[1]} pixels "
+                f"(height x width) are judged. Expected {size[0]}x{size[1]}, as "
+                f"{bundle.spec.name} takes them; render that size (--env-kwargs)."
+            )
+        return resized(image, *size)
 
-    return Source(spaces, take, seed=config.seed, resume=config.resume)
+    take()  # before the training
+    return ExampleSource(about["spaces"], take, seed=config.seed, resume=config.resume)
 
 
 def both_audited(config: MendConfig, old: Bundle, new: Bundle) -> tuple[AuditReport, AuditReport]:

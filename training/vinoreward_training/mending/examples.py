@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import RunFolderError
-from vinoreward.files import write_bytes
+from vinoreward.errors import ModelCorruptError
 from vinoreward.rewards.interventions import SearchSpace
 from vinoreward_training.audit.states import (
     FAILURE,
+    LEFT_OUT,
     SUCCESS,
     Judged,
     Looked,
@@ -54,7 +52,7 @@ _SALT = 0xE8A3
 PARTS = 3
 """Parts of a training, each with examples that are hard for what the part before has made. What a
 network with a coarse fault claims hides what it goes on claiming once that is mended."""
-FILE = "examples.npz"
+FILE = "examples.pt"
 
 LogOdds = Callable[[Picture], npt.NDArray[np.float64]]
 
@@ -69,38 +67,40 @@ class Examples:
     """``(N,)``, 1 for success."""
     hard: tuple[States, ...]
     """Hard states (K, axes) of each space."""
-    sentence: str
 
     def save(self, path: Path) -> None:
         """Write them; :meth:`load` reads them again."""
-        stream = io.BytesIO()
-        hard = {f"hard{number}": states for number, states in enumerate(self.hard)}
-        said = np.array(self.sentence)
-        np.savez(stream, images=self.images, labels=self.labels, sentence=said, **hard)  # type: ignore[arg-type]
-        write_bytes(path, stream.getvalue())
+        import torch
+
+        from vinoreward.saved_state import save_state
+
+        arrays = (self.images, self.labels, *self.hard)
+        save_state(path, {"arrays": [torch.from_numpy(one) for one in arrays]})
 
     @classmethod
     def load(cls, path: Path, spaces: int) -> Examples:
-        """Read them.
+        """Read those of so many spaces.
 
         Raises:
-            RunFolderError: a damaged file, or one of other spaces.
+            ModelCorruptError: a damaged file, or one of other spaces.
         """
+        from vinoreward_training.runs.run_folder import read_tensors
+
         try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-                hard = tuple(stored[f"hard{number}"] for number in range(spaces))
-                images, labels = stored["images"], stored["labels"].astype(np.int64)
-                if images.ndim != 4 or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
-                    raise ValueError(f"{images.dtype} {images.shape} with {labels.shape} labels")
-                return cls(images, labels, hard, str(stored["sentence"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise RunFolderError(
-                f"{path} cannot be read ({type(error).__name__}: {error}). Expected the examples "
-                "that this mending drew from the same environment; mend in a new folder with --out."
+            images, labels, *hard = (one.numpy() for one in read_tensors(path)["arrays"])
+            if (images.ndim, images.dtype, labels.dtype) != (4, np.uint8, np.int64):
+                raise ValueError(f"{images.dtype} {images.shape}, {labels.dtype} labels")
+            if labels.shape != images.shape[:1] or len(hard) != spaces:
+                raise ValueError(f"{len(images)} images, {len(labels)} labels, {len(hard)} spaces")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ModelCorruptError(
+                f"{path} has no examples of {spaces} spaces ({error}). Expected those that this "
+                "mending drew; mend in a new folder with --out."
             ) from error
+        return cls(images, labels, tuple(hard))
 
 
-class Source:
+class ExampleSource:
     """Draws the examples of each part of a training; a resumed one reads what it drew before."""
 
     def __init__(
@@ -124,15 +124,25 @@ class Source:
             self._last = Examples.load(path, len(self._spaces))
             return self._last
         found: list[Examples] = []
+        fooled: dict[str, int] = {}
         steps = draw(
-            self._spaces, self._picture, log_odds, self._last, found, seed=self._seed, part=part
+            self._spaces,
+            self._picture,
+            log_odds,
+            self._last,
+            found,
+            fooled,
+            seed=self._seed,
+            part=part,
         )
         with tqdm(steps, desc=f"examples, part {part + 1} of {PARTS}", unit="test") as bar:
             for name in bar:
                 bar.set_postfix_str(name)
         (self._last,) = found
+        taken = ", ".join(f"{name} {count}" for name, count in fooled.items())
         print(
-            f"{len(self._last.labels)} examples, labelled by the environment; {self._last.sentence}"
+            f"{len(self._last.labels)} examples, labelled by the environment. Failures that look "
+            f"like successes to the network: {taken}"
         )
         self._last.save(path)
         return self._last
@@ -144,6 +154,7 @@ def draw(
     log_odds: LogOdds,
     before: Examples | None,
     found: list[Examples],
+    fooled: dict[str, int],
     *,
     seed: int,
     part: int,
@@ -160,6 +171,8 @@ def draw(
         log_odds: of success (N,), by the network, of pictures (N, H, W, 3).
         before: those of the last part: what is still hard of them stays.
         found: takes the examples.
+        fooled: takes how many failures of each space, of those looked at, are likely successes
+            to the network.
         seed: of the mending.
         part: of its training.
 
@@ -178,22 +191,24 @@ def draw(
         remembered = list(before.hard)
     yield from _look(looked, remembered, random, seed + 1009 * (part + 1))
     images = [picture()[np.newaxis][:0]]
-    labels, hard, said = [np.zeros(0, np.int64)], [], []
+    labels, hard = [np.zeros(0, np.int64)], []
     for one, old in zip(looked, remembered, strict=True):
         worst, others = _chosen(one, random)
         for index in np.concatenate([worst, others]):
-            images.append(one.look_at(one.states[index])[1][np.newaxis])
-            labels.append(one.truth[[index]].astype(np.int64))
+            # Its truth is of the same look: a space may draw what a state leaves open.
+            true, image = one.look_at(one.states[index])
+            if true != LEFT_OUT:
+                images.append(image[np.newaxis])
+                labels.append(np.array([true], np.int64))
         hard.append(np.concatenate([old, one.states[worst]])[-REMEMBERED:])
-        said.append(f"{one.space.name} {int((one.paid & (one.truth == FAILURE)).sum())}")
+        fooled[one.space.name] = int((one.paid & (one.truth == FAILURE)).sum())
     if before is not None:
         odds = log_odds(before.images)
         still = np.where(before.labels == SUCCESS, odds < -HARD, odds > HARD)
         again = still | (random.random(len(still)) < AGAIN)
         images.append(before.images[again])
         labels.append(before.labels[again])
-    sentence = "failures claimed: " + ", ".join(said)
-    found.append(Examples(np.concatenate(images), np.concatenate(labels), tuple(hard), sentence))
+    found.append(Examples(np.concatenate(images), np.concatenate(labels), tuple(hard)))
 
 
 def _look(

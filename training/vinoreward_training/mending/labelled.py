@@ -123,6 +123,21 @@ def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:
     return dataset
 
 
+def chosen_of(dataset: Dataset, indices: Indices) -> Dataset:
+    """Return some pictures of a dataset."""
+    digest = hashlib.sha256(dataset.sha256.encode() + indices.tobytes())
+    return dataclasses.replace(
+        dataset,
+        images=dataset.images[indices],
+        labels=dataset.labels[indices],
+        episodes=dataset.episodes[indices],
+        categories=dataset.categories[indices],
+        distances=dataset.distances[indices],
+        files=tuple(dataset.files[index] for index in indices.tolist()),
+        sha256=digest.hexdigest(),
+    )
+
+
 def joined(
     dataset: Dataset, images: npt.NDArray[np.uint8], labels: Indices, category: str = CATEGORY
 ) -> Dataset:

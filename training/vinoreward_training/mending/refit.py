@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ from vinoreward_training.classifier.guard import of_rooms
 from vinoreward_training.configs import FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
-from vinoreward_training.mending.examples import PARTS, Source
-from vinoreward_training.mending.labelled import Labelled, joined
+from vinoreward_training.mending.examples import PARTS, Examples, ExampleSource
+from vinoreward_training.mending.labelled import Labelled, chosen_of, joined
 from vinoreward_training.runs.run_folder import made
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def refit(
     dataset: Dataset,
     labelled: Labelled,
     folder: Path,
-    source: Source | None = None,
+    source: ExampleSource | None = None,
 ) -> Bundle:
     """Train from the bundle's weights on its old data and the labels; return the new bundle.
 
@@ -101,29 +102,29 @@ def refit(
     record = training.record_of(both, new, started=True, before=before)
     epochs, count = 0, 1 if source is None else PARTS
     for part in range(count):
-        replayed = random.permutation(train)[: config.replay // count]
-        place, every, drawn = folder, both, np.zeros(0, np.int64)
+        replayed = np.sort(random.permutation(train)[: config.replay // count])
+        place, shown, kinds, checked = folder, both, [replayed, new], some
         if source is not None:
             place = made(folder / f"part{part + 1}")
             examples = source.examples(partial(log_odds_of, module), place, part)
-            every = joined(both, examples.images, examples.labels, EXAMPLES)
-            drawn = np.arange(len(both.labels), len(every.labels))
-        of_drawn = SHARE_OF_EXAMPLES * (1 - share) if len(drawn) else 0.0
-        kinds = ((np.sort(replayed), 1 - share - of_drawn), (new, share), (drawn, of_drawn))
-        chosen = np.concatenate([one for one, _ in kinds])
+            shown, (replayed, ours, checked, drawn) = with_examples(
+                both, (replayed, new, some), examples
+            )
+            kinds = [replayed, ours, drawn]
+        chosen = np.concatenate(kinds)
         here = config.epochs or passes(len(chosen), count)
         fit = training.ClassifierFit(
             module,
-            every,
+            shown,
             chosen,
-            some,
+            checked,
             replace(fit_config, epochs=here),
             place,
-            shares=shares_of(kinds),
+            shares=shares_of(kinds, share),
         )
         fit.show("mend" if source is None else f"mend, part {part + 1} of {count}")
         history, epochs = history + fit.history, epochs + here
-        named = replace(every, sha256=both.sha256)
+        named = replace(shown, sha256=both.sha256)
         record = training.record_of(named, chosen, started=True, before=record)
     parts = (np.concatenate([train, new]), validation, test)
     recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
@@ -149,9 +150,27 @@ def log_odds_of(module: nn.Module, images: npt.NDArray[np.uint8]) -> npt.NDArray
         return np.diff(predict(module, images))[:, 0].astype(np.float64)
 
 
-def shares_of(kinds: Sequence[tuple[Indices, float]]) -> npt.NDArray[np.float64]:
-    """Return how often each picture of some kinds, with the share of each kind, is drawn."""
-    every = np.concatenate([np.full(len(one), share / max(1, len(one))) for one, share in kinds])
+def with_examples(
+    dataset: Dataset, parts: Sequence[Indices], examples: Examples
+) -> tuple[Dataset, list[Indices]]:
+    """Return parts of a dataset with the examples behind them, and the new indices of each.
+
+    The other pictures stay out: a copy of all would take their memory again.
+    """
+    some = chosen_of(dataset, np.concatenate(parts))
+    ends = np.cumsum([0, *map(len, parts), len(examples.labels)]).tolist()
+    indices = [np.arange(first, last) for first, last in pairwise(ends)]
+    return joined(some, examples.images, examples.labels, EXAMPLES), indices
+
+
+def shares_of(kinds: Sequence[Indices], share: float) -> npt.NDArray[np.float64]:
+    """Return how often each picture is drawn: old ones, labelled ones with a share, and examples.
+
+    Examples, if there are any, have ``SHARE_OF_EXAMPLES`` of what the labels leave.
+    """
+    drawn = SHARE_OF_EXAMPLES * (1 - share) if any(map(len, kinds[2:])) else 0.0
+    pairs = zip(kinds, (1 - share - drawn, share, drawn)[: len(kinds)], strict=True)
+    every = np.concatenate([np.full(len(one), part / max(1, len(one))) for one, part in pairs])
     shares: npt.NDArray[np.float64] = every / every.sum()
     return shares
 
