@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -477,6 +478,47 @@ class TestWithoutRay:
         assert found_address() is None  # it has ended without saying so
         monkeypatch.setenv(ADDRESS, "local")
         assert found_address() is None
+
+    def test_a_note_that_others_can_write_is_not_believed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(ADDRESS, raising=False)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            socket.create_server(("127.0.0.1", 0)) as server,
+        ):
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            note = Path(folder, "ray_current_cluster")
+            note.write_text(address)
+            os.chmod(folder, 0o777)
+            monkeypatch.setattr(ray_cluster, "_STARTED", note)
+            with pytest.raises(EngineError, match=f"set {ADDRESS}={address} to join"):
+                found_address()
+            monkeypatch.setattr(os, "getuid", lambda: note.stat().st_uid + 1)
+            assert found_address() is None  # another user's
+
+    @pytest.mark.slow
+    def test_a_cluster_of_its_own_is_for_this_user_alone(self, tmp_path: Path) -> None:
+        pytest.importorskip("ray")
+        code = (
+            "import psutil, ray\n"  # imported before: what its import reads is read
+            "from vinoreward.actor_learner.engines.ray.cluster import Cluster\n"
+            "cluster, me = Cluster(1), psutil.Process()\n"
+            "cluster.ray.get(cluster.ray.remote(lambda: None).remote())\n"
+            "for process in (me, *me.children(recursive=True)):\n"
+            "    for one in process.net_connections('tcp'):\n"
+            "        if one.status == 'LISTEN':\n"
+            "            print(one.laddr.ip.removeprefix('::ffff:'))\n"
+            "cluster.close()\n"
+        )
+        home = {"HOME": str(tmp_path), ADDRESS: "local"}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **home}, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert {*done.stdout.split()} == {"127.0.0.1"}
+        assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
 
     def test_close_without_start(self) -> None:
         pytest.importorskip("ray")

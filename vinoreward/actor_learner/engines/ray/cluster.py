@@ -86,7 +86,11 @@ def ray_errors(what: str) -> Iterator[None]:
 
 
 def found_address() -> str | None:
-    """Return the address of a cluster to join, or None; EngineError if ``RAY_ADDRESS`` is dead."""
+    """Return the address of a cluster to join, or None.
+
+    EngineError: nothing answers at ``RAY_ADDRESS``; or it is unset, and other users can write
+    where ``ray start`` noted a cluster of this user's.
+    """
     named = os.environ.get(ADDRESS, "")
     if named:
         if named not in ("auto", "local") and not _answers(named):
@@ -96,11 +100,51 @@ def found_address() -> str | None:
             )
         return None if named == "local" else named
     # Not Ray's own "auto", which would also join what another training has started for itself.
+    # Who can write the note decides whose code runs here.
     try:
+        if _STARTED.stat().st_uid != os.getuid():
+            return None
         started = _STARTED.read_text().strip()
     except OSError:
         return None
-    return started if _answers(started) else None
+    if not _answers(started):
+        return None
+    if not _in_private_folder(_STARTED):
+        raise EngineError(
+            f"{_STARTED} names the Ray cluster at {started}, in a folder where other users can "
+            f"write. Expected you to say which cluster to trust: set {ADDRESS}={started} to join "
+            f"this one, or {ADDRESS}=local to train on this machine alone."
+        )
+    return started
+
+
+def _in_private_folder(file: Path) -> bool:
+    """Return whether only this user can reach a file: one of its folders is closed to others."""
+    folders = [folder.stat() for folder in file.resolve().parents]
+    return any(each.st_uid == os.getuid() and not each.st_mode & 0o077 for each in folders)
+
+
+@contextlib.contextmanager
+def _for_this_user_alone() -> Iterator[None]:
+    """Within the block Ray starts on the loopback address, and its token is this user's alone.
+
+    Otherwise its processes listen on all interfaces, and others on this machine read the token:
+    who has both runs code as this user.
+    """
+    from ray._private import ray_constants
+
+    folder = Path.home() / ".ray"
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    try:
+        # Ray's own switch for a machine that joins no others; its address option takes no loopback.
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # the token is readable by all while Ray writes it
+        yield
+        with contextlib.suppress(FileNotFoundError):  # RAY_AUTH_TOKEN or RAY_AUTH_MODE is set
+            (folder / "auth_token").chmod(0o600)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _answers(address: str) -> bool:
@@ -149,8 +193,9 @@ class Cluster:
     """A connection to Ray; ends what it has started and nothing else.
 
     The cluster is, in this order: the one that this process is connected to already; the one that
-    ``RAY_ADDRESS`` names; one that was started on this machine with ``ray start``; a new one on
-    this machine, with a processor for each of so many processes.
+    ``RAY_ADDRESS`` names; one that this user started on this machine with ``ray start``, noted in
+    a private folder; a new one on this machine, reachable from it alone, with a processor for each
+    of so many processes.
     """
 
     def __init__(self, processes: int) -> None:
@@ -177,6 +222,7 @@ class Cluster:
         if address is None:
             with (
                 environment_variables(_unset(_OWN)),
+                _for_this_user_alone(),
                 ray_errors("Ray cannot be started on this machine"),
             ):
                 self.ray.init(
