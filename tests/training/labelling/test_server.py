@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -11,9 +12,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import numpy as np
 import pytest
+import waiting
 from label_logs import write_pictures
 from PIL import Image
 
@@ -24,7 +27,7 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import LabelConfig
 from vinoreward_training.labelling.command import _following, _invite
 from vinoreward_training.labelling.labels import Label, LabelLog, line_of, read_labels
-from vinoreward_training.labelling.server import HEADERS, MAX_BODY
+from vinoreward_training.labelling.server import HEADERS, MAX_BODY, PATIENCE
 from vinoreward_training.labelling.sources import digest_of
 
 NAMES = [f"{number:02d}.png" for number in range(30)]
@@ -90,6 +93,29 @@ def test_another_origin_is_refused(running: Labelling, origin: str | None, path:
     status, headers, _ = Client(running.port).ask(path, body, headers={"Origin": given})
     assert status == 403
     assert "set-cookie" not in headers
+
+
+def test_a_number_of_many_digits_is_no_picture(folder: Path) -> None:
+    with Labelling(["--data", str(folder)]) as running:
+        client = entered(running)
+        for number in ("9" * 5000, "9" * 10, "-1", "²", "x"):
+            assert client.ask(f"/picture/{quote(number)}")[0] == 404
+        assert "Traceback" not in running.stop()
+
+
+def test_half_open_connections_do_not_block_the_page(running: Labelling) -> None:
+    """They end by themselves: those that say nothing, and those that stop in head or body."""
+    own = f"127.0.0.1:{running.port}"
+    post = (
+        f"POST /api/enter HTTP/1.1\r\nHost: {own}\r\nOrigin: http://{own}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 10\r\n\r\n"
+    )
+    with contextlib.ExitStack() as stack:
+        for begun in (b"", b"GET / HT", post.encode()) * 45:
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
+            raw.sendall(begun)
+        assert Client(running.port).ask("/")[0] == 503
+        waiting.until(lambda: Client(running.port).ask("/")[0] == 200, PATIENCE + 20)
 
 
 def test_without_the_cookie_nothing_is_told(running: Labelling) -> None:
@@ -520,22 +546,33 @@ def test_the_missing_extra_is_named(
 )
 def test_where_there_is_no_browser_the_way_over_ssh_is_printed(
     environment: dict[str, str], opened: bool, ssh: bool,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
 ) -> None:  # fmt: skip
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     asked = threading.Event()
-    monkeypatch.setattr("webbrowser.open", lambda address: asked.set())
+    addresses: list[str] = []
+
+    def open_browser(address: str) -> None:
+        addresses.append(address)
+        asked.set()
+
+    monkeypatch.setattr("webbrowser.open", open_browser)
     monkeypatch.setattr("sys.platform", "linux")
-    _invite(LabelConfig(data=Path("x")), "http://127.0.0.1:5000/#token", 5000)
+    page, redirect = "http://127.0.0.1:5000/#token", tmp_path / "label.html"
+    _invite(LabelConfig(data=Path("x")), page, 5000, redirect)
     assert asked.wait(5 if opened else 0.2) == opened
+    if opened:  # every user can read the browser's command line
+        assert addresses == [redirect.as_uri()]
+        assert page in redirect.read_text()
+        assert redirect.stat().st_mode & 0o777 == 0o600
     said = capsys.readouterr().out
     assert "http://127.0.0.1:5000/#token" in said
     assert ("ssh -L 5000:127.0.0.1:5000" in said) == ssh
     asked.clear()
-    _invite(LabelConfig(data=Path("x"), open=False), "http://127.0.0.1:5000/#token", 5000)
+    _invite(LabelConfig(data=Path("x"), open=False), page, 5000, redirect)
     assert not asked.wait(0.2)
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import sys
+import tempfile
 import threading
 import webbrowser
 from pathlib import Path
@@ -53,7 +54,11 @@ def run(config: LabelConfig) -> int:
     by = config.labeller or _login()
     if source.left_out:
         print(f"{source.left_out} pictures with unprintable or overlong names are left out.")
-    with LabelLog(out) as log, listening(config.port) as server:
+    with (
+        LabelLog(out) as log,
+        listening(config.port) as server,
+        tempfile.TemporaryDirectory() as private,
+    ):
         session = _session(config, source, log, by)
         if not session.left:
             print(f"{by} has labelled all {len(source.names)} pictures. Labels: {out}")
@@ -64,8 +69,9 @@ def run(config: LabelConfig) -> int:
         door = Door(port)
         app = application(session, door, port, lambda: _following(config, session))
         print(f"{session.left} pictures to label, as {by}. Labels: {out}")
+        address, redirect = f"http://{HOST}:{port}/#{door.token}", Path(private, "label.html")
         try:
-            serve(app, server, lambda: _invite(config, f"http://{HOST}:{port}/#{door.token}", port))
+            serve(app, server, lambda: _invite(config, address, port, redirect))
         except KeyboardInterrupt:
             print()
         print(f"{session.given} labelled now, {session.unlabelled} left. Labels: {out}")
@@ -151,8 +157,12 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     return Session(source, opinion, log, by, plan)
 
 
-def _invite(config: LabelConfig, address: str, port: int) -> None:
-    """Print the address, and open the browser if there is one here."""
+def _invite(config: LabelConfig, address: str, port: int, redirect: Path) -> None:
+    """Print the address, and open the browser if there is one here.
+
+    It is given the file ``redirect``, which leads to the address: other users of the machine can
+    read command lines, and the address has the token.
+    """
     print(f"open  {address}")
     remote = bool(os.environ.get("SSH_CONNECTION"))
     screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -162,7 +172,10 @@ def _invite(config: LabelConfig, address: str, port: int) -> None:
             f"      ssh -L {port}:{HOST}:{port} {shlex.quote(f'{_login()}@{socket.gethostname()}')}"
         )
     elif config.open:
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        redirect.touch(mode=0o600)
+        redirect.write_text(f'<meta http-equiv="refresh" content="0; url={address}">')
+        file = redirect.as_uri()
+        threading.Thread(target=webbrowser.open, args=(file,), daemon=True).start()
     print("The address works once. Ctrl-C ends; every label is on the disk at once.", flush=True)
 
 

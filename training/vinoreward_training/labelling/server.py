@@ -7,6 +7,7 @@ come from the page itself. Each answer forbids the browser whatever the page doe
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import secrets
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 MAX_BODY = 4096
 """Bytes of a request's body; a label has a hundred."""
+PATIENCE = 5.0
+"""Seconds within which a request must have arrived."""
 PAGE = {"": "index.html", "page.js": "page.js", "page.css": "page.css"}
 """Path to the file of the page."""
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -240,7 +243,9 @@ def application(session: Session, door: Door, port: int, following: Callable[[],
         return _respond({**session.summary(), "next": following()})
 
     def picture(values: dict[str, Any], request: Request) -> Response:
-        data = session.png(request.path_params["number"])
+        number = request.path_params["number"]
+        # Python refuses to read thousands of digits.
+        data = session.png(int(number)) if number.isdecimal() and len(number) < 10 else None
         if data is None:
             return _respond({"error": "There is no such picture now."}, 404)
         return Plain(data, media_type="image/png")
@@ -260,7 +265,7 @@ def application(session: Session, door: Door, port: int, following: Callable[[],
             Route("/api/label", inside(label), methods=["POST"]),
             Route("/api/undo", inside(undo), methods=["POST"]),
             Route("/api/summary", inside(summary)),
-            Route("/picture/{number:int}", inside(picture)),
+            Route("/picture/{number}", inside(picture)),
         ],
         exception_handlers={HTTPException: refused},
     )
@@ -280,7 +285,27 @@ async def _values(request: Request) -> dict[str, Any]:
 def serve(app: ASGIApp, server: socket.socket, started: Callable[[], None]) -> None:
     """Answer requests until Ctrl-C, which is raised again at the end."""
     with needed_for("vinoreward label", "label"):
+        import h11
         import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        """Closes a connection whose request has not arrived: enough of them block the page."""
+
+        deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.deadline = self.loop.call_later(PATIENCE, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            arriving = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+            if arriving and self.deadline is None:
+                self.deadline = self.loop.call_later(PATIENCE, self.transport.close)
+            elif not arriving and self.deadline is not None:
+                self.deadline.cancel()
+                self.deadline = None
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -290,7 +315,7 @@ def serve(app: ASGIApp, server: socket.socket, started: Callable[[], None]) -> N
 
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Impatient,
         ws="none",
         loop="asyncio",
         lifespan="off",
