@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.10 || command -v p
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A file of exact versions with hashes to install from; empty: the newest that pyproject.toml allows.
+LOCK ?=
 # One more than there are cores: tests that wait for a process leave theirs to another.
 JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # The death of a process ends the run and names the test: pytest-xdist may wait forever for one that
@@ -38,7 +40,9 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 12) or print("note: PyBullet has no wheel for this Python. The default environments work; motion=\"dynamics\", camera=\"tiny\" and fidelity=\"article\" need Python 3.10 or 3.11.")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[dev]'
+# With the lock nothing is left to fetch; what it lacks is an error.
+	$(if $(LOCK),$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes --no-deps -r $(LOCK))
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off $(if $(LOCK),--no-index --no-build-isolation) -e '.[dev]'
 # pip compiles all but what is installed with -e, and the tests start hundreds of processes.
 	$(BIN)/python -m compileall -q -j 0 assets envs training vinoreward tests/support
 	@touch $(STAMP)
