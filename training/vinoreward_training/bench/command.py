@@ -32,7 +32,6 @@ _BY_MODULE = {
     "command": "memory install",
     "gpu": "gpu",
     "services": "service",
-    "clusters": "cluster",
     "labelling": "labelling",
     "searches": "search",
     "audits": "audit mend",

@@ -388,7 +388,7 @@ class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
     Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
-    memory, install, gpu, service, cluster, labelling, search, audit, mend, label-order, later,
+    memory, install, gpu, service, labelling, search, audit, mend, label-order, later,
     seconds, learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms,
     and those of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
     actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
@@ -463,9 +463,3 @@ class BenchConfig:
     """Processes of ``service``."""
     service_calls: int = 1_000_000
     """Calls of ``service`` in which it and its workers are killed at random."""
-    cluster_cores: int = 16
-    """Cores of a node of ``cluster``, each as fast as one here."""
-    cluster_gbits: int = 10
-    """Gbit/s of each machine's network card, for ``cluster``."""
-    cluster_learner: int = 1
-    """How many times as fast the learner of ``cluster`` is as on one core here, as with a GPU."""
