@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def write_lerobot(
     columns: Sequence[str] = ("next.success", "next.reward"),
     cameras: Sequence[str] = (CAMERA,),
     per_file: int = 5,
+    fps: int | Fraction = FPS,
 ) -> Path:
     """Write a dataset; ``frame`` is the picture that shows a row's outcome, next or same."""
     import pyarrow as pa
@@ -56,7 +58,7 @@ def write_lerobot(
         features[name] = {"dtype": dtype, "shape": [1], "names": None}
     info = {
         "codebase_version": "v3.0",
-        "fps": FPS,
+        "fps": float(fps),
         "total_episodes": episodes,
         "total_frames": episodes * length,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
@@ -73,7 +75,7 @@ def write_lerobot(
             pictures += [picture(won[i], number, i) for i in range(length)]
             outcome = won if frame == "same" else [*won[1:], won[-1]]
             for i in range(length):
-                row = {"timestamp": np.float32(i / FPS), "frame_index": i, "episode_index": number}
+                row = {"timestamp": np.float32(i / fps), "frame_index": i, "episode_index": number}
                 row |= {"index": number * length + i, "task_index": 0}
                 row |= {name: kinds[name][1](outcome[i]) for name in columns}
                 if not video:
@@ -84,18 +86,18 @@ def write_lerobot(
             entry = {"episode_index": number, "tasks": ["lift"], "length": length}
             entry |= {"data/chunk_index": 0, "data/file_index": file}
             for name in cameras if video else ():
-                begins = (number - numbers[0]) * length / FPS
+                begins = (number - numbers[0]) * length / float(fps)
                 entry |= {f"videos/{name}/chunk_index": 0, f"videos/{name}/file_index": file}
                 entry |= {
                     f"videos/{name}/from_timestamp": begins,
-                    f"videos/{name}/to_timestamp": begins + length / FPS,
+                    f"videos/{name}/to_timestamp": begins + length / float(fps),
                 }
             about.append(entry)
         _write(pq, pa.Table.from_pylist(rows), folder / f"data/chunk-000/file-{file:03d}.parquet")
         for name in cameras if video else ():
             path = folder / f"videos/{name}/chunk-000/file-{file:03d}.mp4"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_video(path, pictures)
+            write_video(path, pictures, fps)
     _write(pq, pa.Table.from_pylist(about), folder / "meta/episodes/chunk-000/file-000.parquet")
     (folder / "meta/info.json").write_text(json.dumps(info))
     return folder
@@ -106,7 +108,7 @@ def _write(pq: Any, table: Any, path: Path) -> None:
     pq.write_table(table, path, compression="snappy")
 
 
-def write_video(path: Path, pictures: Sequence[np.ndarray], fps: int = FPS) -> None:
+def write_video(path: Path, pictures: Sequence[np.ndarray], fps: int | Fraction = FPS) -> None:
     import av
 
     with av.open(str(path), "w") as container:

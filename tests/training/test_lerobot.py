@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import lerobot_folders as folders
 import numpy as np
@@ -224,6 +227,156 @@ def test_a_damaged_file_is_named(
     with pytest.raises(DatasetError) as error:
         take(dataset, tmp_path / "out")
     assert Path(file).name in str(error.value)
+    assert says in str(error.value)
+
+
+def edit(path: Path, changes: dict[str, Callable[[np.ndarray], Any]]) -> None:
+    """Replace columns of a parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    for name, change in changes.items():
+        values = change(table.column(name).to_numpy())
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(values))
+    pq.write_table(table, path)
+
+
+FROM, TO = (f"videos/{CAMERA}/{each}_timestamp" for each in ("from", "to"))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "says"),
+    [
+        # Rows at 11 per second beside a video of 10 per second.
+        (
+            DATA,
+            {"timestamp": lambda times: np.float32(times * 10 / 11)},
+            "episode 0, frame_index 1 has the timestamp 0.0909091 s, where frame_index / fps is "
+            "0.1 s with the fps 10 of meta/info.json",
+        ),
+        (DATA, {"timestamp": lambda times: times + np.float32(0.001)}, "has the timestamp 0.001 s"),
+        # Less and more than half of a picture's time away from its pictures.
+        (EPISODES, {FROM: lambda t: t + 0.02, TO: lambda t: t + 0.02}, "no picture at 0.12 s, "),
+        (EPISODES, {FROM: lambda t: t + 0.06}, "0.06 s, its from_timestamp, which do not end at"),
+        # By whole pictures: the next episode's, or those after the video's end.
+        (EPISODES, {FROM: lambda t: t + 0.1}, "episode 0 has 12 pictures from 0.1 s"),
+        (EPISODES, {FROM: lambda t: t - 0.1 * (t > 1)}, "do not end at 1.1 s, where"),
+        (EPISODES, {FROM: lambda t: t + 0.1, TO: lambda t: t + 0.1}, "it takes 6 s, but its epis"),
+    ],
+)  # fmt: skip
+def test_rows_and_pictures_that_do_not_belong_together_are_refused(
+    tmp_path: Path, file: str, changes: dict[str, Callable[[np.ndarray], Any]], says: str
+) -> None:
+    dataset = write_lerobot(tmp_path / "pick", episodes=5)
+    edit(dataset / file, changes)
+    with pytest.raises(DatasetError) as error:
+        take(dataset, tmp_path / "out")
+    assert says in str(error.value)
+
+
+def test_times_may_be_as_exact_as_float32(tmp_path: Path) -> None:
+    """After four hours a time in the table is 0.0002 s off."""
+    dataset = write_lerobot(tmp_path / "pick", episodes=2, fps=Fraction(7, 10_000))
+    assert len(take(dataset, tmp_path / "out")) == 15
+
+
+def test_the_times_of_rows_that_hold_their_pictures_do_not_matter(tmp_path: Path) -> None:
+    dataset = write_lerobot(tmp_path / "pick", video=False)
+    edit(dataset / DATA, {"timestamp": lambda times: times * 0})
+    assert len(take(dataset, tmp_path / "out")) == 88
+
+
+POOLS: list[Any] = []
+"""What errors hold lies in them."""
+
+
+@contextlib.contextmanager
+def arrow_below(limit: float) -> Iterator[None]:
+    """Fail if Arrow took so many bytes or more in the block."""
+    import pyarrow as pa
+
+    before = pa.default_memory_pool()
+    POOLS.append(pool := pa.proxy_memory_pool(before))
+    pa.set_memory_pool(pool)
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < limit
+
+
+def many_lists(path: Path) -> None:
+    """One cell of twenty million numbers, in 1 kB."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    ends = np.r_[0, np.full(table.num_rows, 20_000_000)].astype(np.int32)
+    lists = pa.ListArray.from_arrays(ends, np.zeros(20_000_000, np.int8))
+    table = table.set_column(table.schema.get_field_index("next.success"), "next.success", lists)
+    pq.write_table(table, path, compression="zstd")
+
+
+def large_page(path: Path) -> None:
+    """Numbers of 80 MB in 50 kB."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    zeros = np.zeros(10_000_000, np.int64)
+    names = ["episode_index", "frame_index", "timestamp", "next.success"]
+    pq.write_table(
+        pa.table(dict.fromkeys(names, zeros)), path, compression="zstd", use_dictionary=False,
+        row_group_size=len(zeros),
+    )  # fmt: skip
+
+
+def many_episodes(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = np.arange(1_000_001, dtype=np.int32)
+    names = pq.read_schema(path).names
+    pq.write_table(pa.table(dict.fromkeys(names, numbers)), path)
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "says"),
+    [
+        (DATA, many_lists, "next.success holds list<element: int8> and no numbers"),
+        (DATA, large_page, "grow from"),
+        (EPISODES, many_episodes, "it has 1000001 rows, more than 1000000"),
+    ],
+)
+def test_a_small_table_that_would_fill_the_memory_is_refused_unread(
+    tmp_path: Path, file: str, harm: Callable[[Path], None], says: str
+) -> None:
+    dataset = write_lerobot(tmp_path / "pick", episodes=2)
+    harm(dataset / file)
+    with arrow_below(2e6), pytest.raises(DatasetError) as error:
+        take(dataset, tmp_path / "out")
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(("megabytes", "says"), [(100, "grow from"), (40, "cannot be read")])
+def test_images_of_tables_are_read_row_by_row(tmp_path: Path, megabytes: int, says: str) -> None:
+    """Each cell is the same large file, which the table holds once."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    dataset = write_lerobot(tmp_path / "pick", episodes=2, video=False)
+    table = pq.read_table(dataset / DATA)
+    cells = pa.DictionaryArray.from_arrays(
+        np.zeros(table.num_rows, np.int32), pa.array([bytes(megabytes << 20)])
+    )
+    table = table.set_column(table.schema.get_field_index(CAMERA), CAMERA, cells)
+    pq.write_table(
+        table, dataset / DATA, compression="zstd", dictionary_pagesize_limit=1 << 30,
+        store_schema=False,
+    )  # fmt: skip
+    del table, cells
+    with arrow_below(6 * megabytes * 2**20), pytest.raises(DatasetError) as error:
+        take(dataset, tmp_path / "out")
     assert says in str(error.value)
 
 

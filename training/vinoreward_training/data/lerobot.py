@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,14 @@ MAX_VIDEO_BYTES = 8 * 2**30
 """LeRobot begins another file at 200 MB."""
 MAX_ROWS = 20_000_000
 """Of a table; a week at 30 pictures a second has 18 million."""
-BATCH = 16
-"""Rows with pictures that are in memory at once."""
+MAX_EPISODES = 1_000_000
+MAX_RATIO, SMALL_BYTES = 8, 64 * 2**20
+"""How many times as large a column may be once unpacked, if it then has more than these bytes."""
+NUMBERS = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")
+IMAGES = ("BYTE_ARRAY",)
+"""As parquet calls them."""
+TOLERANCE = 1e-4
+"""Seconds that a row's or a picture's time may be off, as in LeRobot's own loader."""
 SEEK = 4.0
 """Seconds between two wanted pictures above which the video is not decoded in between."""
 SUCCESS, REWARD = "next.success", "next.reward"
@@ -60,7 +67,9 @@ class Episode:
     video: str | None
     """The mp4 file; None if the pictures are in the table."""
     begins: float
-    """Seconds from the beginning of the mp4 file."""
+    """Seconds from the beginning of the mp4 file; frame k is shown k / fps later."""
+    ends: float
+    """As ``begins``; nothing after it is shown."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,6 @@ class Rows:
     """The rows of one episode, by ``frame_index``."""
 
     episode: Episode
-    times: Floats
-    """``(N,)`` seconds from the episode's beginning."""
     values: Floats | None
     """``(N,)`` of the column asked for."""
 
@@ -136,7 +143,8 @@ class LeRobotFolder:
     def rows(self, column: str | None) -> Iterator[Rows]:
         """Yield the rows of each episode, with the numbers in ``column`` if one is named."""
         for table, episodes in self._by(lambda episode: episode.table).items():
-            names = ["episode_index", "frame_index", "timestamp", *([column] if column else [])]
+            names = ["episode_index", "frame_index", *([column] if column else [])]
+            names += ["timestamp"] if self._video else []
             cells = self._read_table(table, names)
             numbers = cells["episode_index"].astype(np.int64)
             order = np.lexsort((cells["frame_index"], numbers))
@@ -150,8 +158,9 @@ class LeRobotFolder:
                         f"episode {episode.number} has {len(own)} rows, or other frame_index "
                         f"than 0 to {episode.length - 1}",
                     )
-                values = cells[column][own] if column else None
-                yield Rows(episode, cells["timestamp"][own], values)
+                if self._video:
+                    self._check_times(table, episode, cells["timestamp"][own])
+                yield Rows(episode, cells[column][own] if column else None)
 
     def pictures(
         self, wanted: Sequence[tuple[Rows, Sequence[int]]]
@@ -161,6 +170,33 @@ class LeRobotFolder:
         ``wanted`` are rows of :meth:`rows`, each with its frames.
         """
         return self._from_videos(wanted) if self._video else self._from_tables(wanted)
+
+    def _check_times(self, table: str, episode: Episode, times: Floats) -> None:
+        """Refuse rows that were not recorded when the pictures at their frame_index were."""
+        wanted = np.arange(episode.length) / self.fps
+        if (wrong := np.abs(times - wanted) > _slack(wanted, self.fps)).any():
+            frame = int(wrong.argmax())
+            raise self._wrong(
+                table,
+                f"episode {episode.number}, frame_index {frame} has the timestamp "
+                f"{times[frame]:.6g} s, where frame_index / fps is {wanted[frame]:.6g} s with the "
+                f"fps {self.fps:g} of {INFO}, so rows and pictures do not belong together",
+            )
+
+    def _check_places(self, episodes: Sequence[Episode]) -> None:
+        """Refuse an episode some of whose pictures would be of the next one in its video."""
+        films = sorted((e for e in episodes if e.video), key=lambda e: (str(e.video), e.begins))
+        for one, other in zip_longest(films, films[1:]):
+            end = one.ends
+            if other is not None and other.video == one.video:
+                end = min(end, other.begins)
+            if one.begins + (one.length - 0.5) / self.fps > end:
+                raise self._wrong(
+                    str(one.video),
+                    f"episode {one.number} has {one.length} pictures from {one.begins:.6g} s, its "
+                    f"from_timestamp, which do not end at {end:.6g} s, where its to_timestamp or "
+                    "the next episode is",
+                )
 
     def _by(self, key: Any) -> dict[str, list[Episode]]:
         groups: dict[str, list[Episode]] = defaultdict(list)
@@ -224,13 +260,15 @@ class LeRobotFolder:
         names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
         video = f"videos/{self.camera}/"
         if self._video:
-            names += [video + each for each in ("chunk_index", "file_index", "from_timestamp")]
-        episodes, seen = [], set()
+            places = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+            names += [video + each for each in places]
+        episodes: list[Episode] = []
+        seen = set()
         for file in files:
-            cells = self._read_table(file.as_posix(), names)
+            cells = self._read_table(file.as_posix(), names, MAX_EPISODES - len(episodes))
             for row in zip(*(cells[name] for name in names), strict=True):
                 number, length, chunk, part = map(int, row[:4])
-                begins = float(row[6]) if self._video else 0.0
+                begins, ends = map(float, row[6:]) if self._video else (0.0, 0.0)
                 if (
                     number < 0
                     or number in seen
@@ -248,21 +286,23 @@ class LeRobotFolder:
                 if self._video:
                     places = {"chunk_index": int(row[4]), "file_index": int(row[5])}
                     film = self._path("video_path", video_key=self.camera, **places)
-                episodes.append(Episode(number, length, table, film, begins))
+                episodes.append(Episode(number, length, table, film, begins, ends))
+        self._check_places(episodes)
         # As the files hold them, so that each is read once, from its beginning.
         return sorted(episodes, key=lambda e: (e.table, e.video or "", e.begins, e.number))
 
-    def _table(self, file: str, names: Sequence[str], stack: contextlib.ExitStack) -> Any:
-        """Open a parquet file that has these columns."""
+    def _table(
+        self, file: str, names: Sequence[str], stack: contextlib.ExitStack, most: int = MAX_ROWS
+    ) -> Any:
+        """Open a parquet file that has these columns and at most so many rows."""
         import pyarrow.parquet
 
         stream = stack.enter_context(open_to_read(inside(self.folder, file), MAX_TABLE_BYTES))
         table = stack.enter_context(pyarrow.parquet.ParquetFile(stream))
-        if table.metadata.num_rows > MAX_ROWS:
-            raise ValueError(f"it has {table.metadata.num_rows} rows, more than {MAX_ROWS}")
         there = table.schema_arrow.names
         if missing := [name for name in names if name not in there]:
             raise ValueError(f"it has no column {', '.join(missing)} but {', '.join(there)}"[:1000])
+        _check_columns(table, names, self.camera, most)
         return table
 
     @contextlib.contextmanager
@@ -285,11 +325,13 @@ class LeRobotFolder:
         ) as error:  # fmt: skip
             raise self._wrong(file, str(error) or type(error).__name__) from error
 
-    def _read_table(self, file: str, names: Sequence[str]) -> dict[str, Floats]:
+    def _read_table(
+        self, file: str, names: Sequence[str], most: int = MAX_ROWS
+    ) -> dict[str, Floats]:
         """Return columns of numbers as ``(N,)`` float64, which holds whole numbers to 2^53."""
         with self._reading(file) as stack:
-            table = self._table(file, names, stack).read(columns=list(names))
-            return {name: _numbers(name, table.column(name)) for name in names}
+            table = self._table(file, names, stack, most)
+            return {name: _numbers(name, table.read(columns=[name]).column(name)) for name in names}
 
     def _from_videos(
         self, wanted: Sequence[tuple[Rows, Sequence[int]]]
@@ -297,11 +339,13 @@ class LeRobotFolder:
         by_file: dict[str, list[tuple[Rows, int]]] = defaultdict(list)
         for rows, frames in wanted:
             by_file[str(rows.episode.video)] += [(rows, int(frame)) for frame in frames]
+        films = self._by(lambda episode: episode.video)
         for file, pairs in by_file.items():
-            pairs.sort(key=lambda pair: pair[0].episode.begins + pair[0].times[pair[1]])
-            times = [rows.episode.begins + rows.times[frame] for rows, frame in pairs]
+            pairs.sort(key=lambda pair: (pair[0].episode.begins, pair[1]))
+            times = [rows.episode.begins + frame / self.fps for rows, frame in pairs]
+            end = max(episode.ends for episode in films[file])
             with self._reading(file) as stack:
-                pictures = _decoded(inside(self.folder, file), times, self.fps, stack)
+                pictures = _decoded(inside(self.folder, file), times, self.fps, end, stack)
                 for (rows, frame), picture in zip(pairs, pictures, strict=True):
                     yield rows.episode, frame, picture
 
@@ -316,11 +360,13 @@ class LeRobotFolder:
             with self._reading(file) as stack:
                 names = ["episode_index", "frame_index", self.camera]
                 table = self._table(file, names, stack)
-                for batch in table.iter_batches(BATCH, columns=names):
-                    keys = [batch.column(name).to_pylist() for name in names[:2]]
-                    for row, key in enumerate(zip(*keys, strict=True)):
-                        if (episode := left.pop(key, None)) is not None:
-                            yield episode, key[1], self._embedded(file, batch.column(2)[row], key)
+                # Row by row: in a file of a few bytes all pictures can be one of 100 MB.
+                for row in table.iter_batches(1, columns=names) if left else ():
+                    key = (row.column(names[0])[0].as_py(), row.column(names[1])[0].as_py())
+                    if (episode := left.pop(key, None)) is not None:
+                        yield episode, key[1], self._embedded(file, row.column(names[2])[0], key)
+                    if not left:
+                        break
 
     def _embedded(self, file: str, cell: Any, key: tuple[int, int]) -> Picture:
         value = cell.as_py()
@@ -334,32 +380,57 @@ class LeRobotFolder:
             raise DatasetError(str(error)) from error
 
 
-def _numbers(name: str, column: Any) -> Floats:
-    """Return a column of numbers, or of lists of one number each."""
-    import pyarrow.compute
-    import pyarrow.types
+def _check_columns(table: Any, names: Sequence[str], camera: str, most: int) -> None:
+    """Raise ValueError for a parquet file with other kinds of columns, or too much in them.
 
-    if pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type):
-        if not (pyarrow.compute.list_value_length(column).to_numpy() == 1).all():
-            raise ValueError(f"{name} has several numbers in a row")
-        column = pyarrow.compute.list_flatten(column)
-    kind = column.type
-    if not (
-        pyarrow.types.is_integer(kind)
-        or pyarrow.types.is_floating(kind)
-        or pyarrow.types.is_boolean(kind)
-    ):
-        raise ValueError(f"{name} holds {kind} and no numbers")
+    A few bytes can be gigabytes once they are read. Lists are refused: only reading them says how
+    long they are.
+    """
+    groups = [table.metadata.row_group(index) for index in range(table.num_row_groups)]
+    if (rows := sum(group.num_rows for group in groups)) > most:
+        raise ValueError(f"it has {rows} rows, more than {most}")
+    for index in range(len(table.schema)):
+        column = table.schema.column(index)
+        # As Arrow chooses what it reads: the column itself, or the parts of a structure.
+        name = next((n for n in names if column.path == n or column.path.startswith(f"{n}.")), None)
+        if name is None:
+            continue
+        what, kinds = ("images", IMAGES) if name == camera else ("numbers", NUMBERS)
+        if column.physical_type not in kinds or column.max_repetition_level:
+            raise ValueError(f"{name} holds {table.schema_arrow.field(name).type} and no {what}")
+        for group in groups:
+            chunk = group.column(index)
+            packed, size = chunk.total_compressed_size, chunk.total_uncompressed_size
+            if chunk.num_values != group.num_rows or size > MAX_RATIO * packed + SMALL_BYTES:
+                raise ValueError(
+                    f"{name} has {chunk.num_values} values in {group.num_rows} rows, which grow "
+                    f"from {packed} to {size} bytes when they are read"
+                )
+
+
+def _numbers(name: str, column: Any) -> Floats:
+    """Return a column of numbers."""
     values: Floats = np.asarray(column.to_numpy()).astype(np.float64)
     if column.null_count or not np.isfinite(values).all():
         raise ValueError(f"{name} has an empty cell, NaN or infinity")
     return values
 
 
+def _slack(seconds: Any, fps: float) -> Any:
+    """Return by how much a time may be off: never so much that another picture would do.
+
+    LeRobot writes and compares times in float32.
+    """
+    return np.minimum(TOLERANCE + seconds * 2.0**-23, 0.25 / fps)
+
+
 def _decoded(
-    path: Path, times: Sequence[float], fps: float, stack: contextlib.ExitStack
+    path: Path, times: Sequence[float], fps: float, end: float, stack: contextlib.ExitStack
 ) -> Iterator[Picture]:
-    """Yield the picture ``(H, W, 3)`` at each of these rising times of an mp4 file."""
+    """Yield the picture ``(H, W, 3)`` at each of these rising times of an mp4 file.
+
+    ``end`` is where the last of its episodes ends.
+    """
     import av
 
     stream = stack.enter_context(open_to_read(path, MAX_VIDEO_BYTES))
@@ -374,26 +445,32 @@ def _decoded(
     size = video.codec_context.width * video.codec_context.height
     if not 0 < size <= MAX_PIXELS:
         raise ValueError(f"its pictures have {size} pixels, more than {MAX_PIXELS}")
-    half, seeks = 0.5 / fps, True
+    if video.duration and end - 0.5 / fps > (length := float(video.duration * video.time_base)):
+        raise ValueError(f"it takes {length:.6g} s, but its episodes end at {end:.6g} s")
+    seeks = True
     frames, at, last = container.decode(video), -1.0, None
     budget = 1000 + int(4 * fps * max(times))
     for time in times:
+        slack = _slack(time, fps)
         if seeks and time - at > SEEK and video.time_base:
             container.seek(int(time / video.time_base), stream=video, backward=True)
             frames, before, last = container.decode(video), at, None
         else:
             before = -1.0
-        while last is None or at < time - half:
+        while last is None or at < time - slack:
             last = next(frames, None)
             if last is None or last.time is None:
-                raise ValueError(f"it has no picture at {time:.3f} s")
+                raise ValueError(f"it ends before {time:.6g} s, from_timestamp + frame_index / fps")
             at, budget = last.time, budget - 1
             if budget < 0:
                 raise ValueError("it has far more pictures than its length says")
             if at < before:
                 seeks = False  # it has too few key frames; once is enough
-        if at > time + half:
-            raise ValueError(f"it has no picture at {time:.3f} s, the next is at {at:.3f} s")
+        if at > time + slack:
+            raise ValueError(
+                f"it has no picture at {time:.6g} s, from_timestamp + frame_index / fps, the next "
+                f"is at {at:.6g} s"
+            )
         if last.is_corrupt or last.width * last.height > MAX_PIXELS:
             raise ValueError(f"its picture at {time:.3f} s is damaged")
         yield np.asarray(last.to_ndarray(format="rgb24"), dtype=np.uint8)
