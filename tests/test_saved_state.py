@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import io
+import json
 import os
 import random
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +20,15 @@ from little_memory import memory_below
 torch = pytest.importorskip("torch")
 
 from vinoreward.actor_learner.checkpoint import load_checkpoint  # noqa: E402
+from vinoreward.bundles.bundle import Bundle  # noqa: E402
 from vinoreward.bundles.foreign_encoder import load_state  # noqa: E402
 from vinoreward.errors import ModelCorruptError, VinorewardError  # noqa: E402
+from vinoreward.policies.policy import random_policy  # noqa: E402
+from vinoreward.policies.spec import mlp  # noqa: E402
+from vinoreward.policies.wire import load_policy, save_policy  # noqa: E402
 from vinoreward.saved_state import read_state, save_state  # noqa: E402
+from vinoreward_assets import panda_hover_classifier  # noqa: E402
+from vinoreward_training.classifier.training import read_record  # noqa: E402
 
 LARGE = 50_000_000
 """Bytes that a file of a few hundred asks for."""
@@ -225,3 +234,48 @@ def test_any_damage_ends_in_a_sentence_or_in_plain_data(tmp_path: Path) -> None:
         except ModelCorruptError:
             refused += 1
     assert refused > 100
+
+
+def empty_tensors(count: int) -> bytes:
+    """A safetensors file of nothing but names; a million of them take 1.4 GB."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"{number:x}": entry for number in range(count)}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def as_weights(folder: Path, content: bytes) -> object:
+    (folder / "state.safetensors").write_bytes(content)
+    return read_state(folder / "state.safetensors")
+
+
+def as_policy(folder: Path, content: bytes) -> object:
+    path = save_policy(folder, random_policy(mlp(3, 2, head="logits", hidden=(4,)), 0))
+    path.with_suffix(".safetensors").write_bytes(content)
+    told = json.loads(path.read_text()) | {"sha256": hashlib.sha256(content).hexdigest()}
+    path.write_text(json.dumps(told))
+    return load_policy(path)
+
+
+def as_network(folder: Path, content: bytes) -> object:
+    bundle = shutil.copytree(panda_hover_classifier(), folder / "bundle")
+    (bundle / "model.safetensors").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    spec = json.loads((bundle / "bundle.json").read_text())
+    spec["files"]["model.safetensors"] = digest
+    (bundle / "bundle.json").write_text(json.dumps(spec))
+    recorded = hashlib.sha256((bundle / "bundle.json").read_bytes()).hexdigest()
+    (bundle / "bundle.sha256").write_text(recorded + "\n")
+    return Bundle.load(bundle).backend("torch")
+
+
+def as_record(folder: Path, content: bytes) -> object:
+    (folder / "weights.safetensors").write_bytes(content)
+    return read_record(folder / "weights.safetensors")
+
+
+@pytest.mark.parametrize("read", [as_weights, as_policy, as_network, as_record])
+def test_tensors_without_end_are_refused_unread(
+    tmp_path: Path, read: Callable[[Path, bytes], object]
+) -> None:
+    with pytest.raises(ModelCorruptError, match=r"table of tensors has \d+ bytes, more"):
+        read(tmp_path, empty_tensors(20_000))

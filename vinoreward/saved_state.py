@@ -47,6 +47,8 @@ MAX_CHECKPOINT = 64 << 30
 """Bytes of a checkpoint, which may hold a replay of pictures."""
 MAX_PICKLE = 8 << 20
 """Bytes of the pickle; a network of 1000 layers needs 0.2 MiB."""
+MAX_HEADER = 1 << 20
+"""Bytes of the table of tensors in a safetensors file; one of 10,000 tensors needs as many."""
 MAX_PARTS = 1 << 20
 """Values, counted once per reference."""
 MAX_DEPTH = 50
@@ -136,11 +138,18 @@ def _read_safetensors(path: Path, limit: int) -> dict[str, Any]:
 
     try:
         with open_to_read(path, limit) as stream:
-            return dict(safetensors.torch.load(stream.read()))
+            check_header(content := stream.read())
+        return dict(safetensors.torch.load(content))
     except FileNotFoundError:
         raise
     except (safetensors.SafetensorError, *DAMAGED) as error:
         raise ModelCorruptError(reason_of(error)) from error
+
+
+def check_header(content: bytes) -> None:
+    """Raise ValueError if a safetensors file, of which 8 bytes do, has too many tensors to read."""
+    if (size := int.from_bytes(content[:8], "little")) > MAX_HEADER:
+        raise ValueError(f"its table of tensors has {size} bytes, more than {MAX_HEADER}")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from vinoreward.backends.base import Backend
 from vinoreward.backends.network import read_bytes
 from vinoreward.errors import ConfigError, ModelCorruptError, UnknownDeviceError, needed_for
+from vinoreward.saved_state import check_header
 
 
 class TorchBackend(Backend):
@@ -62,6 +63,7 @@ class TorchBackend(Backend):
                 "picture size and number of outputs, which the torch backend needs to build it."
             )
         try:
+            check_header(content)
             state = safetensors.torch.load(content)
             if architecture in ENCODERS:
                 height, width = (int(side or 0) for side in self.input.shape[1:3])
@@ -69,15 +71,15 @@ class TorchBackend(Backend):
                 network.load_state_dict(state, strict=True)
             else:
                 network = rebuild(architecture, columns, state, self.spec.views)
-        except (safetensors.SafetensorError, RuntimeError) as error:
-            raise ModelCorruptError(
-                f"{weights} does not hold the weights of {architecture} with {columns} outputs. "
-                f"Expected its complete state dict in safetensors form; save it again. {error}"
-            ) from error
         except ConfigError as error:
             raise ConfigError(
                 f"{weights} cannot become a network: {error} The ONNX file of the same bundle runs "
                 "without: backend='openvino' or 'onnxruntime'."
+            ) from error
+        except (safetensors.SafetensorError, RuntimeError, ValueError) as error:
+            raise ModelCorruptError(
+                f"{weights} does not hold the weights of {architecture} with {columns} outputs. "
+                f"Expected its complete state dict in safetensors form; save it again. {error}"
             ) from error
         module = WithPreprocess(network, self.spec.mean, self.spec.std).eval()
         halved = InHalf(module) if self.precision == "fp16" else module

@@ -35,7 +35,7 @@ from vinoreward.policies.policy import (
     quantize_array,
 )
 from vinoreward.policies.spec import PolicySpec
-from vinoreward.saved_state import DAMAGED, reason_of
+from vinoreward.saved_state import DAMAGED, check_header, reason_of
 
 ALIGNMENT = 64
 """In bytes; matrix kernels read aligned memory 1.5 times as fast."""
@@ -369,6 +369,7 @@ def load_policy(path: str | Path) -> Policy:
                 f"{path} and its weights do not belong together, or are of another format. "
                 f"Expected both files as they were saved, of format {FORMAT}; save them again."
             )
+        check_header(weights)
         arrays = safetensors.numpy.load(weights)
         parameters: dict[str, Parameter] = {}
         for key, entry in value["parameters"].items():

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward.rewards.calibration import temperature
+from vinoreward.saved_state import check_header
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.dead_camera import SHARE, judged, of_step
 from vinoreward_training.classifier.evaluation import average_precision, log_loss
@@ -376,6 +377,8 @@ def read_record(path: Path) -> TrainedOn | None:
     from safetensors import SafetensorError, safe_open
 
     try:
+        with path.open("rb") as stream:
+            check_header(stream.read(8))
         with safe_open(path, framework="np") as opened:
             text = (opened.metadata() or {}).get(RECORD)
         if text is None:
