@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -48,6 +49,10 @@ class Hub(ThreadingHTTPServer):
         """Stated instead of the files' own."""
         self.cut: str | None = None
         """A file of which half is sent."""
+        self.endless: str | None = None
+        """A file that does not end, or at 200 MB, whatever was stated."""
+        self.sent = 0
+        """Bytes of it."""
 
     @property
     def url(self) -> str:
@@ -78,9 +83,15 @@ class Answers(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("ETag", f'"{abs(hash(data)):040x}"')
-        self.send_header("Content-Length", str(size))
+        endless = self.command == "GET" and hub.endless == match[2]
+        if not endless:
+            self.send_header("Content-Length", str(size))
         self.end_headers()
-        if self.command == "GET":
+        if endless:
+            with contextlib.suppress(ConnectionError):
+                while hub.sent < 200e6:
+                    hub.sent += self.wfile.write(bytes(1 << 20))
+        elif self.command == "GET":
             self.wfile.write(data[: len(data) // 2] if hub.cut == match[2] else data)
 
     def log_message(self, *_: Any) -> None:
@@ -259,6 +270,15 @@ def test_what_is_no_bundle_is_refused_and_not_kept(
     assert "GET evil.py" not in hub.asked
     if hub.sizes:
         assert f"GET {next(iter(hub.sizes))}" not in hub.asked  # not even begun
+
+
+@pytest.mark.parametrize("file", ["bundle.json", "bundle.sha256", "model.onnx"])
+def test_a_body_that_is_longer_than_stated_is_cut_off(hub: Hub, tmp_path: Path, file: str) -> None:
+    hub.endless = file
+    with pytest.raises(ModelNotFoundError, match=rf"{file} has more than the \d+ bytes that were"):
+        Bundle.from_hub(MINE)
+    assert kept(tmp_path) == []
+    assert hub.sent < 100e6
 
 
 @pytest.mark.parametrize(

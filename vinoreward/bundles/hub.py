@@ -8,12 +8,13 @@ sizes were asked for; they are then checked like those of any stranger's bundle.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from vinoreward.bundles.locate import (
     MAX_FILE_BYTES,
@@ -78,23 +79,42 @@ def download(name: str) -> Path:
         if (parent / commit).is_dir():
             return parent / commit
         _check_size(name, SPEC_FILE, size, MAX_SPEC_BYTES)
-        return _fetched(name, repository, commit, parent)
+        return _fetched(name, repository, commit, parent, size)
 
 
-def _fetched(name: str, repository: str, commit: str, parent: Path) -> Path:
+class _Bounded(io.FileIO):
+    """A new file for what a server sends: it may say less than it then sends."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(path, "wb")
+        self._file, self._size = path.name, size
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._size:
+            raise OSError(f"{self._file} has more than the {self._size} bytes that were stated")
+        return super().write(data)
+
+
+def _fetched(name: str, repository: str, commit: str, parent: Path, spec_size: int) -> Path:
     """Download a commit's bundle beside its place and move it there when it is whole."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
 
-    def fetch(file: str) -> None:
-        hf_hub_download(repository, file, revision=commit, local_dir=part)
+    def fetch(file: str, size: int) -> None:
+        url, headers = hf_hub_url(repository, file, revision=commit), build_hf_headers()
+        with _Bounded(part / file, size) as stream:
+            http_get(url, stream, headers=headers, expected_size=size)
 
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=parent) as beside:
         part = Path(beside) / commit
-        fetch(SPEC_FILE)
-        _check_size(name, SPEC_HASH_FILE, _facts(repository, commit, SPEC_HASH_FILE)[0], 1024)
-        fetch(SPEC_HASH_FILE)
-        spec, total = read_spec(part, recorded=True), 0
+        part.mkdir()
+        fetch(SPEC_FILE, spec_size)
+        hash_size, _ = _facts(repository, commit, SPEC_HASH_FILE)
+        _check_size(name, SPEC_HASH_FILE, hash_size, 1024)
+        fetch(SPEC_HASH_FILE, hash_size)
+        spec, sizes = read_spec(part, recorded=True), dict[str, int]()
         for file in spec.files:
             if file not in (*MODEL_FILES, "golden.npz"):
                 raise BundleError(
@@ -103,12 +123,11 @@ def _fetched(name: str, repository: str, commit: str, parent: Path) -> Path:
                 )
             size, _ = _facts(repository, commit, file)
             _check_size(name, file, size, MAX_FILE_BYTES)
-            total += size
-            _check_size(name, "all its files", total, MAX_TOTAL_BYTES)
-        for file in spec.files:
-            fetch(file)
+            sizes[file] = size
+            _check_size(name, "all its files", sum(sizes.values()), MAX_TOTAL_BYTES)
+        for file, size in sizes.items():
+            fetch(file, size)
         check_files(part, spec, hashes=True)
-        shutil.rmtree(part / ".cache", ignore_errors=True)  # the downloader's own notes
         try:
             part.rename(parent / commit)
         except OSError:
