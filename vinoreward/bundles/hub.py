@@ -99,7 +99,7 @@ def _fetched(name: str, repository: str, commit: str, parent: Path, spec_size: i
     """Download a commit's bundle beside its place and move it there when it is whole."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     def fetch(file: str, size: int) -> None:
         url, headers = hf_hub_url(repository, file, revision=commit), build_hf_headers()

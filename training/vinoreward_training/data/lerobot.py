@@ -35,9 +35,9 @@ MAX_ROWS = 20_000_000
 MAX_EPISODES = 1_000_000
 MAX_RATIO, SMALL_BYTES = 8, 64 * 2**20
 """How many times as large a column may be once unpacked, if it then has more than these bytes."""
-NUMBERS = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")
-IMAGES = ("BYTE_ARRAY",)
-"""As parquet calls them."""
+KINDS = {"numbers": ["BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE"], "images": ["BYTE_ARRAY"]}
+CODECS = ("SNAPPY", "UNCOMPRESSED")
+"""As LeRobot writes. Others make gigabytes of a few bytes, and a file may state fewer."""
 TOLERANCE = 1e-4
 """Seconds that a row's or a picture's time may be off, as in LeRobot's own loader."""
 SEEK = 4.0
@@ -260,8 +260,8 @@ class LeRobotFolder:
         names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
         video = f"videos/{self.camera}/"
         if self._video:
-            places = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-            names += [video + each for each in places]
+            film_columns = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+            names += [video + each for each in film_columns]
         episodes: list[Episode] = []
         seen = set()
         for file in files:
@@ -383,8 +383,7 @@ class LeRobotFolder:
 def _check_columns(table: Any, names: Sequence[str], camera: str, most: int) -> None:
     """Raise ValueError for a parquet file with other kinds of columns, or too much in them.
 
-    A few bytes can be gigabytes once they are read. Lists are refused: only reading them says how
-    long they are.
+    Lists are refused: only reading them says how long they are.
     """
     groups = [table.metadata.row_group(index) for index in range(table.num_row_groups)]
     if (rows := sum(group.num_rows for group in groups)) > most:
@@ -395,16 +394,17 @@ def _check_columns(table: Any, names: Sequence[str], camera: str, most: int) -> 
         name = next((n for n in names if column.path == n or column.path.startswith(f"{n}.")), None)
         if name is None:
             continue
-        what, kinds = ("images", IMAGES) if name == camera else ("numbers", NUMBERS)
-        if column.physical_type not in kinds or column.max_repetition_level:
+        what = "images" if name == camera else "numbers"
+        if column.physical_type not in KINDS[what] or column.max_repetition_level:
             raise ValueError(f"{name} holds {table.schema_arrow.field(name).type} and no {what}")
         for group in groups:
             chunk = group.column(index)
             packed, size = chunk.total_compressed_size, chunk.total_uncompressed_size
-            if chunk.num_values != group.num_rows or size > MAX_RATIO * packed + SMALL_BYTES:
+            large = size > MAX_RATIO * packed + SMALL_BYTES
+            if chunk.num_values != group.num_rows or large or chunk.compression not in CODECS:
                 raise ValueError(
                     f"{name} has {chunk.num_values} values in {group.num_rows} rows, which grow "
-                    f"from {packed} to {size} bytes when they are read"
+                    f"from {packed} to {size} bytes by {chunk.compression}"
                 )
 
 
@@ -417,20 +417,14 @@ def _numbers(name: str, column: Any) -> Floats:
 
 
 def _slack(seconds: Any, fps: float) -> Any:
-    """Return by how much a time may be off: never so much that another picture would do.
-
-    LeRobot writes and compares times in float32.
-    """
+    """Return by how much times, which LeRobot has as float32, may be off; never half a picture."""
     return np.minimum(TOLERANCE + seconds * 2.0**-23, 0.25 / fps)
 
 
 def _decoded(
     path: Path, times: Sequence[float], fps: float, end: float, stack: contextlib.ExitStack
 ) -> Iterator[Picture]:
-    """Yield the picture ``(H, W, 3)`` at each of these rising times of an mp4 file.
-
-    ``end`` is where the last of its episodes ends.
-    """
+    """Yield the picture ``(H, W, 3)`` at each of these rising times of an mp4 file till ``end``."""
     import av
 
     stream = stack.enter_context(open_to_read(path, MAX_VIDEO_BYTES))
@@ -445,7 +439,8 @@ def _decoded(
     size = video.codec_context.width * video.codec_context.height
     if not 0 < size <= MAX_PIXELS:
         raise ValueError(f"its pictures have {size} pixels, more than {MAX_PIXELS}")
-    if video.duration and end - 0.5 / fps > (length := float(video.duration * video.time_base)):
+    length = float(video.duration * video.time_base) if video.duration and video.time_base else end
+    if length < end - 0.5 / fps:
         raise ValueError(f"it takes {length:.6g} s, but its episodes end at {end:.6g} s")
     seeks = True
     frames, at, last = container.decode(video), -1.0, None
