@@ -549,7 +549,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
     print(f"{total} pictures of {len(videos)} videos of {seconds:.0f} seconds in all")
     fps, size = config.video_fps, config.image_size
     table = _converted(
-        config, known, lambda table: take_pictures(videos, plan, table, fps, size), total
+        config, known, lambda table: take_pictures(videos, plan, table, fps, size, marks), total
     )
     print(_summary(config, table))
     print(f"next: {after_capture(config.out, table.episodes('failure'))}")

@@ -171,12 +171,13 @@ def take_pictures(
     table: Table,
     fps: float,
     size: tuple[int, int] | None,
+    labels: Sequence[Outcomes],
 ) -> Iterator[int]:
     """Add the chosen pictures that are not in the table; yield how many were added."""
     done = {(row["video"], row["second"]): row["label"] for row in table.rows.values()}
     numbers = {row["video"]: int(row["episode"]) for row in table.rows.values()}
     free = max(numbers.values(), default=-1) + 1
-    for video, chosen in zip(videos, plan, strict=True):
+    for video, chosen, marks in zip(videos, plan, labels, strict=True):
         # A video that came later gets the next number: others keep theirs, and their parts.
         if (number := numbers.get(video.name)) is None:
             number, free = free, free + 1
@@ -191,7 +192,7 @@ def take_pictures(
                     f"{second_of(index, fps)} s, which is another now. Expected the labels as they "
                     "were when resuming; capture into another folder with --out."
                 )
-        for index, picture in decoded(video, fps, wanted):
+        for index, picture in decoded(video, fps, wanted, marks):
             category = wanted[index]
             row: Row = make_row(
                 f"{number:06d}-{index:06d}.png", category == "success", category, number, 0
@@ -221,17 +222,8 @@ def _ffmpeg(path: Path, *output: str, part: Sequence[str] = ()) -> list[str]:
     # Nothing but a file of these formats: a playlist could name other files or addresses.
     only = ["-protocol_whitelist", "file", "-format_whitelist", _FORMATS]
     most = ["-max_pixels", str(MAX_PIXELS)]
-    command = [
-        get_ffmpeg_exe(),
-        "-nostdin",
-        "-hide_banner",
-        *only,
-        *most,
-        *part,
-        "-i",
-        str(path.resolve()),
-    ]
-    return [*command, *output, "-f", "image2pipe", "-vcodec", "ppm", "-"]
+    before = ["-nostdin", "-hide_banner", *only, *most, *part, "-i", str(path.resolve())]
+    return [get_ffmpeg_exe(), *before, *output, "-f", "image2pipe", "-vcodec", "ppm", "-"]
 
 
 def _opened(name: str, path: Path) -> Video:
@@ -273,17 +265,19 @@ def _unreadable(path: Path, error: object) -> DatasetError:
 
 
 def decoded(
-    video: Video, fps: float, wanted: Mapping[int, object]
+    video: Video, fps: float, wanted: Mapping[int, object], marks: Outcomes | None = None
 ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """Yield the wanted pictures ``(H, W, 3)`` of a video with their numbers."""
+    """Yield the wanted pictures ``(H, W, 3)`` of a video with their numbers, checked by labels."""
     if not wanted:
         return
-    last, index = max(wanted), -1
+    last, index, since, before = max(wanted), -1, 0, None
+    moments = f"settb=AVTB,setpts=PTS-501,fps={fps!r}:round=up"
     with tempfile.TemporaryFile() as messages:
         process = subprocess.Popen(
             # The frame that is on screen at index / fps, half a millisecond for rounded times. By
             # default it would be one of up to half a period later, which the label may not fit.
-            _ffmpeg(video.path, "-vf", f"settb=AVTB,setpts=PTS-501,fps={fps!r}:round=up"),
+            # After damage it would repeat an earlier one, without -xerror.
+            _ffmpeg(video.path, "-xerror", "-vf", moments),
             stdout=subprocess.PIPE,
             stderr=messages,
             start_new_session=True,  # Ctrl-C is for this process, which ends the other
@@ -292,7 +286,16 @@ def decoded(
             pictures = cast(IO[bytes], process.stdout)
             while index < last and (picture := _ppm(pictures)) is not None:
                 index += 1
+                if before is None or not np.array_equal(picture, before):
+                    since, before = index, picture
                 if index in wanted:
+                    other = [] if marks is None else marks[since:index] == 1 - marks[index]
+                    if index - since > SLACK * fps and np.any(other):
+                        raise DatasetError(
+                            f"{video.name} shows one image from {second_of(since, fps)} s to "
+                            f"{second_of(index, fps)} s, but its labels change in between. "
+                            "Expected another image where a label begins; label or record it again."
+                        )
                     yield index, picture
         finally:
             process.kill()
@@ -300,7 +303,7 @@ def decoded(
     # A header's length may be a little wrong; a file that was cut off lacks more.
     if (last - index) / fps > SLACK:
         ends = f"it ends after {(index + 1) / fps:.3g} of {video.seconds:.3g} s"
-        raise _unreadable(video.path, ends)
+        raise _unreadable(video.path, f"{ends}, or is damaged there")
 
 
 def frame_at(video: Video, second: float) -> npt.NDArray[np.uint8]:
