@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
-from vinoreward.bundles.picture import from_grey, prepare, tiled
+from vinoreward.bundles.picture import decode_picture, from_grey, prepare, read_picture, tiled
 from vinoreward.bundles.schema import Picture
 from vinoreward.errors import InputError, PictureMismatchError
 
@@ -140,3 +142,71 @@ def test_another_size_is_refused_where_nothing_resizes() -> None:
 def test_a_picture_smaller_than_the_crop_is_refused() -> None:
     with pytest.raises(PictureMismatchError, match="at least 17 x 23"):
         prepare(pictures(1, 16, 40), Picture(12, 16, crop=(5, 7, 12, 16)))
+
+
+# --- files -------------------------------------------------------------------------------------
+
+SCENE = np.array([[[250, 0, 0], [0, 250, 0], [0, 0, 250]], [[9, 9, 9], [90, 90, 90], [200] * 3]])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_photograph_is_upright_however_the_camera_was_held(
+    tmp_path: Path, orientation: int, kind: str
+) -> None:
+    scene = np.repeat(np.repeat(SCENE.astype(np.uint8), 16, axis=0), 16, axis=1)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(scene).save(tmp_path / "x", format=kind, exif=exif, quality=95)
+    with Image.open(tmp_path / "x", formats=(kind,)) as opened:
+        expected = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
+    found = read_picture(tmp_path / "x")
+    np.testing.assert_array_equal(found, expected)
+    assert found.shape == ((48, 32, 3) if orientation > 4 else (32, 48, 3))
+
+
+def test_an_orientation_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    Image.fromarray(pictures(1, 12, 16)[0]).save(
+        tmp_path / "x.png", exif=b"Exif\0\0MM\0*\0\0\0\x08\0"
+    )
+    assert read_picture(tmp_path / "x.png").shape == (12, 16, 3)
+
+
+def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:
+    grey = np.linspace(0, 65535, 12 * 16).reshape(12, 16).astype(np.uint16)
+    Image.fromarray(grey).save(tmp_path / "x.png")
+    expected = np.repeat((grey // 256).astype(np.uint8)[..., None], 3, axis=-1)
+    np.testing.assert_array_equal(read_picture(tmp_path / "x.png"), expected)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L"])
+def test_colours_hidden_under_transparency_do_not_appear(tmp_path: Path, mode: str) -> None:
+    image = Image.fromarray(SCENE.astype(np.uint8)).convert(mode)
+    options = {} if mode.endswith("A") else {"transparency": image.getpixel((0, 0))}
+    image.save(tmp_path / "opaque.png")
+    shown = np.asarray(image.convert("RGB"))
+    np.testing.assert_array_equal(read_picture(tmp_path / "opaque.png"), shown)
+    if mode.endswith("A"):
+        image.putalpha(Image.fromarray(np.array([[255] * 3, [255, 255, 7]], np.uint8)))
+    image.save(tmp_path / "x.png", **options)
+    with pytest.raises(InputError, match=r"x\.png cannot be read .*: it is transparent in places"):
+        read_picture(tmp_path / "x.png")
+    with pytest.raises(InputError, match="transparent in places"):
+        decode_picture((tmp_path / "x.png").read_bytes(), "x")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_an_animation_is_no_image(tmp_path: Path, kind: str) -> None:
+    first, second = (Image.fromarray(one) for one in pictures(2, 12, 16))
+    first.save(tmp_path / "x", format=kind, save_all=True, append_images=[second])
+    with pytest.raises(InputError, match="several images"):
+        read_picture(tmp_path / "x")
+
+
+def test_a_photograph_with_a_second_image_behind_it_is_the_first(tmp_path: Path) -> None:
+    """As telephones write it: MPO, a JPEG with others behind it."""
+    first, second = (Image.fromarray(one) for one in pictures(2, 16, 16))
+    first.save(tmp_path / "x.jpg", format="MPO", save_all=True, append_images=[second])
+    first.save(tmp_path / "one.jpg")
+    found = read_picture(tmp_path / "x.jpg")
+    np.testing.assert_array_equal(found, read_picture(tmp_path / "one.jpg"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import struct
@@ -31,6 +32,7 @@ MAX_SCANS = 100
 """Of a JPEG; ordinary ones have a dozen."""
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _END, _SCAN = 0xD9, 0xDA
+_ORIENTATION = 0x0112
 
 # What PIL's readers raise for damaged files.
 _DAMAGED = (
@@ -214,11 +216,13 @@ def _size(batch: NDArray[Any]) -> str:
 
 
 def read_picture(path: str | Path) -> NDArray[np.uint8]:
-    """Read a PNG, JPEG, BMP or WebP file as ``(H, W, 3)`` uint8 RGB.
+    """Read a PNG, JPEG, BMP or WebP file as ``(H, W, 3)`` uint8 RGB, upright as EXIF says.
+
+    Of 16 bits the upper 8 are kept.
 
     Raises:
-        InputError: no plain file, another format, damaged, or more than 4096 x 4096 pixels or
-            128 MiB.
+        InputError: no plain file, another format, damaged, transparent, an animation, or more than
+            4096 x 4096 pixels or 128 MiB.
     """
     return _read(path, lambda: open_to_read(path, MAX_BYTES))
 
@@ -240,11 +244,47 @@ def _read(
                 width, height = opened.size
                 if width * height > MAX_PIXELS:
                     raise InputError(f"it has {width}x{height} pixels (width x height)")
-                return np.asarray(opened.convert("RGB"), dtype=np.uint8)
+                # A phone's JPEG may hold further images (MPO); the first is the photograph.
+                if getattr(opened, "is_animated", False) and opened.format != "MPO":
+                    raise InputError("it has several images, one after the other")
+                return _upright(_in_rgb(opened), opened.info.get("exif", b""))
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise _unreadable(path, "it has far too many pixels") from error
     except _DAMAGED as error:
         raise _unreadable(path, str(error) or type(error).__name__) from error
+
+
+def _in_rgb(opened: Image.Image) -> NDArray[np.uint8]:
+    """Return an open image as ``(H, W, 3)``; InputError if that would change what is seen."""
+    if opened.mode.startswith("I"):  # 16 bits of grey, as all formats here have no more
+        values = np.asarray(opened)
+        if opened.info.get("transparency") in values:
+            raise InputError(_TRANSPARENT)
+        return in_color((values >> 8).astype(np.uint8), "HW")
+    if opened.has_transparency_data:
+        opened = opened.convert("RGBA")
+        if opened.getextrema()[3] != (255, 255):
+            raise InputError(_TRANSPARENT)
+    return np.asarray(opened.convert("RGB"), dtype=np.uint8)
+
+
+def _upright(image: NDArray[np.uint8], exif: bytes) -> NDArray[np.uint8]:
+    """Return an image ``(H, W, 3)`` turned and mirrored as its EXIF says, if that is readable."""
+    exif = exif.removeprefix(b"Exif\0\0")
+    order = "<" if exif.startswith(b"II") else ">"
+    orientation = 1
+    # PIL's reader would copy what all entries point to, and warn of each odd one.
+    with contextlib.suppress(struct.error):
+        (start,) = struct.unpack_from(f"{order}I", exif, 4)
+        (count,) = struct.unpack_from(f"{order}H", exif, start)
+        for at in range(start + 2, start + 2 + 12 * count, 12):
+            tag, value = struct.unpack_from(f"{order}H6xH", exif, at)
+            orientation = value if tag == _ORIENTATION else orientation
+    if orientation in (5, 6, 7, 8):
+        image = image.swapaxes(0, 1)
+    rows = -1 if orientation in (3, 4, 7, 8) else 1
+    columns = -1 if orientation in (2, 3, 6, 7) else 1
+    return np.ascontiguousarray(image[::rows, ::columns])
 
 
 def _check_scans(stream: IO[bytes]) -> None:
@@ -260,6 +300,9 @@ def _check_scans(stream: IO[bytes]) -> None:
         if scans > MAX_SCANS:
             raise InputError(f"it has {scans} scans")
     stream.seek(0)
+
+
+_TRANSPARENT = "it is transparent in places, which hide other colours; save it without alpha"
 
 
 def shown_name(path: str | Path) -> str:
