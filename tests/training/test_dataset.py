@@ -191,7 +191,7 @@ def test_pictures_without_episodes_are_split_by_their_content(tmp_path: Path) ->
 def test_too_few_episodes_to_split_is_an_error(tmp_path: Path) -> None:
     picture(tmp_path / "success" / "0.png", 1)
     picture(tmp_path / "failure" / "0.png", 2)
-    with pytest.raises(DatasetError, match="capture more episodes"):
+    with pytest.raises(DatasetError, match="add more images of either class"):
         split_by_episode(load_dataset(tmp_path))
 
 

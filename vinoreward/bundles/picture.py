@@ -256,15 +256,13 @@ def _read(
 
 def _in_rgb(opened: Image.Image) -> NDArray[np.uint8]:
     """Return an open image as ``(H, W, 3)``; InputError if that would change what is seen."""
-    if opened.mode.startswith("I"):  # 16 bits of grey, as all formats here have no more
-        values = np.asarray(opened)
-        if opened.info.get("transparency") in values:
-            raise InputError(_TRANSPARENT)
-        return in_color((values >> 8).astype(np.uint8), "HW")
+    sixteen_bits = opened.mode.startswith("I")  # of grey; no format here has more
     if opened.has_transparency_data:
-        opened = opened.convert("RGBA")
-        if opened.getextrema()[3] != (255, 255):
-            raise InputError(_TRANSPARENT)
+        alpha = (0, 0) if sixteen_bits else opened.convert("RGBA").getextrema()[3]
+        if alpha != (255, 255):
+            raise InputError("it is transparent in places, which hide colours; save it without")
+    if sixteen_bits:
+        return in_color((np.asarray(opened) >> 8).astype(np.uint8), "HW")
     return np.asarray(opened.convert("RGB"), dtype=np.uint8)
 
 
@@ -300,9 +298,6 @@ def _check_scans(stream: IO[bytes]) -> None:
         if scans > MAX_SCANS:
             raise InputError(f"it has {scans} scans")
     stream.seek(0)
-
-
-_TRANSPARENT = "it is transparent in places, which hide other colours; save it without alpha"
 
 
 def shown_name(path: str | Path) -> str:

@@ -189,7 +189,8 @@ def audit(
         )
         classifier = closing.enter_context(opened(bundle, precision=precision))
         spec = classifier.bundle.spec
-        dataset = load_dataset(data, size=size_for(spec.picture), success_label=success_label)
+        size = size_for(spec.picture)
+        dataset = load_dataset(data, size=size, success_label=success_label, skip_broken=True)
         allowed, note = unseen(spec, dataset.episodes, dataset.origin, dataset.sha256)
         some = one_each(dataset, allowed, frames, seed)
         images, success = dataset.images[some], dataset.labels[some] == 1

@@ -10,7 +10,7 @@ from vinoreward.errors import DatasetError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.battery import Battery, look
-from vinoreward_training.data.dataset_files import inside, pictures_below
+from vinoreward_training.data.dataset_files import inside, meant, pictures_below
 
 BEFORE = "success"
 """Folder of the pictures of success; the others have pictures of the same names."""
@@ -39,7 +39,7 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
         DatasetError: there is no folder ``success``, no other, or no two pictures of one name.
     """
     names = sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
-    changes = [name for name in names if name != BEFORE and not name.startswith(".")]
+    changes = [name for name in names if name != BEFORE and meant(name)]
     if BEFORE not in names or not changes:
         raise DatasetError(
             f"{folder} has the folders {', '.join(names[:SHOWN_NAMES]) or 'none'}"

@@ -7,7 +7,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from vinoreward_training.data.dataset_files import (
     ABOUT,
     METADATA,
     Table,
+    chosen_size,
     make_row,
     picture_source,
     read_about,
@@ -42,7 +43,7 @@ from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
 from vinoreward_training.data.lerobot_writer import LeRobotWriter
 from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_pictures
 from vinoreward_training.data.seen import HELD_OUT_SHARES
-from vinoreward_training.data.videos import check_sizes, find_videos, read_labels, take_pictures
+from vinoreward_training.data.videos import find_videos, read_labels, take_pictures
 from vinoreward_training.runs.next_command import (
     actions_of,
     after_capture,
@@ -377,9 +378,10 @@ def run(config: CaptureConfig) -> int:
     line = capture_again(config)
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
-        size = None if env is None or is_hover(env.spec) else config.image_size
-        how = _how(config, size)
         closing.callback((scene if env is None else env).close)
+        own, sizes = _sizes(config, env)
+        size = next(iter(sizes.values()), None)
+        how = _how(config, None if sizes == own else size)
         begun = _holds_nothing(config.out)
         before = read_about(config.out) if config.resume and not begun else {}
         if before:
@@ -398,7 +400,7 @@ def run(config: CaptureConfig) -> int:
                 truth = truth_reader(config.truth_key or before.get("truth_key"), config.truth)
                 actions = actions_of(env.action_space)
                 if len(config.image_source) > 1 or config.stack > 1:
-                    env = SeveralViews(env, config.env, config.image_source, config.stack, size)
+                    env = SeveralViews(env, config.env, config.image_source, config.stack, sizes)
                     how["views"] = [asdict(view) for view in env.views]
                     take: Callable[[Any], Any] = env.picture
                 else:
@@ -415,6 +417,25 @@ def run(config: CaptureConfig) -> int:
     print(_summary(config, table))
     print(f"next: {after_capture(config.out, table.episodes('failure'))}")
     return 0
+
+
+def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]], ...]:
+    """Return by source the (height, width) of an environment's images, and that to take them at.
+
+    Both are empty for the hover scene, which draws at any size. Recordings of whole episodes are
+    resized on demand alone: capture --from-lerobot makes images of them.
+    """
+    if env is None or is_hover(env.spec) or (config.format == "lerobot" and not config.image_size):
+        return {}, {}
+    observation, _ = env.reset(seed=0)
+    takes = {one: picture_source(env, config.env, one, None) for one in config.image_source}
+    own = {one: take(observation).shape[:2] for one, take in takes.items()}
+    if config.image_size is not None:
+        return own, dict.fromkeys(own, config.image_size)
+    # One scale for all, as views of one width stay of one width.
+    largest = max(own.values(), key=max)
+    scale = max(chosen_size([largest])) / max(largest)
+    return own, {one: (round(h * scale), round(w * scale)) for one, (h, w) in own.items()}
 
 
 def _fill(
@@ -493,20 +514,22 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     """Take the pictures of a LeRobot dataset; return 0."""
     source = LeRobotFolder(dataset, config.camera)
     labels = labels_of(config, source)
+    plan = choose_frames(config, source, labels)
+    own = next(source.pictures([(plan[0][0], [0])]))[2].shape[:2]
+    sized = replace(config, image_size=config.image_size or chosen_size([own]))
     known = {
         "scene": source.scene,
         "lerobot": {"labels": str(labels), "fps": source.fps},
         **_environment_of(source),
-        **_asked(_how(config, config.image_size)),
+        **_asked(_how(config, None if sized.image_size == own else sized.image_size)),
     }
     _check_recorded(config, known)
     print(
         f"{source.frames} pictures of {len(source.episodes)} episodes in {dataset}, camera "
         f"{source.camera}; a success is {labels or 'not asked for'}."
     )
-    plan = choose_frames(config, source, labels)
     total = sum(len(chosen) for _, chosen in plan)
-    table = _converted(config, known, partial(fill, config, source, plan), total)
+    table = _converted(config, known, partial(fill, sized, source, plan), total)
     if labels is None:
         print(f"{len(table.rows)} pictures in {config.out}, without labels.")
         print(f"next: {command('train-vae', '--data', config.out)}")
@@ -533,21 +556,21 @@ def _videos(config: CaptureConfig, source: Path) -> int:
             f"found --video-fps {config.video_fps}. Expected images per second of a video, above "
             "0 and at most 1000."
         )
+    videos = find_videos(source)
+    own = [video.size for video in videos]
+    size = config.image_size or chosen_size(own)
     known = {
         "scene": {"videos": source.resolve().name},
         "video_fps": config.video_fps,
-        **_asked(_how(config, config.image_size)),
+        **_asked(_how(config, None if {*own} == {size} else size)),
     }
     _check_recorded(config, known)
-    videos = find_videos(source)
-    if config.image_size is None:
-        check_sizes(videos)
     marks = read_labels(source, config.labels, videos, config.video_fps)
     plan = plan_pictures(config.frames, marks)
     total = sum(map(len, plan))
     seconds = sum(video.seconds for video in videos)
     print(f"{total} pictures of {len(videos)} videos of {seconds:.0f} seconds in all")
-    fps, size = config.video_fps, config.image_size
+    fps = config.video_fps
     table = _converted(
         config, known, lambda table: take_pictures(videos, plan, table, fps, size, marks), total
     )

@@ -261,8 +261,8 @@ class Play(Episodes):
         ``patience`` episodes in a row without a picture there is a DatasetError.
         """
         config, patience = self._config, self._config.patience
-        # What has no pictures, or a policy that fails, is refused before it is played for long.
-        self._picture(self._first())
+        # A policy that fails is refused before it is played for long.
+        self._first()
         wins = config.frames // 2
         kept = table.count("success"), table.count("failure")
         balance = Balance(wins, config.frames - wins, config.per_episode, *kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -29,7 +29,7 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
         name: its id.
         sources: ``"render"``, ``"obs"`` or ``"obs:KEY"``, different ones.
         stack: pictures of each camera, one step apart.
-        size: (height, width) to resize each one to; None for its own.
+        sizes: (height, width) to resize those of each source to.
 
     Raises:
         ConfigError: a source that is not there or is named twice, or pictures of several widths.
@@ -41,7 +41,7 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
         name: str,
         sources: Sequence[str],
         stack: int,
-        size: tuple[int, int] | None,
+        sizes: Mapping[str, tuple[int, int]],
     ) -> None:
         super().__init__(env)
         if len(set(sources)) < len(sources):
@@ -49,7 +49,7 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
                 f"found --image-source {' '.join(sources)}. Expected each camera once; for the "
                 "last pictures of one give --stack."
             )
-        self._takes = {source: picture_source(env, name, source, size) for source in sources}
+        self._takes = {one: picture_source(env, name, one, sizes.get(one)) for one in sources}
         self._last: dict[str, deque[Picture]] = {source: deque(maxlen=stack) for source in sources}
         self._ages = range(stack - 1, -1, -1)
         try:

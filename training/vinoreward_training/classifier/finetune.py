@@ -106,11 +106,15 @@ def run(config: FinetuneConfig) -> int:
             size=config.image_size,
             crop=config.image_crop,
             success_label=config.success_label,
+            choose_size=True,
+            skip_broken=config.skip_broken,
         )
         if (config.data / METADATA).is_file():
             rows = (row for _, row in read_table(config.data))
             for sentence in telling_numbers(rows, config.success_label):
                 print(f"warning: {sentence}")
+        else:
+            print(f"no {METADATA}: each image counts as an episode of its own (docs/datasets.md)")
         if (found := of_both_labels(dataset)) is not None:
             print(f"warning: {found}")
         parts = split_by_episode(dataset)

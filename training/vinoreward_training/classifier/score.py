@@ -43,6 +43,7 @@ from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,
     METADATA,
+    check_labels,
     inside,
     pictures_below,
     read_about,
@@ -128,13 +129,11 @@ def _of_files(config: ScoreConfig) -> Source:
         raise DatasetError(
             f"{folder} holds no pictures. Expected some to score; give another folder with --data."
         )
+    check_labels(folder, filter(None, names), config.success_label)
     known = config.success_label in names  # else the folders are no labels
     # What lies in no class folder has no label, as in a training.
     labels = np.array(
-        [
-            int(name == config.success_label) if known and name and name[0] != "." else -1
-            for name in names
-        ]
+        [int(name == config.success_label) if known and name else -1 for name in names]
     )
     about = read_about(folder)
     origin = origin_of(about) if (folder / METADATA).is_file() else None

@@ -61,8 +61,9 @@ class CaptureConfig:
     """Images of each camera in a picture: of its last steps, for a task that a single image does
     not show."""
     image_size: tuple[int, int] | None = None
-    """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128); images of other
-    environments are resized by PIL, as the bundle then does too (default: their own size)."""
+    """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128); images from elsewhere are
+    resized by PIL, as the bundle then does too. Default: their own size, made smaller until the
+    longer side has 160 pixels; with --format lerobot their own."""
     renderer: Literal["fast", "tiny"] | None = None
     """Camera of the hover scene; by default the environment's, fast."""
     mesh: Literal["full", "20"] | None = None
@@ -170,7 +171,10 @@ class FinetuneConfig:
     image_crop: tuple[int, int, int, int] | None = None
     """TOP LEFT HEIGHT WIDTH: cut this out of each image first, as the bundle does later."""
     image_size: tuple[int, int] | None = None
-    """Resize images to HEIGHT WIDTH; default: the images' own size."""
+    """Resize images to HEIGHT WIDTH; default: the size of a capture's images, of others the most
+    common one, made smaller until the longer side has 160 pixels."""
+    skip_broken: bool = False
+    """Leave out images that cannot be read, instead of listing them and stopping."""
     success_label: str = "success"
     """Sub-folder with the successes."""
     seed: int = 0

@@ -23,6 +23,8 @@ from vinoreward_training.data.dataset_files import (
     SUFFIXES,
     Crop,
     Indices,
+    check_labels,
+    meant,
     number,
     pictures_below,
     read_about,
@@ -169,6 +171,8 @@ Entry = tuple[str, int, str, int, float]
 
 
 def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
+    rows = list(read_table(folder))
+    check_labels(folder / METADATA, (row["label"] for _, row in rows), success_label)
     return [
         (
             row["file"],
@@ -177,16 +181,21 @@ def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
             int(row["episode"]),
             number(folder, line, row.get("distance", "")),
         )
-        for line, row in read_table(folder)
+        for line, row in rows
     ]
 
 
 def _from_folders(folder: Path, success_label: str) -> list[Entry]:
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    classes = [(name, file) for name in names for file in pictures_below(folder, name)]
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and meant(path.name))
+    check_labels(folder, names, success_label)
+    loose = sum(path.suffix.lower() in SUFFIXES and meant(path.name) for path in folder.iterdir())
+    if names and loose:
+        print(f"passed over: {loose} images in {folder} that are in no class's folder")
+    files = pictures_below(folder, *names) if names else []
     entries: list[Entry] = [
         (file, int(name == success_label), name[:MAX_NAME], episode, float("nan"))
-        for episode, (name, file) in enumerate(classes)
+        for episode, file in enumerate(files)
+        for name in Path(file).parts[:1]
     ]
     if entries and success_label not in names:
         raise DatasetError(
@@ -202,6 +211,8 @@ def load_dataset(
     size: tuple[int, int] | None = None,
     crop: Crop | None = None,
     success_label: str = "success",
+    choose_size: bool = False,
+    skip_broken: bool = False,
 ) -> Dataset:
     """Read a capture or an image folder (one folder per class) into memory.
 
@@ -209,7 +220,9 @@ def load_dataset(
     picture is its own episode, and every class but ``success_label`` is a failure. ``crop`` is
     the (top, left, height, width) to cut out of each picture, ``size`` the (height, width) to
     resize to after that with PIL's bilinear filter; without it pictures of several sizes are a
-    DatasetError, like anything else that is wrong with the folder.
+    DatasetError, like anything else that is wrong with the folder. With ``choose_size`` a folder
+    that no capture made gets one of :func:`~.dataset_files.chosen_size`. With ``skip_broken``
+    pictures that cannot be read are printed and left out.
     """
     folder = Path(folder)
     check_folder(folder, "an image folder with one folder per class")
@@ -218,12 +231,10 @@ def load_dataset(
     if not entries:
         per_class = f" in one folder per class, e.g. {folder}/success and {folder}/failure"
         raise _no_pictures(folder, per_class)
-    files, marks, categories, episodes, distances = zip(*entries, strict=True)
-    labels = np.array(marks, dtype=np.int64)
-    if len(np.unique(labels)) < 2:
-        only = "successes" if labels[0] else "failures"
+    if len({entry[1] for entry in entries}) < 2:
+        only = "successes" if entries[0][1] else "failures"
         raise DatasetError(
-            f"all {len(labels)} pictures in {folder} are {only}. Expected both classes: a "
+            f"all {len(entries)} pictures in {folder} are {only}. Expected both classes: a "
             "classifier is trained on successes and failures; add pictures of the other class."
         )
     about = read_about(folder)
@@ -235,14 +246,20 @@ def load_dataset(
         )
     if crop is not None:
         _check_crop(folder, about)
-    images, resized = stack_pictures(folder, files, size, crop)
+    names = [entry[0] for entry in entries]
+    # A capture has chosen already, and views are resized one by one.
+    choose_size &= "format" not in about and not about.get("views")
+    images, resized, kept = stack_pictures(
+        folder, names, size, crop, choose_size=choose_size, skip_broken=skip_broken
+    )
+    files, marks, categories, episodes, distances = zip(*(entries[i] for i in kept), strict=True)
     digest = hashlib.sha256(str(images.shape).encode())
     for file, label, image in zip(files, marks, images, strict=True):
         digest.update(f"{file}\0{label}\0".encode())
         digest.update(image.tobytes())
     return Dataset(
         images=images,
-        labels=labels,
+        labels=np.array(marks, dtype=np.int64),
         episodes=np.array(episodes, dtype=np.int64),
         categories=np.array(categories),
         distances=np.array(distances, dtype=np.float64),
@@ -270,7 +287,7 @@ def _check_crop(folder: Path, about: Mapping[str, Any]) -> None:
         return
     raise DatasetError(
         f"{folder} has {found}, to be cut with --image-crop. Expected a camera's own pictures: a "
-        "bundle cuts first and resizes then; capture without --image-size, from one camera, or "
+        "bundle cuts first and resizes then; capture from one camera with its own --image-size, or "
         "leave --image-crop out."
     )
 
@@ -289,7 +306,8 @@ def load_labelled(folder: Path, picture: Picture, success_label: str) -> Dataset
 
     PictureMismatchError if they cannot be.
     """
-    dataset = load_dataset(folder, size=size_for(picture), success_label=success_label)
+    size = size_for(picture)
+    dataset = load_dataset(folder, size=size, success_label=success_label, skip_broken=True)
     return dataclasses.replace(dataset, images=prepare(dataset.images, picture))
 
 
@@ -361,8 +379,8 @@ def of_both_labels(dataset: Dataset) -> str | None:
     if 2 * len(both) <= len(digests):
         return f"{found}; a classifier cannot tell these apart."
     raise DatasetError(
-        f"{found}. Expected success to be seen in a picture; look at some, correct their labels, "
-        "or capture from another --image-source, larger, or with --stack if it is a movement."
+        f"{found}. Expected success to be seen in an image; look at some, correct their labels, or "
+        "take others: nearer, from another --image-source, or with --stack if it is a movement."
     )
 
 
@@ -428,7 +446,7 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
             f"{folder} has pictures of several views below each other. Expected pictures of one "
             "view, as an encoder looks at one; capture those of one camera."
         )
-    images, resized = stack_pictures(folder, files, size)
+    images, resized, _ = stack_pictures(folder, files, size)
     return Frames.hashed(
         images,
         episodes,
@@ -475,6 +493,7 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     """
     identities, inverse = _identities(dataset)
     side = sides_of(identities)[inverse]
+    more = "capture more episodes" if dataset.scene else "add more images of either class"
     parts = tuple(np.flatnonzero(side == which).astype(np.int64) for which in (2, 0, 1))
     for name, indices in zip(("training", "validation", "test"), parts, strict=True):
         if len(np.unique(dataset.labels[indices])) < 2:
@@ -483,7 +502,7 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
                 f"than two classes ({len(identities)} episodes in all). Expected successes and "
                 "failures in every part. A hash of each episode decides where it goes, 70 % to "
                 "training and 15 % each to validation and test, so some tens of episodes with "
-                "either are needed; capture more episodes."
+                f"either are needed; {more}."
             )
     return parts[0], parts[1], parts[2]
 

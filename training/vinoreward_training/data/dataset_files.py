@@ -11,6 +11,7 @@ import csv
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,7 +45,11 @@ COLUMNS = (
 )  # fmt: skip
 Row = dict[str, str]
 """A row of a capture's table."""
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp"})
+TEXTS = frozenset({".csv", ".html", ".json", ".jsonl", ".md", ".txt"})
+"""Of files beside images that nobody takes for one."""
+SYSTEM = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found"})
+"""Folders that nobody meant to be there."""
 METADATA = "metadata.csv"
 """The table of a capture; a picture that it does not list is not yet part of the dataset."""
 ABOUT = "dataset.json"
@@ -59,6 +64,10 @@ MAX_NAME = 100
 """Characters of a label and of a category."""
 MEMORY_SHARE = 0.9
 """Largest share of the free memory for pictures."""
+LONG_SIDE = 160
+"""Pixels of an image's longer side, at most, where no size is asked for."""
+SAMPLE = 32
+"""Images of a folder, evenly chosen, whose sizes are looked at to choose one for all."""
 
 
 def inside(folder: Path, file: str) -> Path:
@@ -87,7 +96,7 @@ def read_table(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         with (
             open_to_read(path, MAX_TABLE_BYTES) as content,
-            io.TextIOWrapper(content, encoding="utf-8", newline="") as stream,
+            io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
         ):
             for row in (reader := csv.DictReader(stream, restkey="", restval="")):
                 line = reader.line_num
@@ -151,20 +160,73 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def pictures_below(folder: Path, name: str = ".") -> list[str]:
-    """Return all pictures at any depth of ``folder/name``, sorted, relative to ``folder``."""
-    pictures = []
-    for parent, folders, files in os.walk(inside(folder, name) if name != "." else folder):
-        where = Path(parent).relative_to(folder)
-        for other in folders:
-            if (Path(parent) / other).is_symlink():
-                inside(folder, (where / other).as_posix())
-        pictures += [
-            (where / file).as_posix()
-            for file in files
-            if Path(file).suffix.lower() in SUFFIXES and not file.startswith(".")
-        ]
-    return sorted(pictures)
+def meant(name: str) -> bool:
+    """Say whether somebody wants a file or folder of this name read: no hidden one, no system's."""
+    return not name.startswith(".") and name not in SYSTEM
+
+
+def files_below(folder: Path, suffixes: frozenset[str], *names: str) -> list[str]:
+    """Return the files of these suffixes at any depth of a folder, or of these parts of it.
+
+    They are sorted and relative to ``folder``. Prints how many others there are.
+    """
+    found, others = [], Counter[str]()
+    for top in [inside(folder, name) for name in names] or [folder]:
+        for parent, folders, files in os.walk(top):
+            where = Path(parent).relative_to(folder)
+            folders[:] = filter(meant, folders)
+            for other in folders:
+                if (Path(parent) / other).is_symlink():
+                    inside(folder, (where / other).as_posix())
+            for file in filter(meant, files):
+                suffix = Path(file).suffix.lower()
+                if suffix in suffixes:
+                    found.append((where / file).as_posix())
+                elif suffix not in TEXTS:
+                    others[suffix or "without suffix"] += 1
+    if others:
+        counts = ", ".join(f"{count} {shown_name(name)}" for name, count in sorted(others.items()))
+        print(
+            f"passed over in {shown_name(folder)}: {counts}. Only {', '.join(sorted(suffixes))} "
+            "files are read; convert what is missing."
+        )
+    return sorted(found)
+
+
+def pictures_below(folder: Path, *names: str) -> list[str]:
+    """Return all images below a folder, or below these parts of it; see :func:`files_below`."""
+    return files_below(folder, SUFFIXES, *names)
+
+
+def check_labels(where: Path, labels: Iterable[str], success_label: str) -> None:
+    """Raise DatasetError for a blank label, or two that differ in case or spaces alone."""
+    names: dict[str, str] = {}
+    for label in sorted({success_label, *labels}):
+        other = names.setdefault("".join(label.split()).casefold(), label)
+        if not label.strip() or other != label:
+            found = f"{other!r} and {label!r}" if label.strip() else "an empty label"
+            raise DatasetError(
+                f"{where} has {found} (a success is {success_label!r}). Expected a label for each "
+                "image, always spelt alike; correct it, or name a success with --success-label."
+            )
+
+
+def chosen_size(sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Return the (height, width) to take images of these sizes at, where nobody asked for one.
+
+    It is the most common one, made smaller until its longer side has ``LONG_SIDE`` pixels. Prints
+    what is resized.
+    """
+    counts = Counter(sizes)
+    own, _ = min(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    height, width = (max(1, round(side * min(1, LONG_SIDE / max(own)))) for side in own)
+    if set(counts) != {(height, width)}:
+        others = " and other sizes" if len(counts) > 1 else ""
+        print(
+            f"images of {own[0]}x{own[1]}{others} are resized to {height}x{width} (height x width);"
+            " --image-size chooses another size"
+        )
+    return height, width
 
 
 def _paths(folder: Path, files: Sequence[str]) -> list[Path]:
@@ -174,8 +236,8 @@ def _paths(folder: Path, files: Sequence[str]) -> list[Path]:
     if missing:
         raise DatasetError(
             f"{folder} lists {len(missing)} pictures that are not there, the first {missing[0]}. "
-            "Expected every one in metadata.csv to be a plain file; run capture --resume to make "
-            "them anew."
+            "Expected every one in metadata.csv to be a plain file; take those lines out, or run "
+            "capture --resume to make its own anew."
         )
     return paths
 
@@ -185,44 +247,65 @@ def stack_pictures(
     files: Sequence[str],
     size: tuple[int, int] | None,
     crop: Crop | None = None,
-) -> tuple[npt.NDArray[np.uint8], bool]:
-    """Read pictures, at least one; return ``(N, H, W, 3)`` uint8 RGB and whether any was resized.
+    *,
+    choose_size: bool = False,
+    skip_broken: bool = False,
+) -> tuple[npt.NDArray[np.uint8], bool, list[int]]:
+    """Read pictures, at least one.
 
     ``crop`` is the (top, left, height, width) to cut out first, ``size`` the (height, width) to
-    resize to; without them all must have one size.
+    resize to; with ``choose_size`` that of :func:`chosen_size` where it is None, else all must have
+    one. Returns ``(N, H, W, 3)`` uint8 RGB, whether any was resized, and the indices of the files
+    that they are of: what cannot be read is a DatasetError, or left out with ``skip_broken``.
     """
     paths = _paths(folder, files)
+    if choose_size and size is None:
+        some = [_read(path, None, crop) for path in paths[:: math.ceil(len(paths) / SAMPLE)]]
+        sizes = [read[0].shape[:2] for read in some if not isinstance(read, InputError)]
+        size = chosen_size(sizes) if sizes else None
     if size is not None:
-        _check_memory(folder, len(files), size)
-    first, _ = _read(paths[0], size, crop)
-    if size is None:
-        _check_memory(folder, len(files), first.shape[:2])
-    images = np.empty((len(files), *first.shape), dtype=np.uint8)
-    any_resized = False
+        check_memory(folder, len(files), size)
+    images, kept, broken, any_resized = np.empty((0, 0, 0, 3), dtype=np.uint8), [], [], False
     # Decoding PNG releases the interpreter lock, so a few threads help.
     with ThreadPoolExecutor(max_workers=4) as pool:
-        pictures = pool.map(lambda path: _read(path, size, crop), paths)
-        for index, (picture, changed) in enumerate(pictures):
-            if picture.shape != first.shape:
+        for index, read in enumerate(pool.map(lambda path: _read(path, size, crop), paths)):
+            if isinstance(read, InputError):
+                broken.append(str(read).partition(". Expected")[0])
+                continue
+            picture, changed = read
+            if not kept:
+                check_memory(folder, len(files), picture.shape[:2])
+                images = np.empty((len(files), *picture.shape), dtype=np.uint8)
+            elif picture.shape != images.shape[1:]:
                 pool.shutdown(wait=False, cancel_futures=True)
-                height, width = first.shape[:2]
+                height, width = images.shape[1:3]
                 raise DatasetError(
                     f"{paths[index]} has {picture.shape[0]}x{picture.shape[1]} "
                     f"pixels (height x width), the pictures before it {height}x{width}. Expected "
                     f"one size; give --image-size {height} {width} to resize them all."
                 )
-            images[index] = picture
+            images[len(kept)] = picture
+            kept.append(index)
             any_resized |= changed
-    return images, any_resized
+    if broken:
+        named = "\n".join(broken) + f" ({len(broken)} of {len(files)} images)"
+        if not (skip_broken and kept):
+            raise DatasetError(
+                f"{named}. Expected whole PNG, JPEG, BMP or WebP files of at most 4096x4096 pixels "
+                "and 128 MiB; delete or replace them (capture --resume makes its own anew), or let "
+                "finetune --skip-broken leave them out."
+            )
+        print(f"left out: {named}")
+    return images[: len(kept)], any_resized, kept
 
 
 def _read(
     path: Path, size: tuple[int, int] | None, crop: Crop | None
-) -> tuple[npt.NDArray[np.uint8], bool]:
+) -> tuple[npt.NDArray[np.uint8], bool] | InputError:
     try:
         image = read_picture(path)
     except InputError as error:
-        raise DatasetError(f"{error} (capture --resume makes its own anew.)") from error
+        return error
     if crop is not None:
         image = cut(image, crop, path)
     changed = image if size is None else resized(image, *size)
@@ -244,7 +327,8 @@ def cut(image: npt.NDArray[np.uint8], crop: Crop, path: Path) -> npt.NDArray[np.
     return image[top : top + height, left : left + width]
 
 
-def _check_memory(folder: Path, count: int, size: tuple[int, ...]) -> None:
+def check_memory(folder: Path, count: int, size: tuple[int, ...]) -> None:
+    """Raise DatasetError if so many pictures of a (height, width) do not fit into the memory."""
     needed, free = count * size[0] * size[1] * 3, free_memory()
     if free is not None and needed > MEMORY_SHARE * free:
         raise DatasetError(

@@ -26,7 +26,14 @@ from vinoreward.errors import DatasetError, needed_for
 from vinoreward.files import open_to_read
 from vinoreward.saved_state import shown
 from vinoreward_envs.camera.spec import resized
-from vinoreward_training.data.dataset_files import MAX_TABLE_BYTES, Row, Table, inside, make_row
+from vinoreward_training.data.dataset_files import (
+    MAX_TABLE_BYTES,
+    Row,
+    Table,
+    files_below,
+    inside,
+    make_row,
+)
 from vinoreward_training.data.recordings import Outcomes
 
 SUFFIXES = frozenset({".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"})
@@ -71,11 +78,7 @@ def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
             f"{option} is {source}, which is not there. Expected a video or a folder of "
             "videos; check the path."
         )
-    names = sorted(
-        path.relative_to(source).as_posix()
-        for path in source.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )
+    names = files_below(source, SUFFIXES)
     if not names:
         raise DatasetError(
             f"{source} holds no videos. Expected {', '.join(sorted(SUFFIXES))} files; name their "
@@ -223,7 +226,9 @@ def _ffmpeg(path: Path, *output: str, part: Sequence[str] = ()) -> list[str]:
     only = ["-protocol_whitelist", "file", "-format_whitelist", _FORMATS]
     most = ["-max_pixels", str(MAX_PIXELS)]
     before = ["-nostdin", "-hide_banner", *only, *most, *part, "-i", str(path.resolve())]
-    return [get_ffmpeg_exe(), *before, *output, "-f", "image2pipe", "-vcodec", "ppm", "-"]
+    # Eight bits, or a video of ten would be written with sixteen.
+    after = ["-pix_fmt", "rgb24", "-f", "image2pipe", "-vcodec", "ppm", "-"]
+    return [get_ffmpeg_exe(), *before, *output, *after]
 
 
 def _opened(name: str, path: Path) -> Video:
@@ -330,15 +335,3 @@ def frame_at(video: Video, second: float) -> npt.NDArray[np.uint8]:
         if last is not None:
             return last
     raise _unreadable(video.path, f"it shows nothing at {second:g} s of {video.seconds:.4g} s")
-
-
-def check_sizes(videos: Sequence[Video]) -> None:
-    """Raise DatasetError if videos have pictures of several sizes."""
-    first = videos[0]
-    for video in videos:
-        if video.size != first.size:
-            raise DatasetError(
-                f"{video.name} has {video.size[0]}x{video.size[1]} pixels (height x width), "
-                f"{first.name} {first.size[0]}x{first.size[1]}. Expected one size; give "
-                f"--image-size {first.size[0]} {first.size[1]} to resize them all."
-            )

@@ -23,7 +23,6 @@ import numpy.typing as npt
 from vinoreward.bundles.picture import read_picture, shown_name
 from vinoreward.errors import ConfigError, DatasetError, InputError
 from vinoreward.files import open_to_read
-from vinoreward.machine import free_memory
 from vinoreward.saved_state import shown
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset import check_folder
@@ -31,6 +30,8 @@ from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,
     METADATA,
     Crop,
+    check_labels,
+    check_memory,
     cut,
     inside,
     pictures_below,
@@ -142,8 +143,11 @@ def of_folder(folder: Path) -> Source:
     for name in names:
         inside(folder, name)
     _check_any(names, folder, 0)
-    known = np.array([{"success": 1.0}.get(row["label"], 0.0) for row in rows])
-    if len(set(known)) < 2:  # the labels have other names, or say nothing
+    # A picture that has no label yet is what this is for.
+    check_labels(folder / METADATA, {row["label"] for row in rows if row["label"]}, "success")
+    marks = {"success": 1.0, "": np.nan}
+    known = np.array([marks.get(row["label"], 0.0) for row in rows])
+    if len(set(known[~np.isnan(known)])) < 2:  # the labels have other names, or say nothing
         known = np.full(len(rows), np.nan)
     episodes = [int(row["episode"]) for row in rows]
     return Source(folder=folder, names=names, episodes=episodes, numbers={"true": known})
@@ -164,7 +168,7 @@ def of_run(run: Path) -> Source:
     try:
         with (
             open_to_read(table, MAX_TABLE_BYTES) as content,
-            io.TextIOWrapper(content, encoding="utf-8", newline="") as stream,
+            io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
         ):
             for row in (reader := csv.DictReader(stream, restkey="", restval="")):
                 line = reader.line_num
@@ -289,13 +293,7 @@ def labelled_pictures(
         DatasetError: more pictures than fit into memory, or a picture too small for ``crop``.
     """
     chosen = settled(labels)
-    needed, free = len(chosen) * size[0] * size[1] * 3, free_memory()
-    if free is not None and needed > 0.9 * free:
-        raise DatasetError(
-            f"{len(chosen)} labelled pictures of {folder} need {needed / 1e9:.1f} GB at "
-            f"{size[0]}x{size[1]} pixels (height x width), and {free / 1e9:.1f} GB are free. "
-            "Expected them to fit into memory; use a smaller size."
-        )
+    check_memory(folder, len(chosen), size)
     images = np.empty((len(chosen), *size, 3), dtype=np.uint8)
     kept: list[Label] = []
     lost: list[str] = []

@@ -113,6 +113,7 @@ def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:
         size=wanted if picture.resize != "none" else None,
         crop=picture.crop,
         success_label=success_label,
+        skip_broken=True,
     )
     if (found := dataset.images.shape[1:3]) != wanted:
         raise DatasetError(
