@@ -21,6 +21,7 @@ import yaml
 from PIL import Image
 
 from vinoreward import LearnedReward
+from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError, RunFolderError
@@ -494,6 +495,87 @@ def test_pictures_may_come_from_the_observation_and_be_resized(tmp_path: Path) -
         (name,) = other
         with pytest.raises(ConfigError, match=f"{name}.*now asked for {name}"):
             capture.run(capture.SETTINGS.of(out=out, frames=36, resume=True, **other))
+
+
+class Large(Goals):
+    """Its camera draws 480 x 720, its observation 240 x 360."""
+
+    observation_space: Any = gymnasium.spaces.Dict(
+        front=gymnasium.spaces.Box(0, 255, (240, 360, 3), np.uint8)
+    )
+
+    def render(self) -> Any:
+        return np.repeat(np.repeat(self._front(), 2, axis=0), 2, axis=1)
+
+    def _front(self) -> Any:
+        return np.random.default_rng(99 + self.at).integers(0, 256, (240, 360, 3), dtype=np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        _, info = super().reset(seed=seed, options=options)
+        return {"front": self._front()}, info
+
+    def step(self, action: int) -> Any:
+        _, *rest = super().step(action)
+        return ({"front": self._front()}, *rest)
+
+
+def test_large_images_are_captured_small_and_seen_alike_by_the_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env, out = registered("VinorewardTestLarge-v0", Large), tmp_path / "large"
+    words = ["capture", "--env", env, "--truth-key", "there", "--out", str(out), "--frames"]
+    assert main([*words, "8"]) == 0
+    assert "images of 480x720 are resized to 107x160 (height x width)" in capsys.readouterr().out
+    data = load_dataset(out, choose_size=True)
+    assert data.images.shape == (8, 107, 160, 3) and read_about(out)["image_size"] == [107, 160]
+    # What a wrapped environment shows the network is what was captured.
+    large = Large("rgb_array")
+    seen = set()
+    for at in range(-20, 21):
+        large.at = at
+        seen.add(prepare(large.render(), data.picture())[0].tobytes())
+    assert {image.tobytes() for image in data.images} <= seen
+    assert main([*words, "12", "--resume"]) == 0 and len(load_dataset(out).images) == 12
+
+
+def test_the_cameras_own_size_can_be_asked_for_and_cut(tmp_path: Path) -> None:
+    env, out = registered("VinorewardTestLarge-v0", Large), tmp_path / "own"
+    config = CaptureConfig(out=out, env=env, truth_key="there", frames=4, image_size=(480, 720))
+    capture.run(config)
+    assert "image_size" not in read_about(out)
+    data = load_dataset(out, choose_size=True)
+    assert data.images.shape == (4, 480, 720, 3) and data.picture().resize == "none"
+    assert load_dataset(out, crop=(100, 80, 90, 60)).images.shape == (4, 90, 60, 3)
+
+
+def test_views_are_made_smaller_by_one_scale(tmp_path: Path) -> None:
+    class Uneven(Large):
+        observation_space: Any = gymnasium.spaces.Dict(
+            front=gymnasium.spaces.Box(0, 255, (240, 360, 3), np.uint8),
+            low=gymnasium.spaces.Box(0, 255, (90, 360, 3), np.uint8),
+        )
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            seen, info = super().reset(seed=seed, options=options)
+            return {**seen, "low": seen["front"][:90]}, info
+
+        def step(self, action: int) -> Any:
+            seen, *rest = super().step(action)
+            return ({**seen, "low": seen["front"][:90]}, *rest)
+
+    out = tmp_path / "views"
+    sources = ("obs:front", "obs:low")
+    env = registered("VinorewardTestLargeViews-v0", Uneven)
+    capture.run(CaptureConfig(out=out, env=env, truth_key="there", frames=4, image_source=sources))
+    data = load_dataset(out, choose_size=True)
+    assert [view.height for view in data.views] == [107, 40]
+    assert data.images.shape == (4, 147, 160, 3) and data.picture().resize == "pil_bilinear"
+
+
+def test_the_hover_scene_keeps_its_own_size(tmp_path: Path) -> None:
+    capture.run(CaptureConfig(out=tmp_path, frames=4, image_size=(200, 240)))
+    data = load_dataset(tmp_path, choose_size=True)
+    assert data.images.shape == (4, 200, 240, 3) and data.picture().resize == "none"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import csv
 import os
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.data.videos import decoded, find_videos
 
 HEAD = "video,start,end,label"
 
@@ -182,6 +185,39 @@ def test_labels_that_cannot_be_are_refused_before_anything_is_written(
     with pytest.raises(DatasetError, match=found):
         capture.run(CaptureConfig(out=tmp_path / "out", from_video=videos))
     assert not (tmp_path / "out").exists()
+
+
+def test_videos_of_several_sizes_are_taken_at_the_most_common_made_smaller(
+    tmp_path: Path, videos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    film(videos / "d.mp4", size=(48, 48))
+    shutil.copytree(videos / "b", videos / "__MACOSX")
+    shutil.copytree(videos / "b", videos / "b" / ".ipynb_checkpoints")
+    (videos / "d.wmv").write_bytes(b"no video that is read")
+    with (videos / "labels.csv").open("a") as stream:
+        stream.write("d.mp4,,,failure\n")
+    capture.run(CaptureConfig(out=tmp_path / "out", from_video=videos))
+    said = capsys.readouterr().out
+    assert "1 .wmv" in said and "images of 32x48 and other sizes are resized to 32x48" in said
+    data = load_dataset(tmp_path / "out")
+    assert data.images.shape[1:3] == (32, 48) and data.picture().resize == "pil_bilinear"
+    film(tmp_path / "large.mp4", size=(200, 320))
+    labels = labelled(tmp_path, ["large.mp4,,2,failure", "large.mp4,2,,success"])
+    config = CaptureConfig(out=tmp_path / "x", from_video=tmp_path / "large.mp4", labels=labels)
+    capture.run(config)
+    assert load_dataset(tmp_path / "x").images.shape[1:3] == (100, 160)
+
+
+def test_a_video_of_ten_bits_shows_what_one_of_eight_does(tmp_path: Path) -> None:
+    path = film(tmp_path / "eight.mp4")
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-pix_fmt", "yuv420p10le"]
+    subprocess.run([*command, str(tmp_path / "ten.mp4")], check=True, capture_output=True)
+    eight, ten = (
+        dict(decoded(video, 2, dict.fromkeys(range(8)))) for video in find_videos(tmp_path)
+    )
+    assert eight.keys() == ten.keys() == set(range(8))
+    for index, image in eight.items():
+        assert np.abs(image.astype(int) - ten[index]).mean() < 4
 
 
 def test_broken_and_absent_videos_are_told_in_a_sentence(tmp_path: Path, videos: Path) -> None:

@@ -99,6 +99,77 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
         load_dataset(tmp_path)
 
 
+def test_all_broken_images_are_listed_or_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image_folder(tmp_path)
+    for name in ("failure/0.png", "success/1.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    with pytest.raises(DatasetError) as refused:
+        load_dataset(tmp_path)
+    text = str(refused.value)
+    assert text.index("failure/0.png cannot be read") < text.index("success/1.png cannot be read")
+    assert "(2 of 8 images). Expected whole PNG" in text and "--skip-broken" in text
+    dataset = load_dataset(tmp_path, choose_size=True, skip_broken=True)
+    names = ["failure/1.png", "failure/2.png", "failure/3.png"]
+    assert dataset.files == (*names, "success/0.png", "success/2.png", "success/3.png")
+    assert dataset.images[:, 0, 0, 0].tolist() == [1, 2, 3, 100, 102, 103]
+    assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert "success/1.png" in capsys.readouterr().out
+    for file in tmp_path.rglob("*.png"):
+        file.write_bytes(b"no image")
+    with pytest.raises(DatasetError, match="8 of 8 images"):
+        load_dataset(tmp_path, choose_size=True, skip_broken=True)
+
+
+def test_what_nobody_meant_is_skipped_and_what_is_passed_over_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image_folder(tmp_path)
+    hidden = ("success/.ipynb_checkpoints", "success/a/.cache/b", "__MACOSX/success", ".trash")
+    for number, folder in enumerate((*hidden, "failure/@eaDir", "success/a")):
+        picture(tmp_path / folder / "9.png", 40 + number)
+    (tmp_path / "success" / "0.png").rename(tmp_path / "success" / "0.JFIF")
+    for name in ("success/1.tif", "failure/1.tif", "failure/1.HEIC", "success/notes.txt", "9.png"):
+        shutil.copy(tmp_path / "failure" / "0.png", tmp_path / name)
+    dataset = load_dataset(tmp_path)
+    assert [file for file in dataset.files if file.startswith("success")] == [
+        "success/0.JFIF", "success/1.png", "success/2.png", "success/3.png", "success/a/9.png",
+    ]  # fmt: skip
+    assert len(dataset.files) == 9 and set(dataset.categories) == {"success", "failure"}
+    said = capsys.readouterr().out
+    assert "1 .heic, 2 .tif" in said and ".txt" not in said
+    assert "1 images in" in said and "no class's folder" in said
+
+
+def test_a_table_that_excel_saved_is_read(tmp_path: Path) -> None:
+    image_folder(tmp_path)
+    (tmp_path / "metadata.csv").write_text(
+        "file,label,episode\nsuccess/0.png,success,0\nfailure/1.png,failure,1\n", "utf-8-sig"
+    )
+    assert load_dataset(tmp_path).files == ("success/0.png", "failure/1.png")
+
+
+@pytest.mark.parametrize("label", ["Success", "success ", "suc cess", "", " "])
+def test_labels_that_differ_in_case_or_spaces_or_are_empty_are_refused(
+    tmp_path: Path, label: str
+) -> None:
+    image_folder(tmp_path / "data")
+    (tmp_path / "data" / "metadata.csv").write_text(
+        "file,label,episode\nsuccess/0.png,success,0\nfailure/1.png,failure,1\n"
+        f"success/1.png,{label},2\n"
+    )
+    with pytest.raises(DatasetError, match=r"an empty label|'success'.* Expected a label for each"):
+        load_dataset(tmp_path / "data")
+    (tmp_path / "data" / "metadata.csv").unlink()
+    if label.strip():
+        (tmp_path / "data" / "failure").rename(tmp_path / "data" / label)
+        with pytest.raises(DatasetError, match="always spelt alike"):
+            load_dataset(tmp_path / "data")
+        data = image_folder(tmp_path / "other", ("failure", label))
+        assert load_dataset(data, success_label=label).labels.sum() == 4
+
+
 def test_several_sizes_are_an_error_unless_a_size_is_asked_for(tmp_path: Path) -> None:
     image_folder(tmp_path)
     picture(tmp_path / "success" / "9.png", 5, size=(30, 20))
@@ -107,6 +178,55 @@ def test_several_sizes_are_an_error_unless_a_size_is_asked_for(tmp_path: Path) -
     dataset = load_dataset(tmp_path, size=(16, 20))
     assert dataset.images.shape == (9, 16, 20, 3)
     assert dataset.resized
+
+
+@pytest.mark.parametrize(
+    ("usual", "other", "found"),
+    [
+        ((480, 720), (16, 20), (107, 160)),
+        ((60, 40), (40, 60), (60, 40)),
+        ((900, 30), (9, 9), (160, 5)),
+    ],
+)
+def test_the_most_common_size_is_chosen_and_made_smaller(
+    tmp_path: Path,
+    usual: tuple[int, int],
+    other: tuple[int, int],
+    found: tuple[int, int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number, size in enumerate([other, usual, usual, other, usual]):
+        picture(tmp_path / "success" / f"{number}.png", number, size)
+        picture(tmp_path / "failure" / f"{number}.png", number, size)
+    dataset = load_dataset(tmp_path, choose_size=True)
+    assert dataset.images.shape == (10, *found, 3)
+    assert dataset.picture().resize == "pil_bilinear"
+    (said,) = capsys.readouterr().out.splitlines()
+    sizes = f"{usual[0]}x{usual[1]} and other sizes are resized to {found[0]}x{found[1]}"
+    assert said.startswith(f"images of {sizes}") and "--image-size" in said
+
+
+def test_no_size_is_chosen_where_images_are_small_or_a_capture_chose_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = load_dataset(image_folder(tmp_path / "small"), choose_size=True)
+    assert small.images.shape[1:3] == (16, 20) and small.picture().resize == "none"
+    for label in ("success", "failure"):
+        picture(tmp_path / "large" / label / "0.png", 7, (200, 300))
+    assert load_dataset(tmp_path / "large", choose_size=True).images.shape[1:3] == (107, 160)
+    (tmp_path / "large" / "dataset.json").write_text('{"format": "vinoreward image folder 1"}')
+    capsys.readouterr()
+    assert load_dataset(tmp_path / "large", choose_size=True).images.shape[1:3] == (200, 300)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_part_that_is_cut_out_has_its_own_size_chosen(tmp_path: Path) -> None:
+    for label in ("success", "failure"):
+        picture(tmp_path / label / "0.png", 7, (400, 500))
+        picture(tmp_path / label / "1.png", 7, (500, 400))
+    cut = load_dataset(tmp_path, crop=(10, 20, 300, 320), choose_size=True)
+    assert cut.images.shape[1:3] == (150, 160)
+    assert cut.picture().crop == (10, 20, 300, 320) and cut.picture().resize == "pil_bilinear"
 
 
 def test_no_pictures_and_no_folder_are_errors(tmp_path: Path) -> None:

@@ -604,6 +604,27 @@ def test_data_that_are_refused_leave_no_run_folder(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_photographs_are_spoken_of_in_their_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write_folder(tmp_path / "data", 12), tmp_path / "run"
+    large = np.zeros((1500, 2000, 3), np.uint8)
+    for index in range(14):
+        large[index] = 255
+        Image.fromarray(large).save(data / "success" / f"{index}.jpg")
+    (data / "success" / "broken.jpg").write_bytes(b"no image")
+    words = ["finetune", "--data", str(data), "--out", str(out)]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "broken.jpg cannot be read" in said and "--skip-broken" in said
+    assert main([*words, "--skip-broken"]) == 1
+    said = capsys.readouterr()
+    assert "images of 1500x2000 and other sizes are resized to 120x160" in said.out
+    assert "each image counts as an episode of its own" in said.out
+    assert "(1 of 27 images)" in said.out
+    assert "add more images of either class" in said.err and "capture" not in said.err
+
+
 def test_a_run_of_before_goes_on_under_its_name(tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()

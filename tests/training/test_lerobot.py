@@ -66,6 +66,20 @@ def test_pictures_and_labels_are_those_of_the_recording(
     assert read_about(tmp_path / "out")["complete"] is True
 
 
+@pytest.mark.parametrize("video", [True, False])
+def test_large_pictures_are_made_smaller(
+    tmp_path: Path, video: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "SIZE", (240, 320))
+    dataset = write_lerobot(tmp_path / "pick", video=video)
+    take(dataset, tmp_path / "out", frames=20)
+    data = load_dataset(tmp_path / "out", choose_size=True)
+    assert data.images.shape == (20, 120, 160, 3) and data.picture().resize == "pil_bilinear"
+    take(dataset, tmp_path / "own", frames=20, image_size=(240, 320))
+    assert load_dataset(tmp_path / "own", choose_size=True).images.shape == (20, 240, 320, 3)
+    assert "image_size" not in read_about(tmp_path / "own")
+
+
 def test_fewer_frames_are_spread_over_all_episodes(tmp_path: Path) -> None:
     rows = take(write_lerobot(tmp_path / "pick", episodes=12), tmp_path / "out", frames=24)
     wins = [key for key, row in rows.items() if row["label"] == "success"]

@@ -297,3 +297,13 @@ def test_what_is_odd_to_the_guard_is_no_success(
     assert {name: row["probability"] for name, row in blind.items()} == {
         name: row["probability"] for name, row in found.items()
     }
+
+
+def test_labels_that_differ_in_case_alone_are_not_taken_for_failures(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "bundle")
+    for number, name in enumerate(("success", "Success", "failure")):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        image = Image.fromarray(folders.picture(bool(number % 2), 0, number))
+        image.save(tmp_path / "data" / name / f"{number}.png")
+    with pytest.raises(DatasetError, match="'Success' and 'success'"):
+        score.run(ScoreConfig(bundle=str(bundle), data=tmp_path / "data"))

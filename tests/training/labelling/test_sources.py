@@ -67,6 +67,16 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert np.array_equal(source.read(0), images[0])
 
 
+def test_what_is_not_labelled_yet_has_no_true_label(tmp_path: Path) -> None:
+    write_pictures(tmp_path, ["a.png", "b.png", "c.png"])
+    rows = "file,label,episode\na.png,success,0\nb.png,,1\nc.png,{},2\n"
+    (tmp_path / "metadata.csv").write_text(rows.format("failure"), encoding="utf-8-sig")
+    np.testing.assert_array_equal(of_folder(tmp_path).numbers["true"], [1, np.nan, 0])
+    (tmp_path / "metadata.csv").write_text(rows.format("Success"))
+    with pytest.raises(DatasetError, match="'Success' and 'success'"):
+        of_folder(tmp_path)
+
+
 def test_hostile_names_are_shown_or_left_out(tmp_path: Path) -> None:
     write_pictures(tmp_path, [*HOSTILE, "good.png"])
     source = of_folder(tmp_path)
