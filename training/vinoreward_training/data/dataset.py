@@ -287,8 +287,8 @@ def _check_crop(folder: Path, about: Mapping[str, Any]) -> None:
         return
     raise DatasetError(
         f"{folder} has {found}, to be cut with --image-crop. Expected a camera's own pictures: a "
-        "bundle cuts first and resizes then; capture from one camera with its own --image-size, or "
-        "leave --image-crop out."
+        "bundle cuts first and resizes then; capture from one camera, at its own size with "
+        "--image-size HEIGHT WIDTH, or leave --image-crop out."
     )
 
 
