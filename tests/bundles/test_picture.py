@@ -195,14 +195,6 @@ def test_colours_hidden_under_transparency_do_not_appear(tmp_path: Path, mode: s
         decode_picture((tmp_path / "x.png").read_bytes(), "x")
 
 
-@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_an_animation_is_no_image(tmp_path: Path, kind: str) -> None:
-    first, second = (Image.fromarray(one) for one in pictures(2, 12, 16))
-    first.save(tmp_path / "x", format=kind, save_all=True, append_images=[second])
-    with pytest.raises(InputError, match="several images"):
-        read_picture(tmp_path / "x")
-
-
 def test_a_photograph_with_a_second_image_behind_it_is_the_first(tmp_path: Path) -> None:
     """As telephones write it: MPO, a JPEG with others behind it."""
     first, second = (Image.fromarray(one) for one in pictures(2, 16, 16))

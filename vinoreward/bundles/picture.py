@@ -32,7 +32,6 @@ MAX_SCANS = 100
 """Of a JPEG; ordinary ones have a dozen."""
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _END, _SCAN = 0xD9, 0xDA
-_ORIENTATION = 0x0112
 
 # What PIL's readers raise for damaged files.
 _DAMAGED = (
@@ -218,11 +217,9 @@ def _size(batch: NDArray[Any]) -> str:
 def read_picture(path: str | Path) -> NDArray[np.uint8]:
     """Read a PNG, JPEG, BMP or WebP file as ``(H, W, 3)`` uint8 RGB, upright as EXIF says.
 
-    Of 16 bits the upper 8 are kept.
-
     Raises:
-        InputError: no plain file, another format, damaged, transparent, an animation, or more than
-            4096 x 4096 pixels or 128 MiB.
+        InputError: no plain file, another format, damaged, transparent, or more than 4096 x 4096
+            pixels or 128 MiB.
     """
     return _read(path, lambda: open_to_read(path, MAX_BYTES))
 
@@ -244,9 +241,6 @@ def _read(
                 width, height = opened.size
                 if width * height > MAX_PIXELS:
                     raise InputError(f"it has {width}x{height} pixels (width x height)")
-                # A phone's JPEG may hold further images (MPO); the first is the photograph.
-                if getattr(opened, "is_animated", False) and opened.format != "MPO":
-                    raise InputError("it has several images, one after the other")
                 return _upright(_in_rgb(opened), opened.info.get("exif", b""))
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise _unreadable(path, "it has far too many pixels") from error
@@ -277,7 +271,7 @@ def _upright(image: NDArray[np.uint8], exif: bytes) -> NDArray[np.uint8]:
         (count,) = struct.unpack_from(f"{order}H", exif, start)
         for at in range(start + 2, start + 2 + 12 * count, 12):
             tag, value = struct.unpack_from(f"{order}H6xH", exif, at)
-            orientation = value if tag == _ORIENTATION else orientation
+            orientation = value if tag == 0x0112 else orientation
     if orientation in (5, 6, 7, 8):
         image = image.swapaxes(0, 1)
     rows = -1 if orientation in (3, 4, 7, 8) else 1

@@ -422,8 +422,7 @@ def run(config: CaptureConfig) -> int:
 def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]], ...]:
     """Return by source the (height, width) of an environment's images, and that to take them at.
 
-    Both are empty for the hover scene, which draws at any size. Recordings of whole episodes are
-    resized on demand alone: capture --from-lerobot makes images of them.
+    None of the hover scene, which draws at any size, and of episodes that --from-lerobot resizes.
     """
     if env is None or is_hover(env.spec) or (config.format == "lerobot" and not config.image_size):
         return {}, {}

@@ -61,9 +61,8 @@ class CaptureConfig:
     """Images of each camera in a picture: of its last steps, for a task that a single image does
     not show."""
     image_size: tuple[int, int] | None = None
-    """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128); images from elsewhere are
-    resized by PIL, as the bundle then does too. Default: their own size, made smaller until the
-    longer side has 160 pixels; with --format lerobot their own."""
+    """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
+    PIL, as the bundle does too (default: longer side at most 160, --format lerobot: their own)."""
     renderer: Literal["fast", "tiny"] | None = None
     """Camera of the hover scene; by default the environment's, fast."""
     mesh: Literal["full", "20"] | None = None

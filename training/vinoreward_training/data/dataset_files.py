@@ -49,7 +49,6 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp"})
 TEXTS = frozenset({".csv", ".html", ".json", ".jsonl", ".md", ".txt"})
 """Of files beside images that nobody takes for one."""
 SYSTEM = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found"})
-"""Folders that nobody meant to be there."""
 METADATA = "metadata.csv"
 """The table of a capture; a picture that it does not list is not yet part of the dataset."""
 ABOUT = "dataset.json"
@@ -66,8 +65,6 @@ MEMORY_SHARE = 0.9
 """Largest share of the free memory for pictures."""
 LONG_SIDE = 160
 """Pixels of an image's longer side, at most, where no size is asked for."""
-SAMPLE = 32
-"""Images of a folder, evenly chosen, whose sizes are looked at to choose one for all."""
 
 
 def inside(folder: Path, file: str) -> Path:
@@ -165,10 +162,10 @@ def meant(name: str) -> bool:
     return not name.startswith(".") and name not in SYSTEM
 
 
-def files_below(folder: Path, suffixes: frozenset[str], *names: str) -> list[str]:
-    """Return the files of these suffixes at any depth of a folder, or of these parts of it.
+def pictures_below(folder: Path, *names: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
+    """Return the images at any depth of a folder, or of these parts of it, sorted.
 
-    They are sorted and relative to ``folder``. Prints how many others there are.
+    They are relative to ``folder``. Prints how many files have other ``suffixes``.
     """
     found, others = [], Counter[str]()
     for top in [inside(folder, name) for name in names] or [folder]:
@@ -193,11 +190,6 @@ def files_below(folder: Path, suffixes: frozenset[str], *names: str) -> list[str
     return sorted(found)
 
 
-def pictures_below(folder: Path, *names: str) -> list[str]:
-    """Return all images below a folder, or below these parts of it; see :func:`files_below`."""
-    return files_below(folder, SUFFIXES, *names)
-
-
 def check_labels(where: Path, labels: Iterable[str], success_label: str) -> None:
     """Raise DatasetError for a blank label, or two that differ in case or spaces alone."""
     names: dict[str, str] = {}
@@ -212,11 +204,7 @@ def check_labels(where: Path, labels: Iterable[str], success_label: str) -> None
 
 
 def chosen_size(sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the (height, width) to take images of these sizes at, where nobody asked for one.
-
-    It is the most common one, made smaller until its longer side has ``LONG_SIDE`` pixels. Prints
-    what is resized.
-    """
+    """Return the most common (height, width), made smaller to ``LONG_SIDE``; print who differs."""
     counts = Counter(sizes)
     own, _ = min(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     height, width = (max(1, round(side * min(1, LONG_SIDE / max(own)))) for side in own)
@@ -236,8 +224,8 @@ def _paths(folder: Path, files: Sequence[str]) -> list[Path]:
     if missing:
         raise DatasetError(
             f"{folder} lists {len(missing)} pictures that are not there, the first {missing[0]}. "
-            "Expected every one in metadata.csv to be a plain file; take those lines out, or run "
-            "capture --resume to make its own anew."
+            "Expected every one in metadata.csv to be a plain file; run capture --resume to make "
+            "them anew."
         )
     return paths
 
@@ -259,8 +247,8 @@ def stack_pictures(
     that they are of: what cannot be read is a DatasetError, or left out with ``skip_broken``.
     """
     paths = _paths(folder, files)
-    if choose_size and size is None:
-        some = [_read(path, None, crop) for path in paths[:: math.ceil(len(paths) / SAMPLE)]]
+    if choose_size and size is None:  # by some 32, evenly spread
+        some = [_read(path, None, crop) for path in paths[:: math.ceil(len(paths) / 32)]]
         sizes = [read[0].shape[:2] for read in some if not isinstance(read, InputError)]
         size = chosen_size(sizes) if sizes else None
     if size is not None:

@@ -28,11 +28,10 @@ from vinoreward.saved_state import shown
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,
-    Row,
     Table,
-    files_below,
     inside,
     make_row,
+    pictures_below,
 )
 from vinoreward_training.data.recordings import Outcomes
 
@@ -78,7 +77,7 @@ def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
             f"{option} is {source}, which is not there. Expected a video or a folder of "
             "videos; check the path."
         )
-    names = files_below(source, SUFFIXES)
+    names = pictures_below(source, suffixes=SUFFIXES)
     if not names:
         raise DatasetError(
             f"{source} holds no videos. Expected {', '.join(sorted(SUFFIXES))} files; name their "
@@ -197,7 +196,7 @@ def take_pictures(
                 )
         for index, picture in decoded(video, fps, wanted, marks):
             category = wanted[index]
-            row: Row = make_row(
+            row = make_row(
                 f"{number:06d}-{index:06d}.png", category == "success", category, number, 0
             )
             row |= {"video": video.name, "second": second_of(index, fps)}
