@@ -252,8 +252,7 @@ def _in_rgb(opened: Image.Image) -> NDArray[np.uint8]:
     """Return an open image as ``(H, W, 3)``; InputError if that would change what is seen."""
     sixteen_bits = opened.mode.startswith("I")  # of grey; no format here has more
     if opened.has_transparency_data:
-        alpha = (0, 0) if sixteen_bits else opened.convert("RGBA").getextrema()[3]
-        if alpha != (255, 255):
+        if sixteen_bits or np.asarray(opened.convert("RGBA").getchannel("A")).min() < 255:
             raise InputError("it is transparent in places, which hide colours; save it without")
     if sixteen_bits:
         return in_color((np.asarray(opened) >> 8).astype(np.uint8), "HW")

@@ -46,8 +46,7 @@ COLUMNS = (
 Row = dict[str, str]
 """A row of a capture's table."""
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp"})
-TEXTS = frozenset({".csv", ".html", ".json", ".jsonl", ".md", ".txt"})
-"""Of files beside images that nobody takes for one."""
+TEXTS = frozenset({".csv", ".html", ".json", ".jsonl", ".md", ".txt"})  # no images, surely
 SYSTEM = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found"})
 METADATA = "metadata.csv"
 """The table of a capture; a picture that it does not list is not yet part of the dataset."""
@@ -247,8 +246,8 @@ def stack_pictures(
     that they are of: what cannot be read is a DatasetError, or left out with ``skip_broken``.
     """
     paths = _paths(folder, files)
-    if choose_size and size is None:  # by some 32, evenly spread
-        some = [_read(path, None, crop) for path in paths[:: math.ceil(len(paths) / 32)]]
+    if choose_size and size is None:  # by some 16, evenly spread
+        some = (_read(path, None, crop) for path in paths[:: math.ceil(len(paths) / 16)])
         sizes = [read[0].shape[:2] for read in some if not isinstance(read, InputError)]
         size = chosen_size(sizes) if sizes else None
     if size is not None:
