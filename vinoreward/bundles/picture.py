@@ -251,9 +251,10 @@ def _read(
 def _in_rgb(opened: Image.Image) -> NDArray[np.uint8]:
     """Return an open image as ``(H, W, 3)``; InputError if that would change what is seen."""
     sixteen_bits = opened.mode.startswith("I")  # of grey; no format here has more
-    if opened.has_transparency_data:
-        if sixteen_bits or np.asarray(opened.convert("RGBA").getchannel("A")).min() < 255:
-            raise InputError("it is transparent in places, which hide colours; save it without")
+    if opened.has_transparency_data and (
+        sixteen_bits or np.asarray(opened.convert("RGBA").getchannel("A")).min() < 255
+    ):
+        raise InputError("it is transparent in places, which hide colours; save it without")
     if sixteen_bits:
         return in_color((np.asarray(opened) >> 8).astype(np.uint8), "HW")
     return np.asarray(opened.convert("RGB"), dtype=np.uint8)

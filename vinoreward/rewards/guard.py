@@ -123,7 +123,7 @@ class PictureGuard:
             raise InputError(
                 f"the guard was given {len(images)} pictures, and {len(held_out)} held-out ones of "
                 f"{len(names)} episodes. Expected pictures of both kinds, the held-out ones of at "
-                f"least {LEAST_EPISODES} episodes; capture more."
+                f"least {LEAST_EPISODES} episodes; give more."
             )
         height, width = images.shape[1:3]
         places = Places(height, width)

@@ -167,7 +167,7 @@ def run(config: GuardConfig) -> int:
     if fitted.guard is None:
         raise DatasetError(
             f"{config.data} gives no guard: {fitted.metrics['why']}. Expected more episodes; "
-            "capture more."
+            "add images of others."
         )
     with_guard(bundle, fitted.guard.to_bytes(), fitted.metrics, str(fitted))
     print(f"guard: {fitted}")

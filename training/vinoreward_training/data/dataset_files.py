@@ -208,10 +208,9 @@ def chosen_size(sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
     own, _ = min(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     height, width = (max(1, round(side * min(1, LONG_SIDE / max(own)))) for side in own)
     if set(counts) != {(height, width)}:
-        others = " and other sizes" if len(counts) > 1 else ""
         print(
-            f"images of {own[0]}x{own[1]}{others} are resized to {height}x{width} (height x width);"
-            " --image-size chooses another size"
+            f"images of {own[0]}x{own[1]}{' and other sizes' if len(counts) > 1 else ''} are "
+            f"resized to {height}x{width} (height x width); --image-size chooses another size"
         )
     return height, width
 
@@ -252,7 +251,8 @@ def stack_pictures(
         size = chosen_size(sizes) if sizes else None
     if size is not None:
         check_memory(folder, len(files), size)
-    images, kept, broken, any_resized = np.empty((0, 0, 0, 3), dtype=np.uint8), [], [], False
+    images, any_resized = np.empty((0, 0, 0, 3), dtype=np.uint8), False
+    kept, broken = list[int](), list[str]()
     # Decoding PNG releases the interpreter lock, so a few threads help.
     with ThreadPoolExecutor(max_workers=4) as pool:
         for index, read in enumerate(pool.map(lambda path: _read(path, size, crop), paths)):

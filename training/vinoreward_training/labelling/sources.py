@@ -143,9 +143,8 @@ def of_folder(folder: Path) -> Source:
     for name in names:
         inside(folder, name)
     _check_any(names, folder, 0)
-    # A picture that has no label yet is what this is for.
     check_labels(folder / METADATA, {row["label"] for row in rows if row["label"]}, "success")
-    marks = {"success": 1.0, "": np.nan}
+    marks = {"success": 1.0, "": np.nan}  # a picture without a label waits for one
     known = np.array([marks.get(row["label"], 0.0) for row in rows])
     if len(set(known[~np.isnan(known)])) < 2:  # the labels have other names, or say nothing
         known = np.full(len(rows), np.nan)

@@ -96,7 +96,7 @@ def _split(
     if len(held_out) < LEAST_HELD_OUT[kind]:
         raise _TooFewError(
             f"{config.data} leaves {len(held_out)} held-out frames. Expected at least "
-            f"{LEAST_HELD_OUT[kind]} to compare decisions or latents on; capture more, or go on "
+            f"{LEAST_HELD_OUT[kind]} to compare decisions or latents on; add images, or go on "
             "in FP32."
         )
     return _some(parts[0], config.calibration, config.seed, 0xCA1), held_out
