@@ -235,7 +235,7 @@ def test_a_crop_that_cannot_be(tmp_path: Path) -> None:
     refused(data, (0, 0, 0, 8), "--image-crop .* cannot work")
     refused(write_views(tmp_path / "views", 80), (0, 0, 40, 40), "several views below each other")
     for about, words in [
-        ({"image_size": [32, 40]}, "resized as they were captured.*at its own size with --image-size"),
+        ({"image_size": [32, 40]}, "resized as they were captured.*own size with --image-size"),
         ({"scene": dict(PandaHoverEnv().picture_scene)}, "pictures of the hover scene"),
     ]:
         (data / "dataset.json").write_text(json.dumps(about))

@@ -24,6 +24,7 @@ from vinoreward.machine import free_memory
 from vinoreward_training.data.dataset import (
     load_dataset,
     load_frames,
+    load_labelled,
     of_both_labels,
     split_by_episode,
     telling_numbers,
@@ -116,6 +117,9 @@ def test_all_broken_images_are_listed_or_left_out(
     assert dataset.images[:, 0, 0, 0].tolist() == [1, 2, 3, 100, 102, 103]
     assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert "success/1.png" in capsys.readouterr().out
+    # So do the commands that follow on the same folder.
+    assert len(load_labelled(tmp_path, dataset.picture(), "success").files) == 6
+    assert "(2 of 8 images)" in capsys.readouterr().out
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"no image")
     with pytest.raises(DatasetError, match="8 of 8 images"):
