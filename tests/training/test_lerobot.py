@@ -271,7 +271,7 @@ FROM, TO = (f"videos/{CAMERA}/{each}_timestamp" for each in ("from", "to"))
         ),
         (DATA, {"timestamp": lambda times: times + np.float32(0.001)}, "has the timestamp 0.001 s"),
         # Less and more than half of a picture's time away from its pictures.
-        (EPISODES, {FROM: lambda t: t + 0.02, TO: lambda t: t + 0.02}, "no picture at 0.12 s, "),
+        (EPISODES, {FROM: lambda t: t + 0.02, TO: lambda t: t + 0.02}, "no picture at 0.02 s, "),
         (EPISODES, {FROM: lambda t: t + 0.06}, "0.06 s, its from_timestamp, which do not end at"),
         # By whole pictures: the next episode's, or those after the video's end.
         (EPISODES, {FROM: lambda t: t + 0.1}, "episode 0 has 12 pictures from 0.1 s"),
