@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +16,16 @@ from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
 from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
-from vinoreward_training.classifier.shifts import SHIFTS, shifted
+from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 
 Picture = npt.NDArray[np.uint8]
 Claims = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Change = tuple[Shift | None, float | None]
+"""A shift and its strength; (None, None) for clean pictures."""
+Step = tuple[str, int]
+"""What is done next, and how many pictures that judges."""
 
 DEAD_CLAIMED = 0.001
 """Largest share of a dead camera's frames that may be claimed."""
@@ -40,6 +43,10 @@ PARTS = 8
 """Rows and columns of the parts by whose means pictures are compared."""
 ALIKE = 12.0
 """Grey levels by which no part of two pictures that look alike differs more."""
+KINDS = (*FAMILIES, *UNSEEN_FAMILIES)
+"""Of a dead camera."""
+_ORDER = [("", None), *((one.name, strength) for one in SHIFTS for strength in one.strengths)]
+"""Of the rows in a report."""
 _PART = 0xA0D1
 """Number of :func:`held_out`'s frames that only an audit draws."""
 _BATCH = 64
@@ -179,6 +186,13 @@ def look(classifier: Classifier, images: Picture) -> Look:
     return Look(probability, claims, np.concatenate(odd) if odd else None)
 
 
+def strongest_first() -> list[Change]:
+    """Return clean pictures, then each shift at its strongest, which finds faults first."""
+    steps = range(1, 1 + max(len(shift.strengths) for shift in SHIFTS))
+    shifts = [(one, one.strengths[-n]) for n in steps for one in SHIFTS if n <= len(one.strengths)]
+    return [(None, None), *shifts]
+
+
 def shift_rows(
     classifier: Classifier,
     exact: Classifier | None,
@@ -186,25 +200,25 @@ def shift_rows(
     success: Claims,
     found: Battery,
     *,
+    changes: Sequence[Change],
     seed: int,
     views: Sequence[View] = (),
-) -> Iterator[str]:
-    """Judge pictures as they are and under each shift; add to ``found``; yield what is done next.
+) -> Iterator[Step]:
+    """Judge pictures under each change; add to ``found``; yield what is done next.
 
     Args:
         classifier: as it will judge.
         exact: the same in FP32, if that is another.
         images: ``(N, H, W, 3)`` uint8.
         success: ``(N,)``.
-        found: takes the rows and the wrong claims.
+        found: takes the rows, in the order of a report, and the wrong claims.
+        changes: to be made, in this order.
         seed: of noise, places and directions.
         views: of the pictures.
     """
-    changes: list[tuple[Any, float | None]] = [(None, None)]
-    changes += [(shift, strength) for shift in SHIFTS for strength in shift.strengths]
     for shift, strength in changes:
         name = "clean pictures" if shift is None else f"{shift.name} {strength:g}"
-        yield name
+        yield name, len(images) * (1 if exact is None else 2)
         pictures = images
         if shift is not None and strength is not None:
             pictures = shifted(shift, strength, images, seed=seed, views=views)
@@ -214,17 +228,16 @@ def shift_rows(
             flips = int((look(exact, pictures).claims != seen.claims).sum())
         wrong = seen.paid & ~success
         found.show(pictures[wrong], seen.probability[wrong], name)
-        found.rows.append(
-            Row(
-                shift="" if shift is None else shift.name,
-                strength=strength,
-                unit="" if shift is None else shift.unit,
-                rates=rates(seen.paid, success.astype(np.int64)),
-                alone=rates(seen.claims, success.astype(np.int64)),
-                flips=flips,
-                withheld=None if seen.odd is None else int(seen.odd.sum()),
-            )
+        row = Row(
+            shift="" if shift is None else shift.name,
+            strength=strength,
+            unit="" if shift is None else shift.unit,
+            rates=rates(seen.paid, success.astype(np.int64)),
+            alone=rates(seen.claims, success.astype(np.int64)),
+            flips=flips,
+            withheld=None if seen.odd is None else int(seen.odd.sum()),
         )
+        bisect.insort(found.rows, row, key=lambda one: _ORDER.index((one.shift, one.strength)))
 
 
 def dead_rows(
@@ -236,16 +249,15 @@ def dead_rows(
     count: int,
     seed: int,
     views: Sequence[View] = (),
-) -> Iterator[str]:
+) -> Iterator[Step]:
     """Judge at least ``count`` frames of a dead camera, of all kinds; as :func:`shift_rows`.
 
     ``failures`` are the indices of pictures that may be damaged.
     """
-    names = (*FAMILIES, *UNSEEN_FAMILIES)
-    each = -(-count // len(names))
-    drawn = held_out(_PART, images, failures, seed=seed, count=each, families=names, views=views)
+    each = -(-count // len(KINDS))
+    drawn = held_out(_PART, images, failures, seed=seed, count=each, families=KINDS, views=views)
     for family, pictures in drawn:
-        yield f"dead camera: {family}"
+        yield f"dead camera: {family}", len(pictures)
         seen = look(classifier, pictures)
         wrong = seen.paid
         found.show(pictures[wrong], seen.probability[wrong], f"dead camera: {family}")
@@ -261,7 +273,7 @@ def not_surely_above(bar: float, count: int) -> float:
 
 
 def faults(found: Battery) -> list[str]:
-    """Return a sentence for each bar that is surely missed, false claims first."""
+    """Return a sentence for each bar of false claims that is surely missed."""
     sentences = []
     claimed, frames = found.dead_total()
     if clopper_pearson(claimed, frames, 0.95, "lower")[0] > DEAD_CLAIMED:
@@ -279,6 +291,14 @@ def faults(found: Battery) -> list[str]:
                 f"it claims {wrong} of {failures} failures under {row.name}; at most "
                 f"{FALSELY_CLAIMED:.0%} may be"
             )
+    return sentences
+
+
+def misses(found: Battery) -> list[str]:
+    """Return a sentence for each bar of claimed successes that is surely missed."""
+    if not found.rows:
+        return []
+    sentences = []
     clean = found.rows[0].rates
     successes = clean.true_positives + clean.false_negatives
     if clean.recall_high < GOOD_RECALL:

@@ -72,6 +72,8 @@ def _section(report: AuditReport, config: AuditConfig, precision: str) -> str:
     parts = [
         f"**{report.verdict}**",
         "\n".join(f"- {fault}" for fault in report.faults),
+        f"**{report.robustness}**",
+        "\n".join(f"- {miss}" for miss in report.misses),
         bullets(facts),
         "False claims on clean pictures, by kind of failure and by distance:",
         markdown_table(report.shown_bands),

@@ -68,11 +68,15 @@ class Causes:
         """Whether a cause was taken away, often enough."""
         return self.claims >= LEAST_CLAIMS and any(not each.success for each in self.changes)
 
-    def faults(self) -> list[str]:
-        """Return a sentence for each change that shows a fault."""
+    def faults(self, *, success: bool = False) -> list[str]:
+        """Return a sentence for each change after which claims stay that should not.
+
+        With ``success`` for each after which claims are lost that should stay.
+        """
         if self.claims < LEAST_CLAIMS:
             return []
-        return [fault for change in self.changes if (fault := change.fault()) is not None]
+        changes = [change for change in self.changes if change.success == success]
+        return [fault for change in changes if (fault := change.fault()) is not None]
 
     @property
     def note(self) -> str:

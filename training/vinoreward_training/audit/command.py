@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,12 +32,15 @@ from vinoreward.rewards.interventions import (
 )
 from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.battery import (
+    KINDS,
     Battery,
     Fooled,
     dead_rows,
     faults,
     look,
+    misses,
     shift_rows,
+    strongest_first,
 )
 from vinoreward_training.audit.card import own_card, write_card
 from vinoreward_training.audit.causes import STAY, Causes, remove_causes
@@ -64,8 +69,10 @@ if TYPE_CHECKING:
 
     from vinoreward.rewards.success import Truth
 
-FAILED = 3
-"""Exit status where the classifier fails."""
+UNSAFE = 3
+"""Exit status where something is paid that should not be."""
+FIRST_VERDICT = 120.0
+"""Seconds after which it is said what was found so far."""
 MOST_THREADS = 8
 """Threads of the network by default: a small one gains nothing from more."""
 FINDINGS = "findings"
@@ -78,7 +85,7 @@ _RETURNS = (
     "vinoreward.SearchSpace; mend it"
 )
 PRINTED = 5
-"""Faults that are printed; all are in the report."""
+"""Faults, and misses, that are printed; all are in the report."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ def audit(
         states: to look at in each space, about; 0 for no search.
         seed: draws pictures and changes.
         threads: of the network; 0 for one per core, ``MOST_THREADS`` at most.
-        progress: show a bar.
+        progress: show a bar, and after ``FIRST_VERDICT`` seconds what was found so far.
 
     Raises:
         DatasetError: too few pictures, or a folder that is not as it should be.
@@ -201,8 +208,12 @@ def audit(
         exact = None
         if classifier.precision != "fp32" and model_name(spec) is not None:
             exact = closing.enter_context(opened(classifier.bundle, precision="fp32"))
-        steps = itertools.chain(
-            shift_rows(classifier, exact, images, success, found, seed=seed, views=dataset.views),
+        shifts = partial(
+            shift_rows, classifier, exact, images, success, found, seed=seed, views=dataset.views
+        )
+        order, kept = strongest_first(), np.flatnonzero(allowed)
+        looks = itertools.chain(
+            shifts(changes=order[:1]),
             dead_rows(
                 classifier,
                 images,
@@ -212,9 +223,13 @@ def audit(
                 seed=seed,
                 views=dataset.views,
             ),
+            shifts(changes=order[1:]),
         )
+        total = len(images) * len(order) * (1 if exact is None else 2) + len(kept)
+        total += -(-dead // len(KINDS)) * len(KINDS)
         causes = replays = cheating = None
         searched: list[Searched] = []
+        steps: Iterable[str] = ()
         if env is not None:
             causes, replays = Causes(), Replays()
             own = env.unwrapped
@@ -238,11 +253,11 @@ def audit(
                     seed=seed,
                     states=states,
                 ),
-                steps,
             )
         if learning is not None:
             cheating = Cheating(learning.algorithm)
             steps = itertools.chain(
+                steps,
                 learn(
                     learning.env,
                     learning.algorithm,
@@ -252,46 +267,66 @@ def audit(
                     seed=seed,
                     truth=learning.truth,
                 ),
-                steps,
             )
-        with tqdm(steps, desc="audit", unit="test", disable=not progress) as bar:
-            for name in bar:
-                bar.set_postfix_str(name)
-        kept = np.flatnonzero(allowed)
-        by_band = bands(
-            look(classifier, dataset.images[kept]).paid,
-            dataset.labels[kept] == 0,
-            dataset.categories[kept],
-            dataset.distances[kept],
-        )
         sentences = [
             f"of {row.claimed} claims {row.stay} stay when the cause is {row.change}"
             for row in by_pair
             if row.stay_low > STAY
         ]
-        return AuditReport(
-            bundle=spec.name,
-            faults=(
-                *sentences,
-                *(causes.faults() if causes else ()),
-                *(replays.faults() if replays else ()),
-                *(fault for one in searched for fault in one.faults()),
-                *(cheating.faults() if cheating else ()),
-                *faults(found),
-            ),
-            note=note,
-            battery=found,
-            bands=by_band,
-            pairs=tuple(by_pair),
-            causes=causes,
-            replays=replays,
-            searched=tuple(searched),
-            cheating=cheating,
-        )
+
+        def found_so_far(by_band: list[dict[str, object]]) -> AuditReport:
+            return AuditReport(
+                bundle=spec.name,
+                faults=(
+                    *sentences,
+                    *(causes.faults() if causes else ()),
+                    *(replays.faults() if replays else ()),
+                    *(fault for one in searched for fault in one.faults()),
+                    *(cheating.faults() if cheating else ()),
+                    *faults(found),
+                ),
+                misses=(*(causes.faults(success=True) if causes else ()), *misses(found)),
+                note=note,
+                battery=found,
+                bands=by_band,
+                pairs=tuple(by_pair),
+                causes=causes,
+                replays=replays,
+                searched=tuple(searched),
+                cheating=cheating,
+            )
+
+        first_at = time.monotonic() + FIRST_VERDICT if progress else math.inf
+
+        def show(bar: Any, name: str) -> None:
+            nonlocal first_at
+            bar.set_postfix_str(name)
+            if time.monotonic() >= first_at:
+                first_at = math.inf
+                bar.write(f"first verdict, the rest goes on: {found_so_far([]).so_far}")
+
+        with tqdm(steps, desc="audit", unit="test", disable=not progress or env is None) as bar:
+            for name in bar:
+                show(bar, name)
+        # How many pictures come is known, so the bar says how many minutes they take.
+        with tqdm(total=total, desc="audit", unit="image", disable=not progress) as bar:
+            done = 0
+            for name, pictures in itertools.chain(looks, [("all clean pictures", len(kept))]):
+                bar.update(done)
+                show(bar, name)
+                done = pictures
+            by_band = bands(
+                look(classifier, dataset.images[kept]).paid,
+                dataset.labels[kept] == 0,
+                dataset.categories[kept],
+                dataset.distances[kept],
+            )
+            bar.update(done)
+        return found_so_far(by_band)
 
 
 def run(config: AuditConfig) -> int:
-    """Audit, write the report; return 0, or ``FAILED``."""
+    """Audit, write the report; return 0, or ``UNSAFE``."""
     bundle = Bundle.load(config.bundle)
     out = config.out or free(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
     if (out / "audit.json").exists():
@@ -321,12 +356,13 @@ def run(config: AuditConfig) -> int:
     write_report(out / "report.html", f"Audit of {report.bundle}", sections_of(report, config, out))
     write_findings(out / FINDINGS, report.battery.fooled)
     write_json(out / "audit.json", report.as_dict())
-    for fault in report.faults[:PRINTED]:
-        print(f"- {fault}")
-    if len(report.faults) > PRINTED:
-        print(f"- and {len(report.faults) - PRINTED} more, in the report")
     print("\n".join(report.notes))
-    print(report.verdict)
+    for verdict, sentences in ((report.verdict, report.faults), (report.robustness, report.misses)):
+        print(verdict)
+        for one in sentences[1:PRINTED]:  # the verdict has the first
+            print(f"- {one}")
+        if len(sentences) > PRINTED:
+            print(f"- and {len(sentences) - PRINTED} more, in the report")
     print(f"report {out / 'report.html'}")
     if config.card:
         precision = bundle.resolve_precision(config.backend, config.precision)
@@ -334,7 +370,7 @@ def run(config: AuditConfig) -> int:
     if report.battery.fooled:
         line = command("label", "--data", out / FINDINGS, "--bundle", config.bundle)
         print(f"next: {line}")
-    return FAILED if report.faults else 0
+    return UNSAFE if report.faults else 0
 
 
 def write_findings(folder: Path, fooled: Sequence[Fooled]) -> None:

@@ -33,6 +33,7 @@ NOT_CHECKED = (
     "Not checked: a picture that stands still while the world moves on, a camera that sees another "
     "room."
 )
+NO_FAULT = "no test found too many false claims"
 CAUSE_UNKNOWN = "whether claims depend on their cause is not known"
 
 
@@ -52,18 +53,26 @@ def _share(count: int, of: int, bar: float) -> Measure:
     return Measure(count / max(1, of), not_surely_above(bar, of), of)
 
 
+def _counted(sentences: Sequence[str]) -> str:
+    """Return the first, and how many more there are."""
+    more = len(sentences) - 1
+    return f"{sentences[0]} (and {more} more)" if more else sentences[0]
+
+
 @dataclass(frozen=True)
 class AuditReport:
     """What an audit found."""
 
     bundle: str
     faults: tuple[str, ...]
-    """What fails, in sentences, the worst first; empty if the classifier passes."""
+    """What is paid that should not be, in sentences, the worst first."""
     note: str
     """Whether the pictures are new to the network."""
     battery: Battery
     bands: list[dict[str, object]]
     """False claims on clean pictures, by kind of failure and by distance."""
+    misses: tuple[str, ...] = ()
+    """Which successes are not paid, under which change, in sentences."""
     pairs: tuple[PairRow, ...] = ()
     causes: Causes | None = None
     """What an environment's interventions did to claims; None without an environment."""
@@ -75,8 +84,8 @@ class AuditReport:
     """What a policy claimed that learned from the reward; None if none did."""
 
     @property
-    def passed(self) -> bool:
-        """Whether nothing fails, and claims were seen to need their cause."""
+    def safe(self) -> bool:
+        """Whether nothing is paid that should not be, and claims were seen to need their cause."""
         return not self.faults and self.cause_known
 
     @property
@@ -132,23 +141,38 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
-        if self.passed:
-            return f"{self.bundle} passes: no test found a fault."
-        if not self.faults:
-            return f"{self.bundle}: no test found a fault, but {CAUSE_UNKNOWN}."
-        more = len(self.faults) - 1
-        others = f" (and {more} more fault{'s' * (more > 1)})" if more else ""
-        return f"{self.bundle} fails: {self.faults[0]}{others}."
+        """One sentence: whether the classifier is safe."""
+        if self.faults:
+            return f"{self.bundle} is not safe: {_counted(self.faults)}."
+        if not self.cause_known:
+            return f"{self.bundle}: {NO_FAULT}, but {CAUSE_UNKNOWN}."
+        return f"{self.bundle} is safe: {NO_FAULT}."
+
+    @property
+    def robustness(self) -> str:
+        """One sentence: whether it claims successes under every shift."""
+        if self.misses:
+            return f"{self.bundle} is not robust: {_counted(self.misses)}."
+        return f"{self.bundle} is robust: under each shift it claims successes, or its guard tells."
+
+    @property
+    def so_far(self) -> str:
+        """Both verdicts, while tests are to come."""
+        safe = f"not safe, {_counted(self.faults)}" if self.faults else NO_FAULT
+        robust = f"not robust, {_counted(self.misses)}" if self.misses else "no success missed"
+        return f"{safe}; {robust}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
         claimed, frames = self.battery.dead_total()
         values = {
             "bundle": self.bundle,
-            "passed": self.passed,
+            "safe": self.safe,
             "verdict": self.verdict,
             "faults": self.faults,
+            "robust": not self.misses,
+            "robustness": self.robustness,
+            "misses": self.misses,
             "note": self.note,
             "not_checked": NOT_CHECKED,
             "shifts": [dataclasses.asdict(row) for row in self.battery.rows],
@@ -174,7 +198,8 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         Section(
             report.verdict,
             "\n".join([*(f"- {fault}" for fault in report.faults), *report.notes, NOT_CHECKED]),
-        )
+        ),
+        Section(report.robustness, "\n".join(f"- {miss}" for miss in report.misses)),
     ]
     if report.battery.fooled:
         sections.append(

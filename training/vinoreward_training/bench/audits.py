@@ -179,12 +179,12 @@ def _mended(
             bundle = out / "bundle"
             recall = _recall(bundle, config.seed)
             area = _area(bundle, mistake, config.seed)
-        faults = read_json(out / "mend.json")["after"]["faults"]
-        left = [fault for fault in faults if repr(mistake.space) in fault]
+        after = read_json(out / "mend.json")["after"]
+        left = [fault for fault in after["faults"] if repr(mistake.space) in fault]
         said.append(
             f"round {number} ({labels} labels; audit {audited:.0f} s, mend {seconds:.0f} s): "
             f"{'kept' if status == 0 else 'refused'}, recall {recall:.1%}, area {area:.1f} cm2, "
-            f"{len(faults)} faults, {len(left)} of them there"
+            f"{len(after['faults'])} faults ({len(left)} there), {len(after['misses'])} misses"
         )
         print(f"  {said[-1]}", flush=True)
         if number == 1:
