@@ -13,7 +13,14 @@ import pytest
 from PIL import Image
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
-from vinoreward_training.runs.report import Section, markdown, shown, write_report
+from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.runs.report import (
+    Section,
+    configuration,
+    markdown,
+    shown,
+    write_report,
+)
 
 
 class Reader(HTMLParser):
@@ -69,10 +76,25 @@ def test_text_is_escaped_everywhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (float("nan"), "-"), (False, "no"), (12345.6, "12346"), (3, "3"), ("x", "x")],
+    [
+        (None, "-"),
+        (float("nan"), "-"),
+        (False, "no"),
+        (12345.6, "12346"),
+        (3, "3"),
+        ("x", "x"),
+        ({"noise": 0.25, "blue": False}, "noise 0.25, blue no"),
+        ({}, "-"),
+    ],
 )
 def test_shown(value: object, text: str) -> None:
     assert shown(value) == text
+
+
+def test_settings_are_shown_without_python_s_brackets(tmp_path: Path) -> None:
+    config = CaptureConfig(out=tmp_path, env_kwargs={"colour": "red", "size": 2})
+    page = write_report(tmp_path / "r.html", "T", [configuration(config)]).read_text()
+    assert '<td class="short">colour red, size 2</td>' in page and "{&#x27;" not in page
 
 
 def test_names_from_data_stay_text_in_a_model_card() -> None:

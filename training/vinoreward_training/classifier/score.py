@@ -394,7 +394,7 @@ def _publish(
     if classifier.guard is not None:
         figures["odd"] = int((scores.odd > 1.0).sum())
         print(f"{figures['odd']} of them are odd to the bundle's guard and are no success.")
-    sections = [Section("Claims", facts=figures)]
+    sections = [Section("Claims", facts=dict(figures))]
     judged = source.labels >= 0
     judged[judged], note = unseen(classifier.bundle.spec, episodes[judged], source.origin)
     with tempfile.TemporaryDirectory() as drawn:
@@ -429,14 +429,17 @@ def _against_labels(
     table = reliability(probabilities, labels)
     area, precision = roc_area(probabilities, labels), average_precision(probabilities, labels)
     error, loss = calibration_error(table), log_loss(log_odds, labels)
-    figures = {
-        "judged": {"frames": len(labels), "episodes": len(np.unique(episodes)), "note": note},
-        "by frame": asdict(frames),
-        "by episode": asdict(by_episode),
+    facts = {
         "area under ROC": area,
         "average precision": precision,
         "calibration error": error,
         "log loss": loss,
+    }
+    figures = {
+        "judged": {"frames": len(labels), "episodes": len(np.unique(episodes)), "note": note},
+        "by frame": asdict(frames),
+        "by episode": asdict(by_episode),
+        **facts,
         "reliability": table,
     }
     print(_sentence(frames, by_episode))
@@ -445,12 +448,6 @@ def _against_labels(
         *draw_curves(folder, log_odds, labels, logit(scores.threshold), "frames with a label"),
         _draw_reliability(folder / "calibration.png", table),
     ]
-    facts = {
-        "area under ROC": area,
-        "average precision": precision,
-        "calibration error": error,
-        "log loss": loss,
-    }
     return [
         Section("Against the labels", f"{note}\n\n{_sentence(frames, by_episode)}", facts=facts),
         Section("By episode", rows=[asdict(by_episode)]),

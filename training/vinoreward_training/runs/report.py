@@ -93,7 +93,7 @@ class Section:
 def configuration(config: Any) -> Section:
     """Return the section with a command's settings."""
     rows = [
-        {"name": name, "value": str(value)}
+        {"name": name, "value": value if isinstance(value, dict) else str(value)}
         for name, value in plain(config).items()
         if name not in NEVER_FROM_A_FILE
     ]
@@ -209,6 +209,8 @@ def shown(value: object) -> str:
         if not math.isfinite(value):
             return "-"
         return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(one)}" for name, one in value.items()) or "-"
     return str(value)
 
 
