@@ -22,6 +22,7 @@ from vinoreward.errors import (
 )
 from vinoreward_training.actors.settings import SETTINGS as ACTORS
 from vinoreward_training.capture import command as capture
+from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig, TrainConfig
 from vinoreward_training.policy.train import SETTINGS, check_device, train
 from vinoreward_training.tasks.environments import has_own_reward, make_env
@@ -134,6 +135,21 @@ def test_a_package_is_imported_for_its_environments(
     for name in ("no_such_package:Fresh-v0", "package_of_fresh:NoSuchEnv-v0", "a.b:c:Fresh-v0"):
         with pytest.raises(ConfigError, match=name):
             has_own_reward(name)
+
+
+@pytest.mark.parametrize("words", ["capture --out {}", "train --out {}", "audit --data {}"])
+def test_an_id_that_no_imported_package_registers_is_told_to_name_its_package(
+    tmp_path: Path, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gymnasium alone asks whether PandaHover was meant."""
+    asked = words.format(tmp_path / "out").split()
+    bundle = ["--bundle", "panda-hover-classifier"] * (asked[0] == "audit")
+    for name, told in (
+        ("PandaPush-v3", "If a package registers it, name that too: --env package_name:PandaPush"),
+        ("gymnasium:Nope-v0", "The package gymnasium registers no such id"),
+    ):
+        assert main([*asked, *bundle, "--env", name]) == 1
+        assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device", ["cuda:77", "quantum", "meta", ""])

@@ -120,7 +120,7 @@ def _make(config: CaptureConfig) -> Any:
         return env if config.truth is None else TrueSuccess(env, config.truth)
     except (Error, ImportError, TypeError) as error:
         if missing := not_importable(config.env, error):
-            raise ConfigError(f"found no {config.env!r}.{missing}") from error
+            raise ConfigError(f"found no {config.env!r} ({error}).{missing}") from error
         if missing := takes_no_mode(error):
             raise ConfigError(f"{config.env} cannot be captured.{missing}") from error
         raise ConfigError(

@@ -98,11 +98,15 @@ def naming(name: str | None, option: str = "--env") -> list[str]:
 
 
 def not_importable(env_id: str, error: Exception) -> str:
-    """Return what to do if the package of ``package:Id-v0`` is not found, else ""."""
+    """Return what to do if no package that was named registers the id, else ""."""
     package = env_id.rpartition(":")[0].partition(".")[0]
     namespace = env_id.partition("/")[0]
     if isinstance(error, gym.error.NamespaceNotFound) and not package and namespace.isidentifier():
         return f" If the package {namespace} registers it: --env {namespace}:{env_id}."
+    if isinstance(error, gym.error.NameNotFound):
+        if package:
+            return f" The package {package} registers no such id."
+        return f" If a package registers it, name that too: --env package_name:{env_id}."
     if not package or not isinstance(error, ModuleNotFoundError) or error.name != package:
         return ""
     return (
@@ -194,9 +198,8 @@ def has_own_reward(env_id: str) -> bool:
         spec = find_spec(env_id)
     except (gym.error.Error, ImportError) as error:
         raise ConfigError(
-            f"no environment {env_id!r}: {error}. Expected a registered id such as PandaHover-v0, "
-            "or package:Id-v0 for one that a package registers when it is imported."
-            + not_importable(env_id, error)
+            f"no environment {env_id!r} ({error}). Expected a registered id such as PandaHover-v0, "
+            "or package:Id-v0." + not_importable(env_id, error)
         ) from error
     if isinstance(spec.entry_point, str) and spec.entry_point.startswith("vinoreward_envs."):
         return True
