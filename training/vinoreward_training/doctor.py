@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import functools
 import importlib.util
 import os
@@ -59,7 +60,7 @@ class Finding:
 
     topic: str
     status: str
-    """``"ok"``, ``"missing"`` (optional, can be added) or ``"broken"``."""
+    """``"ok"``, ``"missing"`` (can be added), ``"absent"`` (need not be there) or ``"broken"``."""
     text: str
     fix: str = ""
     """What to do; empty if nothing."""
@@ -204,22 +205,32 @@ def surroundings() -> list[Finding]:
     ]
     slow = "vnni" not in features and "avx-vnni" not in features
     if slow and platform.machine() in {"x86_64", "AMD64"}:
-        findings.append(
-            Finding(
-                "INT8", "missing", "the processor has no VNNI: INT8 gains less", "precision='fp32'"
-            )
-        )
+        text = "no VNNI: INT8 works, about 1.6 times as fast as FP32 in place of 2.2 times"
+        findings.append(Finding("INT8", "absent", text))
     shown = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if shown or sys.platform in {"darwin", "win32"}:
         findings.append(Finding("display", "ok", shown or sys.platform))
     else:
-        findings.append(
-            Finding("display", "missing", "none: render_mode='human' will not work", "set DISPLAY")
-        )
+        text = "none: only render_mode='human' needs one, all other images are drawn without"
+        findings.append(Finding("display", "absent", text))
+    if sys.platform == "linux" and importlib.util.find_spec("mujoco") is not None:
+        findings.append(_mujoco(os.environ.get("MUJOCO_GL", "").lower(), shown))
     for library, left_on in telemetry_switches().items():
         text = "off" if left_on is None else f"on, as {left_on} asks"
         findings.append(Finding(f"telemetry of {library}", "ok", text))
     return findings
+
+
+def _mujoco(chosen: str, shown: str | None) -> Finding:
+    """Return what draws MuJoCo's images; ``chosen`` is MUJOCO_GL, ``shown`` a display."""
+    topic, there = "MuJoCo's images", ctypes.util.find_library("OSMesa") is not None
+    if chosen != "osmesa" and (chosen or shown):
+        return Finding(topic, "ok", f"drawn by {chosen or 'the display'}")
+    if there:
+        return Finding(topic, "ok", "OSMesa draws them with MUJOCO_GL=osmesa, without a GPU")
+    text = "no display and no OSMesa: they need a GPU and MUJOCO_GL=egl"
+    fix = "without a GPU: apt-get install libosmesa6, then export MUJOCO_GL=osmesa"
+    return Finding(topic, "missing" if chosen else "absent", text, fix)
 
 
 def examine(bundle: str | None = None) -> list[Finding]:
