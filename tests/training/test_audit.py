@@ -22,7 +22,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from safetensors.numpy import save_file
 from scipy.stats import beta, binomtest
+from tiny_network import rewrite
 from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle, save_views_bundle
 
 from vinoreward.bundles.bundle import Bundle
@@ -56,9 +58,10 @@ from vinoreward_training.audit.replays import Replays
 from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.classifier.evaluation import Rates, rates
 from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
+from vinoreward_training.classifier.training import record_of
 from vinoreward_training.cli import main
 from vinoreward_training.configs import AuditConfig
-from vinoreward_training.data.dataset import Dataset, load_dataset
+from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 
 CHANGES = [(shift, strength) for shift in SHIFTS for strength in shift.strengths]
 NAMES = {shift.name: shift for shift in SHIFTS}
@@ -468,9 +471,9 @@ def test_a_long_audit_says_what_it_found_so_far_and_how_long_it_takes(
     words = ["audit", "--bundle", str(bundle.path), "--data", str(write_folder(tmp_path / "data"))]
     assert main([*words, "--dead-frames", "220", "--out", str(tmp_path / "audit")]) == 3
     said, shown = capsys.readouterr()
-    (first,) = re.findall("first verdict, the rest goes on: (.*)", said)
-    assert re.match(r"not safe, it claims \d+ of \d+ frames of a dead camera .*no success", first)
-    assert said.index("first verdict") < said.index("toy-corridor is not safe")
+    (first,) = re.findall("so far, the rest goes on: toy-corridor is not safe: (.*)", said)
+    assert re.match(r"it claims \d+ of \d+ frames of a dead camera .*\. toy.* is robust", first)
+    assert said.count("toy-corridor is not safe") == 2
     assert re.search(r"(\d{4})/\1 \[", shown), "a bar that knows its end says when it comes"
 
 
@@ -629,6 +632,33 @@ def test_only_what_training_kept_for_the_test_is_looked_at(bundle: Bundle, tmp_p
         dead=22,
     )
     assert "other episodes" in other.note and other.battery.rows[0].rates.true_positives == 300
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_of_an_own_folder_only_what_its_training_kept_for_the_test_is_looked_at(
+    bundle: Bundle, tmp_path: Path, grown: bool
+) -> None:
+    """By the content of each picture, also once pictures were added; a stranger's has no record."""
+    dataset = load_dataset(write_folder(tmp_path / "data", 250))
+    train, _, test = split_by_episode(dataset)
+    record = record_of(dataset, train, started=False, before=None)
+    weights = tmp_path / "model.safetensors"
+    save_file({"one": np.zeros(1, np.float32)}, weights, {"trained_on": record.to_text()})
+    shutil.copytree(bundle.path, made := tmp_path / "made")
+    shutil.copy(weights, made)
+    rewrite(Bundle.load(made), lambda spec: spec["files"].update({weights.name: sha256(weights)}))
+    rewrite(Bundle.load(made), lambda spec: spec["dataset"].update({"trained_on": record.facts()}))
+    if grown:
+        Image.fromarray(red(250)[0]).save(tmp_path / "data" / "success" / "zzz.png")
+    report = audit(Bundle.load(made), tmp_path / "data", dead=22)
+    assert f"only the {len(test)} that were kept for the test" in report.note or grown
+    assert "that were kept for the test" in report.note
+    clean = report.battery.rows[0].rates
+    kept = int(dataset.labels[test].sum())
+    assert clean.true_positives in ((kept, kept + 1) if grown else (kept,))
+    strangers = audit(bundle, tmp_path / "data", dead=22)
+    assert "Nothing says whether" in strangers.note
+    assert strangers.battery.rows[0].rates.true_positives > 240
 
 
 # --- causes ------------------------------------------------------------------------------------

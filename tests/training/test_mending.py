@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.numpy import save_file
 from tiny_network import rewrite
 from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
 
@@ -63,7 +64,7 @@ def toy(folder: Path, threshold: float = 0.5) -> Bundle:
     """Save a bundle that reads the corridor, with weights as if a training had written them."""
     decision = Decision(threshold=threshold, chosen_for={"target_fpr": 0.1})
     bundle = save_toy_bundle(folder, decision=decision)
-    (bundle.path / WEIGHTS).write_bytes(b"weights")
+    save_file({"weights": np.zeros(1, np.float32)}, bundle.path / WEIGHTS)
     digest = sha256(bundle.path / WEIGHTS)
 
     def trained(spec: dict[str, Any]) -> None:
@@ -380,6 +381,12 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
         status = main([*words, "--threads", "1", "--out", str(out)])
         said = capsys.readouterr().out
         told = json.loads((out / "mend.json").read_text())
+        shown = re.findall(r"^.*: (\S+) -> (\S+?)(?:  worse)?$", said, re.MULTILINE)
+        changed = [row for row in told["rows"] if row["before"] != row["after"]]
+        assert bool(shown) is (name == "refused"), "the same bundle measures the same"
+        assert all(before != after for before, after in shown)
+        same = int(re.findall(r"(\d+) other measures are the same", said)[0])
+        assert same >= len(told["rows"]) - len(changed) and same + len(shown) == len(told["rows"])
         assert told["labels"] == 12 and {"before", "after"} <= set(told)
         if name == "kept":
             assert status == 0 and told["kept"] == "new", said

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_network as tiny
 
-from vinoreward_training.data.seen import MOST_DATASETS, origin_of, unseen
+from vinoreward_training.data.seen import MOST_DATASETS, origin_of, sides_of, unseen
 
 EPISODES = np.arange(400) // 2
 SIM, REAL, OTHER = ({"env": f"{name}-v0", "seed": 0} for name in ("Sim", "Real", "Other"))
@@ -67,15 +67,20 @@ def test_a_bundle_s_records_say_what_is_new_to_it(
         assert UNKNOWN in unseen(tiny.SPEC, EPISODES, origin)[1]
 
 
-def test_of_pictures_without_a_capture_all_are_used_and_a_hash_tells_that_they_were_seen() -> None:
+def test_of_pictures_without_a_capture_a_hash_tells_that_they_were_seen() -> None:
+    """Their content says which ones a training kept for the test."""
+    contents = [f"content {number}".encode() for number in range(200)]
     for says, said in (
-        ({"sha256": HASHES[0]}, "was trained on these pictures"),
+        ({"sha256": HASHES[0]}, "was trained on episodes of these"),
         (CALIBRATED, UNKNOWN),
-        ({"calibrated_on": {"sha256": HASHES[0]}}, "was calibrated on these pictures"),
+        ({"calibrated_on": {"sha256": HASHES[0]}}, "was calibrated on episodes of these"),
         ({**SIM, **trained_on(0, datasets=0)}, UNKNOWN),
     ):
-        new, note = unseen(dataclasses.replace(tiny.SPEC, dataset=says), EPISODES, None, HASHES[0])
-        assert new.all() and said in note
+        spec = dataclasses.replace(tiny.SPEC, dataset=says)
+        new, note = unseen(spec, EPISODES, None, HASHES[0], contents)
+        assert said in note
+        expected = np.ones(200, np.bool_) if said == UNKNOWN else sides_of(contents) == 1
+        assert np.array_equal(new, expected[EPISODES])
 
 
 def test_of_a_long_record_the_last_count() -> None:

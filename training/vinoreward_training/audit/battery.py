@@ -22,10 +22,6 @@ Picture = npt.NDArray[np.uint8]
 Claims = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Change = tuple[Shift | None, float | None]
-"""A shift and its strength; (None, None) for clean pictures."""
-Step = tuple[str, int]
-"""What is done next, and how many pictures that judges."""
 
 DEAD_CLAIMED = 0.001
 """Largest share of a dead camera's frames that may be claimed."""
@@ -46,7 +42,6 @@ ALIKE = 12.0
 KINDS = (*FAMILIES, *UNSEEN_FAMILIES)
 """Of a dead camera."""
 _ORDER = [("", None), *((one.name, strength) for one in SHIFTS for strength in one.strengths)]
-"""Of the rows in a report."""
 _PART = 0xA0D1
 """Number of :func:`held_out`'s frames that only an audit draws."""
 _BATCH = 64
@@ -186,7 +181,7 @@ def look(classifier: Classifier, images: Picture) -> Look:
     return Look(probability, claims, np.concatenate(odd) if odd else None)
 
 
-def strongest_first() -> list[Change]:
+def strongest_first() -> list[tuple[Shift | None, float | None]]:
     """Return clean pictures, then each shift at its strongest, which finds faults first."""
     steps = range(1, 1 + max(len(shift.strengths) for shift in SHIFTS))
     shifts = [(one, one.strengths[-n]) for n in steps for one in SHIFTS if n <= len(one.strengths)]
@@ -200,11 +195,11 @@ def shift_rows(
     success: Claims,
     found: Battery,
     *,
-    changes: Sequence[Change],
+    changes: Sequence[tuple[Shift | None, float | None]],
     seed: int,
     views: Sequence[View] = (),
-) -> Iterator[Step]:
-    """Judge pictures under each change; add to ``found``; yield what is done next.
+) -> Iterator[tuple[str, int]]:
+    """Judge pictures under each change; add to ``found``; yield what is done, and of how many.
 
     Args:
         classifier: as it will judge.
@@ -212,13 +207,12 @@ def shift_rows(
         images: ``(N, H, W, 3)`` uint8.
         success: ``(N,)``.
         found: takes the rows, in the order of a report, and the wrong claims.
-        changes: to be made, in this order.
+        changes: shifts and strengths in this order, (None, None) for clean pictures.
         seed: of noise, places and directions.
         views: of the pictures.
     """
     for shift, strength in changes:
         name = "clean pictures" if shift is None else f"{shift.name} {strength:g}"
-        yield name, len(images) * (1 if exact is None else 2)
         pictures = images
         if shift is not None and strength is not None:
             pictures = shifted(shift, strength, images, seed=seed, views=views)
@@ -238,6 +232,7 @@ def shift_rows(
             withheld=None if seen.odd is None else int(seen.odd.sum()),
         )
         bisect.insort(found.rows, row, key=lambda one: _ORDER.index((one.shift, one.strength)))
+        yield name, len(images) * (1 if exact is None else 2)
 
 
 def dead_rows(
@@ -249,7 +244,7 @@ def dead_rows(
     count: int,
     seed: int,
     views: Sequence[View] = (),
-) -> Iterator[Step]:
+) -> Iterator[tuple[str, int]]:
     """Judge at least ``count`` frames of a dead camera, of all kinds; as :func:`shift_rows`.
 
     ``failures`` are the indices of pictures that may be damaged.
@@ -257,11 +252,11 @@ def dead_rows(
     each = -(-count // len(KINDS))
     drawn = held_out(_PART, images, failures, seed=seed, count=each, families=KINDS, views=views)
     for family, pictures in drawn:
-        yield f"dead camera: {family}", len(pictures)
         seen = look(classifier, pictures)
         wrong = seen.paid
         found.show(pictures[wrong], seen.probability[wrong], f"dead camera: {family}")
         found.dead[family] = int(wrong.sum()), len(wrong)
+        yield f"dead camera: {family}", len(pictures)
 
 
 def not_surely_above(bar: float, count: int) -> float:

@@ -69,10 +69,7 @@ class Causes:
         return self.claims >= LEAST_CLAIMS and any(not each.success for each in self.changes)
 
     def faults(self, *, success: bool = False) -> list[str]:
-        """Return a sentence for each change after which claims stay that should not.
-
-        With ``success`` for each after which claims are lost that should stay.
-        """
+        """Return a sentence for each change that shows a fault, or with ``success`` a miss."""
         if self.claims < LEAST_CLAIMS:
             return []
         changes = [change for change in self.changes if change.success == success]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import time
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from vinoreward.actor_learner.acting.environments import as_config_error
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import model_name
+from vinoreward.bundles.picture import prepare
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, DatasetError, needed_for
 from vinoreward.files import write_json
@@ -50,7 +52,7 @@ from vinoreward_training.audit.replays import Replays, play_again
 from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.audit.search import STATES, Searched, spaces_searched
 from vinoreward_training.configs import AuditConfig
-from vinoreward_training.data.dataset import Dataset, load_dataset, size_for
+from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, picture_source, save_picture
 from vinoreward_training.data.seen import unseen
 from vinoreward_training.runs.next_command import bundle_name, command, free
@@ -101,6 +103,24 @@ class Learning:
     """Reads the truth from ``info``; None: from the usual keys."""
 
 
+def unseen_frames(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
+    """Return which frames (N,) of a dataset are new to a bundle, and a sentence on it.
+
+    Of an own folder the content decides, as in a training, also if pictures were added since.
+    """
+    spec, sha256 = bundle.spec, dataset.sha256
+    dataset = dataclasses.replace(dataset, images=prepare(dataset.images, spec.picture))
+    if dataset.origin is None and "model.safetensors" in spec.files:
+        from vinoreward_training.classifier import training
+
+        record = training.read_record(bundle.path / "model.safetensors")
+        keys = training.picture_keys(dataset.images)
+        if record is not None and record.share_of(keys) > training.TOLERATED:
+            sha256 = record.datasets[-1]
+    identities, _ = episode_identities(dataset)
+    return unseen(spec, dataset.episodes, dataset.origin, sha256, identities)
+
+
 def one_each(dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed: int) -> Indices:
     """Return the indices of at most ``limit`` frames of each label, one of each episode."""
     random = np.random.default_rng([seed, 0xA0D2])
@@ -114,8 +134,8 @@ def one_each(dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed:
             raise DatasetError(
                 f"{dataset.folder} has {len(first)} episodes with a {name} that the network has "
                 f"not seen. Expected at least {LEAST}: frames of one episode resemble each other. "
-                "Add episodes (vinoreward capture --resume --frames N; each stays in its part), or "
-                "give with --data a capture with another --seed."
+                "Add pictures (to a capture: vinoreward capture --resume --frames N; each stays in "
+                "its part), or give others with --data, such as a capture with another --seed."
             )
     return np.sort(np.array(chosen, dtype=np.int64))
 
@@ -198,7 +218,7 @@ def audit(
         spec = classifier.bundle.spec
         size = size_for(spec.picture)
         dataset = load_dataset(data, size=size, success_label=success_label, skip_broken=True)
-        allowed, note = unseen(spec, dataset.episodes, dataset.origin, dataset.sha256)
+        allowed, note = unseen_frames(classifier.bundle, dataset)
         some = one_each(dataset, allowed, frames, seed)
         images, success = dataset.images[some], dataset.labels[some] == 1
         found = Battery()
@@ -303,25 +323,24 @@ def audit(
             bar.set_postfix_str(name)
             if time.monotonic() >= first_at:
                 first_at = math.inf
-                bar.write(f"first verdict, the rest goes on: {found_so_far([]).so_far}")
+                report = found_so_far([])
+                bar.write(f"so far, the rest goes on: {report.verdict} {report.robustness}")
 
         with tqdm(steps, desc="audit", unit="test", disable=not progress or env is None) as bar:
             for name in bar:
                 show(bar, name)
         # How many pictures come is known, so the bar says how many minutes they take.
         with tqdm(total=total, desc="audit", unit="image", disable=not progress) as bar:
-            done = 0
-            for name, pictures in itertools.chain(looks, [("all clean pictures", len(kept))]):
-                bar.update(done)
+            for name, pictures in looks:
+                bar.update(pictures)
                 show(bar, name)
-                done = pictures
             by_band = bands(
                 look(classifier, dataset.images[kept]).paid,
                 dataset.labels[kept] == 0,
                 dataset.categories[kept],
                 dataset.distances[kept],
             )
-            bar.update(done)
+            bar.update(len(kept))
         return found_so_far(by_band)
 
 

@@ -155,13 +155,6 @@ class AuditReport:
             return f"{self.bundle} is not robust: {_counted(self.misses)}."
         return f"{self.bundle} is robust: under each shift it claims successes, or its guard tells."
 
-    @property
-    def so_far(self) -> str:
-        """Both verdicts, while tests are to come."""
-        safe = f"not safe, {_counted(self.faults)}" if self.faults else NO_FAULT
-        robust = f"not robust, {_counted(self.misses)}" if self.misses else "no success missed"
-        return f"{safe}; {robust}"
-
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
         claimed, frames = self.battery.dead_total()

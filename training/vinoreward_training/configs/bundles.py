@@ -435,9 +435,8 @@ class ScoreConfig:
 class AuditConfig:
     """Try to cheat a classifier: what does it claim under other light, from a dead camera, ...?
 
-    Writes report.html with the images that fooled it, and audit.json. The exit status is 3 if it is
-    not safe (pays what it should not), else 0; whether it is robust (misses no successes) is said.
-    Images should be new to the network, from many episodes.
+    Writes report.html and audit.json: whether it is safe (pays no failures; else the exit status is
+    3) and robust (misses no successes). Images should be new to it, from many episodes.
 
     Examples:
         vinoreward capture --frames 1500 --seed 7 --out data/audit

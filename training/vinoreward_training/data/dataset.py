@@ -469,7 +469,7 @@ def _views(folder: Path, about: Mapping[str, Any], size: tuple[int, ...]) -> tup
         ) from error
 
 
-def _identities(dataset: Dataset) -> tuple[list[bytes], Indices]:
+def episode_identities(dataset: Dataset) -> tuple[list[bytes], Indices]:
     """Return what identifies each episode in any dataset, and (N,) the episode of each frame."""
     numbers, first, inverse = np.unique(dataset.episodes, return_index=True, return_inverse=True)
     if dataset.origin is not None:
@@ -491,7 +491,7 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     capture's seed and its number; if these are not recorded, its first picture. Each part has both
     classes, or there is a DatasetError.
     """
-    identities, inverse = _identities(dataset)
+    identities, inverse = episode_identities(dataset)
     side = sides_of(identities)[inverse]
     more = "capture more episodes" if dataset.scene else "add more images of either class"
     parts = tuple(np.flatnonzero(side == which).astype(np.int64) for which in (2, 0, 1))

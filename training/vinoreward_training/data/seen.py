@@ -85,12 +85,13 @@ def _texts(values: object) -> list[str]:
 
 
 def unseen(
-    spec: BundleSpec, episodes: Indices, origin: str | None, sha256: str | None = None
-) -> tuple[npt.NDArray[np.bool_], str]:
+    spec: BundleSpec, episodes: Indices, origin: str | None, sha256: str | None = None,
+    identities: Sequence[bytes] | None = None,
+) -> tuple[npt.NDArray[np.bool_], str]:  # fmt: skip
     """Return which frames (N,) of a dataset are new to a bundle, and a sentence on it.
 
     ``episodes`` are their (N,) numbers, ``origin`` is :func:`origin_of` the dataset and ``sha256``
-    its hash, None where unknown.
+    its hash, None where unknown. With a hash go the ``identities`` of the episodes, by number.
     """
     everything = np.ones(len(episodes), np.bool_)
     seen, names = seen_by(spec), {origin, sha256}
@@ -101,10 +102,8 @@ def unseen(
         return everything, (
             "Nothing says whether the bundle was trained on these; if so, the rates are too good."
         )
-    if origin is None:
-        return everything, f"The bundle was {how} on these pictures, so the rates are too good."
     numbers, inverse = np.unique(episodes, return_inverse=True)
-    kept = sides_of(identities_of(origin, numbers)) == 1
+    kept = sides_of(identities or identities_of(origin or "", numbers)) == 1
     return kept[inverse], (
         f"The bundle was {how} on episodes of these: only the {kept.sum()} that were kept for the "
         "test are used."

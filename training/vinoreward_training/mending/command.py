@@ -21,12 +21,12 @@ from vinoreward_training.audit.command import (
     audit,
     environment_of,
     one_each,
+    unseen_frames,
 )
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import AuditConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import cut, rendered
-from vinoreward_training.data.seen import unseen
 from vinoreward_training.mending.child import in_child
 from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.judgement import judged
@@ -75,7 +75,7 @@ def run(config: MendConfig) -> int:
         f"{labelled.sentence}\n{count} labels are trained on, {len(labelled.train) - count} check"
     )
     # What no audit could judge, or look at, is refused before the training.
-    allowed, _ = unseen(old.spec, dataset.episodes, dataset.origin, dataset.sha256)
+    allowed, _ = unseen_frames(old.of_cut_pictures(), dataset)
     one_each(dataset, allowed, LEAST, config.seed)
     with contextlib.ExitStack() as closing:
         source = source_of(config, old, closing)
@@ -98,9 +98,11 @@ def compare(
     work = folder / CANDIDATE
     audits = both_audited(config, old, new)
     judgement = judged(old, new, audits, dataset, labelled)
-    for row in judgement.rows:
+    changed = [row for row in judgement.rows if f"{row['before']:.4g}" != f"{row['after']:.4g}"]
+    for row in changed:
         mark = "  worse" if row["worse"] else ""
         print(f"{row['measure']}: {row['before']:.4g} -> {row['after']:.4g}{mark}")
+    print(f"{len(judgement.rows) - len(changed)} other measures are the same before and after")
     write_json(
         folder / "mend.json",
         {
@@ -122,7 +124,7 @@ def compare(
     if saved.exists():
         shutil.rmtree(saved)
     (work / "bundle").rename(saved)
-    print(f"bundle {saved}; {audits[1].verdict}")
+    print(f"bundle {saved}; {audits[1].verdict} {audits[1].robustness}")
     if old.spec.decision is not None and old.spec.decision.shift_band:
         print(
             "note: near its threshold the old bundle judged by means over shifted pictures, "

@@ -89,7 +89,6 @@ def judged(
         known = before.get(name, Measure(0.0, one.bar))
         rows.append(_row(name, known.value, one.value, chance_of_worse(known, one)))
     had, has = (len(report.faults) for report in audits)
-    # What the audit misses is among the measures.
     rows.append(_row("faults that the audit finds", had, has, None if has and not had else 1.0))
     for row, worse in zip(rows, surely([row["chance"] for row in rows]), strict=True):
         row["worse"] = worse
