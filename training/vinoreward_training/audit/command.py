@@ -324,7 +324,8 @@ def audit(
             if time.monotonic() >= first_at:
                 first_at = math.inf
                 report = found_so_far([])
-                bar.write(f"so far, the rest goes on: {report.verdict} {report.robustness}")
+                missed = f" {report.robustness}" if report.misses else ""
+                bar.write(f"so far, the rest goes on: {report.verdict}{missed}")
 
         with tqdm(steps, desc="audit", unit="test", disable=not progress or env is None) as bar:
             for name in bar:
