@@ -141,19 +141,6 @@ def test_outputs_can_be_named_in_the_other_order(onnx_files: dict[str, Path]) ->
         np.testing.assert_allclose(encoder.encode(images), wanted[:, :SIZE], atol=1e-4)
 
 
-def test_an_openvino_model_works_too(onnx_files: dict[str, Path], tmp_path: Path) -> None:
-    from vinoreward.backends.runtime import import_openvino
-
-    ov = import_openvino()
-    ov.save_model(ov.Core().read_model(onnx_files["two"]), tmp_path / "m.xml", False)
-    images = pictures(3)
-    bundle = Bundle.from_encoder(tmp_path / "m.xml", **NORMALISED)
-    saved = bundle.save(tmp_path / "saved", images)
-    with Encoder(saved) as encoder:
-        wanted = their_answer("two", images)[:, :SIZE]
-        np.testing.assert_allclose(encoder.encode(images), wanted, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

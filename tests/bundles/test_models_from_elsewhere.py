@@ -34,17 +34,6 @@ INFO = {
 }
 
 
-def to_ir(source: Path, info: dict[str, str]) -> Path:
-    import openvino as ov
-
-    read = ov.Core().read_model(source)
-    for key, value in info.items():
-        read.set_rt_info(value, key.split(" "))
-    target = source.with_suffix(".xml")
-    ov.save_model(read, target, compress_to_fp16=False)
-    return target
-
-
 def test_a_foreign_network_runs_with_explicit_arguments(tmp_path: Path) -> None:
     path = network(tmp_path / "foreign.onnx", float_input=True)
     bundle = Bundle.from_model(
@@ -72,11 +61,8 @@ def test_a_bgr_network_is_given_rgb(tmp_path: Path) -> None:
             assert np.allclose(found, expected_logits(images), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["onnx", "xml"])
-def test_model_info_is_read(tmp_path: Path, kind: str) -> None:
+def test_model_info_is_read(tmp_path: Path) -> None:
     path = network(tmp_path / "info.onnx", float_input=True, metadata=INFO, softmax=True)
-    if kind == "xml":
-        path = to_ir(network(tmp_path / "ir.onnx", float_input=True, softmax=True), INFO)
     bundle = Bundle.from_model(path, success_label="success")
     spec = bundle.spec
     assert spec.labels == ("failure", "success")
@@ -144,25 +130,18 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"not a network")
     with pytest.raises(ModelCorruptError, match="cannot be read"):
         Bundle.from_model(tmp_path / "broken.onnx")
-    with pytest.raises(ConfigError, match="no \\.onnx and no \\.xml"):
+    with pytest.raises(ConfigError, match="no \\.onnx file"):
         Bundle.from_model(tmp_path / "weights.pt")
-    (tmp_path / "alone.xml").write_text("<net/>")
-    with pytest.raises(ModelNotFoundError, match=r"alone\.bin"):
-        Bundle.from_model(tmp_path / "alone.xml")
 
 
-@pytest.mark.parametrize("kind", ["onnx", "xml"])
-def test_a_foreign_network_becomes_a_bundle(tmp_path: Path, kind: str) -> None:
+def test_a_foreign_network_becomes_a_bundle(tmp_path: Path) -> None:
     path = network(tmp_path / "foreign.onnx", float_input=True, metadata=INFO)
-    if kind == "xml":
-        path = to_ir(path, INFO)
     foreign = Bundle.from_model(path, success_label="success")
     with pytest.raises(BundleError, match="not saved"):
         _ = foreign.golden
     saved = foreign.save(tmp_path / "saved", golden_images())
     assert Bundle.load(tmp_path / "saved") == saved
     assert dataclasses.replace(saved.spec, files={}) == foreign.spec
-    assert ("model.bin" in saved.spec.files) == (kind == "xml")
     with saved.backend("openvino") as backend:
         found = backend.infer(golden_images())
     assert np.allclose(found, expected_logits(golden_images()), atol=1e-4)

@@ -397,20 +397,6 @@ def test_a_description_that_is_not_the_networks(name: str, spec: NetworkSpec) ->
         load_backend(name, dataclasses.replace(spec, output_index=1)).load()
 
 
-def test_an_ir_without_its_weights(spec: NetworkSpec, tmp_path: Path) -> None:
-    ov = import_openvino()
-    path = tmp_path / "model.xml"
-    ov.save_model(ov.Core().read_model(spec.path), path)
-    ir = dataclasses.replace(spec, path=path)
-    reference = load_backend("openvino", spec).infer(pictures(1))
-    np.testing.assert_allclose(load_backend("openvino", ir).infer(pictures(1)), reference, atol=0.2)
-    with pytest.raises(ConfigError, match="OpenVINO model"):
-        load_backend("onnxruntime", ir).load()
-    path.with_suffix(".bin").unlink()
-    with pytest.raises(ModelNotFoundError, match=r"\.bin"):
-        load_backend("openvino", ir).load()
-
-
 @pytest.mark.parametrize("count", range(1, 70))
 def test_chunks_cover_every_item_once(count: int) -> None:
     pieces = list(chunks(count))

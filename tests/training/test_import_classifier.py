@@ -24,7 +24,6 @@ from vinoreward.bundles.save import with_guard
 from vinoreward.errors import (
     ConfigError,
     PictureMismatchError,
-    QuantizationRefusedError,
     TooFewNegativesError,
     VinorewardError,
 )
@@ -392,18 +391,11 @@ def test_squeezed_pictures_are_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "pictures of 32 x 16 are squeezed to 6 x 8" in capsys.readouterr().out
 
 
-def test_an_ir_is_not_quantized_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import openvino as ov
-
-    path = tiny.network(tmp_path / "net.onnx", float_input=True)
-    ov.save_model(ov.convert_model(path), tmp_path / "net.xml", compress_to_fp16=False)
-    import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "net.xml"))
-    draw(tmp_path / "data", 60)
-    monkeypatch.setitem(quantize.LEAST_HELD_OUT, "classifier", 10)
-    with pytest.raises(QuantizationRefusedError, match=r"is not an ONNX file.*stays FP32"):
-        quantize.run(QuantizeConfig(bundle=tmp_path / "bundle", data=tmp_path / "data"))
+def test_an_openvino_ir_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "net.xml").write_text("<net/>")
+    with pytest.raises(ConfigError, match=r"OpenVINO IR.*export the network as ONNX"):
+        import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "net.xml"))
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_a_threshold_that_nobody_chose_is_said_when_the_bundle_is_wrapped(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.entry_points import named_function
 from vinoreward.errors import BundleParityError, ConfigError, PictureMismatchError, VinorewardError
@@ -85,13 +84,6 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
             output_names=outputs,
             dynamic_axes={"pictures": {0: "batch"}},
         )
-    ov = import_openvino()
-    for name in ("variational", "plain"):
-        ov.save_model(
-            ov.convert_model(folder / f"{name}.onnx"),
-            folder / f"{name}.xml",
-            compress_to_fp16=False,
-        )
     return folder
 
 
@@ -114,7 +106,6 @@ def config_of(foreign: Path, out: Path, model: str, **changes: object) -> Import
     [
         ("variational.onnx", {}, True),
         ("plain.onnx", {"posterior": False}, False),
-        ("plain.xml", {"posterior": False}, False),
         ("weights.pt", {"module": "nets.py:variational"}, True),
     ],
 )

@@ -1,10 +1,9 @@
 """Writing networks: a torch module as ONNX with a dynamic batch, and ONNX as INT8 with NNCF.
 
-An INT8 network is an ONNX file with QuantizeLinear and DequantizeLinear nodes. OpenVINO runs it as
-fast as a quantized IR, so one file serves OpenVINO and ONNX Runtime. The preprocessing stays in
-floats, so the file still takes uint8 pictures. So does the last convolution, whose rounding errors
-would be those of the logits: on a SqueezeNet 1.1 this reduces the error of the log-odds by 4 % at
-the same speed.
+An INT8 network is an ONNX file with QuantizeLinear and DequantizeLinear nodes. OpenVINO and ONNX
+Runtime run it fast, so one file serves both. The preprocessing stays in floats, so the file still
+takes uint8 pictures. So does the last convolution, whose rounding errors would be those of the
+logits: on a SqueezeNet 1.1 this reduces the error of the log-odds by 4 % at the same speed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.network import NetworkFile, Preprocess, check_network, read_bytes
+from vinoreward.backends.network import Preprocess, check_network, read_bytes
 from vinoreward.backends.onnxruntime import preprocess_numpy
 from vinoreward.backends.runtime import import_nncf
 from vinoreward.errors import (
@@ -138,19 +137,13 @@ def quantize_onnx(
         MissingExtraError: NNCF or onnx is not installed.
         RunFolderError: the file cannot be written.
     """
-    if model.suffix != ".onnx":
-        raise QuantizationRefusedError(
-            f"{model.name} is not an ONNX file. Expected one to quantize; it stays FP32. Import "
-            "the .onnx instead, or have INT8 made where the network comes from."
-        )
     _check_frames(frames)
 
     def prepared(frame: NDArray[np.uint8]) -> NDArray[Any]:
         return frame if preprocess is None else preprocess_numpy(frame, preprocess)
 
-    content = read_bytes(model, None)
     shape = prepared(frames[:1]).shape
-    check_network(model, NetworkFile(content), shape[1:], (1,))
+    content = check_network(model, read_bytes(model, None), shape[1:], (1,))
     nncf = import_nncf()
     with needed_for("quantizing", "train"):
         import onnx

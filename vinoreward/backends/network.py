@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,8 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from vinoreward.backends.ir_check import check_ir
 from vinoreward.backends.onnx_check import check_graph
-from vinoreward.backends.onnx_graph import Malformed, read_graph
+from vinoreward.backends.onnx_graph import Malformed, read_graph, rewrite
 from vinoreward.errors import (
     BundleEditedError,
     ConfigError,
@@ -32,10 +32,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MAX_BYTES = 512 << 20
 """Of one file."""
-_KINDS = (
-    "Expected an ONNX file or an OpenVINO .xml with its .bin; the file is damaged or of another "
-    "kind"
-)
+_KINDS = "Expected an ONNX file; the file is damaged or of another kind"
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class NetworkSpec:
     """One network, described so that every backend can run it.
 
     Attributes:
-        path: the ``.onnx`` file or the OpenVINO ``.xml`` (with its ``.bin`` beside it).
+        path: the ``.onnx`` file.
         input: what callers give, normally ``(None, H, W, 3)`` uint8 RGB pictures.
         output: what callers get, normally ``(None, K)`` float32 logits.
         sha256: expected hash of ``path``, checked on loading.
@@ -107,7 +104,6 @@ class NetworkSpec:
         weights_sha256: expected hash of ``weights``.
         mean: per-channel mean of the torch network's input, in units of 0 to 1.
         std: per-channel standard deviation of the same.
-        bin_sha256: expected hash of the ``.bin`` beside an ``.xml``.
         views: camera and height of each view, from top to bottom of the picture; only for a torch
             network of several views.
         trusted: run any operators, of any cost. Otherwise only allowed operators of bounded cost,
@@ -126,7 +122,6 @@ class NetworkSpec:
     weights_sha256: str | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    bin_sha256: str | None = None
     views: tuple[tuple[str, int], ...] = ()
     trusted: bool = False
 
@@ -137,52 +132,34 @@ class NetworkSpec:
         return first if self.joined_index is None else (*first, self.joined_index)
 
 
-@dataclass(frozen=True)
-class NetworkFile:
-    """The content of an ``.onnx``, or of an ``.xml`` and the ``.bin`` beside it."""
-
-    model: bytes
-    weights: bytes | None = None
-
-
-def read_network(spec: NetworkSpec, batches: Sequence[int]) -> NetworkFile:
-    """Read a network's files, compare their hashes and check the cost of its batches.
+def read_network(spec: NetworkSpec, batches: Sequence[int]) -> bytes:
+    """Read a network's file, compare its hash and check the cost of its batches; return its ONNX.
 
     Raises:
-        ModelNotFoundError: a file is missing.
-        BundleEditedError: a file has another hash than recorded.
+        ConfigError: it is no ONNX file.
+        ModelNotFoundError: the file is missing.
+        BundleEditedError: the file has another hash than recorded.
         ModelCorruptError: not a network that can be read.
         ModelRefusedError: operators that are not allowed, or too much memory or work.
     """
-    content = read_files(spec.path, spec.sha256, spec.bin_sha256)
-    if not spec.trusted:
-        shape = tuple(size or 1 for size in spec.input.shape[1:])  # open sizes are 1
-        if spec.preprocess is not None and spec.preprocess.layout == "NCHW" and len(shape) == 3:
-            shape = (shape[2], shape[0], shape[1])
-        check_network(spec.path, content, shape, batches)
-    return content
+    content = read_bytes(spec.path, spec.sha256)
+    if spec.trusted:
+        return content
+    shape = tuple(size or 1 for size in spec.input.shape[1:])  # open sizes are 1
+    if spec.preprocess is not None and spec.preprocess.layout == "NCHW" and len(shape) == 3:
+        shape = (shape[2], shape[0], shape[1])
+    return check_network(spec.path, content, shape, batches)
 
 
-def read_files(path: Path, sha256: str | None = None, bin_sha256: str | None = None) -> NetworkFile:
-    """Return the content of a network's files, with these SHA-256; errors as :func:`read_bytes`."""
-    model = read_bytes(path, sha256)
-    if path.suffix != ".xml":
-        return NetworkFile(model)
-    weights = path.with_suffix(".bin")
-    if not weights.is_file():
-        raise ModelNotFoundError(
-            f"{path} has no {weights.name} beside it. Expected both files of the OpenVINO model; "
-            "copy the .bin too."
-        )
-    return NetworkFile(model, read_bytes(weights, bin_sha256))
+def openvino_model(openvino: Any, path: Path, content: bytes) -> Any:
+    """Return OpenVINO's model of ONNX content; ModelCorruptError if it cannot be read.
 
-
-def openvino_model(core: Any, path: Path, content: NetworkFile) -> Any:
-    """Return OpenVINO's model of a file's content; ModelCorruptError if it cannot be read."""
-    parts = (content.model,) if content.weights is None else (content.model, content.weights)
+    The format is named: ``Core.read_model`` would guess it, and find an IR in a doc string.
+    """
     try:
-        return core.read_model(*parts)
-    except (RuntimeError, ValueError) as error:
+        onnx = openvino.frontend.FrontEndManager().load_by_framework("onnx")
+        return onnx.convert(onnx.load(io.BytesIO(content)))
+    except Exception as error:  # the front end's errors have no base class
         raise ModelCorruptError(
             f"{path} cannot be read as a network. {_KINDS}, export it again."
         ) from error
@@ -198,14 +175,15 @@ def check_ends(path: Path, inputs: int, outputs: int, highest: int) -> None:
 
 
 def check_network(
-    path: Path, content: NetworkFile, shape: Sequence[int], batches: Sequence[int]
-) -> None:
-    """Check a file's content, with ``shape`` for open sizes; errors as :func:`read_network`."""
+    path: Path, content: bytes, shape: Sequence[int], batches: Sequence[int]
+) -> bytes:
+    """Check a file's content, with ``shape`` for open sizes; errors as :func:`read_network`.
+
+    Return the content for the runtimes, which holds what was checked and nothing else.
+    """
     with naming_file(path):
-        if content.weights is not None:
-            check_ir(content.model, content.weights, shape, batches)
-        else:
-            check_graph(read_graph(content.model), shape, batches)
+        check_graph(read_graph(content), shape, batches)
+        return rewrite(content)
 
 
 @contextlib.contextmanager
@@ -230,12 +208,18 @@ def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) 
 
     A file of more than ``limit`` bytes is a ModelCorruptError.
     """
+    if path.suffix == ".xml":
+        raise ConfigError(
+            f"{path} is an OpenVINO IR, which cannot be checked well enough to be read. Expected "
+            "an .onnx file; export the network as ONNX from the framework that it was made with, "
+            "such as torch.onnx.export or tf2onnx."
+        )
     try:
         data = read_plain(path, limit)
     except FileNotFoundError as error:
         raise ModelNotFoundError(
-            f"there is no model file at {path}. Expected an existing .onnx, .xml or .safetensors "
-            "file; check the path."
+            f"there is no model file at {path}. Expected an existing .onnx or .safetensors file; "
+            "check the path."
         ) from error
     except OSError as error:
         raise ModelCorruptError(

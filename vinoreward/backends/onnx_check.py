@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NoReturn
 
 from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node, Value
 from vinoreward.backends.onnx_rules import MAX_OPSET, MIN_OPSET, OPERATORS, Call
@@ -43,22 +42,20 @@ MAX_CLUSTER = 128
 MAX_STEPS = 50_000
 """Operations behind all sizes, counted for each use of a size; a Swin-L has about 6,000."""
 
-# Operators, under ONNX's and OpenVINO's names, that the compiler never fuses away ...
+# Operators that OpenVINO's compiler never fuses away ...
 _BARRIERS = frozenset(
     """
-    Conv ConvInteger ConvTranspose Convolution ConvolutionBackpropData Einsum Gemm
-    GroupConvolution GroupConvolutionBackpropData GroupNormalization InstanceNormalization
-    LayerNormalization LogSoftmax MatMul MatMulInteger MVN QLinearConv QLinearMatMul
-    RMSNormalization ScaledDotProductAttention SoftMax Softmax
+    Conv ConvInteger ConvTranspose Einsum Gemm GroupNormalization InstanceNormalization
+    LayerNormalization LogSoftmax MatMul MatMulInteger QLinearConv QLinearMatMul RMSNormalization
+    Softmax
     """.split()  # noqa: SIM905 - read as words
 )
 # ... and those that it may drop unless they change the number of elements.
 _RESIZING = frozenset(
     """
-    ArgMax ArgMin AveragePool AvgPool Broadcast Concat DepthToSpace Expand Gather GatherND
-    GlobalAveragePool GlobalLpPool GlobalMaxPool Interpolate LpPool MaxPool Pad ReduceL1 ReduceL2
-    ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Resize Slice Split StridedSlice Tile TopK VariadicSplit
+    ArgMax ArgMin AveragePool Concat DepthToSpace Expand Gather GatherND GlobalAveragePool
+    GlobalLpPool GlobalMaxPool LpPool MaxPool Pad ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
+    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize Slice Split Tile TopK
     """.split()  # noqa: SIM905
 )
 
@@ -175,7 +172,8 @@ def check_operators(graph: Graph) -> None:
     ops = {node.op for node in graph.nodes}
     unknown = sorted(op for op in ops if op not in OPERATORS or OPERATORS[op].since > graph.opset)
     if unknown:
-        refuse_operators(unknown)
+        shown = ", ".join(repr(name[:40]) for name in unknown[:5])
+        raise ModelRefusedError(f"it has the operators {shown}, which are not among those allowed")
     for node in graph.nodes:
         operator, opset = OPERATORS[node.op], graph.opset
         for name in node.attributes:
@@ -192,17 +190,10 @@ def check_operators(graph: Graph) -> None:
             )
 
 
-def refuse_operators(names: Sequence[str]) -> NoReturn:
-    """Raise ModelRefusedError for operators that are not allowed."""
-    shown = ", ".join(repr(name[:40]) for name in names[:5])
-    raise ModelRefusedError(f"it has the operators {shown}, which are not among those allowed")
-
-
 class CompileCost:
     """Estimates what a graph costs to compile; operations are added in their order.
 
-    Names of operators are ONNX's or OpenVINO's. Each method raises ModelRefusedError when a limit
-    is passed.
+    Each method raises ModelRefusedError when a limit is passed.
     """
 
     def __init__(self, inputs: Sequence[str]) -> None:

@@ -168,6 +168,8 @@ def read_graph(data: bytes) -> Graph:
         ModelRefusedError: it has data in other files, functions, subgraphs, sparse tensors or
             operators of other domains.
     """
+    if data[4:8] == b"ORTM":
+        raise Malformed("it begins as a file of ONNX Runtime's own format")
     reader, graph = _Reader(), Graph()
     for number, kind, value in reader.fields(memoryview(data)):
         if _MODEL.get(number) != kind:
@@ -182,6 +184,56 @@ def read_graph(data: bytes) -> Graph:
     if not graph.nodes and not graph.inputs:
         raise Malformed("no graph")
     return graph
+
+
+# What runtimes get of each message: its fields, and the message that a field holds.
+_KEPT: dict[str, dict[int, str]] = {
+    "model": {1: "", 7: "graph", 8: "opset"},
+    "opset": dict.fromkeys((1, 2), ""),
+    "graph": {1: "node", 2: "", 5: "tensor", 11: "value", 12: "value"},
+    "node": {**dict.fromkeys((1, 2, 3, 4, 7), ""), 5: "attribute"},
+    "attribute": {**dict.fromkeys((1, 2, 3, 4, 7, 8, 9, 20), ""), 5: "tensor"},
+    "tensor": dict.fromkeys((1, 2, 4, 5, 6, 7, 8, 9, 10, 11), ""),
+    "value": {1: "", 2: "type"},
+    "type": {1: "tensor type"},
+    "tensor type": {1: "", 2: "shape"},
+    "shape": {1: "size"},
+    "size": dict.fromkeys((1, 2), ""),
+}
+
+
+def rewrite(data: bytes) -> bytes:
+    """Return an ONNX file that :func:`read_graph` has read, without what a network does not need.
+
+    Doc strings, metadata, the producer's name, places of data in other files and unknown fields go:
+    a runtime could take them for a file of another kind.
+    """
+    return b"".join(_kept(_Reader(), memoryview(data), "model"))
+
+
+def _kept(reader: _Reader, data: memoryview, message: str) -> Iterator[bytes | memoryview]:
+    fields = _KEPT[message]
+    for number, kind, value in reader.fields(data):
+        inner = fields.get(number)
+        if inner is None or (inner and kind != _BYTES):
+            continue
+        parts = [*_kept(reader, value, inner)] if inner else [value]
+        yield _varint(number << 3 | kind)
+        if kind == _VARINT:
+            yield _varint(value)
+            continue
+        if kind == _BYTES:
+            yield _varint(sum(map(len, parts)))
+        yield from parts
+
+
+def _varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
 
 
 def read_metadata(data: bytes) -> dict[str, str]:

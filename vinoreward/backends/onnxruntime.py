@@ -41,11 +41,6 @@ class ONNXRuntimeBackend(Backend):
                 "openvino backend for other devices."
             )
         path = self.spec.path
-        if path.suffix == ".xml":
-            raise ConfigError(
-                f"{path} is an OpenVINO model, which ONNX Runtime cannot read. Expected an .onnx "
-                "file; use backend='openvino'."
-            )
         self._session = self._open()
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         check_ends(path, len(inputs), len(outputs), max(self.spec.outputs))
@@ -59,12 +54,14 @@ class ONNXRuntimeBackend(Backend):
         with needed_for("the onnxruntime backend", "onnxruntime"):
             import onnxruntime
             from onnxruntime.capi import onnxruntime_pybind11_state as failures
-        model = read_network(self.spec, CHUNKS).model
+        model = read_network(self.spec, CHUNKS)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # failures arrive as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # It would guess the format from the first bytes.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
             return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except (

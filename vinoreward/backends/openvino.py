@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import CHUNKS, Backend, in_pieces
-from vinoreward.backends.ir_check import check_sizes
 from vinoreward.backends.network import (
     Preprocess,
     TensorSpec,
@@ -17,6 +17,7 @@ from vinoreward.backends.network import (
     openvino_model,
     read_network,
 )
+from vinoreward.backends.onnx_check import check_elements, check_totals
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import (
     ConfigError,
@@ -37,7 +38,7 @@ class _Request(NamedTuple):
 
 
 class OpenVINOBackend(Backend):
-    """Runs an ``.onnx`` or ``.xml`` network with OpenVINO.
+    """Runs an ``.onnx`` network with OpenVINO.
 
     It is configured for an environment's ``step``: latency hint, one stream, ``threads`` threads,
     and no pinning, which would put all workers on the same core. Shapes are static, as dynamic ones
@@ -55,7 +56,7 @@ class OpenVINOBackend(Backend):
         core = shared_core(ov)
         self._check_device(core)
         self._core = core
-        self._model = self._read(ov, core)
+        self._model = self._read(ov)
         batch = self._model.input(0).partial_shape[0]
         self._sizes = CHUNKS if batch.is_dynamic else (int(batch.get_length()),)
         if self._sizes[0] < 1:
@@ -103,7 +104,7 @@ class OpenVINOBackend(Backend):
             if not self.spec.trusted:
                 # The shapes of an ONNX network were inferred by our rules, these by OpenVINO.
                 with naming_file(self.spec.path):
-                    check_sizes(model, size)
+                    _check_sizes(model, size)
             compiled = self._core.compile_model(model, self.device, options)
         except ModelRefusedError:
             raise
@@ -120,9 +121,9 @@ class OpenVINOBackend(Backend):
         result = request.get_output_tensor(0 if joined else self.spec.output_index).data
         return _Request(compiled, request, source, result)
 
-    def _read(self, ov: Any, core: Any) -> Any:
+    def _read(self, ov: Any) -> Any:
         path = self.spec.path
-        model = openvino_model(core, path, read_network(self.spec, CHUNKS))
+        model = openvino_model(ov, path, read_network(self.spec, CHUNKS))
         check_ends(path, len(model.inputs), len(model.outputs), max(self.spec.outputs))
         try:
             if self.spec.joined_index is not None:
@@ -175,6 +176,23 @@ class OpenVINOBackend(Backend):
         if self.device == "CPU":
             described["pinning"] = bool(compiled.get_property("ENABLE_CPU_PINNING"))
         return described
+
+
+def _check_sizes(network: Any, rows: int) -> None:
+    """Raise ModelRefusedError unless all results for ``rows`` pictures are within the limits."""
+    total = 0
+    for operation in network.get_ops():
+        kind = operation.get_type_name()
+        for output in operation.outputs():
+            if output.partial_shape.is_dynamic:
+                raise ModelRefusedError(
+                    f"the size of a result of {kind} depends on what is in the picture"
+                )
+            # To iterate over a shape costs twenty times as much: it ends with an exception in C++.
+            shape = [output.shape[axis] for axis in range(len(output.shape))]
+            check_elements(shape, rows, f"a result of {kind}")
+            total += math.prod(shape)
+    check_totals(total, 0, rows)
 
 
 def _joined(ov: Any, model: Any, outputs: tuple[int, ...]) -> Any:

@@ -38,7 +38,7 @@ class TorchBackend(Backend):
         architecture, weights = self.spec.architecture, self.spec.weights
         if architecture is None or weights is None:
             raise ConfigError(
-                f"{self.spec.path} has no architecture and weights for PyTorch: an .onnx or .xml "
+                f"{self.spec.path} has no architecture and weights for PyTorch: an .onnx "
                 "alone cannot run there. Expected a bundle with model.safetensors; use "
                 "backend='openvino' or 'onnxruntime'."
             )

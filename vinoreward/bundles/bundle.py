@@ -246,9 +246,6 @@ class Bundle(FromOthers):
             architecture=spec.architecture,
             weights=None if weights is None else self.path / weights,
             weights_sha256=None if weights is None else spec.files[weights],
-            bin_sha256=spec.files.get(f"{name[:-4]}.bin")
-            if name is not None and name.endswith(".xml")
-            else None,
             views=tuple((view.name, view.height) for view in picture.views),
             trusted=self.trusted,
             mean=picture.mean,
@@ -331,8 +328,6 @@ class Bundle(FromOthers):
         """Write the bundle as :meth:`save` does, with pictures as :meth:`prepare` returns them."""
         with self.backend("openvino", precision="fp32", verify=False) as backend:
             logits = backend.infer(images)
-        files: dict[str, Path | bytes] = {f"model{self.path.suffix}": self.path}
-        if self.path.suffix == ".xml":
-            files["model.bin"] = self.path.with_suffix(".bin")
+        files = {"model.onnx": self.path}
         saved = save_bundle(Path(path), self.spec, files, images, logits, overwrite=overwrite)
         return dataclasses.replace(Bundle.load(saved, verify=False), trusted=self.trusted)

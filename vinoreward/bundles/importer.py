@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import inspect
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,10 @@ from vinoreward.backends.network import (
     check_ends,
     check_network,
     openvino_model,
-    read_files,
+    read_bytes,
 )
 from vinoreward.backends.onnx_graph import read_metadata
-from vinoreward.backends.runtime import import_openvino, shared_core
+from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles import foreign_encoder
 from vinoreward.bundles.reader import shown
 from vinoreward.bundles.schema import (
@@ -36,7 +35,7 @@ from vinoreward.bundles.schema import (
     Output,
     Picture,
 )
-from vinoreward.errors import BundleError, ConfigError, ModelCorruptError, ModelNotFoundError
+from vinoreward.errors import BundleError, ConfigError, ModelCorruptError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,7 +102,7 @@ class FromOthers:
         name: str | None = None,
         trusted: bool = False,
     ) -> Self:
-        """Make a bundle of somebody else's ``.onnx`` or OpenVINO ``.xml`` classifier.
+        """Make a bundle of somebody else's ``.onnx`` classifier.
 
         Missing arguments are read from the graph (size, layout, softmax at the end) and from Intel
         model_api's ``model_info`` in the file (labels, mean, scale, channel order, threshold).
@@ -142,7 +141,7 @@ class FromOthers:
         given = GivenPicture(height, width, mean, std, scale, color_order, layout, crop, resize)
         model = read_model(path, given, trusted=trusted)
         check_shape(path, model, output_index)
-        info = read_model_info(path, model)
+        info = read_model_info(path)
         names = tuple(labels) if labels is not None else info.labels or ()
         also = {"labels": names or None, "success_label": success_label}
         picture = read_picture_facts(path, model, info, given, "from_model", also)
@@ -188,7 +187,7 @@ class FromOthers:
         name: str | None = None,
         trusted: bool = False,
     ) -> Self:
-        """Make a bundle of somebody else's ``.onnx`` or OpenVINO ``.xml`` encoder.
+        """Make a bundle of somebody else's ``.onnx`` encoder.
 
         A variational encoder returns means and natural log variances, in two outputs or side by
         side in one; a plain autoencoder returns its vector. As with :meth:`from_model`, missing
@@ -225,7 +224,7 @@ class FromOthers:
         chosen = foreign_encoder.outputs_of(path, model, outputs)
         for index in chosen:
             check_shape(path, model, index)
-        info = read_model_info(path, model)
+        info = read_model_info(path)
         picture = read_picture_facts(path, model, info, given, "from_encoder")
         size, posterior = foreign_encoder.latent_of(path, model, chosen, latent_size, posterior)
         with describing(path):
@@ -419,17 +418,10 @@ def describing(path: Path) -> Iterator[None]:
 
 
 def read_model(path: Path, given: GivenPicture, *, trusted: bool) -> Any:
-    """Return the OpenVINO model of an ``.onnx`` or ``.xml`` file; errors as ``from_model``."""
+    """Return the OpenVINO model of an ``.onnx`` file; errors as ``from_model``."""
     if path.suffix not in (".onnx", ".xml"):
-        raise ConfigError(
-            f"{path} is no .onnx and no .xml file. Expected one of these; export the network as "
-            "ONNX."
-        )
-    if not os.path.isfile(path):
-        raise ModelNotFoundError(
-            f"there is no model file {path}. Expected an existing file; check the path."
-        )
-    content = read_files(path)
+        raise ConfigError(f"{path} is no .onnx file. Expected one; export the network as ONNX.")
+    content = read_bytes(path, None)
     if not trusted:
         # Open sizes are checked again once they are known.
         sides = (given.height or _SIDE, given.width or _SIDE)
@@ -437,7 +429,7 @@ def read_model(path: Path, given: GivenPicture, *, trusted: bool) -> Any:
         errors: list[ModelCorruptError] = []
         for fill in fills:
             try:
-                check_network(path, content, fill, CHUNKS)
+                content = check_network(path, content, fill, CHUNKS)
                 break
             except ModelCorruptError as error:
                 errors.append(error)
@@ -447,7 +439,7 @@ def read_model(path: Path, given: GivenPicture, *, trusted: bool) -> Any:
             raise ModelCorruptError(
                 f"{errors[0]} If the file leaves the size of pictures open, give height=, width=."
             ) from errors[0]
-    return openvino_model(shared_core(import_openvino()), path, content)
+    return openvino_model(import_openvino(), path, content)
 
 
 def check_shape(path: Path, model: Any, output_index: int) -> None:
@@ -509,14 +501,19 @@ class ModelInfo:
     threshold: float | None
 
 
-def read_model_info(path: Path, model: Any) -> ModelInfo:
-    """Return ``model_info`` of a model that OpenVINO has read from ``path``.
+def read_model_info(path: Path) -> ModelInfo:
+    """Return ``model_info`` of the metadata of an ``.onnx`` file.
 
     model_api gives networks BGR pictures: ``reverse_input_channels`` is true for a network that
     takes RGB. ``resize_type`` is ignored: it means OpenCV's resizing, and a bundle has only the
     antialiased one.
     """
-    raw = _read_info(path, model)
+    info = {
+        key.removeprefix("model_info").strip(" ./:"): value.strip()
+        for key, value in read_metadata(path.read_bytes()).items()
+        if key.startswith("model_info")
+    }
+    raw = {key: value for key, value in info.items() if key in _KEYS}
     mean, std = (_numbers(path, raw, key) for key in ("mean_values", "scale_values"))
     height, width, threshold = (
         next(iter(_numbers(path, raw, key) or ()), None)
@@ -540,19 +537,6 @@ def read_model_info(path: Path, model: Any) -> ModelInfo:
         width=int(width) if width is not None and width > 0 else None,
         threshold=threshold,
     )
-
-
-def _read_info(path: Path, model: Any) -> dict[str, str]:
-    """Return a file's ``model_info``; OpenVINO does not read that of ONNX files."""
-    if path.suffix == ".onnx":
-        info = {
-            key.removeprefix("model_info").strip(" ./:"): value.strip()
-            for key, value in read_metadata(path.read_bytes()).items()
-            if key.startswith("model_info")
-        }
-        return {key: value for key, value in info.items() if key in _KEYS}
-    places = {key: ["model_info", key] for key in _KEYS if model.has_rt_info(["model_info", key])}
-    return {key: str(model.get_rt_info(place).astype(str)).strip() for key, place in places.items()}
 
 
 def _numbers(path: Path, raw: dict[str, str], key: str) -> tuple[float, ...] | None:

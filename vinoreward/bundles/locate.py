@@ -99,15 +99,10 @@ def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None
         _check_recorded(folder, digest)
     if model_name(spec) is None or "golden.npz" not in spec.files:
         raise BundleError(
-            f"{path} lists the files {', '.join(spec.files) or 'none'}. Expected model.onnx (or "
-            "model.xml) and golden.npz among them; save the bundle again."
+            f"{path} lists the files {', '.join(spec.files) or 'none'}. Expected model.onnx and "
+            "golden.npz among them; save the bundle again, from ONNX if its network is an OpenVINO "
+            "IR (.xml)."
         )
-    for name in spec.files:
-        if name.endswith(".xml") and f"{name[:-4]}.bin" not in spec.files:
-            raise BundleError(
-                f"{path} lists {name} without {name[:-4]}.bin. Expected both with their hashes, "
-                "because only listed files are used; save the bundle again."
-            )
     return spec
 
 
@@ -157,14 +152,12 @@ def _check_recorded(folder: Path, digest: str) -> None:
 
 def model_name(spec: BundleSpec) -> str | None:
     """Return the name of the FP32 model file."""
-    return next((name for name in ("model.onnx", "model.xml") if name in spec.files), None)
+    return "model.onnx" if "model.onnx" in spec.files else None
 
 
 def int8_name(spec: BundleSpec) -> str | None:
     """Return the name of the INT8 model file, or None if the bundle has none."""
-    return next(
-        (name for name in ("model.int8.onnx", "model.int8.xml") if name in spec.files), None
-    )
+    return "model.int8.onnx" if "model.int8.onnx" in spec.files else None
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 # The decoder is only for looking at an encoder's reconstructions.
 MODEL_FILES = (
-    "model.onnx", "model.xml", "model.bin", "model.safetensors", "model.int8.onnx",
-    "model.int8.xml", "model.int8.bin", "decoder.onnx", "decoder.safetensors", "guard.npz",
+    "model.onnx", "model.safetensors", "model.int8.onnx", "decoder.onnx", "decoder.safetensors",
+    "guard.npz",
 )  # fmt: skip
 MAX_CARD_BYTES = 1 << 20
 _SHEET = 8
@@ -58,8 +58,8 @@ def save_bundle(
     Args:
         path: the new folder; it is built beside it and renamed when complete.
         spec: the description; ``files`` is filled in here.
-        files: name in the bundle to a file or its content: ``model.onnx`` (or ``model.xml`` and
-            ``model.bin``), optionally others of ``MODEL_FILES``.
+        files: name in the bundle to a file or its content: ``model.onnx``, optionally
+            others of ``MODEL_FILES``.
         golden_images: ``(G, H, W, 3)`` uint8 RGB as :func:`prepare` returns them; choose frames of
             every label, in colour, some of them close to the threshold.
         golden_logits: ``(G, K)`` outputs of the FP32 network for them.
@@ -103,7 +103,7 @@ def save_bundle(
         hashed = sorted([*files, "golden.npz"])
         spec = dataclasses.replace(spec, files={name: sha256(folder / name) for name in hashed})
         if model_name(spec) is None:
-            raise ConfigError("the bundle has no model. Expected model.onnx or model.xml.")
+            raise ConfigError("the bundle has no model. Expected model.onnx.")
         text = model_card(spec, ["golden.png", *sorted(pictures)]) if card is None else card
         (folder / "README.md").write_text(text, encoding="utf-8")
         write_json(folder / SPEC_FILE, spec.to_dict())
@@ -127,7 +127,7 @@ def add_int8(
 
     Args:
         bundle: a saved bundle.
-        int8_path: ``.onnx``, or ``.xml`` with its ``.bin`` beside it.
+        int8_path: the ``.onnx`` file.
         quantization: the result of the gate.
         golden_logits_int8: ``(G, K)`` outputs of the INT8 network for the bundle's golden frames.
         int8_band: see :class:`~vinoreward.bundles.schema.Decision`.
@@ -136,14 +136,7 @@ def add_int8(
     """
     golden = bundle.golden
     files, pictures = _own_files(bundle)
-    source = Path(int8_path)
-    if source.suffix not in (".onnx", ".xml"):
-        raise ConfigError(
-            f"the INT8 network is {source}. Expected an .onnx or .xml file; export it as one."
-        )
-    files[f"model.int8{source.suffix}"] = source
-    if source.suffix == ".xml":
-        files["model.int8.bin"] = source.with_suffix(".bin")
+    files["model.int8.onnx"] = Path(int8_path)
     existing = card_of(bundle.path)
     generated = model_card(bundle.spec, ["golden.png", *pictures])
     # Cards had no front matter once.
@@ -345,9 +338,6 @@ def _check_names(files: Mapping[str, Path | bytes]) -> None:
             f"the bundle was given the files {', '.join(unknown)}. Expected names from "
             f"{', '.join(MODEL_FILES)}; rename them, or use card_pictures for pictures."
         )
-    for stem in ("model", "model.int8"):
-        if f"{stem}.xml" in files and f"{stem}.bin" not in files:
-            raise ConfigError(f"{stem}.xml was given without {stem}.bin. Expected both files.")
 
 
 def _put(target: Path, content: Path | bytes) -> None:

@@ -19,7 +19,6 @@ import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import quantize_onnx
 from vinoreward.backends.network import NetworkSpec, TensorSpec
-from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.encoders import Encoder
 from vinoreward.errors import ModelNotFoundError
@@ -349,18 +348,20 @@ def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
 
 def _joined(networks: list[NetworkSpec], folder: Path) -> NetworkSpec:
     """Write one graph of two networks for pictures of one size, with the outputs of both."""
-    ov = import_openvino()
-    core = shared_core(ov)
-    first, second = (core.read_model(network.path) for network in networks)
-    picture = first.input(0).node
-    for reader in second.input(0).get_target_inputs():
-        reader.replace_source_output(picture.output(0))
-    whole = ov.Model([*first.get_results(), *second.get_results()], [picture], "joined")
-    ov.save_model(whole, folder / "joined.xml", compress_to_fp16=False)
+    import onnx
+
+    first, second = (onnx.load(network.path) for network in networks)
+    second = onnx.compose.add_prefix(second, "second/")
+    picture, own = first.graph.input[0].name, second.graph.input[0].name
+    for node in second.graph.node:
+        node.input[:] = [picture if name == own else name for name in node.input]
+    for name in ("node", "initializer", "output"):
+        getattr(first.graph, name).extend(getattr(second.graph, name))
+    onnx.save(first, folder / "joined.onnx")
     widths = [network.output.shape[1] or 0 for network in networks]
     return dataclasses.replace(
         networks[0],
-        path=folder / "joined.xml",
+        path=folder / "joined.onnx",
         sha256=None,
         output=TensorSpec((None, sum(widths)), "float32"),
         output_index=0,

@@ -97,8 +97,8 @@ def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
         )
     if config.model.suffix not in (".pt", ".pth", ".bin", ".safetensors"):
         raise ConfigError(
-            f"{config.model} is no network that can be imported. Expected an .onnx, an OpenVINO "
-            ".xml, or a state dict (.pt, .pth, .safetensors); export the network as ONNX."
+            f"{config.model} is no network that can be imported. Expected an .onnx, or a "
+            "state dict (.pt, .pth, .safetensors); export the network as ONNX."
         )
     refuse_ignored(config, ("layout", "output_index"), "the import of a state dict")
     if config.module is not None:

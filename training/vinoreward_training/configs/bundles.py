@@ -190,8 +190,8 @@ class FinetuneConfig:
 class ImportClassifierConfig:
     """Make a bundle from a classifier that was trained elsewhere.
 
-    Accepts an ONNX file, an OpenVINO .xml, a state dict of a torchvision network, or the folder of
-    a LeRobot reward classifier, which defines everything itself. What the file
+    Accepts an ONNX file, a state dict of a torchvision network, or the folder of a LeRobot reward
+    classifier, which defines everything itself. What the file
     defines (size, layout, softmax or sigmoid at the end, Intel model_api's model_info) need not be
     given. The bundle's threshold is a guess until vinoreward calibrate chooses it.
 
@@ -205,8 +205,8 @@ class ImportClassifierConfig:
     """
 
     model: Path
-    """An .onnx, an .xml (with its .bin), a state dict (.pt or .safetensors, read as data), or a
-    LeRobot reward classifier's folder."""
+    """An .onnx, a state dict (.pt or .safetensors, read as data), or a LeRobot reward
+    classifier's folder."""
     out: Path
     """The new bundle's folder."""
     name: str | None = None
@@ -634,7 +634,7 @@ class TrainVaeConfig:
 class ImportEncoderConfig:
     """Make a bundle from an encoder that was trained elsewhere.
 
-    Accepts an ONNX file, an OpenVINO .xml, or a state dict with a function that builds its module.
+    Accepts an ONNX file, or a state dict with a function that builds its module.
     Pass one image with the original encoder's latent: this verifies colour order, value range and
     size.
 
@@ -648,7 +648,7 @@ class ImportEncoderConfig:
     """
 
     model: Path
-    """An .onnx, an .xml (with its .bin), or a state dict (.pt, .pth, .safetensors)."""
+    """An .onnx, or a state dict (.pt, .pth, .safetensors)."""
     pictures: Path
     """A folder of typical images: they define the bounds of the latent and the golden frames."""
     out: Path

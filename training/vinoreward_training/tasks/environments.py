@@ -487,7 +487,7 @@ def network_sha256(bundle: Bundle) -> str | None:
     An INT8 network that is added later has passed its gate: it is the same encoder.
     """
     files = bundle.spec.files
-    names = ("model.onnx", "model.bin", "model.safetensors", *sorted(files))
+    names = ("model.onnx", "model.safetensors", *sorted(files))
     return next((files[name] for name in names if name in files), None)
 
 

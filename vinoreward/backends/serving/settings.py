@@ -42,8 +42,6 @@ class Network:
                 path=path,
                 weights=weights,
                 sha256=spec.sha256 or _hash(path),
-                bin_sha256=spec.bin_sha256
-                or (_hash(path.with_suffix(".bin")) if path.suffix == ".xml" else None),
                 weights_sha256=spec.weights_sha256 or _hash(weights),
             ),
             backend.precision,

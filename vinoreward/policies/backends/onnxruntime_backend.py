@@ -108,6 +108,7 @@ class ONNXRuntimeBackend(PolicyBackend):
         options = self._library.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # failures are raised as exceptions
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
             self._session = self._library.InferenceSession(
                 model, options, providers=["CPUExecutionProvider"]
