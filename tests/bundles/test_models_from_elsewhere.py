@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from vinoreward.errors import (
     ConfigError,
     ModelCorruptError,
     ModelNotFoundError,
+    ModelRefusedError,
     OutputError,
+    VinorewardError,
 )
 from vinoreward.rewards.classifier import Classifier
 
@@ -207,3 +210,220 @@ def test_a_logit_called_a_probability_is_an_error_with_the_remedy(tmp_path: Path
     )  # fmt: skip
     with Classifier(bundle) as classifier, pytest.raises(OutputError, match="say output='logit'"):
         classifier.probability(golden_images())
+
+
+def changed(path: Path, change: Callable[[Any], object], **network_options: Any) -> Path:
+    """Write the tiny float network and change its parsed model."""
+    import onnx
+
+    model = onnx.load(network(path, float_input=True, **network_options))
+    change(model)
+    onnx.save(model, path)
+    return path
+
+
+def behind(*nodes: tuple[Any, ...], **constants: Any) -> Callable[[Any], None]:
+    """Put nodes behind a network's last: operator, inputs, outputs, attributes; ``p`` to ``y``."""
+    from onnx import helper, numpy_helper
+
+    def change(model: Any) -> None:
+        model.graph.node[-1].output[0] = "p"
+        model.graph.output[0].name = "y"
+        model.graph.node.extend(
+            helper.make_node(op, list(takes), list(gives), **more)
+            for op, takes, gives, more in nodes
+        )
+        model.graph.initializer.extend(
+            numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+        )
+
+    return change
+
+
+ARGUMENTS: dict[str, Any] = {
+    "labels": ("failure", "success"), "success_label": "success", "mean": MEAN, "std": STD,
+}  # fmt: skip
+F32, F64 = 1, 11
+LAST: dict[str, Callable[[Any], None]] = {
+    "Identity": behind(("Identity", "p", "y", {})),
+    "Cast": behind(("Cast", "p", "d", {"to": F64}), ("Cast", "d", "y", {"to": F32})),
+    "Reshape": behind(("Reshape", "ps", "y", {}), s=np.array([0, -1])),
+    "Squeeze": behind(("Unsqueeze", "pa", "d", {}), ("Squeeze", "da", "y", {}), a=np.array([2])),
+    "Clip": behind(("Clip", "plh", "y", {}), l=np.float32(0), h=np.float32(1)),
+    "Concat": behind(("Split", "p", "ab", {"axis": 1}), ("Concat", "ba", "y", {"axis": 1})),
+    "Transpose": behind(
+        ("Transpose", "p", "d", {"perm": [1, 0]}), ("Transpose", "d", "y", {"perm": [1, 0]})
+    ),
+    "Q/DQ": behind(
+        ("QuantizeLinear", "psz", "q", {}), ("DequantizeLinear", "qsz", "y", {}),
+        s=np.float32(1 / 255), z=np.uint8(0),
+    ),
+    "1 - p": behind(("Sub", "op", "y", {}), o=np.float32(1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sigmoid", [False, True], ids=["softmax", "sigmoid"])
+@pytest.mark.parametrize("name", LAST)
+def test_probabilities_are_recognised_behind_operators_that_pass_them_on(
+    tmp_path: Path, name: str, sigmoid: bool
+) -> None:
+    if sigmoid and name == "Concat":  # it has one column: the usual [1 - p, p]
+        last = behind(("Sub", "op", "r", {}), ("Concat", "rp", "y", {"axis": 1}), o=np.float32(1))
+    else:
+        last = LAST[name]
+    head = {"sigmoid": True, "weights": ONE} if sigmoid else {"softmax": True}
+    bundle = Bundle.from_model(changed(tmp_path / "net.onnx", last, **head), **ARGUMENTS)
+    one = sigmoid and name != "Concat"
+    assert bundle.spec.output == ("probability" if one else "probabilities")
+
+
+def test_one_column_of_a_softmax_is_a_probability(tmp_path: Path) -> None:
+    def second(model: Any) -> None:
+        behind(("Gather", "pi", "y", {"axis": 1}), i=np.array([1]))(model)
+        model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+
+    path = changed(tmp_path / "net.onnx", second, softmax=True)
+    assert Bundle.from_model(path, **ARGUMENTS).spec.output == "probability"
+
+
+ODDS = [("Exp", "p", "e", {}), ("ReduceSum", "ea", "t", {"keepdims": 1}), ("Div", "et", "y", {})]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        (behind(*ODDS, a=np.array([1])), {}, "from 0 to 1 that sum to 1 in every row"),
+        (
+            behind(("Neg", "p", "n", {}), ("Exp", "n", "e", {}), ("Add", "eo", "d", {}),
+                   ("Reciprocal", "d", "y", {}), o=np.float32(1)),
+            {"weights": ONE}, "numbers from 0 to 1. .*output='probability' or output='logit'",
+        ),
+        (
+            behind(("Mul", "pk", "y", {}), k=np.float32(9)), {"sigmoid": True, "weights": ONE},
+            r"behind a sigmoid.*output='probability' or output='logit'",
+        ),
+    ],
+    ids=["softmax by hand", "sigmoid by hand", "scaled"],
+)  # fmt: skip
+def test_what_may_be_probabilities_is_asked_for(
+    tmp_path: Path, change: Callable[[Any], None], options: dict[str, Any], words: str
+) -> None:
+    path = changed(tmp_path / "net.onnx", change, **options)
+    with pytest.raises(ConfigError, match=words):
+        Bundle.from_model(path, **ARGUMENTS)
+    kind = "logit" if options else "logits"
+    assert Bundle.from_model(path, **ARGUMENTS, output=kind).spec.output == kind
+
+
+@pytest.mark.parametrize("given", [{"mean": MEAN, "std": STD}, {"scale": 1.0}])
+def test_a_normalisation_that_a_uint8_network_would_ignore_is_refused(
+    model: Path, given: dict[str, Any]
+) -> None:
+    facts = {"labels": ("a", "b"), "success_label": "b"}
+    names = ", ".join(f"{name}=" for name in given)
+    with pytest.raises(ConfigError, match=f"uint8 pictures, so {names} would never be applied"):
+        Bundle.from_model(model, **facts, **given)
+
+
+def of_type(kind: int) -> Callable[[Any], None]:
+    """Make the network take numbers of another type, which it converts to float32."""
+    from onnx import helper
+
+    def change(model: Any) -> None:
+        first = model.graph.node[0]
+        first.input[0] = "float"
+        model.graph.node.insert(0, helper.make_node("Cast", ["pictures"], ["float"], to=F32))
+        model.graph.input[0].type.tensor_type.elem_type = kind
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["INT8", "INT32", "DOUBLE", "BFLOAT16", "INT4", "FLOAT8E4M3FN", "BOOL", "UNDEFINED", "STRING"],
+)
+def test_an_input_of_another_type_is_refused(tmp_path: Path, kind: str) -> None:
+    import onnx
+
+    path = changed(tmp_path / "net.onnx", of_type(getattr(onnx.TensorProto, kind)))
+    with pytest.raises(VinorewardError, match=r"float32"):
+        Bundle.from_model(path, **ARGUMENTS)
+
+
+def test_a_description_of_another_type_is_refused_by_both_runtimes(
+    tmp_path: Path, bundle: Bundle
+) -> None:
+    """A stranger's description can say of whole numbers that they are normalised floats."""
+    import onnx
+    from tiny_network import forge, rewrite
+
+    path = changed(tmp_path / "net.onnx", of_type(onnx.TensorProto.INT8))
+    forge(bundle, "model.onnx", path.read_bytes())
+    rewrite(bundle, lambda spec: spec["picture"].update({"in_graph": False, "layout": "NCHW"}))
+    for name in ("openvino", "onnxruntime"):
+        with pytest.raises(ConfigError, match="its description says"):
+            Bundle.load(bundle.path).backend(name, verify=False).load()
+
+
+def test_a_float16_network_gives_the_same_on_both_runtimes(tmp_path: Path) -> None:
+    import onnx
+
+    path = changed(tmp_path / "half.onnx", of_type(onnx.TensorProto.FLOAT16))
+    bundle = Bundle.from_model(path, **ARGUMENTS)
+    images = golden_images()
+    for name in ("openvino", "onnxruntime"):
+        with bundle.backend(name) as backend:
+            assert np.allclose(backend.infer(images), expected_logits(images), atol=2e-2)
+
+
+def test_a_batch_that_no_call_fills_is_refused(tmp_path: Path) -> None:
+    def widen(model: Any) -> None:
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 100_000
+        model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 100_000
+
+    path = changed(tmp_path / "net.onnx", widen)
+    bundle = Bundle.from_model(path, **ARGUMENTS, output="logits")
+    for name in ("openvino", "onnxruntime"):
+        with pytest.raises(ConfigError, match=r"batches of 100000.*dynamic batch"):
+            bundle.backend(name).load()
+
+
+def test_a_network_of_one_channel_is_told(tmp_path: Path) -> None:
+    def grey(model: Any) -> None:
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
+
+    path = changed(tmp_path / "grey.onnx", grey, weights=WEIGHTS[:1])
+    with pytest.raises(ConfigError, match=r"no pictures of 3 channels.*conversion from colour"):
+        Bundle.from_model(path, **ARGUMENTS)
+
+
+def unsort(model: Any) -> None:
+    first = model.graph.node.pop(0)
+    model.graph.node.append(first)
+
+
+def older(model: Any) -> None:
+    model.opset_import[0].version = 9
+
+
+def apart(model: Any) -> None:
+    weights = model.graph.initializer[0]
+    weights.external_data.add(key="location", value="other.data")
+    weights.data_location = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (unsort, "which a later node returns.*nodes in the order of execution.*sort them"),
+        (older, "operator version 9.*export it with opset ≥11"),
+        (apart, r"external data.*torch\.onnx\.export\(\.\.\., external_data=False\)"),
+    ],
+)
+def test_an_export_that_needs_another_option_says_which(
+    tmp_path: Path, change: Callable[[Any], None], words: str
+) -> None:
+    path = changed(tmp_path / "net.onnx", change)
+    with pytest.raises(ModelRefusedError, match=words) as caught:
+        Bundle.from_model(path, **ARGUMENTS)
+    assert "damaged" not in str(caught.value) and "trusted" not in str(caught.value)

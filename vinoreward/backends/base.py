@@ -35,6 +35,8 @@ MAX_THREADS = 512
 # Batches are split into these sizes: a backend compiles at most three static shapes, memory stays
 # flat, and no frame is padded. A picture costs about the same alone as in a batch of 16.
 CHUNKS = (16, 4, 1)
+MAX_BATCH = 256
+"""Pictures of a batch that a network declares."""
 
 
 class Backend(Closing):
@@ -229,6 +231,21 @@ def chunks(count: int, sizes: tuple[int, ...] = CHUNKS) -> Iterator[tuple[int, i
         stop = min(start + size, count)
         yield start, stop, size
         start = stop
+
+
+def batch_sizes(path: Path, declared: int | None) -> tuple[int, ...]:
+    """Return the batch sizes to run a network with: the one that it declares, or ``CHUNKS``.
+
+    ConfigError for a batch without pictures, or one that wastes memory and time on every call.
+    """
+    if declared is None:
+        return CHUNKS
+    if not 1 <= declared <= MAX_BATCH:
+        raise ConfigError(
+            f"{path} takes batches of {declared}. Expected 1 to {MAX_BATCH} pictures; export it "
+            "with a dynamic batch."
+        )
+    return (declared,)
 
 
 def in_pieces(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from vinoreward.backends.onnx_check import check_graph
-from vinoreward.backends.onnx_graph import Malformed, read_graph, rewrite
+from vinoreward.backends.onnx_graph import Malformed, NotSupported, read_graph, rewrite
 from vinoreward.errors import (
     BundleEditedError,
     ConfigError,
@@ -195,6 +195,8 @@ def naming_file(path: Path) -> Iterator[None]:
         raise ModelCorruptError(
             f"{path} cannot be read as a network: {error}. {_KINDS}, export it again."
         ) from error
+    except NotSupported as error:
+        raise ModelRefusedError(f"{path} is refused: {error}.") from error
     except ModelRefusedError as error:
         raise ModelRefusedError(
             f"{path} is refused: {error}. Expected a network whose memory and time are bounded, "

@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node, Value
+from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node, NotSupported, Value
 from vinoreward.backends.onnx_rules import MAX_OPSET, MIN_OPSET, OPERATORS, Call
 from vinoreward.errors import ModelRefusedError
 
@@ -84,7 +84,7 @@ def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
     total = work = 0
     cost = CompileCost(list(graph.inputs))
     for node in graph.nodes:
-        inputs = [_get(values, name, node) for name in node.inputs]
+        inputs = [_get(graph, values, name, node) for name in node.inputs]
         # Exporters write empty tensors for these operators. OpenVINO divides by zero for others.
         empty = any(value is not None and not value.size for value in inputs)
         if empty and node.op not in ("Concat", "Resize", "ConstantOfShape"):
@@ -128,10 +128,16 @@ def _count(cost: CompileCost, node: Node, values: dict[str, Value]) -> None:
     cost.add(node.op, node.inputs, results, resized=resized)
 
 
-def _get(values: dict[str, Value], name: str, node: Node) -> Value | None:
+def _get(graph: Graph, values: dict[str, Value], name: str, node: Node) -> Value | None:
     if not name:
         return None
     if name not in values:
+        if any(name in other.outputs for other in graph.nodes):
+            raise NotSupported(
+                f"its {node.op} takes {name[:60]!r}, which a later node returns. Expected nodes in "
+                "the order of execution, as ONNX demands; sort them, as with topological_sort() of "
+                "onnxruntime.transformers.onnx_model.OnnxModel, or export it again"
+            )
         raise Malformed(f"{node.op} takes {name[:60]!r}, which no earlier node returns")
     return values[name]
 
@@ -166,8 +172,10 @@ def check_totals(elements: int, work: int, rows: int) -> None:
 def check_operators(graph: Graph) -> None:
     """Raise ModelRefusedError unless every node is an allowed operator in its version's form."""
     if not MIN_OPSET <= graph.opset <= MAX_OPSET:
-        raise ModelRefusedError(
-            f"it uses ONNX operator version {graph.opset}; {MIN_OPSET} to {MAX_OPSET} are supported"
+        raise NotSupported(
+            f"it uses ONNX operator version {graph.opset}. Expected {MIN_OPSET} to {MAX_OPSET}; "
+            f"export it with opset ≥{MIN_OPSET}, as in torch.onnx.export(..., opset_version=17), "
+            "or convert it with onnx.version_converter.convert_version"
         )
     ops = {node.op for node in graph.nodes}
     unknown = sorted(op for op in ops if op not in OPERATORS or OPERATORS[op].since > graph.opset)

@@ -96,6 +96,10 @@ class Malformed(ValueError):
     """The bytes are not a network that can be read."""
 
 
+class NotSupported(ModelRefusedError):
+    """A network that would do if it were exported otherwise; the message says how."""
+
+
 class _Reader:
     """Reads messages and counts their fields, up to a limit."""
 
@@ -372,7 +376,11 @@ def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Value]:
                 raise Malformed("a tensor in two parts")
             raw = value
         elif number == 13 or (number == 14 and value != 0):
-            raise ModelRefusedError("it keeps weights in other files (external data)")
+            raise NotSupported(
+                "it keeps weights in other files (external data). Expected one file; export it "
+                "with its weights inside the file: torch.onnx.export(..., external_data=False), or "
+                "onnx.save(onnx.load(path), other_path)"
+            )
         elif number in (4, 5, 6, 7, 10, 11):
             stored.append((number, kind, value))
     if len(kinds) != 1 or kinds[0] not in _BITS:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS, Backend, in_pieces
+from vinoreward.backends.base import CHUNKS, Backend, batch_sizes, in_pieces
 from vinoreward.backends.network import Preprocess, check_ends, read_network
 from vinoreward.errors import (
     ConfigError,
@@ -17,7 +17,7 @@ from vinoreward.errors import (
     needed_for,
 )
 
-_DTYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32", "tensor(double)": "float64"}
+_DTYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
 class ONNXRuntimeBackend(Backend):
@@ -48,7 +48,7 @@ class ONNXRuntimeBackend(Backend):
         self._source = inputs[0].name
         self._results = [outputs[index].name for index in self.spec.outputs]
         batch = inputs[0].shape[0] if inputs[0].shape else None
-        self._sizes = (batch,) if isinstance(batch, int) and batch > 0 else CHUNKS
+        self._sizes = batch_sizes(path, batch if isinstance(batch, int) and batch > 0 else None)
 
     def _open(self) -> Any:
         with needed_for("the onnxruntime backend", "onnxruntime"):
@@ -77,17 +77,18 @@ class ONNXRuntimeBackend(Backend):
 
     def _check_graph(self, source: Any) -> None:
         steps, wanted = self.spec.preprocess, self.input
-        shape, dtype = wanted.shape, wanted.dtype
+        shape, dtypes = wanted.shape, (wanted.dtype,)
         if steps is not None:
             batch, height, width, channels = shape
-            dtype = "float32"
+            dtypes = ("float32", "float16")
             if steps.layout == "NCHW":
                 shape = (batch, channels, height, width)
         fits = len(source.shape) == len(shape) and all(
             not isinstance(size, int) or expected is None or size == expected
             for size, expected in zip(source.shape, shape, strict=True)
         )
-        if not fits or _DTYPES.get(source.type) != dtype:
+        self._dtype = _DTYPES.get(source.type)
+        if not fits or self._dtype not in dtypes:
             raise ConfigError(
                 f"{self.spec.path} takes {source.shape} {source.type}, but its description says "
                 f"{wanted}{'' if steps is None else f' after {steps}'}. Expected the same; correct "
@@ -101,7 +102,7 @@ class ONNXRuntimeBackend(Backend):
         from onnxruntime.capi import onnxruntime_pybind11_state as failures
 
         if self.spec.preprocess is not None:
-            batch = preprocess_numpy(batch, self.spec.preprocess)
+            batch = preprocess_numpy(batch, self.spec.preprocess).astype(self._dtype, copy=False)
         try:
             results = self._session.run(self._results, {self._source: batch})
         except (failures.Fail, failures.RuntimeException, failures.InvalidArgument) as error:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS, Backend, in_pieces
+from vinoreward.backends.base import CHUNKS, Backend, batch_sizes, in_pieces
 from vinoreward.backends.network import (
     Preprocess,
     TensorSpec,
@@ -58,12 +58,7 @@ class OpenVINOBackend(Backend):
         self._core = core
         self._model = self._read(ov)
         batch = self._model.input(0).partial_shape[0]
-        self._sizes = CHUNKS if batch.is_dynamic else (int(batch.get_length()),)
-        if self._sizes[0] < 1:
-            raise ConfigError(
-                f"{self.spec.path} takes batches of {self._sizes[0]}. Expected at least one "
-                "picture; export it with a dynamic batch."
-            )
+        self._sizes = batch_sizes(self.spec.path, None if batch.is_dynamic else batch.get_length())
         self._requests: dict[int, _Request] = {}
         self._request(self._sizes[-1])  # compile one now, so that errors appear on loading
 
@@ -125,11 +120,14 @@ class OpenVINOBackend(Backend):
         path = self.spec.path
         model = openvino_model(ov, path, read_network(self.spec, CHUNKS))
         check_ends(path, len(model.inputs), len(model.outputs), max(self.spec.outputs))
+        kind, steps = model.input(0).element_type, self.spec.preprocess
+        floats = [ov.Type.f32, ov.Type.f16]
+        expected = [ov.Type(np.dtype(self.input.dtype))] if steps is None else floats
         try:
             if self.spec.joined_index is not None:
                 model = _joined(ov, model, self.spec.outputs)
-            if self.spec.preprocess is not None:
-                model = _with_preprocess(ov, model, self.spec.preprocess, self.input)
+            if steps is not None:
+                model = _with_preprocess(ov, model, steps, self.input)
             fits = model.input(0).partial_shape.compatible(
                 ov.PartialShape([-1 if size is None else size for size in self.input.shape])
             )
@@ -139,12 +137,12 @@ class OpenVINOBackend(Backend):
                 f"{model.input(0).partial_shape}. Expected pictures {self.input}; correct layout "
                 f"and size in the description. OpenVINO says: {_first_line(error)}"
             ) from error
-        dtype = model.input(0).element_type.to_dtype()
-        if not fits or dtype != np.dtype(self.input.dtype):
+        if not fits or kind not in expected:
             raise ConfigError(
-                f"{path} takes {model.input(0).partial_shape} {dtype}, but its description says "
-                f"{self.input}. Expected the same; correct the description, or give a preprocess "
-                "if the network takes normalised floats."
+                f"{path} takes {model.input(0).partial_shape} {kind.get_type_name()}, but its "
+                f"description says {self.input}"
+                f"{'' if steps is None else f' after {steps}'}. Expected the same; correct the "
+                "description, or give a preprocess if the network takes normalised floats."
             )
         return model
 

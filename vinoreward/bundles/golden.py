@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
 from vinoreward.backends.network import read_bytes
-from vinoreward.bundles.schema import BundleSpec, Encoding
+from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
 from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
 from vinoreward.saved_state import read_npz, reason_of
 
 MAX_GOLDEN = 256
+MADE_UP = 4
 MAX_GOLDEN_BYTES = 64 << 20
 
 # Backends and processors add in different orders. On an untrained SqueezeNet at 96 x 128, OpenVINO
@@ -37,6 +38,14 @@ RANGE_SHARE = 0.05
 FLOAT_SHARE = 0.1
 FLOAT_ROUNDING = 1e-3
 LOG_VARIANCE_TOLERANCE = 0.1
+
+
+def made_up_pictures(picture: Picture) -> NDArray[np.uint8]:
+    """Return coloured pictures (N, H, W, 3) of the network's size, each with a tint of its own."""
+    random = np.random.default_rng(0)
+    tints = random.integers(40, 216, (MADE_UP, 1, 1, 3))
+    noise = random.integers(-40, 40, (MADE_UP, picture.height, picture.width, 3))
+    return (tints + noise).astype(np.uint8)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from vinoreward.backends.network import (
 from vinoreward.backends.onnx_graph import read_metadata
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles import foreign_encoder
+from vinoreward.bundles.golden import made_up_pictures
 from vinoreward.bundles.reader import shown
 from vinoreward.bundles.schema import (
     ONE_COLUMN,
@@ -55,6 +56,17 @@ _KEYS = (
     "labels", "mean_values", "scale_values", "reverse_input_channels", "orig_width", "orig_height",
     "confidence_threshold",
 )  # fmt: skip
+
+
+# Operators of OpenVINO that pass on the values of their first input ...
+_MOVES = frozenset(
+    """
+    Clamp Convert FakeQuantize Gather Identity Reshape Slice Split Squeeze StridedSlice Transpose
+    Unsqueeze VariadicSplit
+    """.split()  # noqa: SIM905 - read as words
+)
+# ... and those that join inputs, or as 1 - p and a dequantization join one with constants.
+_JOINS = frozenset(("Concat", "Maximum", "Minimum", "Multiply", "Subtract"))
 
 
 @dataclass(frozen=True)
@@ -145,6 +157,7 @@ class FromOthers:
         names = tuple(labels) if labels is not None else info.labels or ()
         also = {"labels": names or None, "success_label": success_label}
         picture = read_picture_facts(path, model, info, given, "from_model", also)
+        assumed = output is None
         output = _head(path, model.output(output_index), output, names)
         with describing(path):
             decision = Decision()
@@ -161,7 +174,10 @@ class FromOthers:
                 output=output,
                 output_index=output_index,
             )
-        return cls(path=path.absolute(), spec=spec, trusted=trusted)
+        bundle = cls(path=path.absolute(), spec=spec, trusted=trusted)
+        if assumed:
+            _check_values(cast("Bundle", bundle))
+        return bundle
 
     @classmethod
     def from_encoder(
@@ -361,12 +377,23 @@ def read_picture_facts(
 
     Messages name ``method`` of Bundle; values of ``also`` that are None are missing too.
     """
-    in_graph = model.input(0).element_type.to_dtype().name == "uint8"
+    kind = model.input(0).element_type.get_type_name()
+    if kind not in ("u8", "f16", "f32"):
+        raise ConfigError(
+            f"{path} takes numbers of the type {kind}. Expected float32, float16 or, where the "
+            "graph converts pictures itself, uint8; export it with an input of float32."
+        )
+    in_graph = kind == "u8"
     shape = [
         None if size.is_dynamic else size.get_length() for size in model.input(0).partial_shape
     ]
     height, width, layout = given.height, given.width, given.layout or _layout(shape)
     missing: list[str] = []
+    if layout is None and 3 not in (shape[1], shape[3]) and None not in (shape[1], shape[3]):
+        raise ConfigError(
+            f"{path} takes inputs of shape {model.input(0).partial_shape}, no pictures of 3 "
+            "channels. Expected RGB or BGR; export it with the conversion from colour in its graph."
+        )
     if layout is None:
         missing.append("layout")
     else:
@@ -375,6 +402,13 @@ def read_picture_facts(
         width = width or shape[columns] or info.width
     needed: dict[str, object] = {"height": height, "width": width, **(also or {})}
     mean, std, scale = given.mean, given.std, given.scale
+    ignored = [name for name in ("mean", "std", "scale") if getattr(given, name) is not None]
+    if in_graph and ignored:
+        raise ConfigError(
+            f"{path} takes uint8 pictures, so {', '.join(f'{name}=' for name in ignored)} would "
+            "never be applied. Expected a graph that normalises them itself and no such argument; "
+            "leave out the argument, or export the network with an input of float32."
+        )
     if not in_graph:
         # model_api's values are in grey levels, arguments in pixel / scale.
         if mean is None and std is None and scale is None and info.scaled:
@@ -456,12 +490,13 @@ def check_shape(path: Path, model: Any, output_index: int) -> None:
 def _head(path: Path, end: Any, output: Output | None, labels: tuple[str, ...]) -> Output:
     """Return what a graph's ``end`` returns for these labels, or refuse what contradicts it."""
     columns = None if end.partial_shape[1].is_dynamic else int(end.partial_shape[1].get_length())
-    last = end.node.input_value(0).node.get_type_name()
     single = columns == 1 if output is None else output in ONE_COLUMN
-    if output is None and single:
-        output = "probability" if last == "Sigmoid" else "logit"
-    elif output is None:
-        output = "probabilities" if last in ("Softmax", "Sigmoid") else "logits"
+    if output is None:
+        likely = _makers(end.node.input_value(0).get_node()) <= {"Sigmoid", "Softmax", "SoftMax"}
+        if single:
+            output = "probability" if likely else "logit"
+        else:
+            output = "probabilities" if likely else "logits"
     if single and len(labels) != 2:
         raise ConfigError(
             f"{path} has one output, but there are {len(labels)} labels {labels}. Expected two; "
@@ -474,6 +509,48 @@ def _head(path: Path, end: Any, output: Output | None, labels: tuple[str, ...]) 
             f"{expected}; give labels= in the order of the outputs, or correct output=."
         )
     return output
+
+
+def _makers(node: Any) -> set[str]:
+    """Return the kinds of operators that made an output's values, which others only pass on."""
+    found, seen, todo = set(), set(), [node]
+    while todo:
+        node = todo.pop()
+        kind, name = node.get_type_name(), node.get_name()
+        if name in seen or kind == "Constant":
+            continue
+        seen.add(name)
+        sources = [node.input_value(place).get_node() for place in range(node.get_input_size())]
+        if kind in _MOVES:
+            todo.append(sources[0])
+        elif kind in _JOINS:
+            todo += sources
+        else:
+            found.add(kind)
+    return found
+
+
+def _check_values(bundle: Bundle) -> None:
+    """Raise ConfigError if a network's outputs for a few pictures are not of the assumed kind."""
+    output = bundle.spec.output
+    with bundle.backend("openvino", precision="fp32") as backend:
+        values = backend.infer(made_up_pictures(bundle.spec.picture))
+    within = bool((values >= 0).all() and (values <= 1).all())
+    if "prob" in output and not within:
+        found = f"from {values.min():.4g} to {values.max():.4g} behind a sigmoid or softmax"
+    elif "logit" in output and within and (output == "logit" or _sum_to_1(values)):
+        found = "from 0 to 1" + ("" if output == "logit" else " that sum to 1 in every row")
+    else:
+        return
+    kinds = ("probability", "logit") if output in ONE_COLUMN else ("probabilities", "logits")
+    raise ConfigError(
+        f"{bundle.path} returns numbers {found}. Expected to know whether these are probabilities "
+        f"or logits, which its graph does not say; give output={kinds[0]!r} or output={kinds[1]!r}."
+    )
+
+
+def _sum_to_1(values: NDArray[np.float32]) -> bool:
+    return bool(np.allclose(values.sum(axis=1), 1, atol=1e-3))
 
 
 def _layout(shape: list[int | None]) -> Literal["NCHW", "NHWC"] | None:

@@ -7,17 +7,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.foreign_encoder import load_state
+from vinoreward.bundles.golden import made_up_pictures
 from vinoreward.bundles.lerobot_classifier import (
     LABELS,
     is_reward_classifier,
     read_reward_classifier,
 )
-from vinoreward.bundles.schema import ONE_COLUMN, Picture, View
+from vinoreward.bundles.schema import ONE_COLUMN, View
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward_training.configs import ImportClassifierConfig
@@ -33,8 +31,6 @@ _OF_FILES = (
     "labels", "success_label", "architecture", "module", "size", "mean", "std", "scale",
     "color_order", "layout", "output", "output_index", "crop",
 )  # fmt: skip
-GOLDEN_PICTURES = 4
-"""Made up: until the bundle is calibrated, no picture of its camera is known."""
 
 
 def torchvision_network(name: str, state: Path, labels: int, output: str | None) -> nn.Module:
@@ -158,20 +154,13 @@ def _of_lerobot(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
     return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
 
 
-def made_up_pictures(picture: Picture) -> npt.NDArray[np.uint8]:
-    """Return coloured pictures (N, H, W, 3) of the network's size, each with a tint of its own."""
-    random = np.random.default_rng(0)
-    shape = (GOLDEN_PICTURES, picture.height, picture.width, 3)
-    tints = random.integers(40, 216, (GOLDEN_PICTURES, 1, 1, 3))
-    return (tints + random.integers(-40, 40, shape)).astype(np.uint8)
-
-
 def run(config: ImportClassifierConfig) -> int:
     """Describe, check and save; return 0."""
     with tempfile.TemporaryDirectory() as folder, in_options():
         bundle = _described(config, Path(folder) / "model.onnx")
         picture = bundle.spec.picture
-        # A picture of its own size is neither cropped nor resized: these are the network's input.
+        # Until the bundle is calibrated, no picture of its camera is known. One of its own size is
+        # neither cropped nor resized: these are the network's input.
         saved = bundle.save_prepared(
             config.out, made_up_pictures(picture), overwrite=config.overwrite
         )

@@ -13,7 +13,7 @@ _IN_OPTIONS = (
     (r"give Bundle\.from_\w+ ", "give "),
     (r"height=, width=|height=|width=", "--size HEIGHT WIDTH"),
     (r"correct height and width", "correct --size"),
-    (r"(labels|layout|mean|std|output)=(?=[ ,.;])", r"--\1"),
+    (r"(labels|layout|mean|std|scale|output)=(?=[ ,.;])", r"--\1"),
     (r"success_label=", "--success-label "),
     (r"output='(\w+)'", r"--output \1"),
     (r"correct outputs=|with outputs=", "with --outputs"),
