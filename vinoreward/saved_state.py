@@ -354,6 +354,11 @@ def open_archive(stream: IO[bytes], limit: int, *, packed: bool = True) -> zipfi
     archive = zipfile.ZipFile(stream)
     allowed = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} if packed else {zipfile.ZIP_STORED}
     for member in archive.infolist():
+        if not packed and "/code/" in member.filename:
+            raise ValueError(
+                "it is a TorchScript program of torch.jit.save, which is not run; its weights are "
+                "those of torch.jit.load(path).state_dict()"
+            )
         if member.compress_type not in allowed or member.flag_bits & 1:
             raise ValueError(
                 f"{shown(member.filename)} is packed by method {member.compress_type}"

@@ -259,6 +259,7 @@ LAST: dict[str, Callable[[Any], None]] = {
         s=np.float32(1 / 255), z=np.uint8(0),
     ),
     "1 - p": behind(("Sub", "op", "y", {}), o=np.float32(1)),
+    "-p + 1": behind(("Neg", "p", "n", {}), ("Add", "no", "y", {}), o=np.float32(1)),
 }  # fmt: skip
 
 

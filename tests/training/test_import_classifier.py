@@ -359,6 +359,59 @@ def test_a_file_of_weights_runs_no_code_and_needs_its_network(
     assert not (tmp_path / "was-here").exists()
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod."])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_what_a_wrapper_put_before_every_name_of_a_state_dict_is_taken_off(
+    tmp_path: Path, prefix: str, outputs: int
+) -> None:
+    torch.manual_seed(0)
+    net = torchvision.models.squeezenet1_1(num_classes=outputs)
+    state = {prefix + name: value for name, value in net.state_dict().items()}
+    torch.save({"state_dict": state} if prefix == "model." else state, tmp_path / "weights.pt")
+    given = {"architecture": "squeezenet1_1", "size": SIZE}
+    import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "weights.pt", **given))
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert bundle.spec.output == ("logit" if outputs == 1 else "logits")
+    with torch.no_grad():
+        wanted = net.eval()(torch.from_numpy(normalised(bundle.golden.images))).numpy()
+    np.testing.assert_allclose(bundle.golden.logits, wanted, atol=1e-4)
+
+
+def test_weights_of_another_network_are_told_in_a_few_lines(tmp_path: Path) -> None:
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "weights.pt")
+    given = {"architecture": "squeezenet1_1", "size": SIZE}
+    with pytest.raises(VinorewardError, match="give the module that the file belongs to") as caught:
+        import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "weights.pt", **given))
+    assert len(str(caught.value)) < 700
+
+
+def test_a_torchscript_program_is_called_that(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning):
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "weights.pt")
+    given = {"architecture": "resnet18", "size": SIZE}
+    with pytest.raises(VinorewardError, match=r"TorchScript program.*state_dict\(\)"):
+        import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "weights.pt", **given))
+
+
+def test_options_that_would_be_ignored_or_guessed_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import onnx
+
+    own = tiny.network(tmp_path / "own.onnx")
+    model = onnx.load(tiny.network(tmp_path / "absolute.onnx", softmax=True))
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(onnx.helper.make_node("Abs", ["before"], ["logits"]))
+    onnx.save(model, tmp_path / "absolute.onnx")
+    common = ["--labels", "failure", "success", "--out", str(tmp_path / "bundle")]
+    normal = ["--mean", *map(str, MEAN), "--std", *map(str, STD)]
+    assert main(["import-classifier", "--model", str(own), *common, *normal]) == 1
+    assert "--mean, --std would never be applied" in capsys.readouterr().err
+    assert main(["import-classifier", "--model", str(tmp_path / "absolute.onnx"), *common]) == 1
+    assert "give --output probabilities or --output logits" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
 def imported(tmp_path: Path, **changes: Any) -> CalibrateConfig:
     """Import the tiny network; return the command that calibrates it."""
     tiny.network(tmp_path / "net.onnx", float_input=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -237,14 +237,14 @@ def export_module(
         from vinoreward.backends.torch_networks import WithPreprocess
     if path.suffix != ".onnx":
         raise ConfigError(f"the export is named {path}. Expected a name that ends in .onnx.")
-    state = load_state(weights)
     module = copy.deepcopy(module).eval().to("cpu")
+    state = without_prefix(load_state(weights), module.state_dict())
     try:
         module.load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise ModelCorruptError(
             f"{weights} does not hold the weights of {type(module).__name__}. Expected its complete"
-            f" state dict; give the module that the file belongs to. {error}"
+            f" state dict; give the module that the file belongs to. {str(error)[:300]}"
         ) from error
     shape = (2, 3, picture.height, picture.width)
     try:
@@ -321,6 +321,20 @@ def load_state(path: Path) -> Mapping[str, Any]:
     if other:
         raise _corrupt(path, f"{shown(other[0])} is no tensor")
     return state
+
+
+def without_prefix(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """Return a state dict without what a wrapper put before every name, if ``names`` are left.
+
+    DataParallel puts ``module.`` there, torch.compile ``_orig_mod.``, Lightning often ``model.``.
+    """
+    bare = state
+    while bare and bare.keys() != set(names):
+        prefix = next(iter(bare)).partition(".")[0] + "."
+        if not all(name.startswith(prefix) for name in bare):
+            return state
+        bare = {name.removeprefix(prefix): value for name, value in bare.items()}
+    return bare
 
 
 def _corrupt(path: Path, reason: object) -> ModelCorruptError:

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -58,15 +59,18 @@ _KEYS = (
 )  # fmt: skip
 
 
-# Operators of OpenVINO that pass on the values of their first input ...
+# Operators of OpenVINO that pass on the values of their first input, or means of them ...
 _MOVES = frozenset(
     """
-    Clamp Convert FakeQuantize Gather Identity Reshape Slice Split Squeeze StridedSlice Transpose
-    Unsqueeze VariadicSplit
+    AvgPool Clamp Convert FakeQuantize Gather Identity Negative ReduceMean Relu Reshape Slice Split
+    Squeeze StridedSlice Transpose Unsqueeze VariadicSplit
     """.split()  # noqa: SIM905 - read as words
 )
-# ... and those that join inputs, or as 1 - p and a dequantization join one with constants.
-_JOINS = frozenset(("Concat", "Maximum", "Minimum", "Multiply", "Subtract"))
+# ... those that join inputs, or as 1 - p and a dequantization join one with constants ...
+_JOINS = frozenset(("Add", "Concat", "Maximum", "Minimum", "Multiply", "Subtract"))
+# ... those that make probabilities, and those that make numbers without bounds.
+_HEADS = frozenset(("Sigmoid", "SoftMax", "Softmax"))
+_LINEAR = frozenset(("Convolution", "GroupConvolution", "MatMul"))
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,8 @@ class FromOthers:
         names = tuple(labels) if labels is not None else info.labels or ()
         also = {"labels": names or None, "success_label": success_label}
         picture = read_picture_facts(path, model, info, given, "from_model", also)
-        assumed = output is None
-        output = _head(path, model.output(output_index), output, names)
+        makers = _makers(model.output(output_index)) if output is None else None
+        output = _head(path, model.output(output_index), output, names, makers)
         with describing(path):
             decision = Decision()
             if threshold is not None:
@@ -175,8 +179,8 @@ class FromOthers:
                 output_index=output_index,
             )
         bundle = cls(path=path.absolute(), spec=spec, trusted=trusted)
-        if assumed:
-            _check_values(cast("Bundle", bundle))
+        if makers is not None:
+            _check_values(cast("Bundle", bundle), makers)
         return bundle
 
     @classmethod
@@ -487,16 +491,20 @@ def check_shape(path: Path, model: Any, output_index: int) -> None:
         )
 
 
-def _head(path: Path, end: Any, output: Output | None, labels: tuple[str, ...]) -> Output:
+def _head(
+    path: Path,
+    end: Any,
+    output: Output | None,
+    labels: tuple[str, ...],
+    makers: AbstractSet[str] | None,
+) -> Output:
     """Return what a graph's ``end`` returns for these labels, or refuse what contradicts it."""
     columns = None if end.partial_shape[1].is_dynamic else int(end.partial_shape[1].get_length())
     single = columns == 1 if output is None else output in ONE_COLUMN
-    if output is None:
-        likely = _makers(end.node.input_value(0).get_node()) <= {"Sigmoid", "Softmax", "SoftMax"}
-        if single:
-            output = "probability" if likely else "logit"
-        else:
-            output = "probabilities" if likely else "logits"
+    if output is None and single:
+        output = "probability" if makers and makers <= _HEADS else "logit"
+    elif output is None:
+        output = "probabilities" if makers and makers <= _HEADS else "logits"
     if single and len(labels) != 2:
         raise ConfigError(
             f"{path} has one output, but there are {len(labels)} labels {labels}. Expected two; "
@@ -511,9 +519,11 @@ def _head(path: Path, end: Any, output: Output | None, labels: tuple[str, ...]) 
     return output
 
 
-def _makers(node: Any) -> set[str]:
-    """Return the kinds of operators that made an output's values, which others only pass on."""
-    found, seen, todo = set(), set(), [node]
+def _makers(end: Any) -> set[str]:
+    """Return the operators that make the values of an output, which later ones only pass on."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    todo = [end.node]
     while todo:
         node = todo.pop()
         kind, name = node.get_type_name(), node.get_name()
@@ -521,7 +531,7 @@ def _makers(node: Any) -> set[str]:
             continue
         seen.add(name)
         sources = [node.input_value(place).get_node() for place in range(node.get_input_size())]
-        if kind in _MOVES:
+        if kind in _MOVES or kind == "Result":
             todo.append(sources[0])
         elif kind in _JOINS:
             todo += sources
@@ -530,16 +540,22 @@ def _makers(node: Any) -> set[str]:
     return found
 
 
-def _check_values(bundle: Bundle) -> None:
-    """Raise ConfigError if a network's outputs for a few pictures are not of the assumed kind."""
+def _check_values(bundle: Bundle, makers: AbstractSet[str]) -> None:
+    """Raise ConfigError if a network's outputs for a few pictures are not of the assumed kind.
+
+    ``makers`` are the operators that make them. Numbers of a linear layer may happen to lie between
+    0 and 1, but do not sum to 1.
+    """
     output = bundle.spec.output
     with bundle.backend("openvino", precision="fp32") as backend:
         values = backend.infer(made_up_pictures(bundle.spec.picture))
     within = bool((values >= 0).all() and (values <= 1).all())
     if "prob" in output and not within:
         found = f"from {values.min():.4g} to {values.max():.4g} behind a sigmoid or softmax"
-    elif "logit" in output and within and (output == "logit" or _sum_to_1(values)):
-        found = "from 0 to 1" + ("" if output == "logit" else " that sum to 1 in every row")
+    elif output == "logit" and within and not makers <= _LINEAR:
+        found = "from 0 to 1"
+    elif output == "logits" and within and np.allclose(values.sum(axis=1), 1, atol=1e-3):
+        found = "from 0 to 1 that sum to 1 in every row"
     else:
         return
     kinds = ("probability", "logit") if output in ONE_COLUMN else ("probabilities", "logits")
@@ -547,10 +563,6 @@ def _check_values(bundle: Bundle) -> None:
         f"{bundle.path} returns numbers {found}. Expected to know whether these are probabilities "
         f"or logits, which its graph does not say; give output={kinds[0]!r} or output={kinds[1]!r}."
     )
-
-
-def _sum_to_1(values: NDArray[np.float32]) -> bool:
-    return bool(np.allclose(values.sum(axis=1), 1, atol=1e-3))
 
 
 def _layout(shape: list[int | None]) -> Literal["NCHW", "NHWC"] | None:

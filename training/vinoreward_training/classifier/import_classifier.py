@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.foreign_encoder import load_state
+from vinoreward.bundles.foreign_encoder import load_state, without_prefix
 from vinoreward.bundles.golden import made_up_pictures
 from vinoreward.bundles.lerobot_classifier import (
     LABELS,
@@ -55,9 +55,10 @@ def torchvision_network(name: str, state: Path, labels: int, output: str | None)
     single = output in ONE_COLUMN
     net = build(1 if single else labels)
     if output is None and labels == 2:
-        shapes = {key: value.shape for key, value in load_state(state).items()}
         one = build(1)
-        if shapes == {key: value.shape for key, value in one.state_dict().items()}:
+        wanted = {key: value.shape for key, value in one.state_dict().items()}
+        found = without_prefix(load_state(state), wanted)
+        if {key: value.shape for key, value in found.items()} == wanted:
             return one
     return net
 

@@ -225,7 +225,8 @@ class LeRobotFolder:
             raise DatasetError(
                 f"{shown_name(self.folder / INFO)} has codebase_version "
                 f"{shown_name(repr(version))}. Expected {VERSION!r}; convert the dataset with "
-                "LeRobot: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=..."
+                "LeRobot 0.5.1 or newer: python -m lerobot.scripts.convert_dataset_v21_to_v30 "
+                "--repo-id=NAME --root=FOLDER --push-to-hub=false"
             )
         features, fps = info.get("features"), info.get("fps")
         if not isinstance(features, dict) or not all(
