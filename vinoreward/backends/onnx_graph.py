@@ -197,7 +197,7 @@ _KEPT: dict[str, dict[int, str]] = {
     "graph": {1: "node", 2: "", 5: "tensor", 11: "value", 12: "value"},
     "node": {**dict.fromkeys((1, 2, 3, 4, 7), ""), 5: "attribute"},
     "attribute": {**dict.fromkeys((1, 2, 3, 4, 7, 8, 9, 20), ""), 5: "tensor"},
-    "tensor": dict.fromkeys((1, 2, 4, 5, 6, 7, 8, 9, 10, 11), ""),
+    "tensor": dict.fromkeys((1, 2, 4, 5, 7, 8, 9, 10, 11), ""),
     "value": {1: "", 2: "type"},
     "type": {1: "tensor type"},
     "tensor type": {1: "", 2: "shape"},

@@ -77,7 +77,8 @@ class ONNXRuntimeBackend(Backend):
 
     def _check_graph(self, source: Any) -> None:
         steps, wanted = self.spec.preprocess, self.input
-        shape, dtypes = wanted.shape, (wanted.dtype,)
+        shape = wanted.shape
+        dtypes: tuple[str, ...] = (wanted.dtype,)
         if steps is not None:
             batch, height, width, channels = shape
             dtypes = ("float32", "float16")

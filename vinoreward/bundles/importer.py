@@ -120,7 +120,7 @@ class FromOthers:
     ) -> Self:
         """Make a bundle of somebody else's ``.onnx`` classifier.
 
-        Missing arguments are read from the graph (size, layout, softmax at the end) and from Intel
+        Missing arguments are read from the graph (size, layout, its last function) and from Intel
         model_api's ``model_info`` in the file (labels, mean, scale, channel order, threshold).
         Nothing else is guessed. The bundle is in memory: it has no golden frames and no hashes
         until :meth:`save` writes it.
