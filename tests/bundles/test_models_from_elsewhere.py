@@ -394,8 +394,9 @@ def test_a_network_of_one_channel_is_told(tmp_path: Path) -> None:
         model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
 
     path = changed(tmp_path / "grey.onnx", grey, weights=WEIGHTS[:1])
-    with pytest.raises(ConfigError, match=r"no pictures of 3 channels.*conversion from colour"):
-        Bundle.from_model(path, **ARGUMENTS)
+    for layout in (None, "NCHW"):
+        with pytest.raises(ConfigError, match=r"no pictures of 3 channels.*conversion from colour"):
+            Bundle.from_model(path, **ARGUMENTS, layout=layout)
 
 
 def unsort(model: Any) -> None:

@@ -393,7 +393,8 @@ def read_picture_facts(
     ]
     height, width, layout = given.height, given.width, given.layout or _layout(shape)
     missing: list[str] = []
-    if layout is None and 3 not in (shape[1], shape[3]) and None not in (shape[1], shape[3]):
+    axes = {"NCHW": (1,), "NHWC": (3,)}.get(layout or "", (1, 3))
+    if not {shape[axis] for axis in axes} & {3, None}:
         raise ConfigError(
             f"{path} takes inputs of shape {model.input(0).partial_shape}, no pictures of 3 "
             "channels. Expected RGB or BGR; export it with the conversion from colour in its graph."
