@@ -63,6 +63,69 @@ def test_tables_of_the_command_line_are_merged_key_by_key(tmp_path: Path) -> Non
     assert found | {"batch_size": 32, "train_freq": 2, "tau": 0.1, "gamma": 0.9} == found
 
 
+class Raising(Corridor):
+    """Raises an error of any class."""
+
+    def __init__(self, kind: str) -> None:
+        raise {"key": KeyError, "zero": ZeroDivisionError, "os": OSError}[kind](kind)
+
+
+gym.register("Raising-v0", entry_point=Raising)
+gym.register("Lost-v0", entry_point="no_such_module:Lost")
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        ("CartPole-v1", {"render_mode": [[[]]]}, "CartPole-v1 cannot be made: AttributeError"),
+        ("CartPole-v1", {"max_episode_steps": -3}, "cannot be made: ValueError"),
+        ("Lost-v0", {}, "Lost-v0 cannot be made: ModuleNotFoundError.*no_such_module"),
+        ("Raising-v0", {"kind": "key"}, "Raising-v0 cannot be made: KeyError"),
+        ("Raising-v0", {"kind": "zero"}, "ZeroDivisionError.*--env-kwargs"),
+        ("Raising-v0", {"kind": "os"}, "OSError"),
+    ],
+)
+def test_whatever_an_environment_raises_is_a_sentence(
+    env: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_env(env, options)
+
+
+class Table(Corridor):
+    """Looks its actions up, as FrozenLake does."""
+
+    def step(self, action: Any) -> Any:
+        return super().step({0: 0, 1: 1}[action])
+
+
+gym.register("Table-v0", entry_point=Table)
+
+
+def test_a_discrete_action_can_be_looked_up_in_a_table(tmp_path: Path) -> None:
+    assert train(config(tmp_path / "run", env="Table-v0", algorithm="DQN")).final.mean_length == 4
+
+
+@pytest.mark.parametrize("text", ["-1e400", "-1.0e+400", ".nan", ".inf"])
+def test_a_reward_is_a_finite_number(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"step_reward: {text}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"step_reward=.*Expected a finite number"):
+        SETTINGS.of(config=file)
+    with pytest.raises(ConfigError, match="Expected a finite number"):
+        SETTINGS.parse(["--step-reward", "-1e400"], prog="train")
+
+
+@pytest.mark.parametrize(
+    "network",
+    [{"n_critics": 1_000_000}, {"net_arch": [64, 10**9]}, {"net_arch": {"pi": [8] * 99, "qf": []}}],
+)
+def test_a_network_of_any_size_is_refused(tmp_path: Path, network: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Expected at most"):
+        train(config(tmp_path / "run", algorithm_kwargs={"policy_kwargs": network}))
+    assert not (tmp_path / "run").exists()
+
+
 def test_help_shows_the_defaults_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         SETTINGS.parse(["--env", "PandaHoverRandom-v0", "--help"], prog="train")

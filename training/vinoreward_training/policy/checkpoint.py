@@ -146,6 +146,7 @@ def build_model(
     try:
         model: BaseAlgorithm = kind(policy, env, seed=seed, device=device, **given)
         return model
+    _check_sizes("policy_kwargs", given.get("policy_kwargs"))
     except (
         TypeError, ValueError, AssertionError, LookupError, AttributeError, ArithmeticError,
         RuntimeError, MemoryError,
@@ -189,6 +190,18 @@ def policy_for(space: gym.Space[Any]) -> str:
     if isinstance(space, gym.spaces.Dict):
         return "MultiInputPolicy"
     return "CnnPolicy" if space.shape is not None and len(space.shape) == 3 else "MlpPolicy"
+
+
+def _check_sizes(name: str, value: Any) -> None:
+    """Raise ConfigError for a network that no machine builds: a file may come from anybody."""
+    several = isinstance(value, list | tuple)
+    size = len(value) if several else value
+    most = 32 if several or name == "n_critics" else 16_384  # layers and critics, or neurons
+    if isinstance(size, int | float) and size > most:
+        raise ConfigError(f"found {shown(size)} for {name}. Expected at most {most}; change it.")
+    table = value if isinstance(value, Mapping) else {}
+    for key, item in [*table.items(), *((name, one) for one in (value if several else ()))]:
+        _check_sizes(key, item)
 
 
 def discount(algorithm_kwargs: Mapping[str, Any]) -> float:

@@ -136,6 +136,7 @@ def evaluate(
                 success = claim_of(info), truth(info, last=over)
                 watch(Moment(episode, steps, float(reward), info, over, *success))
         found.append(_Ended(claim_of(info), truth(info), total, steps))
+            action = np.asarray(action)[()]  # of Discrete a number, which some environments hash
         if ended is not None:
             ended(len(found))
     return _evaluation(found, truth)

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
@@ -33,7 +34,7 @@ _DECIDE_THE_BASE = (
 _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
-    float: "a number",
+    float: "a finite number",
     str: "a word",
     Path: "a path",
     dict: "a table of names and values",
@@ -250,7 +251,7 @@ def converted(value: Any, hint: Any) -> Any:
                 return value
             with contextlib.suppress(ValueError):
                 return {key: converted(item, float) for key, item in value.items()}
-    elif kind is float and type(value) in (int, float):
+    elif kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
     elif kind in (Path, str) and isinstance(value, str | Path):
         return kind(value)

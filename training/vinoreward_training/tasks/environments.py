@@ -196,7 +196,7 @@ def has_own_reward(env_id: str) -> bool:
     """Return whether the environment has a learned reward itself: PandaHover or derived from it."""
     try:
         spec = find_spec(env_id)
-    except (gym.error.Error, ImportError) as error:
+    except Exception as error:  # a package may raise anything when it is imported
         raise ConfigError(
             f"no environment {env_id!r} ({error}). Expected a registered id such as PandaHover-v0, "
             "or package:Id-v0." + not_importable(env_id, error)
@@ -212,7 +212,7 @@ def is_hover(spec: gym.envs.registration.EnvSpec, *names: str) -> bool:
     if isinstance(creator, str):
         try:
             creator = gym.envs.registration.load_env_creator(creator)
-        except (ImportError, AttributeError, ValueError):
+        except Exception:  # noqa: BLE001  # a module may raise anything
             return False  # gym.make raises with the reason
     if not (isinstance(creator, type) and issubclass(creator, PandaHoverEnv)):
         return False
@@ -509,17 +509,17 @@ def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
         with dependencies_named(env_id):
             find_spec(env_id)
             return gym.make(env_id, **arguments)
-    except TypeError as error:
-        raise ConfigError(
-            f"{env_id} does not take these arguments: {error}. Expected what its class documents; "
-            f"change --env-kwargs.{takes_no_mode(error)}"
-        ) from error
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError | VinorewardError):
+    except VinorewardError:
+        raise
+    except Exception as error:  # an environment may raise anything
+        spec = gym.registry.get(env_id.rpartition(":")[2])
+        ours = spec is not None and str(spec.entry_point).startswith(OURS)
+        if ours and isinstance(error, ModuleNotFoundError):
             raise  # the command names the extra that installs it
         raise ConfigError(
-            f"{env_id} cannot be imported: {error}. Expected an environment whose packages are "
-            "installed; install them, or name another with --env."
+            f"{env_id} cannot be made: {type(error).__name__}: {error}. Expected one that "
+            "gymnasium.make makes with these arguments; install what it lacks, change "
+            f"--env-kwargs, or name another with --env.{takes_no_mode(error)}"
         ) from error
 
 
