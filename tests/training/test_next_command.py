@@ -343,6 +343,17 @@ def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(r
     mend = f"vinoreward mend --bundle {bundle} --data data/pole --labels {policy}"
     assert after_labelling(sitting, 0, 55) == f"{mend} --out runs/pole-mended"
     # Stopped at the blind duplicates: there is nothing left to label.
+class Walled(gym.Env[Any, Any]):
+    """Takes the arguments of a run."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, walls: Any, size: int) -> None:
+        pass
+
+
+gym.register("Walled-v0", entry_point=Walled)
     assert after_labelling(sitting, 2, 0) == f"{mend} --out runs/pole-mended"
     config = MendConfig(bundle=bundle, data=Path("data/pole"), labels=(policy,))
     # The environment's package and the truth's file are named: a file may be a stranger's.
@@ -379,6 +390,7 @@ def test_what_a_run_does_not_tell_is_not_made_up(runs: Path) -> None:
     for text in ("bundle: [3]", 'bundle: "\\e[2J"', "bundle: {", "of: another version"):
         (policy / "config.yaml").write_text(text)
         assert after_labelling({"--run": policy}, 0) == (
+        "algorithm_kwargs": again.algorithm_kwargs | LEARNED.algorithm_kwargs,
             f"vinoreward label --run {policy} --labeller SOMEBODY-ELSE"
         )
     config = MendConfig(bundle="b", data=Path("d"), labels=(policy,))

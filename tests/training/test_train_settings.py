@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,46 @@ def test_tables_of_the_command_line_are_merged_key_by_key(tmp_path: Path) -> Non
     words = ["--config", str(file), "--algorithm-kwargs", "batch_size", "32", "train_freq", "2"]
     found = SETTINGS.parse(words, prog="train").algorithm_kwargs
     assert found | {"batch_size": 32, "train_freq": 2, "tau": 0.1, "gamma": 0.9} == found
+
+
+class Buttons(Corridor):
+    """Its actions are neither continuous nor one number."""
+
+    action_space = gym.spaces.MultiDiscrete([2, 2])
+
+
+gym.register("Buttons-v0", entry_point=Buttons)
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm"),
+    [("Pendulum-v1", "SAC"), ("CartPole-v1", "DQN"), ("Buttons-v0", "PPO")],
+)
+def test_the_algorithm_suits_the_actions(env: str, algorithm: str) -> None:
+    found = SETTINGS.parse(["--env", env, "--algorithm-kwargs", "gamma", "0.9"], prog="train")
+    assert (found.algorithm, found.algorithm_kwargs["gamma"]) == (algorithm, 0.9)
+    explicit = SETTINGS.of(env=env, algorithm=algorithm)
+    assert found.algorithm_kwargs == {**explicit.algorithm_kwargs, "gamma": 0.9}
+    # It learns in the 8,000 steps of a training.
+    assert found.algorithm_kwargs.get("target_update_interval", 0) < 1000
+    assert (len(found.algorithm_kwargs) > 1) == (algorithm != "SAC")
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "message"),
+    [
+        ("CartPole-v1", "SAC", r"SAC, but CartPole-v1 .*Discrete\(2\).*Expected DQN.*for DQN"),
+        ("Pendulum-v1", "DQN", r"DQN, but Pendulum-v1 .*Box.*Expected SAC.*for SAC"),
+        ("PandaHover-v0", "DQN", "Expected SAC"),
+        ("Buttons-v0", "DQN", "Expected PPO or A2C"),
+    ],
+)
+def test_an_algorithm_that_does_not_suit_the_actions_is_refused_before_anything_starts(
+    tmp_path: Path, env: str, algorithm: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--env", env, "--algorithm", algorithm, "--out", str(tmp_path / "run")]
+    assert main(["train", *words]) == 1
+    assert re.search(message, capsys.readouterr().err) and not (tmp_path / "run").exists()
 
 
 class Raising(Corridor):

@@ -475,8 +475,6 @@ def check_shown(
 
 def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack) -> Learning:
     """Return a policy as ``vinoreward train`` would build it, on the reward under audit."""
-    from gymnasium.spaces import Box
-
     from vinoreward_training.policy.train import SETTINGS
 
     own = has_own_reward(config.env or "")
@@ -494,8 +492,8 @@ def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack
         **source,  # type: ignore[arg-type]
     )
     closing.callback(env.close)
-    algorithm = "SAC" if isinstance(env.action_space, Box) else "PPO"
-    settings = SETTINGS.of(env=config.env, algorithm=algorithm)
+    settings = SETTINGS.of(env=config.env, env_kwargs=config.env_kwargs)
     # A reader of its own: where a learned reward claims, another key has the truth.
     truth = truth_reader(config.truth_key, config.truth)
-    return Learning(env, algorithm, settings.algorithm_kwargs, config.learn_steps, truth)
+    name, arguments = str(settings.algorithm), settings.algorithm_kwargs
+    return Learning(env, name, arguments, config.learn_steps, truth)

@@ -25,7 +25,7 @@ class TrainConfig:
         vinoreward train --env PandaHoverRandom-v0 --out runs/random --seed 1
         vinoreward train --env PandaHoverPixels-v0 --encoder panda-hover-encoder --out runs/pixels
         vinoreward train --resume --out runs/hover
-        vinoreward train --env CartPole-v1 --algorithm DQN --out runs/cartpole
+        vinoreward train --env CartPole-v1 --out runs/cartpole
         vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --out runs/mine
         vinoreward train --vec-env batched --out runs/fast
         vinoreward train --env PandaHoverRandom-v0 --num-envs 4 --out runs/four
@@ -38,8 +38,9 @@ class TrainConfig:
     """Folder for all files of this run."""
     env: str = "PandaHover-v0"
     """Gymnasium id; package:Id-v0 imports the package first."""
-    algorithm: str = "SAC"
-    """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C."""
+    algorithm: str | None = None
+    """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C. None: SAC for continuous
+    actions, DQN for discrete ones, PPO for others."""
     learner: Learner | None = None
     """What trains. sb3: Stable-Baselines3. device: a SAC of ours on --device. skrl: the SAC or PPO
     of skrl on --device. sbx: the SAC of SBX, in JAX. None: sb3, or device for SAC where the preset

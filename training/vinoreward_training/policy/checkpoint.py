@@ -51,7 +51,7 @@ _REPLAY = (
 )  # fmt: skip
 
 
-def algorithm_class(name: str) -> type[BaseAlgorithm]:
+def algorithm_class(name: str | None) -> type[BaseAlgorithm]:
     """Return SB3's class of that name, one of :data:`ALGORITHMS`."""
     if name not in ALGORITHMS:
         raise ConfigError(
@@ -62,6 +62,13 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
         import stable_baselines3
     algorithm: type[BaseAlgorithm] = getattr(stable_baselines3, name)
     return algorithm
+
+
+def suited_algorithms(actions: gym.Space[Any]) -> tuple[str, ...]:
+    """Return SB3's algorithms for an action space, the one to try first first."""
+    if isinstance(actions, gym.spaces.Box):
+        return ("SAC", "TD3", "DDPG", "PPO", "A2C")
+    return (*(("DQN",) if isinstance(actions, gym.spaces.Discrete) else ()), "PPO", "A2C")
 
 
 def check_numbering(actions: gym.Space[Any]) -> None:
@@ -83,7 +90,7 @@ def check_numbering(actions: gym.Space[Any]) -> None:
 
 
 def build_model(
-    algorithm: str,
+    algorithm: str | None,
     env: gym.Env[Any, Any] | VecEnv,
     arguments: Mapping[str, Any],
     *,
@@ -139,6 +146,7 @@ def build_model(
         shape = env.action_space.shape or ()
         given["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, float(noise)))
     _check_simple(kind, algorithm, given)
+    _check_sizes("policy_kwargs", given.get("policy_kwargs"))
     if algorithm in OFF_POLICY and replay_size is not None:
         given.setdefault("buffer_size", replay_size)
     if algorithm in OFF_POLICY and (together := getattr(env, "num_envs", 1)) > 1:
@@ -146,7 +154,6 @@ def build_model(
     try:
         model: BaseAlgorithm = kind(policy, env, seed=seed, device=device, **given)
         return model
-    _check_sizes("policy_kwargs", given.get("policy_kwargs"))
     except (
         TypeError, ValueError, AssertionError, LookupError, AttributeError, ArithmeticError,
         RuntimeError, MemoryError,
@@ -158,7 +165,7 @@ def build_model(
         ) from error
 
 
-def _skrl_class(algorithm: str) -> Any:
+def _skrl_class(algorithm: str | None) -> Any:
     """Return SB3's SAC or PPO with the agent of skrl."""
     if algorithm == "PPO":
         from vinoreward_training.policy.skrl_ppo import SkrlPPO
@@ -169,7 +176,7 @@ def _skrl_class(algorithm: str) -> Any:
     return SkrlSAC
 
 
-def _check_simple(kind: Any, algorithm: str, given: Mapping[str, Any]) -> None:
+def _check_simple(kind: Any, algorithm: str | None, given: Mapping[str, Any]) -> None:
     """Raise ConfigError for a number, flag or text of a wrong type: SB3 would fail later."""
     hints = kind.__init__.__annotations__
     for name, value in given.items():
@@ -185,13 +192,6 @@ def _check_simple(kind: Any, algorithm: str, given: Mapping[str, Any]) -> None:
             )
 
 
-def policy_for(space: gym.Space[Any]) -> str:
-    """Return the name of SB3's policy for an observation space: pictures need convolutions."""
-    if isinstance(space, gym.spaces.Dict):
-        return "MultiInputPolicy"
-    return "CnnPolicy" if space.shape is not None and len(space.shape) == 3 else "MlpPolicy"
-
-
 def _check_sizes(name: str, value: Any) -> None:
     """Raise ConfigError for a network that no machine builds: a file may come from anybody."""
     several = isinstance(value, list | tuple)
@@ -202,6 +202,13 @@ def _check_sizes(name: str, value: Any) -> None:
     table = value if isinstance(value, Mapping) else {}
     for key, item in [*table.items(), *((name, one) for one in (value if several else ()))]:
         _check_sizes(key, item)
+
+
+def policy_for(space: gym.Space[Any]) -> str:
+    """Return the name of SB3's policy for an observation space: pictures need convolutions."""
+    if isinstance(space, gym.spaces.Dict):
+        return "MultiInputPolicy"
+    return "CnnPolicy" if space.shape is not None and len(space.shape) == 3 else "MlpPolicy"
 
 
 def discount(algorithm_kwargs: Mapping[str, Any]) -> float:

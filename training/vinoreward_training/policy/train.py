@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
+
 from vinoreward.backends.serving import service_name
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, needed_for
@@ -24,6 +26,7 @@ from vinoreward_training.configs import TrainConfig
 from vinoreward_training.configs.policies import Learner
 from vinoreward_training.labelling.sources import CLAIMS, TABLE
 from vinoreward_training.policy.checkpoint import (
+    ALGORITHMS,
     OF_ENV,
     OFF_POLICY,
     build_model,
@@ -31,6 +34,7 @@ from vinoreward_training.policy.checkpoint import (
     policy_for,
     read_description,
     restore_checkpoint,
+    suited_algorithms,
     save_policy,
     train_again,
 )
@@ -57,7 +61,6 @@ from vinoreward_training.tasks.environments import (
 from vinoreward_training.tasks.many import beside, make_batch, make_envs
 
 if TYPE_CHECKING:
-    import gymnasium as gym
     from stable_baselines3.common.base_class import BaseAlgorithm
 
     from vinoreward_training.policy.callbacks import RunCallback
@@ -84,7 +87,7 @@ def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
         names += [f"{name}.batched", f"{name}.batched.{_learner(settings)}"]
     preset = _presets(*names)
     preset.pop("learner", None)  # _learner has read it
-    if algorithm == "SAC":
+    if algorithm in (None, "SAC"):
         return preset
     preset.pop("algorithm_kwargs", None)
     if settings["vec_env"] == "batched" and _presets(f"{name}.batched"):
@@ -98,8 +101,8 @@ def _learner(settings: Mapping[str, Any]) -> Learner:
     The preset is of SAC on a processor: on CUDA its learner would move the batch there.
     """
     asked: Learner | None = settings["learner"]
-    told = {name: settings[name] for name in ("vec_env", "algorithm", "device")}
-    if asked is None and told == {"vec_env": "batched", "algorithm": "SAC", "device": "cpu"}:
+    told = settings["vec_env"], settings["algorithm"] or "SAC", settings["device"]
+    if asked is None and told == ("batched", "SAC", "cpu"):
         asked = _presets(f"{_name(settings)}.batched").get("learner")
     return asked or "sb3"
 
@@ -148,11 +151,32 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
 
 
 SETTINGS: Settings[TrainConfig] = Settings(
+    if before is None:
+        config = _with_algorithm(config)
     TrainConfig,
     limits={
         **dict.fromkeys(_POSITIVE, (1, math.inf)),
         "threads": (1, 1000),
         "sample_claims": (0, MAX_SAMPLE),
+def _with_algorithm(config: TrainConfig) -> TrainConfig:
+    """Return the settings with an algorithm that takes the environment's actions, or raise."""
+    actions: gym.Space[Any] = gym.spaces.Box(-1, 1)  # of ours
+    if not has_own_reward(config.env):
+        with contextlib.closing(make_env(config.env, config.env_kwargs)) as env:
+            actions = env.action_space
+    suited = suited_algorithms(actions)
+    algorithm = config.algorithm or suited[0]
+    if algorithm in ALGORITHMS and algorithm not in suited:
+        raise ConfigError(
+            f"found --algorithm {algorithm}, but {config.env} takes actions from {actions}. "
+            f"Expected {' or '.join(suited)}; leave --algorithm out for {suited[0]}."
+        )
+    arguments = config.algorithm_kwargs
+    if not isinstance(actions, gym.spaces.Box):
+        arguments = merged(_presets(algorithm).get("algorithm_kwargs", {}), arguments)
+    return dataclasses.replace(config, algorithm=algorithm, algorithm_kwargs=arguments)
+
+
         "earliest_success": (1, math.inf),
     },
     fixed=(
