@@ -107,6 +107,24 @@ def noise(count: int, seed: int = 0) -> np.ndarray:
 # --- labels ------------------------------------------------------------------------------------
 
 
+def test_claims_that_carry_the_truth_need_no_labels(tmp_path: Path, bundle: Bundle) -> None:
+    images, run = noise(14), tmp_path / "run"
+    (run / "claims").mkdir(parents=True)
+    rows = ["picture,true"]
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(run / "claims" / f"{number:02d}.png")
+        rows.append(f"{number:02d}.png,{('0', '1', '')[min(2, number // 6)]}")
+    (run / "claims" / "claims.csv").write_text("\n".join(rows) + "\n")
+    found = read_all([run], bundle)
+    assert found.labels.tolist() == [0] * 6 + [1] * 6, "of the others nobody knows"
+    assert np.array_equal(found.images, images[:12])
+    # What somebody has labelled counts instead.
+    with LabelLog(run / "labels.jsonl") as log:
+        for number, image in enumerate(images):
+            log.add(Label(f"{number:02d}.png", digest_of(image), "failure", "ann", now(), 1.0))
+    assert read_all([run], bundle).labels.tolist() == [0] * 14
+
+
 def test_labels_of_several_folders_are_read_once_each(tmp_path: Path, bundle: Bundle) -> None:
     images = noise(14)
     first = label(tmp_path / "a", images[:12], ["failure"] * 12)

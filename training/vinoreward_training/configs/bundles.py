@@ -519,7 +519,7 @@ class MendConfig:
     data: Path
     """The images it was trained on, so that it forgets nothing; only its training part is used."""
     labels: tuple[Path, ...]
-    """Folders with a labels.jsonl of vinoreward label: runs, captures, findings of an audit."""
+    """Folders with a labels.jsonl of vinoreward label, and runs whose claims carry the truth."""
     out: Path = Path("runs/mended")
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
     replay: int = 12000

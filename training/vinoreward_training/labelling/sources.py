@@ -45,7 +45,7 @@ from vinoreward_training.data.videos import (
     frame_at,
     second_of,
 )
-from vinoreward_training.labelling.labels import Label, is_name, settled
+from vinoreward_training.labelling.labels import Answer, Label, is_name, now, settled
 
 CLAIMS = "claims"
 """Folder of a run with the pictures that its network claimed to be successes."""
@@ -201,6 +201,22 @@ def of_run(run: Path) -> Source:
         claimed=True,
         left_out=left_out,
     )
+
+
+def truths_of(run: Path) -> int:
+    """Return of how many sampled claims of a run the truth is recorded."""
+    return int(np.isin(of_run(run).numbers["true"], (0, 1)).sum())
+
+
+def labels_by_truth(run: Path) -> list[Label]:
+    """Return a label of each claim of a run whose truth is recorded."""
+    source = of_run(run)
+    answers: dict[float, Answer] = {0: "failure", 1: "success"}
+    return [
+        Label(source.names[index], digest_of(image), answers[true], "truth", now(), 0.0)
+        for index, image in source.pictures()
+        if (true := source.numbers["true"][index]) in answers
+    ]
 
 
 def of_videos(path: Path, fps: float) -> Source:

@@ -17,11 +17,10 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices, inside
 from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
-from vinoreward_training.labelling.sources import CLAIMS, labelled_pictures
+from vinoreward_training.labelling.sources import CLAIMS, TABLE, labelled_pictures, labels_by_truth
+from vinoreward_training.runs.next_command import FEW
 
 CATEGORY = "labelled"
-FEW = 10
-"""Fewest labels worth a training."""
 LEAST_TRAINED = 5
 """Fewest of them to train on; the others check."""
 _CHECKED = 0.2
@@ -44,6 +43,8 @@ class Labelled:
 def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
     """Read the labelled pictures of some folders, each with its ``labels.jsonl``.
 
+    A run without one is labelled by the truth that its claims carry, if the simulator told it.
+
     Raises:
         DatasetError: no labels, or too few.
         ConfigError: a bundle of several pictures.
@@ -56,7 +57,8 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
         )
     images, labels, said = [], [], []
     for folder in folders:
-        given = read_labels(folder / LABELS)
+        by_truth = not (folder / LABELS).is_file() and (folder / CLAIMS / TABLE).is_file()
+        given = labels_by_truth(folder) if by_truth else read_labels(folder / LABELS)
         place = inside(folder, CLAIMS) if (folder / CLAIMS).is_dir() else folder
         size = picture.height, picture.width
         found = labelled_pictures(place, given, size, crop=picture.crop)

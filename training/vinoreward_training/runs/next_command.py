@@ -214,6 +214,8 @@ def after_labelling(options: Mapping[str, object], left: int, unlabelled: int = 
     bundle = options.get("--bundle")
     if bundle is None and "--run" in options:
         bundle = _bundle_of(recorded(Path(str(folder))))
+FEW = 10
+"""Fewest labels worth a mending."""
     # What is left of pictures that are all labelled are blind duplicates.
     done = not (left and unlabelled)
     if done and bundle and folder and "--out" not in options:
