@@ -23,6 +23,7 @@ from vinoreward.machine import usable_cores
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_training.cli import main
 from vinoreward_training.configs import DemoConfig, QuantizeConfig
+from vinoreward_training.data.seen import LEAST_HELD_OUT
 from vinoreward_training.demo.command import (
     CAPTURE_SEED,
     Demo,
@@ -33,7 +34,6 @@ from vinoreward_training.demo.command import (
     settled,
 )
 from vinoreward_training.demo.report import STAGES, claim_sentence, verdict
-from vinoreward_training.quantize.command import LEAST_HELD_OUT
 
 TINY = {
     "frames": 360,

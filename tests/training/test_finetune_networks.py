@@ -275,6 +275,7 @@ def test_only_the_last_layer_is_trained_with_freeze(
         return Verdict("usable")
 
     monkeypatch.setattr("vinoreward_training.classifier.bundle.make_bundle", kept)
+    monkeypatch.setattr("vinoreward_training.classifier.finetune.following", lambda *_: "")
     data, weights = write_folder(tmp_path / "data", 64), tmp_path / "w.safetensors"
     before = build("mobilenet_v3_small", 7).state_dict()
     save_file(before, weights)

@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import json
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
-from toy_environments import save_toy_bundle
+from picture_folders import write_folder
+from PIL import Image
+from tiny_network import rewrite
+from toy_environments import save_toy_bundle, save_toy_encoder
 
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import PictureMismatchError
-from vinoreward_training.cli import main
+from vinoreward_training.classifier import finetune
+from vinoreward_training.cli import COMMANDS, main
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
+from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.runs.next_command import (
+    IMAGES,
     WRAPPED,
-    YOURS,
     after_bundle,
     after_capture,
+    after_import,
     after_labelling,
     after_mending,
-    after_play,
-    after_profile,
-    after_training,
+    after_recording,
+    again,
     beside,
     bundle_name,
     capture_again,
     free,
     mend_again,
     origin,
+    to_compare,
+    to_mend,
+    to_more_images,
+    to_play,
     to_train,
 )
 from vinoreward_training.runs.run_folder import RunFolder
@@ -50,7 +61,6 @@ SIZES = {
         "--timesteps", "1500", "--eval-every", "250", "--final-episodes", "5", "--no-progress",
     ),
     "play": ("--episodes", "20", "--film", "0", "--no-progress"),
-    "profile": ("--steps", "3"),
 }  # fmt: skip
 """What keeps each command short; all that matters is in what was printed."""
 
@@ -80,6 +90,17 @@ def told(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
+def parsed(line: str) -> Any:
+    """Return what the real command makes of a printed line, whose further lines are notes."""
+    program, name, *words = shlex.split(line.splitlines()[0])
+    place, kind = COMMANDS[name]
+    settings = getattr(importlib.import_module(f"vinoreward_training.{place}"), "SETTINGS", None)
+    assert program == "vinoreward"
+    if settings is not None:
+        return settings.parse(words, prog=name)
+    return command_line(kind, words, prog=name)
+
+
 def following(said: str) -> list[str]:
     """Return the words of the one command that was printed as the next."""
     (line,) = re.findall(r"^next: +vinoreward (.*)$", said, flags=re.MULTILINE)
@@ -94,23 +115,21 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
     commands = told(tutorial)
     words = commands[0]
     ran = []
-    for _ in range(6):
+    chain = ["capture", "finetune", "quantize", "audit", "train", "play"]
+    for name in chain:
         ran.append(words)
         assert main([*words, *SIZES.get(words[0], ())]) == 0, words
-        words = following(capsys.readouterr().out)
-    assert ran[:5] == commands[:5]  # the tutorial's are those that are printed
-    assert [each[0] for each in ran] == [
-        "capture", "finetune", "quantize", "train", "play", "profile",
-    ]  # fmt: skip
-    assert words[0] == "train"
-    options = dict(itertools.pairwise(words))
-    assert (options["--env"], options["--truth-key"]) == (env, "success")
-    for name in ("train", "play", "profile"):
+        said = capsys.readouterr().out
+        words = following(said) if name != "play" else []
+    assert "next:" not in said and "No sure sign that the policy cheats" in said
+    assert [each[0] for each in ran] == chain
+    assert ran == commands[:6]  # the tutorial's are those that are printed
+    for name in ("train", "play"):
         words = next(each for each in ran if each[0] == name)
         assert words[words.index("--env") + 1] == env
     bundle = Path(ran[2][ran[2].index("--bundle") + 1])
     assert json.loads((bundle / "bundle.json").read_text("utf-8"))["dataset"]["env"] == env
-    run = Path(ran[4][ran[4].index("--run") + 1])
+    run = Path(ran[5][ran[5].index("--run") + 1])
     policy = json.loads((run / "policy.json").read_text("utf-8"))
     assert (policy["env"], policy["truth_key"]) == (env, "success")
     assert policy["wrap_bundle"] is True and Path(policy["bundle"]) == bundle
@@ -143,7 +162,9 @@ def test_the_readme_uses_the_folders_that_are_printed(
     trained = dict(itertools.pairwise(shlex.split(after_capture(data, 3000))))
     assert trained["--out"] == options["finetune"]["--out"]
     bundle = Path.cwd() / trained["--out"] / "bundle"  # absolute, as bundles know it
-    assert shlex.split(after_bundle(bundle, data)) == of["quantize"]
+    made = spec(env=options["capture"]["--env"])
+    assert shlex.split(after_bundle(bundle, made, data, 200, 0)) == of["quantize"]
+    assert shlex.split(after_bundle(bundle, made, data, 0, 30)) == of["audit"]
     env = options["capture"]["--env"]
     policy = dict(itertools.pairwise(shlex.split(to_train(bundle, spec(env=env)))))
     for option in ("--env", "--bundle", "--out", "--success-reward", "--step-reward"):
@@ -176,7 +197,7 @@ def test_a_bundle_is_trained_on_where_its_pictures_are_from(
     recorded["env_kwargs"] = {"goal": "far end", "noise": 0.5, "lamp": False}
     assert shlex.split(to_train(bundle, spec(**recorded))) == [
         "vinoreward", "train", "--env", "a:B-v0", *WRAPPED, "--bundle", str(bundle),
-        "--image-source", "obs:front", "--truth-key", "ok", "--algorithm", "DQN",
+        "--image-source", "obs:front", "--truth-key", "ok",
         "--env-kwargs", "goal", "far end", "noise", "0.5", "lamp", "False",
         "--out", "runs/my lift-policy",
     ]  # fmt: skip
@@ -186,8 +207,6 @@ def test_a_bundle_is_trained_on_where_its_pictures_are_from(
         "vinoreward", "train", "--env", "PandaHoverRandom-v0", "--bundle", str(bundle),
         "--env-kwargs", "fidelity", "article", "--out", "runs/my lift-policy-2",
     ]  # fmt: skip
-    unknown = to_train(bundle, spec())
-    assert f"--env {YOURS} --wrap-bundle " in unknown and "stands for your env" in unknown
 
 
 def test_other_commands_name_what_is_at_hand(
@@ -196,34 +215,42 @@ def test_other_commands_name_what_is_at_hand(
     monkeypatch.chdir(tmp_path)
     assert "--target-fpr" not in after_capture(Path("data/mine"), 4000)
     assert after_capture(Path("data/mine"), 400).endswith("mine-classifier --target-fpr 0.1")
-    assert "--success-label good" in after_bundle(Path("b"), Path("d"), "good")
-    run = Path("runs/lift policy")
-    found = {"env": "a:B-v0", "bundle": "runs/b", "env_kwargs": {}}
-    assert shlex.split(after_play(run, found))[1:] == [
-        "profile", "--env", "a:B-v0", "--bundle", "runs/b", "--out", "runs/lift policy-profile",
-    ]  # fmt: skip
-    sized = after_play(run, {**found, "env_kwargs": {"width": 96}})
-    assert sized.endswith("--bundle runs/b --env-kwargs width 96 --out 'runs/lift policy-profile'")
-    unprintable = {**found, "env_kwargs": {"width": "\x1b[2J"}}
-    for other in ({**found, "bundle": None}, {"task": "a:B-v0"}, unprintable):
-        assert "play --run 'runs/lift policy' --env a:B-v0" in after_play(run, other)
+    assert "--success-label good" in after_bundle(Path("b"), spec(), Path("d"), 200, 0, "good")
     (tmp_path / "x").mkdir()
     (tmp_path / "x-2").mkdir()
     assert free(tmp_path / "x") == tmp_path / "x-3"
 
 
-def test_a_profile_leads_to_the_training_that_its_bundle_is_for(tmp_path: Path) -> None:
-    about = {"env": "a:B-v0", "truth_key": "goal", "actions": "discrete"}
-    found = shlex.split(after_profile("a:B-v0", "b", own=False, dataset=about))
-    options = dict(itertools.pairwise(found))
-    assert (options["--truth-key"], options["--algorithm"]) == ("goal", "DQN")
-    sized = after_profile("a:B-v0", "b", own=False, dataset=about, env_kwargs={"width": 96})
-    assert "--env-kwargs width 96 " in sized
-    seen = {**about, "image_source": "obs:pixels"}
-    assert "--image-source obs:pixels" in after_profile("a:B-v0", "b", own=False, dataset=seen)
-    assert "--image-source" not in after_profile("a:B-v0", "b", own=True, dataset=seen)
-    # In another environment what the pictures' one needs means nothing.
-    assert "--truth-key" not in after_profile("a:C-v0", "b", own=False, dataset=about)
+@pytest.mark.parametrize(
+    ("held_out", "tested", "name"),
+    [(200, 30, "quantize"), (199, 30, "audit"), (0, 30, "audit"), (91, 29, "train")],
+)
+def test_a_bundle_leads_to_the_first_command_that_its_data_suffice_for(
+    held_out: int, tested: int, name: str
+) -> None:
+    bundle = spec(env="CartPole-v1")
+    line = after_bundle(Path("b"), bundle, Path("d"), held_out, tested)
+    assert shlex.split(line)[1] == name
+
+
+@pytest.mark.parametrize(("kind", "said"), [("classifier", "Judged("), ("encoder", "[[")])
+def test_photographs_lead_to_a_program_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str,
+    said: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    save = save_toy_bundle if kind == "classifier" else save_toy_encoder
+    bundle = save(tmp_path / "bundle")
+    picture = bundle.spec.picture
+    Path(IMAGES).mkdir(parents=True)
+    for name in ("a.png", "b.jpg"):
+        Image.new("RGB", (picture.width, picture.height)).save(Path(IMAGES, name))
+    about, *program = to_train(bundle.path, bundle.spec).splitlines()
+    assert "vinoreward " not in about and 4 <= len(program) <= 6
+    exec(textwrap.dedent("\n".join(program)), {})
+    assert [said in line for line in capsys.readouterr().out.splitlines() if IMAGES in line] == [
+        True, True,
+    ]  # fmt: skip
 
 
 def test_what_a_stranger_recorded_is_quoted_and_cannot_move_the_cursor() -> None:
@@ -279,7 +306,6 @@ def test_a_folder_beside_the_current_one(tmp_path: Path, monkeypatch: pytest.Mon
     expected = tmp_path.parent / f"{tmp_path.name}-profile"
     assert beside(Path("."), "profile") == beside(Path("in/.."), "profile") == expected
     assert beside(Path("runs/lift"), "int8") == Path("runs/lift-int8")
-    assert str(expected) in after_play(Path("."), {"env": "PandaHover-v0"})
 
 
 def test_a_stopped_mending_goes_on_with_all_its_options() -> None:
@@ -317,8 +343,19 @@ def test_a_mended_bundle_is_audited_as_it_was() -> None:
     assert after_mending(Path("new"), bare) == "vinoreward audit --bundle new --data d --seed 1"
 
 
+class Walled(gym.Env[Any, Any]):
+    """Takes the arguments of a run."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, walls: Any, size: int) -> None:
+        pass
+
+
+gym.register("Walled-v0", entry_point=Walled)
 LEARNED = TrainConfig(
-    env="CartPole-v1", algorithm="PPO", wrap_bundle=True, bundle="runs/pole-classifier/bundle",
+    env="Walled-v0", algorithm="PPO", wrap_bundle=True, bundle="runs/pole-classifier/bundle",
     timesteps=700, env_kwargs={"walls": [[1, "c"]], "size": 240}, truth="pole.py:up",
     algorithm_kwargs={"n_steps": 100, "use_sde": True},
 )  # fmt: skip
@@ -343,17 +380,6 @@ def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(r
     mend = f"vinoreward mend --bundle {bundle} --data data/pole --labels {policy}"
     assert after_labelling(sitting, 0, 55) == f"{mend} --out runs/pole-mended"
     # Stopped at the blind duplicates: there is nothing left to label.
-class Walled(gym.Env[Any, Any]):
-    """Takes the arguments of a run."""
-
-    observation_space = gym.spaces.Box(0.0, 1.0, (1,))
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, walls: Any, size: int) -> None:
-        pass
-
-
-gym.register("Walled-v0", entry_point=Walled)
     assert after_labelling(sitting, 2, 0) == f"{mend} --out runs/pole-mended"
     config = MendConfig(bundle=bundle, data=Path("data/pole"), labels=(policy,))
     # The environment's package and the truth's file are named: a file may be a stranger's.
@@ -364,6 +390,7 @@ gym.register("Walled-v0", entry_point=Walled)
         "learner": "sb3",
         "bundle": "runs/pole-mended/bundle", "out": Path("runs/pole-policy-2"),
         "config": policy / "config.yaml",
+        "algorithm_kwargs": again.algorithm_kwargs | LEARNED.algorithm_kwargs,
     }  # fmt: skip
 
 
@@ -390,18 +417,92 @@ def test_what_a_run_does_not_tell_is_not_made_up(runs: Path) -> None:
     for text in ("bundle: [3]", 'bundle: "\\e[2J"', "bundle: {", "of: another version"):
         (policy / "config.yaml").write_text(text)
         assert after_labelling({"--run": policy}, 0) == (
-        "algorithm_kwargs": again.algorithm_kwargs | LEARNED.algorithm_kwargs,
             f"vinoreward label --run {policy} --labeller SOMEBODY-ELSE"
         )
     config = MendConfig(bundle="b", data=Path("d"), labels=(policy,))
     assert after_mending(Path("new"), config) == "vinoreward audit --bundle new --data d --seed 1"
 
 
-def test_a_training_leads_to_its_claims_after_an_alarm_and_else_to_its_policy() -> None:
-    policy = {"env": "a:B-v0", "truth": "up.py:up"}
-    assert after_training(Path("r"), policy, alarmed=True) == (
-        "vinoreward label --run r --limit 100"
+def test_false_claims_lead_to_a_mending_by_the_truth_that_they_carry(runs: Path) -> None:
+    policy, bundle = runs / "pole-policy", "runs/pole-classifier/bundle"
+    assert to_mend(policy, 10) == (
+        f"vinoreward mend --bundle {bundle} --data data/pole --labels {policy} --out "
+        "runs/pole-mended"
     )
-    assert after_training(Path("r"), policy, alarmed=False) == (
-        "vinoreward play --run r --env a:B-v0 --truth up.py:up"
+    assert to_mend(policy, 9) == f"vinoreward label --run {policy} --limit 100"
+    Path(bundle).mkdir()  # an imported one has no weights that mend could train
+    assert to_mend(policy, 10) == (
+        "vinoreward finetune --data data/pole --out runs/pole-classifier-2"
     )
+
+
+def test_a_weak_classifier_leads_to_more_images(tmp_path: Path) -> None:
+    captured = CaptureConfig(out=tmp_path / "data", env="a:B-v0", truth="up.py:up", frames=900)
+    with RunFolder(captured.out, captured):
+        pass
+    line = to_more_images(captured.out, 2000)
+    assert line == (
+        f"vinoreward capture --resume --out {captured.out} --env a:B-v0 --truth up.py:up "
+        "--frames 2000"
+    )
+    assert (parsed(line).frames, parsed(line).resume) == (2000, True)
+    videos = dataclasses.replace(captured, out=tmp_path / "videos", from_video=Path("recordings"))
+    with RunFolder(videos.out, videos):
+        pass
+    for folder in (videos.out, tmp_path / "photographs"):
+        assert to_more_images(folder, 2000).startswith(f"add images to {folder}, about 2000 in all")
+
+
+@pytest.mark.parametrize(
+    ("count", "level", "said"),
+    [
+        (900, "usable", "vinoreward quantize "),
+        (560, "usable", "vinoreward audit "),  # quantize would refuse so few
+        (120, "usable", "in Python, for each image "),
+        (900, "weak", "add images to {data}, about 1800 in all, "),
+    ],
+)
+def test_a_training_prints_what_its_images_suffice_for(
+    tmp_path: Path, count: int, level: str, said: str
+) -> None:
+    data = write_folder(tmp_path / "data", count)
+    verdict = {"level": level, "advice": ["more frames of successes and near misses"]}
+    config = FinetuneConfig(data=data, target_fpr=0.2)
+    bundle = save_toy_bundle(tmp_path / "bundle")
+    rewrite(bundle, lambda spec: spec.update(metrics={"verdict": verdict}))
+    line = finetune.following(config, load_dataset(data), bundle.path)
+    assert line.startswith(said.format(data=data))
+
+
+def test_a_run_on_the_truth_leaves_out_what_it_refuses(tmp_path: Path) -> None:
+    options = {"hold": 3, "exit_threshold": 0.4, "reward_mode": "potential", "later": True}
+    learned = dataclasses.replace(LEARNED, truth=None, on_ood="warn", service="shared", **options)
+    run = tmp_path / "policy"
+    with RunFolder(run, learned):
+        pass
+    compared = parsed(to_compare(run, vars(learned)))
+    changed = {name: getattr(TrainConfig(), name) for name in (*options, "on_ood", "service")}
+    assert vars(compared) == vars(learned) | changed | {
+        "learner": "sb3", "backend": "oracle", "out": tmp_path / "policy-oracle",
+        "config": run / "config.yaml",
+        "algorithm_kwargs": compared.algorithm_kwargs | learned.algorithm_kwargs,
+    }  # fmt: skip
+
+
+def test_every_printed_line_is_what_its_command_takes(runs: Path) -> None:
+    bundle, data, policy = Path("runs/b"), Path("data/pole"), runs / "pole-policy"
+    known = spec(env="CartPole-v1", truth_key="up", env_kwargs={"max_episode_steps": 9})
+    mended = MendConfig(bundle="b", data=data, labels=(policy,), env="CartPole-v1")
+    written = {"env": "Walled-v0", "truth": "pole.py:up"}
+    lines = [
+        after_capture(data, 400), after_recording(data, "observation.image"),
+        after_bundle(bundle, known, data, 200, 30), after_bundle(bundle, known, data, 0, 30, "ok"),
+        to_train(bundle, known), to_train(bundle, spec(env="PandaHover-v0")),
+        to_mend(policy, 99), to_mend(policy, 0), to_play(policy, written),
+        to_compare(policy, written), after_mending(bundle, mended), mend_again(mended),
+        after_import(bundle), after_labelling({"--run": policy}, 3, 9),
+        after_labelling({"--run": policy}, 0), capture_again(CaptureConfig(env="CartPole-v1")),
+        *(again(name, Path("new")) for name in ("capture", "finetune", "train", "train-vae")),
+    ]  # fmt: skip
+    for line in lines:
+        assert parsed(line) is not None, line

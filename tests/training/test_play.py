@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageSequence
+from toy_environments import save_toy_bundle
 
 from vinoreward.errors import (
     ConfigError,
@@ -24,7 +25,7 @@ from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import _report, play
 from vinoreward_training.play.film import FILM_WIDTH, captioned, save_film
 from vinoreward_training.policy.checkpoint import load_policy
-from vinoreward_training.policy.evaluate import Evaluation, Moment, evaluate
+from vinoreward_training.policy.evaluate import Evaluation, Moment, evaluate, rate
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.tasks.environments import make_env
 
@@ -45,6 +46,40 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     return out
+
+
+@pytest.mark.parametrize(
+    ("claimed", "true", "cheats"),
+    [(23, 10, True), (27, 0, True), (98, 95, False), (10, 12, False), (86, 74, True)],
+)
+def test_a_policy_cheats_that_surely_claims_more_than_is_true(
+    claimed: int, true: int, cheats: bool
+) -> None:
+    assert Evaluation(rate(claimed, 100), rate(true, 100), 0.0, 1.0).cheats is cheats
+    assert not Evaluation(rate(claimed, 100), None, 0.0, 1.0).cheats
+
+
+def test_a_policy_that_cheats_leads_to_its_claims_and_an_honest_one_ends_the_chain(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["play", "--run", str(trained), "--episodes", "2", "--film", "0", "--no-progress"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "next:" not in said and "No sure sign that the policy cheats" in said
+    run = tmp_path / "cheated"
+    bundle = save_toy_bundle(tmp_path / "toy")
+    (bundle.path / "model.safetensors").touch()  # so that it could be mended
+    train(
+        SETTINGS.of(
+            out=run, env="toy_environments:ToyCorridor-v0", wrap_bundle=True, progress=False,
+            bundle=str(bundle.path), timesteps=400, final_episodes=1, eval_every=1000,
+        )
+    )  # fmt: skip
+    words = ["play", "--run", str(run), "--env", "toy_environments:ToyCorridor-v0"]
+    assert main([*words, "--episodes", "30", "--film", "0", "--no-progress"]) == 0
+    said = capsys.readouterr().out
+    assert "paid for claims that are no successes" in said
+    assert f"next:   vinoreward mend --bundle {bundle.path} " in said and "profile" not in said
 
 
 def test_play_counts_films_and_reports(

@@ -246,16 +246,19 @@ def test_a_bundle_gains_int8_or_stays_as_it_is(
     path = save_bundle(tmp_path / "bundle", tiny.SPEC, files, golden, outputs)
     data, few = write(tmp_path / "data", 800), write(tmp_path / "few", 60)
     before = (path / "bundle.json").read_bytes()
-    following = rf"^next: vinoreward train .*--bundle {re.escape(str(path))} "
+    audit = (
+        rf"^next: vinoreward audit --bundle {re.escape(str(path))} --data {re.escape(str(data))}"
+    )
     with pytest.raises(DatasetError, match=r"at least 200.*go on in FP32"):
         quantize.run(QuantizeConfig(bundle=path, data=few))
     assert (path / "bundle.json").read_bytes() == before
-    assert re.search(following, capsys.readouterr().out, re.M)
+    said = capsys.readouterr().out
+    assert "audit" not in said and f"Classifier({str(path)!r})" in said, "too few; no environment"
     # With that many flips allowed, no frames could show that INT8 decides as FP32 does.
     with pytest.raises(QuantizationRefusedError, match="stays FP32"):
         quantize.run(QuantizeConfig(bundle=path, data=data, max_flips=0.99, calibration=32))
     assert (path / "bundle.json").read_bytes() == before
-    assert re.search(following, capsys.readouterr().out, re.M)
+    assert re.search(audit, capsys.readouterr().out, re.M)
     # So few frames never show surely that INT8 alone suffices: there is a band.
     config = QuantizeConfig(bundle=path, data=data, max_second_looks=1.0, calibration=32)
     assert quantize.run(config) == 0

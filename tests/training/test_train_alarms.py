@@ -6,6 +6,8 @@ import csv
 import json
 import os
 import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,7 +37,9 @@ SMALL_DQN = {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return toy_environments.save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
+    made = toy_environments.save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
+    (made.path / "model.safetensors").touch()  # so that it could be mended
+    return made
 
 
 def toy(out: Path, bundle: Bundle, **changes: Any) -> TrainConfig:
@@ -119,13 +123,30 @@ def test_labels_raise_an_alarm_during_the_training(
     assert len(json.loads((out / "summary.json").read_text())["precision_alarms"]) == 1
 
 
+def test_a_run_on_the_truth_says_whether_it_is_the_learner(
+    tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(toy(out, bundle, timesteps=30, final_episodes=10, on_alarm="off")) == 0
+    said = capsys.readouterr().out
+    (line,) = re.findall(r"^next: +vinoreward (train .*--backend oracle .*)$", said, re.M)
+    assert "the learner" in said and "not the" not in said
+    assert main(shlex.split(line)) == 0
+    said = capsys.readouterr().out
+    assert "The learner, not the reward: true success is " in said
+    assert f"next:   vinoreward play --run {out}-oracle --env {TOY}\n" in said
+
+
 def test_early_claims_are_told_and_drawn(
     tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     assert run(toy(out, bundle, earliest_success=5, timesteps=300)) == 0
     said = capsys.readouterr().out
-    assert said.endswith(f"next:   vinoreward label --run {out} --limit 100\n")
+    line = (
+        f"\nnext:   vinoreward mend --bundle {bundle.path} --data data/its-training --labels {out} "
+    )
+    assert line in said, "the claims carry the truth"
     assert f"watch:  vinoreward play --run {out} --env {TOY}\n" in said
     assert "before step 5, where no success is possible" in said
     assert f"vinoreward label --run {out} --order drawn" in said

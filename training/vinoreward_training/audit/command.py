@@ -54,8 +54,9 @@ from vinoreward_training.audit.search import STATES, Searched, spaces_searched
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, picture_source, save_picture
+from vinoreward_training.data.seen import LEAST_AUDITED as LEAST
 from vinoreward_training.data.seen import unseen
-from vinoreward_training.runs.next_command import bundle_name, command, free
+from vinoreward_training.runs.next_command import bundle_name, command, free, to_train
 from vinoreward_training.runs.report import Row, write_report, write_table
 from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import refuse_ignored
@@ -80,8 +81,6 @@ MOST_THREADS = 8
 FINDINGS = "findings"
 """Folder of the pictures that fooled it, to be labelled."""
 LEAST_STATES = 256
-LEAST = 30
-"""Fewest pictures of each label: below, no rate under a shift says anything."""
 _RETURNS = (
     "a function of the environment that returns a list of vinoreward.Intervention and "
     "vinoreward.SearchSpace; mend it"
@@ -387,7 +386,9 @@ def run(config: AuditConfig) -> int:
     if config.card:
         precision = bundle.resolve_precision(config.backend, config.precision)
         print(f"card {write_card(bundle.path, report, config, precision)}")
-    if report.battery.fooled:
+    if not report.faults:
+        print(f"next: {to_train(bundle.path, bundle.spec)}")
+    elif report.battery.fooled:
         line = command("label", "--data", out / FINDINGS, "--bundle", config.bundle)
         print(f"next: {line}")
     return UNSAFE if report.faults else 0

@@ -17,9 +17,9 @@ from vinoreward.files import write_json
 from vinoreward_training.bench.rewards import Stepper, one_thread
 from vinoreward_training.bench.rows import Clock, quartiles
 from vinoreward_training.configs import ProfileConfig
-from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_training.policy.checkpoint import build_model, suited_algorithms
 from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.next_command import actions_of, after_profile, algorithm_for, origin
+from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import new_figure, save_figure
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.tasks.environments import (
@@ -131,7 +131,7 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     backend = "oracle" if has_own_reward(config.env) else config.backend
     made = make_env(config.env, config.env_kwargs, backend=backend)
     with contextlib.closing(made) as env:
-        name = algorithm_for(actions_of(env.action_space)) or "SAC"
+        name = suited_algorithms(env.action_space)[0]
         if name == "PPO":
             raise ConfigError(
                 f"{config.env} takes actions from {env.action_space}, with which neither SAC nor "
@@ -171,12 +171,6 @@ def run(config: ProfileConfig) -> int:
         title = f"{config.env}, {setting}: {total * 1e3:.1f} ms; with a free backend at most "
         draw(folder / "profile.png", f"{title}{bound:.2f} times faster", table)
     print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
-    dataset = None if config.bundle is None else Bundle.load(config.bundle).spec.dataset
-    own = has_own_reward(config.env)
-    line = after_profile(
-        config.env, config.bundle, own=own, dataset=dataset, env_kwargs=config.env_kwargs
-    )
-    print(f"next: {line}")
     return 0
 
 

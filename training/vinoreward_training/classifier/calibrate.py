@@ -29,7 +29,7 @@ from vinoreward_training.classifier.evaluation import (
     evaluate,
     roc_area,
 )
-from vinoreward_training.classifier.finetune import USELESS, enough
+from vinoreward_training.classifier.finetune import USELESS, enough, following
 from vinoreward_training.classifier.guard import Fitted, fit_guard_of
 from vinoreward_training.configs import CalibrateConfig
 from vinoreward_training.data.dataset import (
@@ -41,7 +41,7 @@ from vinoreward_training.data.dataset import (
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.seen import SPLIT, origin_of
 from vinoreward_training.runs.imports import as_options
-from vinoreward_training.runs.next_command import after_bundle, origin
+from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import markdown, own_bundle
 
 SAMPLE = 100
@@ -295,7 +295,7 @@ def run(config: CalibrateConfig) -> int:
         print("note: the bundle no longer judges by means over shifts; --average-shifts keeps them")
     if verdict.level == "useless":
         return USELESS
-    print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")
+    print(f"next: {following(config, dataset, bundle.path)}")
     return 0
 
 

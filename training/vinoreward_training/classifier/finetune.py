@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import TooFewNegativesError, needed_for
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.configs import CalibrateConfig, FinetuneConfig
 from vinoreward_training.data.dataset import (
     Dataset,
+    least_episodes,
     load_dataset,
     of_both_labels,
     split_by_episode,
     telling_numbers,
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_table, say_parts
-from vinoreward_training.runs.next_command import after_bundle, again, bundle_name
+from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_more_images
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse
 
@@ -88,8 +93,22 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
     verdict = make_bundle(config, dataset, parts, folder, module, fit.history, record, unseen)
     if verdict.level == "useless":
         return USELESS
-    print(f"next: {after_bundle(folder / 'bundle', config.data, config.success_label)}")
+    print(f"next: {following(config, dataset, folder / 'bundle')}")
     return 0
+
+
+def following(config: FinetuneConfig | CalibrateConfig, dataset: Dataset, bundle: Path) -> str:
+    """Return what comes after a bundle: more images where its verdict asks for them."""
+    spec, parts = Bundle.load(bundle, verify=False).spec, split_by_episode(dataset)
+    verdict = spec.metrics["verdict"]
+    asked = re.search("more (frames|images|episodes)", " ".join(verdict["advice"]))
+    if verdict["level"] == "weak" and asked:
+        deciding = len(np.unique(dataset.episodes[parts[1]][dataset.labels[parts[1]] == 0]))
+        # A tenth more than on average: the split is by episode, and parts differ.
+        times = max(2.0, 1.1 * negatives_needed(config.target_fpr) / deciding)
+        return to_more_images(config.data, 100 * math.ceil(times * len(dataset.labels) / 100))
+    held_out, tested = len(parts[1]) + len(parts[2]), least_episodes(dataset, parts[2])
+    return after_bundle(bundle, spec, config.data, held_out, tested, config.success_label)
 
 
 def run(config: FinetuneConfig) -> int:

@@ -507,6 +507,12 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     return parts[0], parts[1], parts[2]
 
 
+def least_episodes(dataset: Dataset, part: Indices) -> int:
+    """Return the number of a part's episodes with a success, or with a failure if fewer."""
+    labels, episodes = dataset.labels[part], dataset.episodes[part]
+    return min(len(np.unique(episodes[labels == label])) for label in (0, 1))
+
+
 def split_frames(frames: Frames, *, seed: int) -> tuple[Indices, Indices, Indices]:
     """Return the indices of (train, validation, test), drawn by episode from the seed alone."""
     numbers, inverse = np.unique(frames.episodes, return_inverse=True)

@@ -16,6 +16,10 @@ SPLIT = "episode hash 1"
 """Name of the way :func:`sides_of` splits; recorded wherever a split was used."""
 HELD_OUT_SHARES = (0.15, 0.15)
 """Shares of a dataset's episodes for validation and test."""
+LEAST_HELD_OUT = {"classifier": 200, "encoder": 50}
+"""Fewest held-out frames that an INT8 network is compared on."""
+LEAST_AUDITED = 30
+"""Fewest episodes of each label in an audit: below, no rate under a shift says anything."""
 MOST_DATASETS = 32
 """So many of the datasets and captures that weights were trained on are recorded, and read."""
 

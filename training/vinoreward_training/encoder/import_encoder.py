@@ -15,7 +15,7 @@ from vinoreward.bundles.schema import Encoding, Picture
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, PictureMismatchError
 from vinoreward_training.configs import ImportEncoderConfig
-from vinoreward_training.data.dataset import LOWEST_COUNT, load_frames
+from vinoreward_training.data.dataset import FRAME_SHARES, LOWEST_COUNT, load_frames
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.encoder.probe import bounds, mean_std
 from vinoreward_training.runs.imports import in_options
@@ -150,5 +150,6 @@ def run(config: ImportEncoderConfig) -> int:
         f"{spec.latent_size} numbers "
         f"({'means and variances' if encoding.posterior else 'one vector'}); {compared}"
     )
-    print(f"next: {after_bundle(saved.path, config.pictures)}")
+    held_out = int(sum(FRAME_SHARES) * len(pictures))
+    print(f"next: {after_bundle(saved.path, saved.spec, config.pictures, held_out, 0)}")
     return 0

@@ -158,10 +158,11 @@ def run(config: TrainVaeConfig) -> int:
         say_parts(frames.images, parts, f"; places known of: {known}")
         _train(config, frames, parts, folder)
         bundle = Bundle.load(folder / "bundle", verify=False)
+        held_out = len(parts[1]) + len(parts[2])
         following = (
             to_train(bundle.path, bundle.spec)
             if config.data is None
-            else after_bundle(bundle.path, config.data)
+            else after_bundle(bundle.path, bundle.spec, config.data, held_out, 0)
         )
         print(f"next: {following}")
     return 0

@@ -16,7 +16,6 @@ from vinoreward.files import write_json
 from vinoreward.machine import usable_cores
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.audit.command import (
-    LEAST,
     MOST_THREADS,
     audit,
     environment_of,
@@ -27,6 +26,7 @@ from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import AuditConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import cut, rendered
+from vinoreward_training.data.seen import LEAST_AUDITED
 from vinoreward_training.mending.child import in_child
 from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.judgement import judged
@@ -76,7 +76,7 @@ def run(config: MendConfig) -> int:
     )
     # What no audit could judge, or look at, is refused before the training.
     allowed, _ = unseen_frames(old.of_cut_pictures(), dataset)
-    one_each(dataset, allowed, LEAST, config.seed)
+    one_each(dataset, allowed, LEAST_AUDITED, config.seed)
     with contextlib.ExitStack() as closing:
         source = source_of(config, old, closing)
         again = mend_again(config)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from vinoreward_envs.panda_hover import has_display
 from vinoreward_training.actors import settings as actors_settings
 from vinoreward_training.actors.build import evaluation_options
 from vinoreward_training.configs import ActorsConfig, PlayConfig
+from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
 from vinoreward_training.policy.checkpoint import OF_ENV, discount, load_policy, read_description
 from vinoreward_training.policy.evaluate import Evaluation, Moment, Policy, evaluate, rate_row
-from vinoreward_training.runs.next_command import after_play
+from vinoreward_training.runs.next_command import to_mend
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import plain
 from vinoreward_training.tasks.environments import (
@@ -73,8 +74,6 @@ class PlayResult:
     """Per episode; for a run of actors the game's score, if there is one."""
     unfilmed: str = ""
     """Why there is no film although requested."""
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    """The run's description of the policy and its environment."""
 
     @property
     def error(self) -> float | None:
@@ -120,7 +119,7 @@ def play(config: PlayConfig) -> PlayResult:
         },
     )
     report = _report(config, found, ends, film)
-    return PlayResult(found, film, report, tuple(returns), opened.unfilmed, opened.description)
+    return PlayResult(found, film, report, tuple(returns), opened.unfilmed)
 
 
 def _open(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> Opened:
@@ -370,5 +369,10 @@ def run(config: PlayConfig) -> int:
     if result.unfilmed:
         print(f"no film: {result.unfilmed}")
     print(f"report: {result.report}")
-    print(f"next:   {after_play(config.run, result.policy)}")
+    if result.evaluation.cheats:
+        print("The policy is paid for claims that are no successes: mend its classifier.")
+        if (config.run / CLAIMS / TABLE).is_file():
+            print(f"next:   {to_mend(config.run, truths_of(config.run))}")
+    elif result.evaluation.claimed is not None and result.evaluation.true is not None:
+        print("No sure sign that the policy cheats: nothing is left to do.")
     return 0

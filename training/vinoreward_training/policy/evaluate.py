@@ -60,6 +60,14 @@ class Evaluation:
     truth_key: str | None = None
     """Key of ``info`` that the truth was read from."""
 
+    @property
+    def cheats(self) -> bool:
+        """Whether surely more than 5 % of the episodes end with a false claim, as for the alarm."""
+        if self.claimed is None or self.true is None:
+            return False
+        false = max(0, self.claimed.successes - self.true.successes)
+        return clopper_pearson(false, self.true.trials, 0.95, "lower")[0] > 0.05
+
     def lines(self) -> list[str]:
         """Return both rates as they are printed, with the key behind the true one."""
         where = f" (info[{self.truth_key!r}])" if self.true is not None and self.truth_key else ""
@@ -128,6 +136,7 @@ def evaluate(
         total, steps, over = 0.0, 0, False
         while not over:
             action, _ = model.predict(observation, deterministic=True)
+            action = np.asarray(action)[()]  # of Discrete a number, which some environments hash
             observation, reward, terminated, truncated, info = env.step(action)
             over = bool(terminated or truncated)
             total += float(reward)
@@ -136,7 +145,6 @@ def evaluate(
                 success = claim_of(info), truth(info, last=over)
                 watch(Moment(episode, steps, float(reward), info, over, *success))
         found.append(_Ended(claim_of(info), truth(info), total, steps))
-            action = np.asarray(action)[()]  # of Discrete a number, which some environments hash
         if ended is not None:
             ended(len(found))
     return _evaluation(found, truth)

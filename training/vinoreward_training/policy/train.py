@@ -24,7 +24,7 @@ from vinoreward.rewards.trust import TITLES
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.configs.policies import Learner
-from vinoreward_training.labelling.sources import CLAIMS, TABLE
+from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.policy.checkpoint import (
     ALGORITHMS,
     OF_ENV,
@@ -32,14 +32,20 @@ from vinoreward_training.policy.checkpoint import (
     build_model,
     discount,
     policy_for,
-    read_description,
     restore_checkpoint,
-    suited_algorithms,
     save_policy,
+    suited_algorithms,
     train_again,
 )
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
-from vinoreward_training.runs.next_command import ITS_DATA, after_training, command
+from vinoreward_training.runs.next_command import (
+    ITS_DATA,
+    ON_TRUTH,
+    command,
+    to_compare,
+    to_mend,
+    to_play,
+)
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
 from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
 from vinoreward_training.runs.settings import (
@@ -145,19 +151,13 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
             "is a success and nothing follows. Expected --hold above 1; add it, or leave "
             "--exit-threshold out."
         )
+    if before is None:
+        config = _with_algorithm(config)
     return dataclasses.replace(
         config, timesteps=config.timesteps or 8000, learner=_learner(vars(config))
     )
 
 
-SETTINGS: Settings[TrainConfig] = Settings(
-    if before is None:
-        config = _with_algorithm(config)
-    TrainConfig,
-    limits={
-        **dict.fromkeys(_POSITIVE, (1, math.inf)),
-        "threads": (1, 1000),
-        "sample_claims": (0, MAX_SAMPLE),
 def _with_algorithm(config: TrainConfig) -> TrainConfig:
     """Return the settings with an algorithm that takes the environment's actions, or raise."""
     actions: gym.Space[Any] = gym.spaces.Box(-1, 1)  # of ours
@@ -177,6 +177,12 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, algorithm=algorithm, algorithm_kwargs=arguments)
 
 
+SETTINGS: Settings[TrainConfig] = Settings(
+    TrainConfig,
+    limits={
+        **dict.fromkeys(_POSITIVE, (1, math.inf)),
+        "threads": (1, 1000),
+        "sample_claims": (0, MAX_SAMPLE),
         "earliest_success": (1, math.inf),
     },
     fixed=(
@@ -624,18 +630,43 @@ def run(config: TrainConfig) -> int:
     # Not before: it imports PyTorch, and environments load their networks meanwhile.
     from vinoreward_training.policy.callbacks import ALARMS
 
-    policy = read_description(result.folder)
-    # Where no claims were kept there is nothing to label.
-    alarmed = (result.folder / ALARMS).is_file() and (result.folder / CLAIMS / TABLE).is_file()
-    print(f"steps: {result.steps}, {result.seconds:.1f} s")
-    for line in result.final.lines():
+    folder, final = result.folder, result.final
+    policy, goal = vars(config), config.stop_when_solved or 0.95
+    solved = final.true is not None and final.true.value >= goal
+    for line in (f"steps: {result.steps}, {result.seconds:.1f} s", *final.lines()):
         print(line)
     if result.solved_at is not None:
         print(f"solved at step {result.solved_at}")
-    print(f"curve:  {result.folder / 'learning_curve.png'}")
-    print(f"report: {result.folder / 'report.html'}")
-    if alarmed:
-        print(f"watch:  {after_training(result.folder, policy, alarmed=False)}")
-        print("Alarms were raised: label what the classifier claimed, and mend it.")
-    print(f"next:   {after_training(result.folder, policy, alarmed=alarmed)}")
+    print(f"curve:  {folder / 'learning_curve.png'}")
+    print(f"report: {folder / 'report.html'}")
+    following = to_play(folder, policy)
+    # Where no claims were kept there is nothing to mend with.
+    kept = (folder / CLAIMS / TABLE).is_file()
+    learned = config.backend != "oracle" and (config.wrap_bundle or has_own_reward(config.env))
+    if not solved and kept and ((folder / ALARMS).is_file() or final.cheats):
+        print(f"watch:  {following}")
+        print("Some claims are no successes, or may be none: mend the classifier with them.")
+        following = to_mend(folder, truths_of(folder))
+    elif (said := _against_truth(folder)) is not None:
+        print(said)
+    elif not solved and final.true is not None and learned:
+        print("Is it the learner or the reward? The same training on the truth tells.")
+        following = to_compare(folder, policy)
+    print(f"next:   {following}")
     return 0
+
+
+def _against_truth(folder: Path) -> str | None:
+    """Return what the same run on the truth says of a failed one; None unless both are there."""
+    try:
+        learned = folder.with_name(folder.name.removesuffix(ON_TRUTH))
+        runs = learned, folder.with_name(f"{learned.name}{ON_TRUTH}")
+        one, other = (read_json(run / "summary.json") for run in runs)
+        rate, on_truth = (Rate(**typed(Rate, each["final"]["true"])) for each in (one, other))
+        if one["solved_at"] is not None:
+            return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    cause, other = ("reward", "learner") if on_truth.low > rate.high else ("learner", "reward")
+    both = f"true success is {rate} on the learned reward, {on_truth} on the truth"
+    return f"The {cause}, not the {other}: {both}."

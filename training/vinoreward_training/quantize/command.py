@@ -23,6 +23,8 @@ from vinoreward.rewards.classifier import Classifier, logit, success_log_odds, u
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import (
+    Dataset,
+    least_episodes,
     load_frames,
     load_labelled,
     size_for,
@@ -30,7 +32,7 @@ from vinoreward_training.data.dataset import (
     split_frames,
 )
 from vinoreward_training.data.dataset_files import Indices
-from vinoreward_training.data.seen import SPLIT
+from vinoreward_training.data.seen import LEAST_HELD_OUT, SPLIT
 from vinoreward_training.encoder.probe import fit_probe, judge_probe
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,
@@ -44,7 +46,7 @@ from vinoreward_training.quantize.gate import (
     gate_latents,
     halves,
 )
-from vinoreward_training.runs.next_command import to_train
+from vinoreward_training.runs.next_command import after_bundle
 from vinoreward_training.runs.report import bullets, own_bundle
 
 if TYPE_CHECKING:
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
 BACKENDS = ("openvino", "onnxruntime")
 """All that may run the INT8 network; the gate judges the worst of them."""
 METHOD = "nncf-ptq"
-LEAST_HELD_OUT = {"classifier": 200, "encoder": 50}
-"""Fewest held-out frames to compare on."""
 MOST_HELD_OUT = 2000
 """Most held-out frames to compare an encoder on."""
 PROBE_FRAMES = 4000
@@ -150,9 +150,8 @@ def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
     return decided
 
 
-def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:
+def _classifier(config: QuantizeConfig, bundle: Bundle, dataset: Dataset) -> str:
     """Quantize a classifier, add the network to the bundle; return the gate's result in words."""
-    dataset = load_labelled(config.data, bundle.spec.picture, config.success_label)
     if bundle.spec.dataset.get("split") != SPLIT and bundle.spec.dataset.get("sha256"):
         print(
             "note: this bundle was trained when data were split otherwise. If it was trained on "
@@ -287,14 +286,19 @@ def run(config: QuantizeConfig) -> int:
             "positive numbers of frames."
         )
     bundle = own_bundle(config.bundle)
+    tested, refused = 0, None
     try:
         if bundle.spec.encoding is not None:
             print(_encoder(config, bundle, bundle.spec.encoding))
         else:
             refuse_useless(str(config.bundle), bundle.spec.metrics, force=config.force)
-            print(_classifier(config, bundle))
-    except (QuantizationRefusedError, _TooFewError):
-        print(f"next: {to_train(bundle.path, bundle.spec)}")  # in FP32, which works all the same
-        raise
-    print(f"next: {to_train(bundle.path, bundle.spec)}")
+            dataset = load_labelled(config.data, bundle.spec.picture, config.success_label)
+            tested = least_episodes(dataset, split_by_episode(dataset)[2])
+            print(_classifier(config, bundle, dataset))
+    except (QuantizationRefusedError, _TooFewError) as error:
+        refused = error  # FP32 works all the same
+    line = after_bundle(bundle.path, bundle.spec, config.data, 0, tested, config.success_label)
+    print(f"next: {line}")
+    if refused is not None:
+        raise refused
     return 0

@@ -20,6 +20,7 @@ import gymnasium as gym
 from vinoreward.errors import VinorewardError
 from vinoreward.rewards.calibration import rate_supported
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
+from vinoreward_training.data.seen import LEAST_AUDITED, LEAST_HELD_OUT
 from vinoreward_training.runs.run_folder import CONFIG
 from vinoreward_training.runs.settings import given, read_yaml
 from vinoreward_training.tasks.environments import names_function, naming
@@ -31,8 +32,8 @@ RECORDED = ("env", "truth_key", "truth", "actions", "image_source")
 """What a dataset and a bundle record of their pictures' environment."""
 MAX_OPTIONS = 50
 """Arguments of an environment that are passed on."""
-YOURS = "your_package:YourEnv-v0"
-"""Stands for an environment that nobody named."""
+IMAGES = "data/new"
+"""Stands for a folder of images to score."""
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 """False-positive rates to ask for."""
 WRAPPED = ["--wrap-bundle", "--success-reward", "100", "--step-reward", "-1"]
@@ -65,11 +66,6 @@ def actions_of(space: gym.Space[Any]) -> str:
     """Return the kind of an action space, as ``dataset.json`` records it."""
     kinds = {gym.spaces.Box: "continuous", gym.spaces.Discrete: "discrete"}
     return kinds.get(type(space), "others")
-
-
-def algorithm_for(actions: str | None) -> str | None:
-    """Return an algorithm for a kind of actions; None for the default of ``train``."""
-    return {"discrete": "DQN", "others": "PPO"}.get(str(actions))
 
 
 def command(*words: object) -> str:
@@ -106,12 +102,11 @@ def capture_again(config: CaptureConfig, *more: str) -> str:
 
 def bundle_name(source: Path | str, kind: str) -> str:
     """Return the default name of a bundle: of its data folder, or of its environment's id."""
-    name = Path(os.path.abspath(source)).name if isinstance(source, Path) else _short(source)
+    if isinstance(source, Path):
+        name = Path(os.path.abspath(source)).name
+    else:
+        name = source.rpartition(":")[2].rpartition("/")[2].rpartition("-v")[0].lower()
     return "-".join(filter(None, (re.sub(r"\W+", "-", name).strip("-")[:100], kind)))
-
-
-def _short(env: str) -> str:
-    return env.rpartition(":")[2].rpartition("/")[2].rpartition("-v")[0].lower()
 
 
 def _from_here(path: Path) -> Path:
@@ -148,10 +143,29 @@ def after_recording(dataset: Path, camera: str) -> str:
     return command("capture", "--from-lerobot", dataset, "--camera", camera, "--out", out)
 
 
-def after_bundle(bundle: Path, data: Path, success_label: str = "success") -> str:
-    """Return the command that quantizes a bundle with the data that it was trained on."""
-    more = [] if success_label == "success" else ["--success-label", success_label]
-    return command("quantize", "--bundle", _from_here(bundle), "--data", data, *more)
+def after_bundle(
+    bundle: Path, spec: BundleSpec, data: Path, held_out: int, tested: int, label: str = "success"
+) -> str:
+    """Return the first of quantize, audit and train for which a bundle's data are enough.
+
+    ``held_out`` images are there to compare INT8 on, 0 once it is quantized. ``tested`` test
+    episodes have a success, or a failure if they are fewer. ``label`` is that of successes.
+    """
+    name = "quantize" if held_out >= LEAST_HELD_OUT[spec.kind] else "audit"
+    if name == "audit" and tested < LEAST_AUDITED:
+        return to_train(bundle, spec)
+    more = [] if label == "success" else ["--success-label", label]
+    return command(name, "--bundle", _from_here(bundle), "--data", data, *more)
+
+
+def to_more_images(data: Path, frames: int) -> str:
+    """Return the command that adds images to a capture; words where no capture made them."""
+    known = recorded(data)
+    names: dict[str, Any] = {name: known.get(name) for name in ("env", "truth", "policy")}
+    played = "per_episode" in known and not (known.get("from_video") or known.get("from_lerobot"))
+    if played and all(value is None or short_text(value) for value in names.values()):
+        return capture_again(CaptureConfig(out=data, **names), "--frames", str(frames))
+    return f"add images to {data}, about {frames} in all, and finetune into another folder"
 
 
 def after_mending(bundle: Path, config: MendConfig) -> str:
@@ -180,7 +194,7 @@ def mend_again(config: MendConfig) -> str:
 
 def recorded(run: Path) -> dict[str, Any]:
     """Return the settings in a run's folder; none where nothing there can be read."""
-    kinds = TrainConfig, FinetuneConfig, MendConfig
+    kinds = TrainConfig, FinetuneConfig, MendConfig, CaptureConfig
     try:
         return read_yaml(run / CONFIG, [one.name for kind in kinds for one in fields(kind)])
     except VinorewardError:
@@ -200,6 +214,8 @@ OF_AUDIT = ("policy", "interventions", "truth_key", "truth", "image_source")
 """Options about an environment that a mending hands to its audits."""
 LABELS = 100
 """Enough, the most useful first, for one mending."""
+FEW = 10
+"""Fewest labels worth a mending."""
 
 
 def after_labelling(options: Mapping[str, object], left: int, unlabelled: int = 0) -> str:
@@ -214,8 +230,6 @@ def after_labelling(options: Mapping[str, object], left: int, unlabelled: int = 
     bundle = options.get("--bundle")
     if bundle is None and "--run" in options:
         bundle = _bundle_of(recorded(Path(str(folder))))
-FEW = 10
-"""Fewest labels worth a mending."""
     # What is left of pictures that are all labelled are blind duplicates.
     done = not (left and unlabelled)
     if done and bundle and folder and "--out" not in options:
@@ -244,38 +258,66 @@ def _to_mend(bundle: str, labels: Path) -> str:
     folders = [*(one for one in earlier if one.is_dir() and one != labels), labels]
     stem = Path(bundle).parent.name if Path(bundle).name == "bundle" else Path(bundle).name
     stem = re.sub(r"-(classifier|mended(-\d+)?)$", "", stem)
-    out = free(Path("runs") / f"{stem}-mended")
-    line = command(*words, "--labels", *folders, "--out", out)
+    line = command(*words, "--labels", *folders, "--out", free(Path("runs") / f"{stem}-mended"))
+    if Path(bundle).is_dir() and not (Path(bundle) / "model.safetensors").is_file():
+        # Somebody else's network, which mend cannot train; another can be.
+        out = free(Path("runs") / f"{stem}-classifier")
+        line = command("finetune", *words[3:], "--out", out)
     return line if known else f"{line}\n({ITS_DATA} stands for the images it was trained on)"
 
 
-def after_training(run: Path, policy: Mapping[str, Any], *, alarmed: bool) -> str:
-    """Return the command that shows the policy, or after an alarm what it was paid for.
-
-    ``policy`` is the content of ``policy.json`` in the folder ``run``.
-    """
-    if alarmed:
+def to_mend(run: Path, truths: int) -> str:
+    """Return what mends the classifier by a run's claims, so many of which carry the truth."""
+    bundle = _bundle_of(recorded(run))
+    if bundle is None or truths < FEW:
         return command("label", "--run", run, "--limit", LABELS)
+    return _to_mend(bundle, run)
+
+
+def to_play(run: Path, policy: Mapping[str, Any]) -> str:
+    """Return the command that shows a policy; it is the content of ``policy.json`` in ``run``."""
     named = [*naming(policy["env"]), *naming(policy.get("truth"), "--truth")]
     return command("play", "--run", run, *named)
+
+
+ON_TRUTH = "-oracle"
+"""End of the name of a run's folder whose reward is the truth."""
+OF_REWARD = ("reward_mode", "hold", "exit_threshold", "on_ood", "service", "later")
+"""Options of ``train`` that it refuses where the truth pays."""
+
+
+def to_compare(run: Path, policy: Mapping[str, Any]) -> str:
+    """Return the command of a run's training with the truth as its reward."""
+    words: list[object] = ["train", "--config", run / CONFIG, *naming(policy["env"])]
+    words += [*naming(policy.get("truth"), "--truth"), "--backend", "oracle"]
+    for name, value in recorded(run).items():
+        if name in OF_REWARD and value != (usual := getattr(TrainConfig(), name)):
+            option = name.replace("_", "-")
+            words += ["--no-later"] if name == "later" else [f"--{option}", usual]
+    return command(*words, "--out", beside(run, "oracle"))
 
 
 def to_train(bundle: Path, spec: BundleSpec) -> str:
     """Return the command that trains a policy in the environment of a bundle's pictures.
 
-    ``YOURS`` stands for an unknown environment, and a further line says so.
+    Where nothing says which that is: a program that scores images.
     """
     known = origin(spec.dataset)
-    words: list[object] = ["train", "--env", known.get("env", YOURS)]
+    if "env" not in known:
+        return _program(_from_here(bundle), spec.kind)
+    words: list[object] = ["train", "--env", known["env"]]
     if spec.kind == "encoder":
         words += ["--encoder", _from_here(bundle)]
     else:
-        words += [] if _judges_itself(known.get("env", YOURS)) else WRAPPED
+        words += [] if _judges_itself(known["env"]) else WRAPPED
         words += ["--bundle", _from_here(bundle)]
         # Several sources are the bundle's views.
         source = known.get("image_source", "render")
         words += [] if source == "render" else ["--image-source", source]
-    words += _learning(known)
+    if "truth" in known:
+        words += ["--truth", known["truth"]]
+    elif "truth_key" in known:
+        words += ["--truth-key", known["truth_key"]]
     options = dict(known.get("env_kwargs", {}))
     if "drawn" in spec.picture.scene:
         options["fidelity"] = "article"
@@ -283,21 +325,22 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     run = bundle.parent if bundle.name == "bundle" else bundle
     name = run.name.removesuffix("-classifier").removesuffix("-encoder")
     words += ["--out", _from_here(free(run.with_name(f"{name}-policy")))]
-    if "env" in known:
-        return command(*words)
-    return f"{command(*words)}\n({YOURS} stands for your environment: nothing says which it is)"
+    return command(*words)
 
 
-def _learning(known: Mapping[str, Any]) -> list[object]:
-    """Return the options of ``train`` that the origin of a bundle's pictures decides."""
-    words: list[object] = []
-    if "truth" in known:
-        words += ["--truth", known["truth"]]
-    elif "truth_key" in known:
-        words += ["--truth-key", known["truth_key"]]
-    if (algorithm := algorithm_for(known.get("actions"))) is not None:
-        words += ["--algorithm", algorithm]
-    return words
+def _program(bundle: Path, kind: str) -> str:
+    """Return a program that runs a bundle on images, and what stands for theirs."""
+    runner, method = ("Encoder", "encode") if kind == "encoder" else ("Classifier", "judge")
+    lines = (
+        f"in Python, for each image of a folder ({IMAGES} stands for yours):",
+        "from pathlib import Path",
+        f"from vinoreward import {runner}",
+        "from vinoreward.bundles.picture import read_picture",
+        f"model = {runner}({str(bundle)!r})",
+        f"for path in sorted(Path({IMAGES!r}).iterdir()):",
+        f"    print(path, model.{method}(read_picture(path)[None]))",
+    )
+    return "\n    ".join(lines)
 
 
 def _judges_itself(env_id: str) -> bool:
@@ -307,49 +350,3 @@ def _judges_itself(env_id: str) -> bool:
     spec = gym.registry.get(env_id)
     point = None if spec is None else spec.entry_point
     return isinstance(point, str) and point.startswith("vinoreward_envs.")
-
-
-def after_profile(
-    env: str,
-    bundle: str | None,
-    *,
-    own: bool,
-    dataset: Mapping[str, Any] | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-) -> str:
-    """Return the command that trains in the profiled environment.
-
-    ``bundle`` is None for the environment's own, ``own`` whether it has a learned reward itself,
-    ``dataset`` what the bundle says of its pictures, ``env_kwargs`` the environment's arguments.
-    """
-    known = origin(dataset or {})
-    words: list[object] = ["train", "--env", env]
-    words += [] if own else WRAPPED
-    words += [] if bundle is None else ["--bundle", bundle]
-    source = "render" if own else known.get("image_source", "render")
-    words += [] if source == "render" else ["--image-source", source]
-    words += _learning(known) if known.get("env") == env else []
-    words += option_words({"--env-kwargs": env_kwargs or {}})
-    return command(*words, "--out", free(Path("runs") / (_short(env) or "policy")))
-
-
-def after_play(run: Path, description: Mapping[str, Any]) -> str:
-    """Return the command that profiles the played environment, or plays more if it has no bundle.
-
-    ``description`` is the content of ``policy.json`` in the folder ``run``.
-    """
-    env, bundle = description.get("env"), description.get("bundle")
-    ours = isinstance(env, str) and _judges_itself(env)
-    options = origin(description).get("env_kwargs", {})
-    if (
-        not isinstance(env, str)
-        or not (ours or bundle)
-        or options != (description.get("env_kwargs") or {})
-    ):
-        named = naming(str(description.get("env") or description.get("task") or ""))
-        named += naming(description.get("truth"), "--truth")
-        return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)
-    words: list[object] = ["profile", "--env", env]
-    words += [] if bundle is None else ["--bundle", bundle]
-    words += option_words({"--env-kwargs": options})
-    return command(*words, "--out", free(beside(run, "profile")))
