@@ -208,12 +208,14 @@ def _together(
     except Exception as error:  # anything that the environment raises
         for child in set(multiprocessing.active_children()) - before:
             child.kill()
-        if isinstance(error, VinorewardError):
+        raised = error.__cause__ if isinstance(error, ConfigError) else error
+        # One that can be opened only once raises such.
+        if isinstance(error, VinorewardError) and not isinstance(raised, OSError | RuntimeError):
             raise
         raise ConfigError(
             f"{count} environments {env_id} cannot be made"
             f"{' in processes of their own' if processes else ''}: "
-            f"{shown(error) or type(error).__name__}. Expected one that can be made several times"
+            f"{shown(raised) or type(raised).__name__}. Expected one that can be made several times"
             f"{', by what its package registers' if processes else ''}; {cure}."
         ) from error
 
