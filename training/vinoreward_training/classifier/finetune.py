@@ -104,7 +104,6 @@ def following(config: FinetuneConfig | CalibrateConfig, dataset: Dataset, bundle
     asked = re.search("more (frames|images|episodes)", " ".join(verdict["advice"]))
     if verdict["level"] == "weak" and asked:
         deciding = len(np.unique(dataset.episodes[parts[1]][dataset.labels[parts[1]] == 0]))
-        # A tenth more than on average: the split is by episode, and parts differ.
         times = max(2.0, 1.1 * negatives_needed(config.target_fpr) / deciding)
         return to_more_images(config.data, 100 * math.ceil(times * len(dataset.labels) / 100))
     held_out, tested = len(parts[1]) + len(parts[2]), least_episodes(dataset, parts[2])

@@ -146,7 +146,7 @@ def build_model(
         shape = env.action_space.shape or ()
         given["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, float(noise)))
     _check_simple(kind, algorithm, given)
-    _check_sizes("policy_kwargs", given.get("policy_kwargs"))
+    _check_sizes(algorithm, "policy_kwargs", given.get("policy_kwargs"))
     if algorithm in OFF_POLICY and replay_size is not None:
         given.setdefault("buffer_size", replay_size)
     if algorithm in OFF_POLICY and (together := getattr(env, "num_envs", 1)) > 1:
@@ -192,16 +192,19 @@ def _check_simple(kind: Any, algorithm: str | None, given: Mapping[str, Any]) ->
             )
 
 
-def _check_sizes(name: str, value: Any) -> None:
+def _check_sizes(algorithm: str | None, name: str, value: Any) -> None:
     """Raise ConfigError for a network that no machine builds: a file may come from anybody."""
     several = isinstance(value, list | tuple)
     size = len(value) if several else value
     most = 32 if several or name == "n_critics" else 16_384  # layers and critics, or neurons
     if isinstance(size, int | float) and size > most:
-        raise ConfigError(f"found {shown(size)} for {name}. Expected at most {most}; change it.")
+        raise ConfigError(
+            f"found {name} of {shown(size)} for {algorithm}. Expected at most {most}; change "
+            "--algorithm-kwargs."
+        )
     table = value if isinstance(value, Mapping) else {}
     for key, item in [*table.items(), *((name, one) for one in (value if several else ()))]:
-        _check_sizes(key, item)
+        _check_sizes(algorithm, key, item)
 
 
 def policy_for(space: gym.Space[Any]) -> str:

@@ -171,9 +171,8 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
             f"found --algorithm {algorithm}, but {config.env} takes actions from {actions}. "
             f"Expected {' or '.join(suited)}; leave --algorithm out for {suited[0]}."
         )
-    arguments = config.algorithm_kwargs
-    if not isinstance(actions, gym.spaces.Box):
-        arguments = merged(_presets(algorithm).get("algorithm_kwargs", {}), arguments)
+    preset = {} if isinstance(actions, gym.spaces.Box) else _presets(algorithm)
+    arguments = merged(preset.get("algorithm_kwargs", {}), config.algorithm_kwargs)
     return dataclasses.replace(config, algorithm=algorithm, algorithm_kwargs=arguments)
 
 

@@ -209,7 +209,6 @@ def _together(
         for child in set(multiprocessing.active_children()) - before:
             child.kill()
         raised = error.__cause__ if isinstance(error, ConfigError) else error
-        # One that can be opened only once raises such.
         if isinstance(error, VinorewardError) and not isinstance(raised, OSError | RuntimeError):
             raise
         raise ConfigError(
