@@ -215,7 +215,9 @@ def test_a_capture_cannot_be_resumed_as_another(tmp_path: Path) -> None:
 def test_any_environment_with_a_truth_is_captured_balanced(
     tmp_path: Path, line_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = CaptureConfig(out=tmp_path / "line", env=line_id, truth_key="at_goal", frames=20)
+    config = CaptureConfig(
+        out=tmp_path / "line", env=line_id, truth_key="at_goal", frames=20, failures_per_success=1
+    )
     capture.run(config)
     assert abs(int(rows_of(config.out)[0]["obs_0"])) <= 5
     assert "warning" not in capsys.readouterr().out  # too few episodes to tell
@@ -396,7 +398,9 @@ def told_by(place: np.ndarray, labels: np.ndarray) -> float:
 def test_the_goals_place_does_not_tell_the_label(tmp_path: Path) -> None:
     env = registered("VinorewardTestGoals-v0", Goals)
     Goals.rendered = 0
-    config = CaptureConfig(out=tmp_path / "goals", env=env, truth_key="there", frames=1200)
+    config = CaptureConfig(
+        out=tmp_path / "goals", env=env, truth_key="there", frames=1200, failures_per_success=1
+    )
     capture.run(config)
     goals, labels, episodes = goals_and_labels(config.out)
     assert labels.sum() == 600 and len(labels) == 1200
@@ -633,14 +637,14 @@ def test_the_usual_names_of_the_truth_are_found(tmp_path: Path) -> None:
             return (*rest, {"distance": 1.0, "is_success": np.float32(info["there"])})
 
     env = registered("VinorewardTestUsual-v0", Usual)
-    capture.run(CaptureConfig(out=tmp_path / "u", env=env, frames=40))
+    capture.run(CaptureConfig(out=tmp_path / "u", env=env, frames=40, failures_per_success=1))
     about = json.loads((tmp_path / "u" / "dataset.json").read_text())
     assert about["truth_key"] == "is_success" and about["counts"]["success"] == 20
 
 
 def test_near_misses_lie_close_before_a_success() -> None:
     truths = [False] * 50 + [True] * 3 + [False] * 30
-    balance = Balance(successes=100, failures=100, quota=4, kept_successes=8)
+    balance = Balance(frames=200, quota=4, kept_successes=8)
     for seed in range(50):
         chosen = choose(truths, balance, np.random.default_rng(seed))
         for step, category in chosen.items():
@@ -704,26 +708,110 @@ def test_played_episodes_resumed_are_as_if_never_stopped(tmp_path: Path, stops: 
 def test_an_environment_that_does_not_repeat_itself_is_captured_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Unseeded(Goals):
-        def step(self, action: int) -> Any:
-            return super().step(int(np.random.default_rng().integers(2)))
-
     env = registered("VinorewardTestUnseeded-v0", Unseeded)
-    config = CaptureConfig(out=tmp_path / "u", env=env, truth_key="there", frames=60)
+    config = CaptureConfig(
+        out=tmp_path / "u", env=env, truth_key="there", frames=60, failures_per_success=1
+    )
     capture.run(config)
     assert "does not repeat an episode" in capsys.readouterr().out
     data = load_dataset(config.out)
     assert data.labels.sum() == 30 and len(data.labels) == 60
     red, goal = data.images[:, 0, 0, 0].astype(int), data.images[:, 0, 0, 1].astype(int)
     np.testing.assert_array_equal(np.abs(red - 100 - goal) <= 1, data.labels == 1)
-    assert not list(config.out.glob(".episode-*"))
+
+
+class Unseeded(Goals):
+    """Plays otherwise each time; ``stepped`` counts the steps."""
+
+    stepped = 0
+
+    def step(self, action: int) -> Any:
+        Unseeded.stepped += 1
+        return super().step(int(np.random.default_rng().integers(2)))
+
+
+def test_an_environment_that_does_not_repeat_itself_draws_a_sample_of_its_steps(
+    tmp_path: Path,
+) -> None:
+    env = registered("VinorewardTestUnseeded-v0", Unseeded)
+    Unseeded.stepped = Goals.rendered = 0
+    config = CaptureConfig(out=tmp_path / "u", env=env, truth_key="there", frames=400)
+    capture.run(config)
+    rows = rows_of(config.out)
+    assert Goals.rendered < Unseeded.stepped / 2
+    # The sample has near misses, and steps of the whole episode.
+    assert sum(row["category"] == "near_miss" for row in rows) > 40
+    played = np.array([int(row["step"]) for row in rows if row["category"] == "failed_episode"])
+    assert played.min() < 8 and played.max() > 32 and 14 < played.mean() < 26
+
+
+def test_where_successes_are_rare_their_episodes_give_more_failures(tmp_path: Path) -> None:
+    class Ends(Goals):
+        """Its goals are far, and an episode ends there."""
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            result = super().reset(seed=seed, options=options)
+            self.goal = 3 + self.goal // 2
+            return result
+
+        def step(self, action: int) -> Any:
+            obs, reward, _, truncated, info = super().step(action)
+            return obs, reward, info["there"], truncated, info
+
+    env = registered("VinorewardTestEnds-v0", Ends)
+    played = []
+    for most in (1, 3):
+        out = tmp_path / str(most)
+        words = ["--env", env, "--truth-key", "there", "--frames", "120", "--out", str(out)]
+        assert main(["capture", *words, "--failures-per-success", str(most)]) == 0
+        labels = load_dataset(out).labels
+        assert len(labels) == 120
+        assert len(labels) - labels.sum() <= most * labels.sum()
+        failed = sum(row["category"] == "failed_episode" for row in rows_of(out))
+        assert 0.1 < failed / (len(labels) - labels.sum()) < 0.35
+        played.append(max(int(row["episode"]) for row in rows_of(out)))
+    assert 1.8 * labels.sum() < len(labels) - labels.sum()
+    assert played[1] < 0.7 * played[0]
+    about = read_about(out)
+    # Its failing episodes last 40 steps, the others end at their success.
+    assert about["episode_steps"] == 40 and about["success_lasts"] is False
+    with pytest.raises(ConfigError, match=r"failures_per_success 3, now asked for .* 2"):
+        capture.run(capture.SETTINGS.of(out=out, frames=150, failures_per_success=2, resume=True))
+
+
+def test_a_long_episode_shows_that_it_goes_on_and_what_would_end_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endless(Goals):
+        render = Line.render
+
+        def step(self, action: int) -> Any:
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, False, self.steps == 1100, info
+
+    monkeypatch.setenv("TQDM_MININTERVAL", "0")
+    env = registered("VinorewardTestEndless-v0", Endless)
+    capture.run(CaptureConfig(out=tmp_path / "e", env=env, truth_key="there", frames=12))
+    said = capsys.readouterr()
+    assert said.out.count("has lasted 1000 steps. Nothing limits them") == 1
+    assert "--env-kwargs max_episode_steps" in said.out
+    assert "0% of 0 episodes succeed, the next is at step 1100" in said.err
+    limited = {"max_episode_steps": 1200}
+    capture.run(
+        CaptureConfig(out=tmp_path / "l", env=env, truth_key="there", frames=12, env_kwargs=limited)
+    )
+    assert "has lasted" not in capsys.readouterr().out
 
 
 def test_the_error_rate_that_the_episodes_support_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = registered("VinorewardTestGoals-v0", Goals)
-    capture.run(CaptureConfig(out=tmp_path / "g", env=env, truth_key="there", frames=800))
+    capture.run(
+        CaptureConfig(
+            out=tmp_path / "g", env=env, truth_key="there", frames=800, failures_per_success=1
+        )
+    )
     said = capsys.readouterr().out
     data = load_dataset(tmp_path / "g")
     count = len(set(data.episodes[data.labels == 0]))
@@ -733,6 +821,11 @@ def test_the_error_rate_that_the_episodes_support_is_said(
     assert f"about {deciding} of the episodes" in said
     assert f"a false-positive rate of {rate:.1%} per episode" in said
     assert "For 1 % it takes 299" in said
+    # Of 40 steps an episode shows a few.
+    share = 1 - (1 - rate) ** (40 * count / 400)
+    assert f"episodes of 40 steps get a false claim in up to {share:.0%}" in said
+    about = read_about(tmp_path / "g")
+    assert about["episode_steps"] == data.episode_steps == 40 and about["success_lasts"] is True
     (asked,) = re.findall(r"^next: .* --target-fpr (\S+)$", said, re.MULTILINE)
     assert float(asked) >= rate
 

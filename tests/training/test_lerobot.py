@@ -80,6 +80,17 @@ def test_large_pictures_are_made_smaller(
     assert "image_size" not in read_about(tmp_path / "own")
 
 
+def test_a_recording_tells_its_episodes_length_and_keeps_fewer_failures_if_asked(
+    tmp_path: Path,
+) -> None:
+    dataset = write_lerobot(tmp_path / "pick", video=False)
+    rows = take(dataset, tmp_path / "out", failures_per_success=1)
+    labels = [row["label"] for row in rows.values()]
+    assert labels.count("failure") == labels.count("success") == 18
+    about = read_about(tmp_path / "out")
+    assert about["episode_steps"] == 12 and about["success_lasts"] is True
+
+
 def test_fewer_frames_are_spread_over_all_episodes(tmp_path: Path) -> None:
     rows = take(write_lerobot(tmp_path / "pick", episodes=12), tmp_path / "out", frames=24)
     wins = [key for key, row in rows.items() if row["label"] == "success"]

@@ -147,6 +147,20 @@ def rate_supported(negatives: int, confidence: float = 0.95) -> float:
     return float(-math.expm1(math.log1p(-confidence) / negatives))
 
 
+def episode_rate(rate: float, steps: float, seen: float = 1.0) -> float:
+    """Return the share of episodes of ``steps`` steps with at least one false claim.
+
+    ``rate`` is that share where only ``seen`` random steps of each are looked at. The others are
+    taken as independent of them: an upper estimate, as steps of an episode resemble each other.
+    """
+    return float(1 - (1 - rate) ** max(1.0, steps / seen))
+
+
+def rate_for_episodes(share: float, steps: float, seen: float = 1.0) -> float:
+    """Return the ``rate`` at which :func:`episode_rate` is ``share``."""
+    return float(1 - (1 - share) ** min(1.0, seen / steps))
+
+
 def threshold_for_fpr(
     probabilities: NDArray[np.floating[Any]],
     labels: NDArray[np.integer[Any]],

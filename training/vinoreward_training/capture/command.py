@@ -16,7 +16,7 @@ from vinoreward.bundles.picture import MAX_PIXELS, read_picture
 from vinoreward.bundles.schema import MAX_VIEWS
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward.rewards.calibration import negatives_needed, rate_supported
+from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
 from vinoreward.rewards.success import Truth
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_envs.camera.spec import CameraSpec, resized
@@ -208,11 +208,10 @@ def _check(config: CaptureConfig) -> None:
             f"found --stack {config.stack} and {len(config.image_source)} sources. Expected 1 to "
             f"{MAX_VIEWS} of either."
         )
-    if config.per_episode < 1 or config.patience < 1 or config.save_every < 1:
-        raise ConfigError(
-            f"per_episode={config.per_episode}, patience={config.patience}, save_every="
-            f"{config.save_every}. Expected numbers of at least 1."
-        )
+    names = ("per_episode", "patience", "save_every", "failures_per_success")
+    if min(getattr(config, name) for name in names) < 1:
+        found = ", ".join(f"{name}={getattr(config, name)}" for name in names)
+        raise ConfigError(f"{found}. Expected numbers of at least 1.")
 
 
 def _check_used(config: CaptureConfig) -> None:
@@ -235,7 +234,7 @@ _OF_PLAY = ("env_kwargs", "image_source", "stack", "truth_key", "truth")
 _OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix", "renderer", "mesh")
 _IGNORES: Mapping[str, tuple[str, ...]] = {
     "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": (*_OF_PLAY, "mesh"),
-    "format": ("stack", "per_episode", "patience"),
+    "format": ("stack", "per_episode", "patience", "failures_per_success"),
 }  # fmt: skip
 
 
@@ -251,7 +250,7 @@ def _check_same(
     # "drawn" marks the article's pictures and is missing in all others.
     for name in {*scene, *({"drawn"} & set(before["scene"]))}:
         pairs[f"scene {name}"] = before["scene"].get(name), scene.get(name)
-    for name in ("truth_key", "truth", "per_episode"):
+    for name in ("truth_key", "truth", "per_episode", "failures_per_success"):
         if name in before and getattr(config, name) is not None:
             pairs[name] = before[name], getattr(config, name)
     for name, value in how.items():
@@ -337,12 +336,14 @@ def _describe(
         about["picture"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
     if truth is not None:
         about |= {"per_episode": config.per_episode, "actions": actions}
+        about["failures_per_success"] = config.failures_per_success
         if config.truth is not None:
             about["truth"] = config.truth
         elif truth.key is not None:
             about["truth_key"] = truth.key
     about |= {
         **known,
+        **table.lengths(),
         "seed": config.seed,
         "frames": len(table.rows),
         "episodes": len({row["episode"] for row in rows}),
@@ -457,6 +458,8 @@ def _fill(
     saved, complete = count(), False
     try:
         with tqdm(total=total, initial=saved, desc="capture", unit="frame") as bar:
+            if play is not None:
+                play.show = bar.set_postfix_str
             for added in work:
                 bar.update(added)
                 if play is not None:
@@ -565,7 +568,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
     }
     _check_recorded(config, known)
     marks = read_labels(source, config.labels, videos, config.video_fps)
-    plan = plan_pictures(config.frames, marks)
+    plan = plan_pictures(config.frames, marks, config.failures_per_success)
     total = sum(map(len, plan))
     seconds = sum(video.seconds for video in videos)
     print(f"{total} pictures of {len(videos)} videos of {seconds:.0f} seconds in all")
@@ -627,6 +630,10 @@ def _summary(config: CaptureConfig, table: Table) -> str:
         f"without one error they support a false-positive rate of {rate_supported(deciding):.1%} "
         "per episode, with 95 % confidence."
     )
+    if (steps := table.lengths().get("episode_steps")) is not None:
+        seen = table.count("failure") / episodes
+        share = episode_rate(rate_supported(deciding), steps, seen)
+        text += f" Failing episodes of {steps} steps get a false claim in up to {share:.0%} then."
     if deciding < needed and (config.from_lerobot or config.from_video) is not None:
         text += f" For 1 % it takes {needed}: record more episodes."
     elif deciding < needed:

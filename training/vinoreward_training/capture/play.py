@@ -6,34 +6,33 @@ give the label away. So successes and most failures come from the same episodes,
 
 An episode is played twice from its seed: first without pictures, to learn at which steps it
 succeeds, then up to the last chosen step, to render the chosen ones alone. If an environment does
-not repeat an episode, every step is rendered and saved to disk instead.
+not repeat an episode, it is played once, and a random sample of its steps is drawn as it goes on.
 """
 
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.success import Truth
 from vinoreward_training.capture.free_camera import wandering_camera
 from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row, save_picture
+from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row
 from vinoreward_training.runs.next_command import capture_again
 
 LONGEST = 10_000
 """Steps after which an episode is abandoned."""
+LONG = 1_000
+"""Steps after which advice is printed, if nothing limits the episodes."""
 SAME_EPISODE = 0.8
 """Share of the failures from episodes with a success. The others show failed episodes; they are too
 few to spoil the balance of goals."""
@@ -51,58 +50,85 @@ Picture = npt.NDArray[np.uint8]
 class Balance:
     """How many pictures of each label are wanted and kept."""
 
-    successes: int
-    failures: int
+    frames: int
+    """Pictures in all, at most half of them successes."""
     quota: int
     """Largest number of pictures of each label from one episode."""
+    ratio: int = 1
+    """Failures per success at most, where successes are rare."""
     kept_successes: int = 0
     kept_failures: int = 0
+    kept_failed: int = 0
+    """Those of the failures that are from episodes without a success."""
+    episodes: int = 0
+    """Played so far."""
 
     @property
     def complete(self) -> bool:
-        """Whether both labels have enough pictures."""
-        return self.kept_successes >= self.successes and self.kept_failures >= self.failures
+        """Whether there are enough pictures."""
+        return self.kept_successes + self.kept_failures >= self.frames
 
     @property
     def missing(self) -> str:
         """The label to find next."""
-        failure = self.kept_failures < self.failures and (
-            self.lead <= 0 or self.kept_successes >= self.successes
-        )
-        return "failure" if failure else "success"
+        return "success" if self.successes > 0 else "failure"
 
     @property
     def lead(self) -> int:
         """How many successes may be kept before the next failure."""
         return LEAD * self.quota - (self.kept_successes - self.kept_failures)
 
-    def due(self, more: int = 0) -> int:
-        """How many failures are owed once ``more`` successes are kept."""
-        owed = self.failures * (self.kept_successes + more) // self.successes
-        return max(0, min(owed, self.failures) - self.kept_failures)
+    @property
+    def successes(self) -> int:
+        """How many successes an episode may give."""
+        room = min(self.frames // 2, self.frames - self.kept_failures) - self.kept_successes
+        return max(0, min(self.quota, room, self.lead))
+
+    def failures(self, more: int = 0, *, rare: bool = False) -> int:
+        """How many failures there may be once ``more`` successes are kept: as many.
+
+        Where successes are ``rare``, one for each episode, but at most ``ratio`` for each success.
+        """
+        successes, half = self.kept_successes + more, self.frames // 2
+        owed = (self.frames - half) * successes // half
+        if rare:
+            owed = max(owed, min(self.ratio * successes, self.episodes))
+        return max(0, min(owed, self.frames - successes) - self.kept_failures)
+
+    @property
+    def failed(self) -> int:
+        """How many failures an episode without a success may give."""
+        share = int((1 - SAME_EPISODE) * self.kept_failures) - self.kept_failed
+        owed = max(self.failures(), min(share, self.failures(rare=True)))
+        return min(owed, max(1, self.quota // 2))
 
 
-def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator) -> dict[int, str]:
+def choose(
+    truths: Sequence[bool],
+    balance: Balance,
+    random: np.random.Generator,
+    drawn: Iterable[int] | None = None,
+) -> dict[int, str]:
     """Choose the steps of an episode that become pictures, from the success after each step.
 
     At most ``quota`` of each label. An episode with a success gives about as many failures as
-    successes, half of them near misses; other episodes give the missing failures, a few each.
+    successes, or more where those are rare, half of them near misses; other episodes give the
+    missing failures, a few each. Only steps that were ``drawn`` are chosen, if not all can be.
     Returns step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
     """
     success = np.asarray(truths, dtype=np.bool_)
-    wins, rest = np.flatnonzero(success), np.flatnonzero(~success)
-    if not len(wins):
-        few = min(len(rest), max(1, balance.quota // 2), balance.due())
+    steps = np.arange(len(success)) if drawn is None else np.array(sorted(drawn), dtype=np.int64)
+    wins, rest = steps[success[steps]], steps[~success[steps]]
+    if not success.any():
+        few = min(len(rest), balance.failed)
         return dict.fromkeys(random.choice(rest, few, replace=False).tolist(), "failed_episode")
     # An episode that succeeds from the start has no failure to set beside its successes.
-    wanted = min(balance.quota, max(1, len(rest)), balance.successes - balance.kept_successes)
-    successes = max(0, min(len(wins), wanted, balance.lead))
+    successes = min(len(wins), max(1, len(rest)), balance.successes)
     chosen = dict.fromkeys(random.choice(wins, successes, replace=False).tolist(), "success")
-    due = int(random.binomial(balance.due(successes), SAME_EPISODE))
+    due = int(random.binomial(balance.failures(successes, rare=True), SAME_EPISODE))
     failures = min(len(rest), balance.quota, due)
-    following = np.searchsorted(wins, rest)
-    follows = following < len(wins)
-    gap = np.where(follows, wins[np.minimum(following, len(wins) - 1)] - rest, NEAR_STEPS + 1)
+    every = np.append(np.flatnonzero(success), np.iinfo(np.int64).max)
+    gap = every[np.searchsorted(every, rest)] - rest
     close = rest[gap <= NEAR_STEPS]
     near = random.permutation(close)[: math.ceil(failures / 2)]
     others = random.permutation(np.setdiff1d(rest, near))[: failures - len(near)]
@@ -155,11 +181,25 @@ class Episodes:
         self._act, self._mix = act, mix
         self._player = "random"
         self._info: Mapping[str, Any] = {}
-        self._noted = False
+        self._noted = self._warned = False
+        self._length = 0
+        self.show: Callable[[str], object] = str
+        """Shows how a long episode goes on."""
         self.tried: Counter[str] = Counter()
         """Episodes played, by player."""
         self.won: Counter[str] = Counter()
         """Those of them with a success."""
+
+    def _long(self, steps: int) -> None:
+        """Show that a long episode goes on; say once what ends such."""
+        self.show(f"{self.rate}, the next is at step {steps}")
+        limited = self._env.spec is not None and self._env.spec.max_episode_steps
+        if steps == LONG and not limited and not self._warned:
+            self._warned = True
+            self._say(
+                f"an episode of {self._name} has lasted {LONG} steps. Nothing limits them, and "
+                f"capture ends each after {LONGEST}. What helps: --env-kwargs max_episode_steps 200"
+            )
 
     @property
     def rate(self) -> str:
@@ -213,11 +253,14 @@ class Episodes:
             if success is None:
                 raise ConfigError(f"{self._name}: {self._truth.missing(info)}")
             ended = bool(terminated or truncated)
+            if number % 100 == 99:
+                self._long(number + 1)
             yield Step(number, success, observation, action, float(reward), ended)
             if ended:
                 return
 
     def _count(self, truths: Sequence[bool]) -> None:
+        self._length = len(truths)
         self.tried[self._player] += 1
         self.won[self._player] += any(truths)
 
@@ -263,21 +306,25 @@ class Play(Episodes):
         config, patience = self._config, self._config.patience
         # A policy that fails is refused before it is played for long.
         self._first()
-        wins = config.frames // 2
         kept = table.count("success"), table.count("failure")
-        balance = Balance(wins, config.frames - wins, config.per_episode, *kept)
+        failed = sum(row["category"] == "failed_episode" for row in table.rows.values())
+        ratio = config.failures_per_success
+        balance = Balance(config.frames, config.per_episode, ratio, *kept, failed)
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
         barren, advised = 0, False
         while not balance.complete:
+            balance.episodes = episode + 1
             seed = self._seed(episode)
             random = np.random.default_rng([config.seed, episode, 0xC4])
-            pictures = self._episode(table.folder, seed, balance, random)
+            pictures = self._episode(seed, balance, random)
             if pictures:
                 pairs: list[tuple[Picture, Row]] = []
                 for step, one in sorted(pictures.items()):
                     file, success = f"{episode:06d}-{step:05d}.png", one.category == "success"
                     row = make_row(file, success, one.category, episode, seed) | one.numbers
+                    row |= {"step": str(step), "steps": str(self._length)}
                     row |= {} if self._act is None else {"player": self._player}
+                    balance.kept_failed += one.category == "failed_episode"
                     pairs.append((one.image, row))
                 table.add(pairs)
                 wins = sum(one.category == "success" for one in pictures.values())
@@ -298,7 +345,7 @@ class Play(Episodes):
             episode += 1
 
     def _episode(
-        self, folder: Path, seed: int, balance: Balance, random: np.random.Generator
+        self, seed: int, balance: Balance, random: np.random.Generator
     ) -> dict[int, Chosen]:
         if self._repeats:
             state = random.bit_generator.state
@@ -319,24 +366,49 @@ class Play(Episodes):
                     return pictures
             self._repeats = False
             self._say(
-                f"{self._name} does not repeat an episode from its seed. Every step is drawn "
-                "therefore, which takes longer, and the same --seed gives other pictures."
+                f"{self._name} does not repeat an episode from its seed. A sample of its steps is "
+                "drawn therefore as it is played, and the same --seed gives other pictures."
             )
             random.bit_generator.state = state
-        # Render every step to disk, and choose when the episode is over.
-        with tempfile.TemporaryDirectory(prefix=".episode-", dir=folder) as drawn:
-            truths, seen = [], []
-            # Not named as pictures: after a kill they must not become part of the dataset.
-            for step in self._begin(seed)[1]:
-                truths.append(step.success)
-                seen.append(numbers_of(step.observation))
-                file = Path(drawn) / f"{step.number}.drawn"
-                save_picture(file, self._picture(step.observation))
-            self._count(truths)
-            return {
-                number: Chosen(read_picture(Path(drawn) / f"{number}.drawn"), why, seen[number])
-                for number, why in choose(truths, balance, random).items()
-            }
+        return self._played_once(seed, balance, random)
+
+    def _played_once(
+        self, seed: int, balance: Balance, random: np.random.Generator
+    ) -> dict[int, Chosen]:
+        """Draw a reservoir of each label as the episode goes on, then choose of what was drawn.
+
+        Any failure may turn out to be a near miss: one of each ``NEAR_STEPS`` in a row is due to be
+        drawn, and kept if a success follows.
+        """
+        failures = min(balance.quota, balance.failures(balance.successes, rare=True))
+        sizes = {True: balance.successes, False: max(failures, balance.failed)}
+        samples: dict[bool, list[tuple[int, Chosen]]] = {True: [], False: []}
+        recent: list[tuple[int, Chosen]] = []
+        truths: list[bool] = []
+        seen = Counter[bool]()
+        phase = int(random.integers(NEAR_STEPS))
+        for step in self._begin(seed)[1]:
+            truths.append(step.success)
+            seen[step.success] += 1
+            sample, size = samples[step.success], sizes[step.success]
+            due = size > 0 and not step.success and (step.number + phase) % NEAR_STEPS == 0
+            place = len(sample)
+            if place == size:  # algorithm R (Vitter 1985), of failures with those that are due
+                among = seen[step.success] if step.success else -(-seen[False] // NEAR_STEPS)
+                place = int(random.integers(among)) if step.success or due else size
+            if place < size or due:
+                image, numbers = self._picture(step.observation), numbers_of(step.observation)
+                one = [(step.number, Chosen(image, "", numbers))]
+                recent = one if due else recent
+                if place < size:
+                    sample[place : place + 1] = one
+            if step.success and recent and step.number - recent[0][0] <= NEAR_STEPS:
+                half = int(random.integers(math.ceil(len(samples[False]) / 2)))
+                samples[False][half : half + 1], recent = recent, []
+        self._count(truths)
+        drawn = dict(samples[True] + samples[False])
+        chosen = choose(truths, balance, random, drawn)
+        return {number: replace(drawn[number], category=why) for number, why in chosen.items()}
 
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"

@@ -90,6 +90,9 @@ class CaptureConfig:
     per_episode: int = 4
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""
+    failures_per_success: int = 4
+    """Maximum failures per success. Where successes are rare, a capture keeps one failure for each
+    episode played rather than one for each success."""
     patience: int = 200
     """Stop after this many episodes in a row without an image to keep; of --format lerobot all are
     kept."""

@@ -36,9 +36,10 @@ from vinoreward_training.data.seen import identities_of, origin_of, sides_of
 
 FRAME_SHARES = (0.05, 0.1)
 """The same for frames without labels; at least one episode each."""
-NO_STATE = frozenset(
-    {"file", "label", "category", "episode", "seed", "distance", "player", "video", "second"}
-)
+NO_STATE = frozenset({
+    "file", "label", "category", "episode", "step", "steps", "seed", "distance", "player", "video",
+    "second",
+})  # fmt: skip
 """Columns of ``metadata.csv`` that are not numbers of the state."""
 FIXED_TELLS, CHANGING_TELLS = 0.8, 0.97
 """How often a number must tell the label for a warning, by whether it is fixed in an episode."""
@@ -101,6 +102,10 @@ class Dataset(Pictures):
     origin: str | None = None
     """Scene or environment and the capture's seed: with its number they identify an episode. None
     if not recorded."""
+    episode_steps: int | None = None
+    """Length of a failing episode, None if not recorded."""
+    success_lasts: bool = False
+    """Whether episodes go on after a success."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -272,6 +277,8 @@ def load_dataset(
         views=_views(folder, about, images.shape[1:3]),
         crop=crop,
         origin=origin_of(about) if recorded else None,
+        episode_steps=about.get("episode_steps"),
+        success_lasts=about.get("success_lasts") is True,
     )
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,9 @@ def read_about(folder: Path) -> dict[str, Any]:
         seed = about.get("seed")
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
             raise ValueError("seed is no whole number of 0 or more")
+        steps = about.get("episode_steps")
+        if steps is not None and (type(steps) is not int or not 0 < steps < 2**31):
+            raise ValueError("episode_steps is no whole number above 0")
         for name in ("env", "truth_key", "truth"):
             if not isinstance(about.get(name, ""), str):
                 raise ValueError(f"{name} is no text")
@@ -450,6 +454,19 @@ class Table:
     def episodes(self, label: str) -> int:
         """Return from how many episodes the pictures of this label come."""
         return len({row["episode"] for row in self.rows.values() if row["label"] == label})
+
+    def lengths(self) -> dict[str, Any]:
+        """Return the median length of failing episodes, and whether any goes on after a success.
+
+        Of all episodes if none is known to fail; empty where nothing is recorded.
+        """
+        known = [row for row in self.rows.values() if row.get("steps")]
+        failed = [row for row in known if row["category"] == "failed_episode"]
+        steps = {row["episode"]: int(row["steps"]) for row in failed or known}
+        if not steps:
+            return {}
+        lasts = any(r["label"] == "success" and int(r["step"]) + 1 < int(r["steps"]) for r in known)
+        return {"episode_steps": math.ceil(median(steps.values())), "success_lasts": lasts}
 
     def add(self, pictures: Sequence[tuple[npt.NDArray[np.uint8], Row]]) -> None:
         """Write pictures, then add their rows: all or none."""

@@ -18,8 +18,6 @@ WITHOUT = "none"
 """As ``--label-column``: pictures without labels, for a state encoder."""
 UNLABELLED = "unlabelled"
 Outcomes = npt.NDArray[np.int8]
-FAILURES = 4
-"""Failures per success at most: where nearly all pictures are failures, a network learns little."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,9 @@ def choose_frames(
     every, shown = shown_by(config, source, labels)
     if labels is not None:
         _check_labels(config, labels, shown)
-    return list(zip(every, plan_pictures(config.frames, shown), strict=True))
+    return list(
+        zip(every, plan_pictures(config.frames, shown, config.failures_per_success), strict=True)
+    )
 
 
 def fill(
@@ -113,6 +113,7 @@ def fill(
         for frame, category in sorted(chosen.items()):
             file = f"{number:06d}-{frame:06d}.png"
             row = make_row(file, category == "success", category, number, config.seed)
+            row |= {"step": str(frame), "steps": str(rows.episode.length)}
             if category == UNLABELLED:
                 row |= {"file": f"{UNLABELLED}/{file}", "label": UNLABELLED}
             if row["file"] not in table.rows:
@@ -142,11 +143,11 @@ def _check_labels(
         )
 
 
-def plan_pictures(frames: int, shown: Sequence[Outcomes]) -> list[dict[int, str]]:
+def plan_pictures(frames: int, shown: Sequence[Outcomes], ratio: int) -> list[dict[int, str]]:
     """Return of each episode which pictures to take, with their category.
 
-    At most ``frames`` in all, half of them successes where there are as many. Without a single
-    success, pictures are taken without labels.
+    At most ``frames`` in all, half of them successes where there are as many, and ``ratio`` times
+    as many failures at most. Without a single success, pictures are taken without labels.
     """
     plan: list[dict[int, str]] = [{} for _ in shown]
     wins = [_spread(np.flatnonzero(each == 1)) for each in shown]
@@ -169,7 +170,7 @@ def plan_pictures(frames: int, shown: Sequence[Outcomes]) -> list[dict[int, str]
         losses.append(np.concatenate([near, far])[np.argsort(turns, kind="stable")])
         other = "same_episode" if len(won) else "failed_episode"
         categories.append({int(f): "near_miss" for f in near} | {int(f): other for f in far})
-    failures = min(frames - successes, FAILURES * successes)
+    failures = min(frames - successes, ratio * successes)
     for chosen, names, (order, count) in zip(
         plan, categories, _shared(losses, failures), strict=True
     ):
