@@ -41,7 +41,6 @@ from vinoreward_training.classifier.bundle import golden_indices
 from vinoreward_training.classifier.dead_camera import of_step
 from vinoreward_training.classifier.evaluation import (
     Verdict,
-    _rounded_up,
     average_precision,
     finer,
     judge,
@@ -50,6 +49,7 @@ from vinoreward_training.classifier.evaluation import (
     rates,
     refuse_useless,
     roc_curve,
+    rounded_up,
     saved_by,
     still_falling,
 )
@@ -368,7 +368,7 @@ def keyed(count: int, seed: int = 0) -> Dataset:
 
 def test_the_advised_false_positive_rate_is_one_that_the_episodes_support() -> None:
     for episodes in range(30, 2000):
-        advised = float(f"{_rounded_up(1 - 0.05 ** (1 / episodes)):.2g}")
+        advised = float(f"{rounded_up(1 - 0.05 ** (1 / episodes)):.2g}")
         assert negatives_needed(advised) <= episodes < negatives_needed(0.85 * advised)
 
 
@@ -586,7 +586,7 @@ def test_golden_frames_are_of_both_classes_and_hold_the_closest_ones() -> None:
 def test_too_few_negatives_are_refused_before_training(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data", 60)
     with pytest.raises(TooFewNegativesError, match="299"):
-        finetune.run(FinetuneConfig(data=data, out=tmp_path / "run"))
+        finetune.run(FinetuneConfig(data=data, out=tmp_path / "run", target_fpr=0.01))
     assert not (tmp_path / "run" / CHECKPOINT).exists()
 
 

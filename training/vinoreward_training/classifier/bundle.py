@@ -180,6 +180,8 @@ def say(result: Evaluation, guard: Fitted) -> None:
         f"{rates.recall_high:.2%}), false positives {rates.false_positive_rate:.2%} "
         f"(at most {rates.fpr_high:.2%}), threshold {result.decision.threshold:.4f}"
     )
+    if (by_episode := result.metrics["failing_episodes"]) is not None:
+        print(f"episodes: {by_episode['summary']}")
     print(f"dead camera: {dead_camera['claimed']} of {dead_camera['frames']} frames claimed")
     print(f"guard: {guard}")
     print(f"verdict: {result.verdict}")
@@ -210,6 +212,8 @@ def sections_of(
         for key, value in decision.chosen_for.items()
         if key != "value" and value not in ([], ())
     }
+    if (by_episode := result.metrics["failing_episodes"]) is not None:
+        chosen["by episode"] = by_episode["summary"]
     confusion: list[dict[str, object]] = [
         {"truth": truth, "claimed success": claimed, "claimed failure": denied}
         for truth, claimed, denied in (

@@ -222,7 +222,8 @@ def _squeezed(dataset: Dataset, picture: Picture) -> str | None:
 
 def run(config: CalibrateConfig) -> int:
     """Calibrate, measure and write the bundle; return 0, or ``USELESS`` after that verdict."""
-    if not 0 < config.target_fpr < 1 or config.seed < 0:
+    wrong_rate = config.target_fpr is not None and not 0 < config.target_fpr < 1
+    if wrong_rate or config.seed < 0:
         raise ConfigError(
             f"--target-fpr is {config.target_fpr} and --seed is {config.seed}. Expected a rate "
             "between 0 and 1, and a whole number of at least 0."

@@ -14,7 +14,10 @@ from vinoreward.bundles.schema import Decision
 from vinoreward.errors import UselessClassifierError
 from vinoreward.rewards.calibration import (
     clopper_pearson,
+    episode_rate,
     negatives_needed,
+    rate_for_episodes,
+    rate_supported,
     temperature,
     threshold_for_fpr,
     threshold_for_recall,
@@ -41,6 +44,12 @@ NOT_LEARNT = 0.2
 """A network that saves less of the cross-entropy of guessing on training frames sees too little."""
 DEAD_CLAIMED = 0.01
 """A classifier that claims more of the dead-camera frames is weak."""
+EPISODE_LIMIT = 0.1
+"""A classifier that falsely claims a success in more of the failing episodes is weak."""
+DEFAULT_RATE = 0.01
+RATES = (0.001, 0.002, 0.005, DEFAULT_RATE, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+"""False-positive rates to choose from where the frames do not support the one wanted."""
+LONGEST_HOLD = 5
 Dead = Mapping[str, npt.NDArray[np.float64]]
 """Family of dead-camera frames to their logits (M, K)."""
 Floats = npt.NDArray[np.float64]
@@ -58,7 +67,7 @@ def log_loss(log_odds: Floats, labels: Labels) -> float:
     return float(np.mean(np.logaddexp(0.0, -signs * log_odds)))
 
 
-def _rounded_up(rate: float) -> float:
+def rounded_up(rate: float) -> float:
     """Return a rate from 0 to 1 with two digits, none lower."""
     scale = 10.0 ** (1 - math.floor(math.log10(rate)))
     return math.ceil(rate * scale) / scale
@@ -246,6 +255,50 @@ def rates(decisions: npt.NDArray[np.bool_], labels: Labels) -> Rates:
     )
 
 
+def claims_by_episode(
+    frames: Rates, counts: EpisodeRates, steps: int, *, lasting: bool
+) -> dict[str, Any]:
+    """Return how many failing episodes get a false claim, for ``metrics.failing_episodes``.
+
+    ``share`` is median-unbiased, ``share_high`` its one-sided 95 % upper bound; both are too high
+    where steps of an episode resemble each other. Of a ``lasting`` success, ``hold`` is how many
+    claims in a row keep ``EPISODE_LIMIT``, were neighbouring steps independent.
+    """
+    negatives = frames.false_positives + frames.true_negatives
+    seen = negatives / max(1, counts.failing)
+    rate = clopper_pearson(frames.false_positives, negatives, 0.5, "upper")[1]
+    middle = clopper_pearson(counts.falsely_claimed, counts.failing, 0.5, "upper")[1]
+    share, high = (episode_rate(each, steps, seen) for each in (middle, counts.fpr_high))
+    holds = range(2, LONGEST_HOLD + 1) if lasting and share > EPISODE_LIMIT else ()
+    held = (hold for hold in holds if episode_rate(rate**hold, steps) <= EPISODE_LIMIT)
+    found = {"steps": steps, "episodes": counts.failing, "seen": seen, "share": share}
+    summary = (
+        f"at {steps} steps about {share:.0%} of failing episodes get a false claim (at most "
+        f"{high:.0%}), fewer where steps resemble each other"
+    )
+    return found | {"share_high": high, "hold": next(held, None), "summary": summary}
+
+
+def default_rate(dataset: Dataset, validation: Labels) -> tuple[float | None, str]:
+    """Return the false-positive rate to ask for and why; None if the episodes support none.
+
+    With it at most ``EPISODE_LIMIT`` of the failing episodes get a false claim, and it is at most
+    0.01; where the episodes do not support it, it is the next of ``RATES`` that they support.
+    """
+    failing = validation[dataset.labels[validation] == 0]
+    episodes, steps = len(np.unique(dataset.episodes[failing])), dataset.episode_steps
+    wanted, need = DEFAULT_RATE, ""
+    if steps is not None and episodes:
+        rate = float(f"{rate_for_episodes(EPISODE_LIMIT, steps, len(failing) / episodes):.2g}")
+        if rate < wanted:
+            wanted, need = rate, f", as episodes of {steps} steps need"
+    why = f"{episodes} failing episodes choose the threshold"
+    if (supported := rate_supported(episodes)) <= wanted:
+        return wanted, f"{why}{need}"
+    higher = next((rate for rate in RATES if rate >= supported), None)
+    return higher, f"{why}; {negatives_needed(wanted)} would support {wanted:.2g}{need}"
+
+
 def per_category(
     decisions: npt.NDArray[np.bool_], labels: Labels, categories: Sequence[str]
 ) -> list[dict[str, object]]:
@@ -288,10 +341,12 @@ class Verdict:
     """None if it is usable."""
     advice: tuple[str, ...] = ()
     """What to try."""
+    frames: int | None = None
+    """Size of the dataset that would do, if more frames help."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for ``metrics.verdict`` of a bundle."""
-        return {"level": self.level, "reasons": [*self.reasons], "advice": [*self.advice]}
+        return {**asdict(self), "reasons": [*self.reasons], "advice": [*self.advice]}
 
     def bullets(self) -> str:
         """Return reasons and advice as a Markdown list."""
@@ -326,6 +381,8 @@ def judge(
     falling: bool | None,
     learnt: tuple[float, float] = (1.0, 1.0),
     finer: Sequence[str] = (),
+    by_episode: Mapping[str, Any] | None = None,
+    frames: int = 0,
 ) -> Verdict:
     """Return the verdict on a classifier.
 
@@ -340,6 +397,8 @@ def judge(
             network that was not trained here.
         learnt: :func:`saved_by` it on (training, test) frames.
         finer: advice for a network that has not learnt its training frames.
+        by_episode: :func:`claims_by_episode`; None if the length of episodes is not known.
+        frames: size of the dataset.
     """
     positives = test.true_positives + test.false_negatives
     negatives = test.false_positives + test.true_negatives
@@ -372,7 +431,7 @@ def judge(
     if few:
         advice.append(
             f"failures from more episodes ({needed} are needed in validation), or "
-            f"--target-fpr {_rounded_up(supported):.2g}, the lowest that {episodes} can support"
+            f"--target-fpr {rounded_up(supported):.2g}, the lowest that {episodes} can support"
         )
     if misses:
         reasons.append(
@@ -402,14 +461,24 @@ def judge(
             f"{max(supported, chosen.episode_fpr_upper):.2g} an episode, not "
             f"{chosen.target_fpr:g}"
         )
+    growth = [needed / max(1, episodes)] * few + [2.0] * (misses and learnt[0] >= NOT_LEARNT)
+    if by_episode is not None and by_episode["share"] > EPISODE_LIMIT:
+        reasons.append(f"{by_episode['summary']}; {EPISODE_LIMIT:.0%} are accepted")
+        rate = rate_for_episodes(EPISODE_LIMIT, by_episode["steps"], by_episode["seen"])
+        growth.append(max(2.0, negatives_needed(rate, 0.5) / max(1, by_episode["episodes"])))
+        if by_episode["hold"] is not None:
+            advice.append(f"train --hold {by_episode['hold']}, for so many claims in a row")
+    enough = math.ceil(1.1 * max(growth) * frames / 100) * 100 if growth and frames else None
+    if enough is not None:
+        advice.append(f"{enough} frames in all, from more episodes")
     if blind:
         reasons.append(f"it claims {dead_claimed} of {dead} dead-camera frames")
         advice.append(
             "a look at which those are, in the bundle's README.md: can the camera fail so?"
         )
     if useless:
-        return Verdict("useless", tuple(reasons), tuple(advice))
-    return Verdict("weak" if reasons else "usable", tuple(reasons), tuple(advice))
+        return Verdict("useless", tuple(reasons), tuple(advice), enough)
+    return Verdict("weak" if reasons else "usable", tuple(reasons), tuple(advice), enough)
 
 
 @dataclass(frozen=True)
@@ -428,7 +497,7 @@ class Evaluation:
 
 
 def evaluate(
-    target_fpr: float,
+    target_fpr: float | None,
     dataset: Dataset,
     logits: Floats,
     parts: Sequence[Labels],
@@ -444,13 +513,15 @@ def evaluate(
 
     ``logits`` are (N, K) with the column ``success``, ``parts`` the indices of (validation, test).
     The dead-camera frames ``dead`` of both are counted apart: among the failures they would dilute
-    the false-positive rate, as they are easy. They only raise the threshold. ``falling`` is as in
-    :func:`judge`. Of a ``network`` trained here, ``seen`` are indices of training frames with
-    logits, to tell what was learnt from what was seen. A ``recall`` is kept: the threshold is the
-    largest that claims this share of the validation successes, whatever its false-positive rate.
+    the false-positive rate, as they are easy. They only raise the threshold. Without a
+    ``target_fpr`` it is :func:`default_rate`. ``falling`` is as in :func:`judge`. Of a ``network``
+    trained here, ``seen`` are indices of training frames with logits, to tell what was learnt from
+    what was seen. A ``recall`` is kept: the threshold is the largest that claims this share of the
+    validation successes, whatever its false-positive rate.
     """
     validation, test = parts
     labels, test_labels = dataset.labels[validation], dataset.labels[test]
+    target_fpr = target_fpr or default_rate(dataset, validation)[0] or RATES[-1]
     heat = temperature(logits[validation], labels, success)
     log_odds = log_odds_of(logits, success, heat)
     probabilities = sigmoid(log_odds[validation])
@@ -477,6 +548,10 @@ def evaluate(
     dead_claimed = np.concatenate([*by_family.values()])
     dead_labels = np.zeros(len(dead_claimed), dtype=np.int64)
     test_rates, dead_rates = rates(test_claims, test_labels), rates(dead_claimed, dead_labels)
+    by_episode = None
+    if (steps := dataset.episode_steps) is not None:
+        counts = episode_rates(test_claims, test_labels, dataset.episodes[test])
+        by_episode = claims_by_episode(test_rates, counts, steps, lasting=dataset.success_lasts)
     good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
     height, width = dataset.images.shape[1:3]
     if dataset.views:
@@ -495,6 +570,8 @@ def evaluate(
         finer=()
         if network is None
         else finer(network, height, width, resized=dataset.resized, views=bool(dataset.views)),
+        by_episode=by_episode,
+        frames=len(dataset.labels),
     )
     return Evaluation(
         decision=Decision(threshold=value, temperature=heat, chosen_for=details),
@@ -510,6 +587,7 @@ def evaluate(
                 "frames": len(test),
                 "episodes": len(np.unique(dataset.episodes[test])),
             },
+            "failing_episodes": by_episode,
             "dead_camera": {
                 "frames": len(dead_claimed),
                 "claimed": dead_rates.false_positives,

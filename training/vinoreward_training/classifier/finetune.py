@@ -13,7 +13,12 @@ import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import TooFewNegativesError, needed_for
-from vinoreward.rewards.calibration import negatives_needed
+from vinoreward.rewards.calibration import negatives_needed, rate_supported
+from vinoreward_training.classifier.evaluation import (
+    RATES,
+    default_rate,
+    rounded_up,
+)
 from vinoreward_training.configs import CalibrateConfig, FinetuneConfig
 from vinoreward_training.data.dataset import (
     Dataset,
@@ -55,7 +60,7 @@ def _check(config: FinetuneConfig) -> None:
             "augment": not 0 <= config.augment <= 1,
             "shifts": not 0 <= config.shifts <= 1,
             "boost": not 1 <= config.boost <= 100,
-            "target_fpr": not 0 < config.target_fpr < 1,
+            "target_fpr": config.target_fpr is not None and not 0 < config.target_fpr < 1,
             "threads": config.threads < 0,
             "seed": config.seed < 0,
             "patience": config.patience < 1,
@@ -142,18 +147,23 @@ def run(config: FinetuneConfig) -> int:
 
 
 def enough(config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices) -> None:
-    """Refuse at once an error rate that the frames ``validation`` could not support."""
-    needed = negatives_needed(config.target_fpr)
+    """Say which error rate is asked for by default; refuse one that is not supported."""
+    chosen, why = default_rate(dataset, validation)
+    rate = config.target_fpr or chosen or RATES[-1]
+    needed = negatives_needed(rate)
     deciding = int((dataset.labels[validation] == 0).sum())
-    if deciding >= needed:
+    if deciding >= needed and (config.target_fpr or chosen):
+        if config.target_fpr is None:
+            print(f"false-positive rate {rate:.2g}: {why}")
         return
     failures = int((dataset.labels == 0).sum())
     share = len(validation) / len(dataset.labels)
     # A tenth more than on average: the split is by episode, and parts differ.
     missing = max(1, math.ceil(1.1 * needed / share) - failures)
+    accepted = rounded_up(rate_supported(max(1, deciding)))
     raise TooFewNegativesError(
         f"{config.data} holds {failures} failure frames, {deciding} of them in the {share:.0%} "
         f"that choose the threshold. Expected at least {needed} there to support a false-positive "
-        f"rate of {config.target_fpr:g} even without a single error; capture about {missing} more "
-        "failures, or accept a higher rate with --target-fpr."
+        f"rate of {rate:g} even without a single error; capture about {missing} more "
+        f"failures, or accept a higher rate with --target-fpr {accepted:.2g}."
     )

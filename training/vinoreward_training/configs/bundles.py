@@ -168,8 +168,9 @@ class FinetuneConfig:
     """Oversampling factor of frames near the success distance; 1 for none."""
     patience: int = 6
     """Stop after this many epochs without a better validation loss."""
-    target_fpr: float = 0.01
-    """False-positive rate of the threshold, with 95 % confidence."""
+    target_fpr: float | None = None
+    """False-positive rate of the threshold, with 95 % confidence. Default: 0.01, or less where
+    episodes are long, or the next higher that the data support."""
     image_crop: tuple[int, int, int, int] | None = None
     """TOP LEFT HEIGHT WIDTH: cut this out of each image first, as the bundle does later."""
     image_size: tuple[int, int] | None = None
@@ -272,8 +273,9 @@ class CalibrateConfig:
     data: Path
     """A capture, or any folder with one sub-folder of images per class, that the classifier was not
     trained on."""
-    target_fpr: float = 0.01
-    """False-positive rate of the threshold, with 95 % confidence."""
+    target_fpr: float | None = None
+    """False-positive rate of the threshold, with 95 % confidence. Default: 0.01, or less where
+    episodes are long, or the next higher that the data support."""
     success_label: str = "success"
     """Sub-folder of the data with the successes."""
     average_shifts: bool = False
