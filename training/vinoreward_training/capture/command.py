@@ -45,7 +45,6 @@ from vinoreward_training.data.recordings import choose_frames, fill, labels_of, 
 from vinoreward_training.data.seen import HELD_OUT_SHARES
 from vinoreward_training.data.videos import find_videos, read_labels, take_pictures
 from vinoreward_training.runs.next_command import (
-    actions_of,
     after_capture,
     after_recording,
     again,
@@ -324,7 +323,6 @@ def _describe(
     table: Table,
     known: Mapping[str, Any],
     truth: Truth | None,
-    actions: str,
     complete: bool,
 ) -> None:
     """Write ``dataset.json``; ``known`` is where the pictures come from."""
@@ -335,7 +333,7 @@ def _describe(
         shape = read_picture(config.out / next(iter(table.rows))).shape
         about["picture"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
     if truth is not None:
-        about |= {"per_episode": config.per_episode, "actions": actions}
+        about["per_episode"] = config.per_episode
         about["failures_per_success"] = config.failures_per_success
         if config.truth is not None:
             about["truth"] = config.truth
@@ -395,11 +393,10 @@ def run(config: CaptureConfig) -> int:
                 return _record(config, env, truth_reader(key, config.truth), act, mix, known)
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
-            truth, actions, play = None, "", None
+            truth, play = None, None
             table = Table(folder, whole_episodes=scene is None)
             if scene is None:
                 truth = truth_reader(config.truth_key or before.get("truth_key"), config.truth)
-                actions = actions_of(env.action_space)
                 if len(config.image_source) > 1 or config.stack > 1:
                     env = SeveralViews(env, config.env, config.image_source, config.stack, sizes)
                     how["views"] = [asdict(view) for view in env.views]
@@ -411,12 +408,12 @@ def run(config: CaptureConfig) -> int:
             else:
                 work = _hover(config, scene, env, about, table)
             known = {"scene": about, "env": config.env, **_asked(how)}
-            describe = partial(_describe, config, table, known, truth, actions)
+            describe = partial(_describe, config, table, known, truth)
             _fill(config, lambda: len(table.rows), table.save, work, describe, config.frames, play)
     if play is not None and policy is not None:
         print(play.by_player())
     print(_summary(config, table))
-    print(f"next: {after_capture(config.out, table.episodes('failure'))}")
+    print(f"next: {after_capture(config.out)}")
     return 0
 
 
@@ -491,7 +488,6 @@ def _record(
 
     def describe(complete: bool) -> None:
         about: dict[str, Any] = {"format": RECORDED_FORMAT, **known, "cameras": play.sources}
-        about["actions"] = actions_of(env.action_space)
         if config.truth is not None:
             about["truth"] = config.truth
         elif truth.key is not None:
@@ -537,7 +533,7 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
         print(f"next: {command('train-vae', '--data', config.out)}")
         return 0
     print(_summary(config, table))
-    print(f"next: {after_capture(config.out, table.episodes('failure'))}")
+    print(f"next: {after_capture(config.out)}")
     return 0
 
 
@@ -577,7 +573,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
         config, known, lambda table: take_pictures(videos, plan, table, fps, size, marks), total
     )
     print(_summary(config, table))
-    print(f"next: {after_capture(config.out, table.episodes('failure'))}")
+    print(f"next: {after_capture(config.out)}")
     return 0
 
 
@@ -606,7 +602,7 @@ def _converted(
     line = again("capture", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         table = Table(folder)
-        describe = partial(_describe, config, table, known, None, "")
+        describe = partial(_describe, config, table, known, None)
         _fill(config, lambda: len(table.rows), table.save, work(table), describe, total)
     return table
 

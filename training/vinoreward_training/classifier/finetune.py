@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import TooFewNegativesError, needed_for
@@ -106,11 +103,8 @@ def following(config: FinetuneConfig | CalibrateConfig, dataset: Dataset, bundle
     """Return what comes after a bundle: more images where its verdict asks for them."""
     spec, parts = Bundle.load(bundle, verify=False).spec, split_by_episode(dataset)
     verdict = spec.metrics["verdict"]
-    asked = re.search("more (frames|images|episodes)", " ".join(verdict["advice"]))
-    if verdict["level"] == "weak" and asked:
-        deciding = len(np.unique(dataset.episodes[parts[1]][dataset.labels[parts[1]] == 0]))
-        times = max(2.0, 1.1 * negatives_needed(config.target_fpr) / deciding)
-        return to_more_images(config.data, 100 * math.ceil(times * len(dataset.labels) / 100))
+    if verdict["level"] == "weak" and verdict["frames"]:
+        return to_more_images(config.data, verdict["frames"])
     held_out, tested = len(parts[1]) + len(parts[2]), least_episodes(dataset, parts[2])
     return after_bundle(bundle, spec, config.data, held_out, tested, config.success_label)
 

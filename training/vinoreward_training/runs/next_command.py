@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import gymnasium as gym
 
 from vinoreward.errors import VinorewardError
-from vinoreward.rewards.calibration import rate_supported
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
 from vinoreward_training.data.seen import LEAST_AUDITED, LEAST_HELD_OUT
 from vinoreward_training.runs.run_folder import CONFIG
@@ -28,18 +27,14 @@ from vinoreward_training.tasks.environments import names_function, naming
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
-RECORDED = ("env", "truth_key", "truth", "actions", "image_source")
+RECORDED = ("env", "truth_key", "truth", "image_source")
 """What a dataset and a bundle record of their pictures' environment."""
 MAX_OPTIONS = 50
 """Arguments of an environment that are passed on."""
 IMAGES = "data/new"
 """Stands for a folder of images to score."""
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""False-positive rates to ask for."""
 WRAPPED = ["--wrap-bundle", "--success-reward", "100", "--step-reward", "-1"]
 """Rewards as in the hover scene: a success is worth more than the randomness that SAC seeks."""
-VALIDATION_SHARE = 0.8 * 0.15
-"""Least share of the failures that choose the threshold, where they are few."""
 
 
 def origin(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,12 +55,6 @@ def origin(about: Mapping[str, Any]) -> dict[str, Any]:
 def short_text(value: object) -> TypeGuard[str]:
     """Return whether a value is text to print: a stranger's file could act on a terminal."""
     return isinstance(value, str) and value.isprintable() and 0 < len(value) < 200
-
-
-def actions_of(space: gym.Space[Any]) -> str:
-    """Return the kind of an action space, as ``dataset.json`` records it."""
-    kinds = {gym.spaces.Box: "continuous", gym.spaces.Discrete: "discrete"}
-    return kinds.get(type(space), "others")
 
 
 def command(*words: object) -> str:
@@ -128,13 +117,10 @@ def beside(folder: Path, word: str) -> Path:
     return own.with_name(f"{own.name}-{word}")
 
 
-def after_capture(data: Path, episodes: int) -> str:
-    """Return the command that trains a classifier on a capture with so many failing episodes."""
-    supported = rate_supported(int(VALIDATION_SHARE * episodes))
-    rate = next((rate for rate in RATES if rate >= supported), RATES[-1])
-    more = [] if rate == RATES[0] else ["--target-fpr", rate]
+def after_capture(data: Path) -> str:
+    """Return the command that trains a classifier on a capture."""
     out = free(Path("runs") / f"{Path(os.path.abspath(data)).name}-classifier")
-    return command("finetune", "--data", data, "--out", out, *more)
+    return command("finetune", "--data", data, "--out", out)
 
 
 def after_recording(dataset: Path, camera: str) -> str:
@@ -314,6 +300,10 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
         # Several sources are the bundle's views.
         source = known.get("image_source", "render")
         words += [] if source == "render" else ["--image-source", source]
+        # Steps that a success must last, so that few failing episodes get a false claim.
+        episodes = spec.metrics.get("failing_episodes")
+        hold = episodes.get("hold") if isinstance(episodes, Mapping) else None
+        words += ["--hold", hold] if isinstance(hold, int) else []
     if "truth" in known:
         words += ["--truth", known["truth"]]
     elif "truth_key" in known:
