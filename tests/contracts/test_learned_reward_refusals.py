@@ -255,3 +255,51 @@ def test_the_specification_can_be_written_and_made_again(bundle: Bundle) -> None
     assert (reward, terminated, info["is_success"]) == (2.0, True, True)
     env.close()
     again.close()
+
+
+@pytest.mark.parametrize("form", ["vector", "sb3"])
+def test_a_function_that_needs_the_environment_is_told_that_there_is_none(
+    bundle: Bundle, form: str
+) -> None:
+    def picture(env: Any, observation: Any) -> Any:
+        return env.unwrapped.render()
+
+    made = functools.partial(Corridor, render_mode="rgb_array")
+    env: Any = (
+        VectorLearnedReward(SyncVectorEnv([made]), bundle, image_source=picture)
+        if form == "vector"
+        else VecLearnedReward(DummyVecEnv([made]), bundle, image_source=picture)
+    )
+    env.reset()
+    with pytest.raises(ConfigError, match=r"env=None.*LearnedReward around each environment"):
+        env.step(np.array([1]))
+    env.close()
+
+
+class OneImage(Corridor):
+    """A corridor that gives its images as a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__("picture", render_mode="rgb_array", first_cells=(4,))
+        self.observation_space = gym.spaces.Box(0, 255, (1, 6, 8, 3), np.uint8)
+
+    def render(self) -> Any:  # it is what is observed, too
+        return super().render()[None]
+
+
+@pytest.mark.parametrize("source", ["obs", "render", lambda env, observation: observation])
+def test_a_batch_of_one_image_is_an_image(bundle: Bundle, source: Any) -> None:
+    env = LearnedReward(OneImage(), bundle, image_source=source)
+    env.reset(seed=0)
+    assert env.step(1)[4]["is_success"]
+    env.close()
+    if source == "render":
+        return
+    several = VectorLearnedReward(SyncVectorEnv([OneImage] * 2), bundle, image_source=source)
+    several.reset(seed=0)
+    assert several.step(np.ones(2, int))[4]["is_success"].all()
+    several.close()
+    stacked = VecLearnedReward(DummyVecEnv([OneImage] * 2), bundle, image_source=source)
+    stacked.reset()
+    assert [info["is_success"] for info in stacked.step(np.ones(2, int))[3]] == [True, True]
+    stacked.close()

@@ -257,6 +257,27 @@ def test_what_cannot_be_trained_is_refused_before_a_step(
     assert not (tmp_path / "run" / "episodes.csv").exists()
 
 
+class Told(toy_environments.Corridor):
+    """A corridor whose observation has text in it."""
+
+    def __init__(self) -> None:
+        super().__init__("dict")
+        told = gym.spaces.Dict({"mission": gym.spaces.Text(9)})
+        self.observation_space = gym.spaces.Dict({"told": told, "cell": self.observation_space})
+
+    def _observe(self) -> Any:
+        return {"told": {"mission": "go there"}, "cell": super()._observe()}
+
+
+gym.register("VinorewardTestTold-v0", entry_point=Told)
+
+
+@pytest.mark.parametrize("algorithm", ["DQN", "PPO"])
+def test_text_in_an_observation_is_named(tmp_path: Path, algorithm: str) -> None:
+    with pytest.raises(ConfigError, match=r"the entry 'told.mission' of the observation is Text.*"):
+        train(config(tmp_path / "run", env="VinorewardTestTold-v0", algorithm=algorithm))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -146,3 +146,19 @@ def test_a_missing_opengl_is_said_with_what_to_install() -> None:
         "    print(error)\n"
     )
     assert "libosmesa6) and set MUJOCO_GL=osmesa" in run_python(code)
+
+
+class BatchOfOne(gym.Env[Any, Any]):
+    render_mode = "rgb_array"
+    observation_space = gym.spaces.Box(0, 255, (1, 3, 8, 10), np.uint8)
+
+    def render(self) -> Any:
+        return np.arange(240, dtype=np.uint8).reshape(1, 8, 10, 3)
+
+
+@pytest.mark.parametrize("source", ["render", "obs"])
+def test_a_batch_of_one_image_is_captured(source: str) -> None:
+    env = BatchOfOne()
+    observed = env.render().transpose(0, 3, 1, 2)
+    found = picture_source(env, "one", source, None)(observed)
+    np.testing.assert_array_equal(found, env.render()[0])

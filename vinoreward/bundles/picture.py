@@ -114,8 +114,17 @@ def tiled(views: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> NDArray[n
     return np.concatenate(list(views), axis=-3)
 
 
+def alone(picture: NDArray[Any]) -> NDArray[Any]:
+    """Return the picture in a batch or stack of one, ``(1, H, W, 3)``; any other array as it is."""
+    return picture[0] if picture.ndim == 4 and len(picture) == 1 else picture
+
+
 def layout_of(shape: tuple[int, ...], where: str) -> Layout:
-    """Return where a picture of ``shape`` has its three channels, or the one of a grey picture."""
+    """Return where a picture of ``shape`` has its three channels, or the one of a grey picture.
+
+    The shape may be that of a batch of one.
+    """
+    shape = shape[1:] if len(shape) == 4 and shape[0] == 1 else shape
     if len(shape) == 2:
         return "HW"
     channels = next((count for count in (3, 1) if len(shape) == 3 and count in shape[::2]), None)
@@ -155,8 +164,9 @@ def on_host(value: Any) -> Any:
 def from_grey(picture: NDArray[Any]) -> NDArray[Any]:
     """Return a grey ``(H, W)``, ``(H, W, 1)`` or ``(1, H, W)`` picture in colour, ``(H, W, 3)``.
 
-    Any other array is returned as it is.
+    Any other array is returned as it is, but for a batch of one, as the picture in it.
     """
+    picture = alone(picture)
     ends = picture.shape[::2] if picture.ndim == 3 else ()
     if picture.ndim != 2 and (1 not in ends or 3 in ends):
         return picture

@@ -131,7 +131,17 @@ class PictureSource:
         if self.renders:
             return _picture(drawn(env), "render()")[None, None]
         if self._call is not None:
-            made: Any = self._call(env, observation)
+            try:
+                made: Any = self._call(env, observation)
+            except (AttributeError, TypeError) as error:
+                if env is not None or "NoneType" not in str(error):
+                    raise
+                raise ConfigError(
+                    f"the image_source function failed with env=None: {error}. Expected one that "
+                    "makes the picture of the observation alone: a vector environment may have "
+                    "reset the environment already; or put vinoreward.LearnedReward around each "
+                    "environment before it is vectorised, which gives the function that one."
+                ) from error
             return _picture(made, "the image_source function")[None, None]
         return self._apart(np.asarray(self._part(observation))[None])
 
@@ -222,11 +232,13 @@ class PictureSource:
             self.count, self._layout, size = stack_of(shape, where, bundle)
         else:
             self._layout = layout_of(shape, where)
-            size = _size(shape, self._layout)
+            size = _size(shape[1:] if len(shape) == 4 else shape, self._layout)
         bundle.prepare(np.zeros((1, *size, 3), np.uint8))
 
     def _apart(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return ``(N, count, H, W, 3)``, a view of a batch of observations."""
+        if batch.ndim == 5 and self.count == 1:  # batches of one
+            batch = batch[:, 0]
         if batch.ndim == 4 and self.count > 1:  # side by side in the channels
             if self._layout == "HWC":
                 parts = batch.reshape(*batch.shape[:3], self.count, 3)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.picture import (
+    alone,
     from_grey,
     in_color,
     layout_of,
@@ -399,7 +400,7 @@ def picture_source(
 
     def of(observation: Any) -> npt.NDArray[np.uint8]:
         part = on_host(observation if key is None else part_at(observation, key))
-        image = in_color(np.array(part), layout)
+        image = in_color(alone(np.array(part)), layout)
         image = np.ascontiguousarray(image)
         return image if size is None else resized(image, *size)
 

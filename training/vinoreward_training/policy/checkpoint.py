@@ -22,6 +22,7 @@ from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.saved_state import check_counts, check_names, save_state
+from vinoreward.wrappers.sources import parts_below
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.runs.next_command import again, recorded, short_text
 from vinoreward_training.runs.run_folder import read_tensors
@@ -208,7 +209,18 @@ def _check_sizes(algorithm: str | None, name: str, value: Any) -> None:
 
 
 def policy_for(space: gym.Space[Any]) -> str:
-    """Return the name of SB3's policy for an observation space: pictures need convolutions."""
+    """Return the name of SB3's policy for an observation space: pictures need convolutions.
+
+    ConfigError for one with text, or anything else that has no array of one shape.
+    """
+    for name, part in parts_below(space).items():
+        if part.shape is None:
+            entry = f"the entry {name!r} of the observation" if name else "the observation"
+            raise ConfigError(
+                f"{entry} is {part}. Expected numbers or a picture of one shape, as SB3's networks "
+                "take no text; wrap the environment so that it leaves this out or encodes it "
+                "(gymnasium.wrappers.FilterObservation, TransformObservation)."
+            )
     if isinstance(space, gym.spaces.Dict):
         return "MultiInputPolicy"
     return "CnnPolicy" if space.shape is not None and len(space.shape) == 3 else "MlpPolicy"
