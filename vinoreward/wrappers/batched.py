@@ -19,7 +19,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward.wrappers.render_once import own_last
+from vinoreward.wrappers.learned_reward import RELABELS, LearnedRewardBase
+from vinoreward.wrappers.render_once import layers, own_last
 from vinoreward.wrappers.unscored import Background
 
 with needed_for("vinoreward.wrappers.batched", "train"):
@@ -222,10 +223,16 @@ class BatchedVecEnv(VecEnv):
         self._background.close()
         self.batch.close()
 
+    def _owner(self, name: str) -> Any:
+        """Return what has an attribute: the batch, but for what a learned reward refuses."""
+        rewards = (layer for layer in layers(self.batch) if isinstance(layer, LearnedRewardBase))
+        batch = self.batch.unwrapped
+        return next(rewards, batch) if name == RELABELS else batch
+
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return an attribute of the batch for each of these environments."""
         numbers = list(self._get_indices(indices))
-        batch = self.batch.unwrapped
+        batch = self._owner(attr_name)
         if attr_name == "np_random" and hasattr(type(batch), "generators"):
             own: Any = getattr(batch, "generators")  # noqa: B009  (unknown to Gymnasium's type)
             return [own[i] for i in numbers]
@@ -249,7 +256,7 @@ class BatchedVecEnv(VecEnv):
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of the batch with the number of each environment as first argument."""
-        method = getattr(self.batch.unwrapped, method_name)
+        method = getattr(self._owner(method_name), method_name)
         return [method(i, *method_args, **method_kwargs) for i in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:

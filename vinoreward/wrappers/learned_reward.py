@@ -40,6 +40,8 @@ _ALL = np.ones(1, np.bool_)
 # Attributes by which Gymnasium's RecordEpisodeStatistics and SB3's Monitor are known: also in
 # another process, and without importing SB3.
 GYMNASIUM_RECORDER, SB3_RECORDER = "return_queue", "get_episode_rewards"
+RELABELS = "compute_reward"
+"""What hindsight experience replay calls in a goal environment."""
 _NONE: Mapping[int, Any] = MappingProxyType({})
 
 
@@ -142,6 +144,18 @@ class LearnedRewardBase(Form[AnyEnv]):
         self._source = picture_source(source, inside, self._classifier.bundle)
         if hold_in_observation:
             self._show(_with_hold(inside.space, success_hold_steps))
+
+    def compute_reward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to pay for relabelled goals, as hindsight experience replay asks it.
+
+        The environment's own is still there for whoever names it: ``env.unwrapped``.
+        """
+        raise ConfigError(
+            f"{RELABELS} was asked of a learned reward, which pays for images: a goal that is "
+            "relabelled has no image, and the environment would pay its own reward instead, which "
+            "the learner shall not see. Expected a learner without relabelled goals; leave "
+            "HerReplayBuffer out (a goal environment takes DictReplayBuffer)."
+        )
 
     @property
     def classifier(self) -> Classifier:

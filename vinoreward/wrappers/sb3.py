@@ -23,6 +23,7 @@ from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMoni
 from vinoreward.wrappers.batched import BatchedVecEnv
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import (
+    RELABELS,
     LearnedRewardBase,
     Looked,
     append_hold,
@@ -292,6 +293,20 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             else:
                 self._overlapped(step, self.meanwhile)
         return self._told(step)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of environments; ConfigError for ``compute_reward``, also by its name."""
+        if RELABELS in (method_name, *(arg for arg in method_args if isinstance(arg, str))):
+            self.compute_reward()
+        return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Return an attribute of environments; ConfigError for ``compute_reward``."""
+        if attr_name == RELABELS:
+            self.compute_reward()
+        return super().get_attr(attr_name, indices)
 
     @property
     def appends_hold(self) -> bool:
