@@ -39,6 +39,7 @@ EVERY_ARGUMENT: dict[str, Any] = {
     "reward_mode": "potential",
     "success_threshold": np.float64(0.99),
     "success_exit_threshold": np.float64(0.5),
+    "frozen_check": False,
     "on_ood": "warn",
     "success_hold_steps": 3,
     "guard": None,

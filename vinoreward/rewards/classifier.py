@@ -118,6 +118,8 @@ class Classifier(Runner):
         self.exit_threshold = self.threshold if exit_threshold is None else float(exit_threshold)
         """Success that is claimed goes on while the probability is at least this."""
         self._thresholds = (threshold, exit_threshold)
+        self.prepared: NDArray[np.uint8] | None = None
+        """Pictures of the last :meth:`judge`, as the network got them; None if there were none."""
         self.looks = 0
         """Pictures scored in this process."""
         self.second_looks = 0
@@ -130,7 +132,7 @@ class Classifier(Runner):
 
     def judge(self, images: NDArray[np.uint8]) -> Judged:
         """Return what network and guard say; images and errors are as for :meth:`probability`."""
-        pictures = self.prepare(images)
+        pictures = self.prepared = self.prepare(images)
         odds = self._log_odds_of(pictures)
         odd = None
         if self.guard is not None:
@@ -194,7 +196,7 @@ class Classifier(Runner):
         return _RewardFunction(exact, reward)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "looks": 0, "second_looks": 0}
+        return {**super().__getstate__(), "prepared": None, "looks": 0, "second_looks": 0}
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         return self._log_odds_of(self.prepare(images))

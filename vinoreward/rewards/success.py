@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, OddPictureError
+from vinoreward.rewards.frozen import FrozenCheck
 
 RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
 TRUTH_KEYS = ("true_success", "original_is_success", "is_success", "success", "succeed")
@@ -176,6 +177,7 @@ class RewardOptions:
     gamma: float = 0.99
     hold_in_observation: bool = False
     on_ood: OnOdd = "withhold"
+    frozen_check: bool = True
 
     def __post_init__(self) -> None:
         for name in ("success_reward", "step_reward", "env_reward_weight", "gamma"):
@@ -199,7 +201,7 @@ class RewardOptions:
                 f"on_ood is {self.on_ood!r}. Expected one of {', '.join(get_args(OnOdd))}."
             )
         flags = ("success_replaces_env_reward", "terminate_on_success", "hold_in_observation")
-        for name in flags:
+        for name in (*flags, "frozen_check"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}. Expected true or false.")
 
@@ -248,6 +250,9 @@ class RewardCore:
         self.detector = SuccessDetector(
             threshold, exit_threshold, options.success_hold_steps, options.guard, num_envs
         )
+        self.frozen: FrozenCheck | None = None
+        """Finds images that are older than the environment's state; None: nothing looks for it."""
+        self._stale = False
         self._warned = False
         self._potential = np.zeros(num_envs)
         self._returns = np.zeros(num_envs)
@@ -269,6 +274,8 @@ class RewardCore:
         ``probability`` of the first pictures is read in potential mode only; both ``(num_envs,)``.
         """
         self.detector.reset(mask)
+        if self.frozen is not None:
+            self.frozen.begin(mask)
         self._potential[mask] = probability[mask]
         self._returns[mask], self._lengths[mask] = 0.0, 0
         self._began[mask] = time.perf_counter()
@@ -282,15 +289,24 @@ class RewardCore:
         terminated: NDArray[np.bool_],
         observations: Sequence[Any] | None = None,
         odd: NDArray[np.float32] | None = None,
+        images: NDArray[np.uint8] | None = None,
+        states: NDArray[np.float64] | None = None,
     ) -> Scores:
         """Score the transitions of the environments where ``mask`` is True.
 
         Arrays are ``(num_envs,)``; rewards and terminations are the environment's own. The guard
-        reads ``observations``, one per environment. ``odd`` is how strange the pictures are.
+        reads ``observations``, one per environment. ``odd`` is how strange the pictures are. The
+        frozen-camera check reads ``images``, those of the masked environments as the network got
+        them, and ``states``, the numbers of all observations ``(num_envs, D)``.
 
         OddPictureError: one is, and ``on_ood`` is ``"raise"``.
         """
         options, seen = self.options, probability
+        if self.frozen is not None and images is not None and states is not None:
+            claims = mask & (probability >= np.float32(self.detector.exit))
+            stale = self.frozen.odd(mask, images, states, claims)
+            self._stale = bool((stale > 1.0).any())
+            odd = stale if odd is None else np.maximum(odd, stale)
         withheld = self.withheld(mask, odd)
         if withheld is not None:
             probability = np.where(withheld, np.float32(0), probability)
@@ -353,9 +369,14 @@ class RewardCore:
         if on_ood == "withhold":
             return np.asarray(strange)
         told = (
-            f"a picture is unlike those that the classifier was trained on: {odd.max():.2g} times "
-            "the limit of its guard. Expected the camera, light and place of the training; look at "
-            "the picture, and capture and finetune again if it is as it should be"
+            "a picture shows less change than the observation: in whole or in part it is of an "
+            "earlier step. Expected the camera's present one; look at the camera, or give "
+            "frozen_check=False if observations change that no picture shows"
+            if self._stale
+            else "a picture is unlike those that the classifier was trained on: "
+            f"{odd.max():.2g} times the limit of its guard. Expected the camera, light and place "
+            "of the training; look at the picture, and capture and finetune again if it is as it "
+            "should be"
         )
         if on_ood == "raise":
             self.detector.reset(np.asarray(strange))  # as a frame that does not count

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.classifier import Classifier, Judged, check_origin, warn_uncalibrated
+from vinoreward.rewards.frozen import FrozenCheck
 from vinoreward.rewards.success import (
     Guard,
     OnOdd,
@@ -30,9 +31,11 @@ from vinoreward.wrappers.sources import (
     Form,
     ImageSource,
     SingleForm,
+    has_state,
     located,
     recorded,
     refuse_autoreset,
+    state_of,
 )
 from vinoreward.wrappers.views import picture_source, sources_of
 
@@ -57,6 +60,10 @@ class Looked(NamedTuple):
     """How strange the picture is; None without a guard."""
     first: NDArray[np.float32]
     """Probability of an episode's first picture, for the potential; zero if that is odd."""
+    pictures: NDArray[np.uint8] | None
+    """Those that were looked at, ``(n, H, W, 3)``, as the network got them."""
+    states: NDArray[np.float64] | None
+    """``(num_envs, D)`` The numbers of the observations; None where nobody compares them."""
 
 
 class LearnedRewardBase(Form[AnyEnv]):
@@ -87,6 +94,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         gamma: float = 0.99,
         hold_in_observation: bool = False,
         on_ood: OnOdd = "withhold",
+        frozen_check: bool = True,
         accept_foreign_pictures: bool = False,
         service: str | None = None,
     ) -> None:
@@ -102,6 +110,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             gamma=gamma,
             hold_in_observation=hold_in_observation,
             on_ood=on_ood,
+            frozen_check=frozen_check,
         )
         self._classifier = Classifier(
             located(bundle),
@@ -142,6 +151,8 @@ class LearnedRewardBase(Form[AnyEnv]):
         )
         self._enclose(env, source, arguments)
         self._source = picture_source(source, inside, self._classifier.bundle)
+        if frozen_check and on_ood != "ignore" and has_state(inside.space):
+            self._core.frozen = FrozenCheck(inside.num_envs)
         if hold_in_observation:
             self._show(_with_hold(inside.space, success_hold_steps))
 
@@ -194,7 +205,25 @@ class LearnedRewardBase(Form[AnyEnv]):
             odd[old] = judged.odd[: len(old)]
         if scored:
             first[new] = self._potential(judged)[len(old) :]
-        return Looked(probability, log_odds, None if judged.odd is None else odd, first)
+        return Looked(
+            probability,
+            log_odds,
+            None if judged.odd is None else odd,
+            first,
+            None if self._classifier.prepared is None else self._classifier.prepared[: len(old)],
+            self._states(observations, last),
+        )
+
+    def _states(
+        self, observations: Any, last: Mapping[int, Any] = _NONE
+    ) -> NDArray[np.float64] | None:
+        """Return ``(num_envs, D)`` numbers of observations for the frozen-camera check, if any."""
+        if self._core.frozen is None:
+            return None
+        states = [state_of(last.get(i, o)) for i, o in enumerate(self._source.rows(observations))]
+        if len(set(map(len, states))) > 1:  # of a space whose sequences have any length
+            return None
+        return np.stack(states)
 
     @contextlib.contextmanager
     def _begin_even_on_error(
@@ -398,6 +427,9 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         on_ood: what becomes of a picture that the bundle's guard finds odd. ``"withhold"``: it does
             not count, and pays as a sure failure in the other modes; ``"warn"``: a warning, once;
             ``"raise"``: OddPictureError; ``"ignore"``: nothing looks for it.
+        frozen_check: whether a picture is odd too that changed less than the observation lets
+            expect: a camera that froze, in whole or in part (``docs/guard.md``). It needs numbers
+            in the observation; where that is a picture and nothing else, nothing looks for it.
         accept_foreign_pictures: around an environment that says what draws its pictures (a
             ``picture_scene``, as PandaHover has), take a bundle that does not say it.
         service: ``"shared"``: one process runs the network for all workers of this machine that
@@ -454,6 +486,8 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
                 np.array([terminated], np.bool_),
                 [observation],
                 judged.odd,
+                self._classifier.prepared,
+                None if self._core.frozen is None else state_of(observation)[None],
             )
         self._keep(scores.claimed)
         info = dict(info)

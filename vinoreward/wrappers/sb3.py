@@ -365,6 +365,8 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
                 step.dones & ~np.array(truncated, np.bool_),
                 self._guarded(step.observations, step.last),
                 looked.odd,
+                looked.pictures,
+                looked.states,
             )
             self._keep(step.scores.claimed)
         return step.scores

@@ -294,6 +294,26 @@ def stack_of(
     return count, layout, sizes[layout]
 
 
+def has_state(space: gym.Space[Any]) -> bool:
+    """Return whether observations hold numbers that :func:`state_of` finds."""
+    parts = parts_below(space).values()
+    return any(part.shape is not None and _counts(len(part.shape), part.dtype) for part in parts)
+
+
+def state_of(observation: Any) -> NDArray[np.float64]:
+    """Return the numbers of one observation, ``(D,)``, without pictures and text."""
+    if isinstance(observation, Mapping):
+        return np.concatenate([np.zeros(0), *map(state_of, observation.values())])
+    value = np.asarray(on_host(observation))
+    if not _counts(value.ndim, value.dtype):
+        return np.zeros(0)
+    return np.nan_to_num(value.ravel().astype(np.float64), posinf=0.0, neginf=0.0)
+
+
+def _counts(dimensions: int, dtype: Any) -> bool:
+    return dimensions < 3 and dtype != np.uint8 and np.dtype(dtype).kind in "biuf"
+
+
 def part_at(parts: Any, key: str) -> Any:
     """Return the part of a dictionary (or of a Dict space) that a key names; None if there is none.
 

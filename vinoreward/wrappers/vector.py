@@ -326,6 +326,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
                 terminations,
                 self._guarded(observations, last),
                 looked.odd,
+                looked.pictures,
+                looked.states,
             )
         self._keep(scores.claimed, scored)
         self._unaware = scores.terminated & ~ended

@@ -1,0 +1,246 @@
+"""A camera that shows an earlier step earns nothing, in all three forms of the learned reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.vec_env import DummyVecEnv
+from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
+
+from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, OddPictureError
+from vinoreward.rewards.frozen import FrozenCheck
+
+INFO = ("is_success", "reward_prob", "reward_ood")
+LEARNING = 400
+"""Steps after which the check knows what is usual."""
+
+
+class Slider(gym.Env[Any, Any]):
+    """A red level and a blue stripe that jump; success is much red. The last number is a clock."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 100, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.state = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.state = self.np_random.random(2)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if action:
+            self.state = self.np_random.random(2)
+        return self._observe(), 0.0, False, self.steps >= 10, {"true_success": False}
+
+    def _observe(self) -> Any:
+        return np.array([*self.state, self.steps], np.float32)
+
+
+class Camera:
+    """Draws what it is shown; can stand still, or show what it showed before."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.stuck: Any = None
+
+    def __call__(self, env: Any, observation: Any) -> Any:
+        if self.stuck is not None:
+            return self.stuck
+        picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        picture[..., 0] = round(255 * float(observation[0]))
+        picture[:, int(WIDTH * float(observation[1])) % WIDTH, 2] = 200
+        self.shown.append(picture)
+        return picture
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
+
+
+class Driver:
+    """Steps one environment of any form; returns its info of each transition."""
+
+    def __init__(self, form: str, bundle: Bundle, **options: Any) -> None:
+        self.form, self.camera = form, Camera()
+        options = {"image_source": self.camera, "terminate_on_success": False, **options}
+        self.env: Any
+        if form == "single":
+            self.env = LearnedReward(Slider(), bundle, **options)
+        elif form == "sb3":
+            self.env = VecLearnedReward(DummyVecEnv([Slider]), bundle, **options)
+            self.env.seed(0)
+        else:
+            vector = SyncVectorEnv([Slider], autoreset_mode=AutoresetMode[form])
+            self.env = VectorLearnedReward(vector, bundle, **options)
+        _ = self.env.reset() if form == "sb3" else self.env.reset(seed=0)
+
+    def step(self, action: int = 1) -> dict[str, Any]:
+        if self.form == "sb3":
+            return self.env.step(np.array([action]))[3][0]
+        if self.form == "single":
+            *_, terminated, truncated, info = self.env.step(action)
+            if terminated or truncated:
+                self.env.reset()
+            return info
+        *_, infos = self.env.step(np.array([action]))
+        if not infos["_is_success"][0]:  # a reset
+            return self.step(action)
+        return {key: infos[key][0] for key in INFO if key in infos}
+
+
+FORMS = ("single", "SAME_STEP", "NEXT_STEP", "sb3")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_frozen_camera_earns_nothing(bundle: Bundle, form: str) -> None:
+    driver = Driver(form, bundle)
+    alarms = claims = 0
+    for _ in range(LEARNING):
+        info = driver.step()
+        alarms += info["reward_ood"] > 1
+        claims += info["is_success"]
+    assert claims > 50 and alarms <= 4
+    while not driver.step()["is_success"]:
+        pass
+    driver.camera.stuck = driver.camera.shown[-1]
+    infos = [driver.step() for _ in range(30)]
+    paid = [info for info in infos if info["is_success"]]
+    assert len(paid) <= 2, "but where the state is, by chance, as it was"
+    assert all(info["reward_ood"] > 1 for info in infos if info not in paid)
+    assert all(info["reward_prob"] > 0.5 for info in infos)
+    driver.env.close()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_image_of_an_earlier_success_earns_nothing(bundle: Bundle, form: str) -> None:
+    driver = Driver(form, bundle)
+    old = None
+    for _ in range(LEARNING):
+        if driver.step()["is_success"]:
+            old = driver.camera.shown[-1]
+    paid = 0
+    for _ in range(20):
+        driver.camera.stuck = None
+        driver.step()
+        driver.camera.stuck = old
+        paid += driver.step()["is_success"]
+    assert paid <= 1
+    driver.env.close()
+
+
+def test_what_stands_still_is_no_alarm(bundle: Bundle) -> None:
+    """Though the observation's clock goes on."""
+    driver = Driver("single", bundle)
+    for _ in range(LEARNING):
+        driver.step()
+    while not driver.step()["is_success"] or driver.env.unwrapped.steps > 3:
+        pass
+    infos = [driver.step(0) for _ in range(6)]
+    assert all(info["is_success"] and info["reward_ood"] <= 1 for info in infos)
+    driver.env.close()
+
+
+def test_how_the_check_answers_and_is_switched_off(bundle: Bundle) -> None:
+    for options in ({"frozen_check": False}, {"on_ood": "ignore"}):
+        driver = Driver("single", bundle, **options)
+        assert "reward_ood" not in driver.step()
+    raising = Driver("single", bundle, on_ood="raise")
+    with pytest.raises(OddPictureError, match="shows less change than the observation"):
+        for step in range(LEARNING + 10):
+            raising.step()
+            if step == LEARNING:
+                raising.camera.stuck = raising.camera.shown[-1]
+    for kind, source, watched in (("picture", "obs", False), ("dict", "obs:image", True)):
+        observed = LearnedReward(Corridor(kind), bundle, image_source=source)
+        observed.reset(seed=0)
+        assert ("reward_ood" in observed.step(1)[4]) is watched, "with numbers beside the image"
+    with pytest.raises(ConfigError, match="frozen_check is 'yes'"):
+        LearnedReward(Corridor(), bundle, image_source=Camera(), frozen_check="yes")  # type: ignore[arg-type]
+
+
+class Scene:
+    """A textured square that moves over a textured table."""
+
+    def __init__(self, step: float) -> None:
+        self.random, self.step = np.random.default_rng(0), step
+        self.table = self.random.integers(120, 180, (48, 64, 3)).astype(np.uint8)
+        self.square = self.random.integers(0, 90, (14, 14, 3)).astype(np.uint8)
+        self.place = np.array([10.0, 10.0])
+
+    def move(self) -> Any:
+        moved = self.place + self.random.uniform(-self.step, self.step, 2)
+        self.place = np.clip(moved, 0, (33, 49))
+        return self.place.copy()
+
+    def draw(self, place: Any) -> Any:
+        image = self.table.copy()
+        top, left = (round(float(each)) for each in place)
+        image[top : top + 14, left : left + 14] = self.square
+        return image
+
+
+ONE = np.ones(1, np.bool_)
+
+
+def learned(scene: Scene) -> FrozenCheck:
+    check = FrozenCheck(1)
+    for _ in range(600):
+        place = scene.move()
+        check.odd(ONE, scene.draw(place)[None], place[None], ONE)
+    return check
+
+
+@pytest.mark.parametrize("kind", ["clean", "top", "ghost", "blocks"])
+def test_parts_that_froze_and_ghosts_are_stale(kind: str) -> None:
+    scene = Scene(12)
+    check = learned(scene)
+    alarms, seen = 0, 0
+    for _ in range(200):
+        before, place = scene.place.copy(), scene.move()
+        old, new = scene.draw(before), scene.draw(place)
+        image = new
+        if kind == "top":
+            image = np.concatenate([old[:31], new[31:]])
+        elif kind == "ghost":
+            image = np.rint(0.7 * old + 0.3 * new).astype(np.uint8)
+        elif kind == "blocks":
+            stale = scene.random.random((6, 8, 1)) < 0.6
+            image = np.where(stale.repeat(8, 0).repeat(8, 1), old, new)
+        if kind != "top" or before[0] < 14:  # else the square is not in the part that froze
+            seen += 1
+            alarms += int(check.odd(ONE, image[None], place[None], ONE)[0] > 1)
+        check.odd(ONE, new[None], place[None], ~ONE)
+    assert alarms <= 2 if kind == "clean" else alarms >= 0.8 * seen
+
+
+def test_less_than_a_pixel_is_no_alarm() -> None:
+    scene = Scene(0.3)
+    check = FrozenCheck(1)
+    alarms = 0
+    for _ in range(1500):
+        place = scene.move()
+        alarms += int(check.odd(ONE, scene.draw(place)[None], place[None], ONE)[0] > 1)
+    assert alarms == 0
+
+
+def test_environments_of_a_batch_are_checked_apart() -> None:
+    """And all of them show what is usual."""
+    scene = Scene(12)
+    check, both = FrozenCheck(2), np.ones(2, np.bool_)
+    for _ in range(300):
+        places = np.stack([scene.move(), scene.move()])
+        images = np.stack([scene.draw(place) for place in places])
+        check.odd(both, images, places, both)
+    following = np.stack([scene.move(), scene.move()])
+    one = np.stack([images[0], scene.draw(following[1])])
+    assert (check.odd(both, one, following, both) > 1).tolist() == [True, False]

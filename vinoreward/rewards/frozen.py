@@ -1,0 +1,192 @@
+"""The frozen-camera check: an image must change as far as the environment's state does.
+
+A classifier answers an old image as it answered it before. The check compares each image with that
+of the step before and, if it claims success, with images that claimed it before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Images = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+
+MOVES = 128
+"""Steps from which it is learned what is usual, twice: of states, then of images."""
+LEAST_MOVE = 0.2
+"""A smaller change of the state, as a multiple of a usual step's, may be invisible."""
+SHARE, MARGIN, CLAIMED = 0.01, 0.7, 0.9
+"""An image is stale if it changed less than ``MARGIN`` (``CLAIMED`` if it claims success) times
+what all but that share of usual steps did."""
+FROZEN = 100.0
+"""How odd an old image is that is shown again, bit for bit."""
+ROWS = 24
+"""About as many rows of an image are compared."""
+_REMEMBERED = 1024
+_CLAIMS = 4096
+
+
+def visible_change(far: Floats, before: Floats, apart: Floats) -> Floats:
+    """Return how much images changed: 0, not at all, to 1, nothing but the background left.
+
+    ``far`` and ``before`` are how far they are, and were, from what is usual, ``apart`` how far
+    from each other.
+    """
+    return np.asarray(apart / np.maximum(1.0, far + before))
+
+
+def distance(images: Images, others: Images) -> Floats:
+    """Return the sum of absolute differences over the last axis."""
+    far = np.maximum(images, others) - np.minimum(images, others)  # a difference would wrap around
+    return np.asarray(far.sum(axis=-1, dtype=np.uint32).astype(np.float64))
+
+
+class FrozenCheck:
+    """Finds images that are older than their environment's state, in whole or in part.
+
+    How far two images are apart is measured relative to how far both are from what is usually
+    there, so that the background does not count. How far two states are apart is the median over
+    their numbers, each relative to its deviation from step to step; clocks do not count, nor what
+    stays the same within an episode, but the latter does for an image that is the same bit for bit.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._shape: tuple[int, ...] = ()
+        self._claims: dict[int, Floats] = {}
+        self._changes = np.zeros(_REMEMBERED)
+        self._calls = self._steps = self._added = 0
+        self._limit, self._least = 0.0, LEAST_MOVE
+
+    def begin(self, mask: Mask) -> None:
+        """Start an episode where ``mask`` is True."""
+        if self._shape:
+            self._running &= ~mask
+
+    def odd(self, mask: Mask, images: Images, states: Floats, claims: Mask) -> NDArray[np.float32]:
+        """Return how stale images are: ``(num_envs,)``, above 1 where one is not of this step.
+
+        Args:
+            mask: ``(num_envs,)`` the environments that have an image.
+            images: ``(n, H, W, 3)`` of these, in their order.
+            states: ``(num_envs, D)`` the numbers of all observations.
+            claims: ``(num_envs,)`` whose images claim success.
+        """
+        odd = np.zeros(self._num_envs, np.float32)
+        rows = mask.nonzero()[0]
+        if not len(rows) or not states.shape[1]:
+            return odd
+        some = images[:, :: max(1, images.shape[1] // ROWS)].reshape(len(rows), -1)
+        if self._shape != (*images.shape[1:], states.shape[1]):
+            self._start((*images.shape[1:], states.shape[1]), some.shape[1])
+        new = ~self._seen[rows]
+        if new.any():
+            self._usual[rows[new]] = some[new]
+        far = distance(some, self._usual[rows])
+        change = visible_change(far, self._far[rows], distance(some, self._before[rows]))
+        moved = self._moved(states[rows] - self._shown[rows])
+        limit = self._limit * np.where(claims[rows], CLAIMED, MARGIN)
+        found = np.where(new, 0.0, self._stale(moved, change, limit))
+        same = np.zeros(len(rows), np.bool_)
+        for k in ((change == 0) & ~new).nonzero()[0].tolist():
+            same[k] = np.array_equal(images[k], self._images[rows[k]])
+            if same[k]:
+                found[k] = self._again(states[rows[k]] - self._shown[rows[k]])
+        for k in claims[rows].nonzero()[0].tolist():
+            like = self._like_claims(rows[k], images[k], some[k], far[k], states[rows[k]])
+            found[k] = max(found[k], like)
+        self._calls += 1
+        seldom = self._calls % 8 == 0
+        if self._added < _REMEMBERED or seldom:
+            self._learn(rows, states, moved, change, found <= 1.0)
+        if self._added <= MOVES or seldom:  # sigma-delta: about the median
+            speed = max(1, 128 // (1 + self._steps))
+            off = some.astype(np.int16) - self._usual[rows]
+            self._usual[rows] += np.clip(off, -speed, speed).astype(np.uint8)
+        self._before[rows], self._images[rows], self._far[rows] = some, images, far
+        self._shown[rows[~same]] = states[rows[~same]]
+        self._states[rows], self._seen[rows], self._running[rows] = states[rows], True, True
+        odd[rows] = found
+        return odd
+
+    def _start(self, shape: tuple[int, ...], compared: int) -> None:
+        """Forget what was seen; images and states have these shapes from now on."""
+        count, numbers = self._num_envs, shape[-1]
+        self._shape = shape
+        self._seen, self._running, self._has_claimed = np.zeros((3, count), np.bool_)
+        self._images = np.zeros((count, *shape[:-1]), np.uint8)
+        self._before, self._usual, self._claimed = np.zeros((3, count, compared), np.uint8)
+        self._far, self._claimed_far = np.zeros((2, count))
+        # Of the last step, of when the image last changed, and of the last claim.
+        self._states, self._shown, self._claimed_states = np.zeros((3, count, numbers))
+        self._within: list[Floats] = []
+        self._between = np.zeros(numbers)
+        self._scale = np.zeros((2, numbers))
+
+    def _moved(self, changes: Floats, kind: int = 0) -> Floats:
+        """Return how far states moved, ``(n,)``; ``kind`` 1: by what differs between episodes."""
+        counted = self._scale[kind] > 0
+        if not counted.any():
+            return np.zeros(len(changes))
+        far = np.sort(np.abs(changes[:, counted]) / self._scale[kind, counted])
+        numbers = far.shape[1]
+        return np.asarray((far[:, (numbers - 1) // 2] + far[:, numbers // 2]) / 2)
+
+    def _stale(self, moved: Floats, change: Floats, limit: Floats | float) -> Floats:
+        """Return how stale images are that changed so while states moved so, ``(n,)``."""
+        times = limit * moved / (1 + moved) / np.maximum(change, 1e-6)
+        return np.where(moved >= self._least, np.minimum(times, FROZEN), 0.0)
+
+    def _again(self, change: Floats) -> float:
+        """Return how stale an image is that is shown again while the state changed so."""
+        moved = max(self._moved(change[None])[0], self._moved(change[None], 1)[0])
+        return FROZEN if self._added >= MOVES and moved >= self._least else 0.0
+
+    def _like_claims(
+        self, row: int, image: Images, some: Images, far: Floats, state: Floats
+    ) -> float:
+        """Return how stale an image is beside those that claimed success; remember it if not."""
+        found, key = 0.0, hash(image.tobytes())
+        if key in self._claims:
+            found = self._again(state - self._claims[key])
+        if self._has_claimed[row]:
+            moved = self._moved((state - self._claimed_states[row])[None])
+            apart = distance(some, self._claimed[row])
+            change = visible_change(far, self._claimed_far[row], apart)
+            found = max(found, self._stale(moved, change, CLAIMED * self._limit)[0])
+        if found <= 1.0:
+            self._claims.setdefault(key, state.copy())
+            if len(self._claims) > _CLAIMS:
+                del self._claims[next(iter(self._claims))]
+            self._claimed[row], self._claimed_far[row] = some, far
+            self._claimed_states[row], self._has_claimed[row] = state, True
+        return found
+
+    def _learn(self, rows: Rows, states: Floats, moved: Floats, change: Floats, good: Mask) -> None:
+        """Learn from steps what usually changes: of states, then of images where ``good``."""
+        running, off = self._running[rows], states[rows] - self._states[rows]
+        if not running.all():
+            other = np.abs(off[~running & self._seen[rows]])
+            self._between = np.maximum(self._between, other.max(axis=0, initial=0.0))
+        self._within.append(off[running])
+        before, self._steps = self._steps, self._steps + len(self._within[-1])
+        if before // MOVES < self._steps // MOVES:
+            within = np.concatenate(self._within)[-_REMEMBERED:]
+            self._within, usual = [within], np.sqrt(np.square(within).mean(axis=0))
+            deviation = within.std(axis=0)
+            self._scale[0] = np.where(deviation > 1e-3 * usual, deviation, 0.0)
+            self._scale[1] = np.where(usual == 0, self._between, 0.0)
+        learned = running & good & (moved >= LEAST_MOVE)
+        changes = change[learned] * (1 + 1 / moved[learned])
+        if not len(changes):
+            return
+        before, self._added = self._added, self._added + len(changes)
+        self._changes[np.arange(before, self._added) % _REMEMBERED] = changes
+        if before < MOVES:  # what is smaller than a pixel
+            self._least = max(self._least, 2 * moved[learned & (change == 0)].max(initial=0.0))
+        if before // MOVES < self._added // MOVES:
+            known = self._changes[: self._added]
+            self._limit = float(np.quantile(known, SHARE))
