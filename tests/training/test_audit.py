@@ -393,7 +393,11 @@ def test_the_command_reports_how_it_was_fooled(
     assert not report["safe"] and report["verdict"] in said
     assert not report["robust"] and report["robustness"] in said
     rows = {(one["shift"], one["strength"]): one for one in report["shifts"]}
-    assert len(rows) == 1 + len(CHANGES)
+    stale = [one for name, one in rows.items() if name[0].startswith(("frozen", "stale", "ghost"))]
+    assert len(rows) == 1 + len(CHANGES) + len(stale) and len(stale) == 6
+    # What a camera shows of an earlier success: the network claims it, the frozen check does not.
+    frozen = rows["frozen", 1.0]
+    assert frozen["alone"]["false_positives"] > 30 and frozen["rates"]["false_positives"] == 0
     # It claims from 178 of red on: 200 is a success, half of it is none; 60 never is one.
     clean = rows["", None]["rates"]
     assert (clean["true_positives"], clean["false_positives"]) == (40, 0)

@@ -1,4 +1,4 @@
-"""What a classifier claims on shifted pictures and on those of a dead camera."""
+"""What a classifier claims on shifted pictures, and on those of a dead or frozen camera."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from scipy.spatial.distance import cdist
 from vinoreward.bundles.schema import View
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.frozen import CLAIMED, distance, visible_change
 from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
 from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
 from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
@@ -41,7 +42,14 @@ ALIKE = 12.0
 """Grey levels by which no part of two pictures that look alike differs more."""
 KINDS = (*FAMILIES, *UNSEEN_FAMILIES)
 """Of a dead camera."""
-_ORDER = [("", None), *((one.name, strength) for one in SHIFTS for strength in one.strengths)]
+STALE = (
+    *(("frozen", 1.0), ("frozen top", 0.5), ("frozen bottom", 0.5), ("frozen left", 0.5)),
+    *(("stale blocks", 0.5), ("ghost", 0.7)),
+)
+"""What a frozen camera shows of an earlier success, and how much of it."""
+_ORDER = [("", None), *((s.name, strength) for s in SHIFTS for strength in s.strengths), *STALE]
+ALIKE_PAIRS = 0.05
+"""Share of the failures that look most like the success before: no frozen camera is told there."""
 _PART = 0xA0D1
 """Number of :func:`held_out`'s frames that only an audit draws."""
 _BATCH = 64
@@ -188,6 +196,10 @@ def strongest_first() -> list[tuple[Shift | None, float | None]]:
     return [(None, None), *shifts]
 
 
+def _flips(exact: Classifier | None, images: Picture, seen: Look) -> int | None:
+    return None if exact is None else int((look(exact, images).claims != seen.claims).sum())
+
+
 def shift_rows(
     classifier: Classifier,
     exact: Classifier | None,
@@ -217,9 +229,7 @@ def shift_rows(
         if shift is not None and strength is not None:
             pictures = shifted(shift, strength, images, seed=seed, views=views)
         seen = look(classifier, pictures)
-        flips = None
-        if exact is not None:
-            flips = int((look(exact, pictures).claims != seen.claims).sum())
+        flips = _flips(exact, pictures, seen)
         wrong = seen.paid & ~success
         found.show(pictures[wrong], seen.probability[wrong], name)
         row = Row(
@@ -233,6 +243,57 @@ def shift_rows(
         )
         bisect.insort(found.rows, row, key=lambda one: _ORDER.index((one.shift, one.strength)))
         yield name, len(images) * (1 if exact is None else 2)
+
+
+def _stale(new: Picture, old: Picture, random: np.random.Generator) -> Iterator[Picture]:
+    """Yield what a camera shows of two moments, (N, H, W, 3), in the order of ``STALE``."""
+    count, height, width = new.shape[:3]
+    y, x = np.indices((height, width))[..., None]
+    yield old
+    for places in (y < height // 2, y >= height // 2, x < width // 2):
+        yield np.where(places, old, new)
+    stale = (random.random((count, PARTS, PARTS)) < 0.5)[:, y * PARTS // height, x * PARTS // width]
+    yield np.where(stale, old, new)
+    yield np.rint(0.7 * old + 0.3 * new.astype(np.float32)).astype(np.uint8)
+
+
+def stale_rows(
+    classifier: Classifier,
+    exact: Classifier | None,
+    images: Picture,
+    success: Claims,
+    found: Battery,
+    *,
+    seed: int,
+) -> Iterator[tuple[str, int]]:
+    """Judge failures of which a camera shows, in whole or in part, a success before.
+
+    As a learned reward does whose frozen-camera check knows from the observation that the state is
+    another one. As :func:`shift_rows`.
+    """
+    random = np.random.default_rng([_PART, seed])
+    new = images[~success]
+    old = images[success][random.integers(success.sum(), size=len(new))]
+    usual = np.median(images, axis=0).astype(np.uint8).reshape(1, -1)
+
+    def change(pictures: Picture, before: Picture) -> Floats:
+        flat, other = pictures.reshape(len(pictures), -1), before.reshape(len(before), -1)
+        far = distance(flat, usual), distance(other, usual)
+        return visible_change(*far, distance(flat, other))
+
+    real = change(new, old)
+    least = np.quantile(real, ALIKE_PAIRS)
+    new, old = new[real >= least], old[real >= least]
+    nothing = np.zeros(len(new), np.int64)
+    for (name, strength), pictures in zip(STALE, _stale(new, old, random), strict=True):
+        seen = look(classifier, pictures)
+        frozen = change(pictures, old) < CLAIMED * least
+        odd = frozen if seen.odd is None else frozen | seen.odd
+        both = rates(seen.claims & ~odd, nothing), rates(seen.claims, nothing)
+        flips = _flips(exact, pictures, seen)
+        row = Row(name, strength, "of the earlier picture", *both, flips, int(odd.sum()))
+        found.rows.append(row)
+        yield name, len(real) * (1 if exact is None else 2)
 
 
 def dead_rows(

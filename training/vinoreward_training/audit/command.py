@@ -35,6 +35,7 @@ from vinoreward.rewards.interventions import (
 from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.battery import (
     KINDS,
+    STALE,
     Battery,
     Fooled,
     dead_rows,
@@ -42,6 +43,7 @@ from vinoreward_training.audit.battery import (
     look,
     misses,
     shift_rows,
+    stale_rows,
     strongest_first,
 )
 from vinoreward_training.audit.card import own_card, write_card
@@ -242,9 +244,11 @@ def audit(
                 seed=seed,
                 views=dataset.views,
             ),
+            stale_rows(classifier, exact, images, success, found, seed=seed),
             shifts(changes=order[1:]),
         )
-        total = len(images) * len(order) * (1 if exact is None else 2) + len(kept)
+        stale = len(STALE) * int((~success).sum())
+        total = (len(images) * len(order) + stale) * (1 if exact is None else 2) + len(kept)
         total += -(-dead // len(KINDS)) * len(KINDS)
         causes = replays = cheating = None
         searched: list[Searched] = []
