@@ -163,10 +163,12 @@ def test_the_temperature_that_made_the_labels_is_found(true: float) -> None:
 
 
 @given(
-    logits=hnp.arrays(np.float64, (30, 2), elements=st.floats(-20, 20)),
-    labels=hnp.arrays(np.int64, 30, elements=st.integers(0, 1)),
+    logits=hnp.arrays(np.float64, (120, 2), elements=st.floats(-20, 20)),
 )
-def test_the_temperature_is_never_worse_than_none(logits: np.ndarray, labels: np.ndarray) -> None:
+def test_the_temperature_is_never_worse_than_none(logits: np.ndarray) -> None:
+    labels = np.arange(120) % 2
+    logits[:2] = [[0.0, 1.0], [1.0, 0.0]]  # two on the wrong side: not separated
+
     def loss(scale: float) -> float:
         odds = (logits[:, 1] - logits[:, 0]) / scale * np.where(labels == 1, -1, 1)
         return float(np.logaddexp(0, odds).mean())
@@ -176,9 +178,27 @@ def test_the_temperature_is_never_worse_than_none(logits: np.ndarray, labels: np
     assert loss(found) <= min(loss(scale) for scale in (0.05, 0.3, 1.0, 3.0, 20.0)) + 1e-6
 
 
-def test_separated_data_give_the_end_of_the_range() -> None:
-    logits = np.array([[5.0, 0.0], [0.0, 5.0]])
-    assert temperature(logits, np.array([0, 1])) == pytest.approx(0.05)
+@pytest.mark.parametrize("scale", [0.1, 3.0, 57.0])
+@pytest.mark.parametrize("frames", [40, 400])
+def test_separated_labels_do_not_raise_the_certainty_beyond_what_they_show(
+    scale: float, frames: int
+) -> None:
+    labels = np.arange(frames) % 2
+    logits = np.stack([np.zeros(frames), np.where(labels == 1, scale, -scale)], axis=1)
+    found = temperature(logits, labels)
+    assert found >= 1.0
+    assert scale / found <= np.log(frames / 2 + 1) + 1e-3
+    # One mistake later on costs little.
+    assert np.logaddexp(0.0, scale / found) / frames < 0.1
+
+
+def test_few_frames_do_not_raise_the_certainty() -> None:
+    labels = np.arange(40) % 2
+    odds = np.where(labels == 1, 0.3, -0.3)
+    odds[:2] *= -1
+    few = temperature(np.stack([0 * odds, odds], axis=1), labels)
+    many = temperature(np.tile(np.stack([0 * odds, odds], axis=1), (10, 1)), np.tile(labels, 10))
+    assert few == pytest.approx(1.0) and many < 0.2
 
 
 def test_wrong_calibration_data_are_refused() -> None:
