@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from vinoreward.machine import freed_memory_kept
+from vinoreward.machine import free_cores, freed_memory_kept, usable_cores
 
 
 def page_faults(size: int, times: int) -> int:
@@ -29,3 +32,27 @@ def test_freed_memory_is_kept_only_where_asked() -> None:
     after = page_faults(size, 10)
     assert kept < pages, "the kernel gave them once"
     assert after > 2 * kept, "each is given back to the kernel"
+
+
+def test_threads_are_as_many_as_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+    assert free_cores() == 3
+    for nothing in ("", "0", "many"):
+        monkeypatch.setenv("OMP_NUM_THREADS", nothing)
+        assert 1 <= free_cores() <= usable_cores()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counters")
+def test_busy_cores_get_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())
+    ]
+    try:
+        for one in busy:
+            assert one.poll() is None
+        assert free_cores(1.0) < max(2, usable_cores())
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()

@@ -183,7 +183,7 @@ class FinetuneConfig:
     seed: int = 0
     """Seed of initial weights, order and dead-camera frames; not of the split."""
     threads: int = 0
-    """Threads of torch; 0 for one per core."""
+    """Threads of torch; 0 for OMP_NUM_THREADS, or else one per core that is free now."""
     bf16: Literal["auto", "on", "off"] = "auto"
     """Train in bfloat16 for the first three quarters; auto: if the processor supports it."""
     resume: bool = False
@@ -625,7 +625,7 @@ class TrainVaeConfig:
     seed: int = 0
     """Seed of the split, the initial weights, the order and the noise."""
     threads: int = 0
-    """Threads of torch; 0 for one per core."""
+    """Threads of torch; 0 for OMP_NUM_THREADS, or else one per core that is free now."""
     bf16: Literal["auto", "on", "off"] = "auto"
     """Train in bfloat16 for the first three quarters; auto: if the processor supports it."""
     resume: bool = False

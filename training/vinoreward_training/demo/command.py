@@ -25,7 +25,6 @@ from vinoreward.errors import (
     UselessClassifierError,
 )
 from vinoreward.files import read_json, sha256, write_json
-from vinoreward.machine import usable_cores
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.capture.command import run as run_capture
 from vinoreward_training.classifier.finetune import USELESS
@@ -230,7 +229,6 @@ class Demo:
                 augment=0.1,
                 target_fpr=config.target_fpr,
                 seed=config.seed,
-                threads=usable_cores(),
             )
         )
         if status == USELESS:

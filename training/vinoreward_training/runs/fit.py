@@ -20,7 +20,7 @@ from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.errors import ModelCorruptError, OutputError
-from vinoreward.machine import cores, freed_memory_kept
+from vinoreward.machine import free_cores, freed_memory_kept
 from vinoreward.processes import interrupt_between
 from vinoreward.saved_state import save_state
 from vinoreward_training.configs import FinetuneConfig, TrainVaeConfig
@@ -40,7 +40,7 @@ Images = npt.NDArray[np.uint8]
 
 def prepare_torch(config: FinetuneConfig | TrainVaeConfig) -> None:
     """Set torch's threads and seed; call it before a network is built."""
-    torch.set_num_threads(config.threads or cores())
+    torch.set_num_threads(config.threads or free_cores())
     torch.manual_seed(config.seed)
 
 
