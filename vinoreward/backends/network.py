@@ -29,6 +29,8 @@ from vinoreward.files import read_plain
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+FINE = "fine_resnet"
+"""The classifier network whose cells are 4 pixels wide, for small targets."""
 
 MAX_BYTES = 512 << 20
 """Of one file."""

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vinoreward.backends.network import FINE
 from vinoreward.errors import ConfigError, needed_for
 
 SQUEEZENETS = ("squeezenet1_1", "squeezenet1_0")
+FINE_CHANNELS = 48
 TIMM = "timm:"
 """Begins the name of a network of timm, as in ``timm:resnet10t``."""
 LOWEST_SIDE = 32
@@ -54,6 +56,49 @@ class SqueezeNet(nn.Module):
         self.features = features
         self.classifier = nn.Sequential(
             nn.Conv2d(512, classes, kernel_size=1), nn.AdaptiveAvgPool2d(1)
+        )
+        _start(self, self.classifier[0])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
+        logits: Tensor = self.classifier(self.features(pictures))
+        return logits.flatten(1)
+
+
+class _Residual(nn.Module):
+    """Two convolutions, whose result is added to their input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*_normed(channels, channels), *_normed(channels, channels)[:-1])
+
+    def forward(self, planes: Tensor) -> Tensor:
+        """Return planes of the same shape (N, C, h, w)."""
+        return nn.functional.relu(planes + self.layers(planes))
+
+
+def _normed(before: int, after: int, stride: int = 1) -> list[nn.Module]:
+    convolution = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+    return [convolution, nn.BatchNorm2d(after), nn.ReLU()]
+
+
+def _fine_features() -> nn.Module:
+    residuals = [_Residual(FINE_CHANNELS) for _ in range(3)]
+    return nn.Sequential(*_normed(3, 24, 2), *_normed(24, FINE_CHANNELS, 2), *residuals)
+
+
+class FineResNet(nn.Module):
+    """A residual network for small targets: float (N, 3, H, W) to logits (N, classes).
+
+    Its cells are 4 pixels wide, and each sees 60 pixels around it. A class's logit is the highest
+    of all cells: what touches what is seen in one place, and a mean over the picture would bury it.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.features = _fine_features()
+        self.classifier = nn.Sequential(
+            nn.Conv2d(FINE_CHANNELS, classes, kernel_size=1), nn.AdaptiveMaxPool2d(1)
         )
         _start(self, self.classifier[0])
 
@@ -116,8 +161,8 @@ def build(architecture: str, classes: int = 2, views: Sequence[tuple[str, int]] 
     """Build an untrained network; seeded by ``torch.manual_seed``.
 
     Args:
-        architecture: ``squeezenet1_1``, any other classifier of torchvision (``resnet18``,
-            ``mobilenet_v3_small``, ...), or ``timm:NAME``.
+        architecture: ``squeezenet1_1``, ``fine_resnet``, any other classifier of torchvision
+            (``resnet18``, ``mobilenet_v3_small``, ...), or ``timm:NAME``.
         classes: outputs, at least 1.
         views: those of :class:`SeveralViews`; empty for a picture of one.
 
@@ -132,6 +177,8 @@ def build(architecture: str, classes: int = 2, views: Sequence[tuple[str, int]] 
     check_name(architecture)
     if architecture in SQUEEZENETS:
         return SqueezeNet(_squeezenet_features(architecture), classes)
+    if architecture == FINE:
+        return FineResNet(classes)
     if architecture.startswith(TIMM):
         network = _build_timm(architecture, classes)
     else:
@@ -173,7 +220,7 @@ def _build_timm(architecture: str, classes: int) -> nn.Module:
 
 def check_name(architecture: str) -> None:
     """Raise ConfigError unless there is such a network, MissingExtraError without its library."""
-    if architecture in SQUEEZENETS:
+    if architecture in (*SQUEEZENETS, FINE):
         return
     name = architecture.removeprefix(TIMM)
     if name != architecture:
@@ -189,7 +236,7 @@ def check_name(architecture: str) -> None:
         known = models.list_models(module=models)
         if architecture in known:
             return
-        library = "SqueezeNet, torchvision's classifiers or timm's (timm:NAME)"
+        library = f"SqueezeNet, {FINE}, torchvision's classifiers or timm's (timm:NAME)"
     near = difflib.get_close_matches(architecture, known, 3)
     others = near or ["squeezenet1_1", "resnet18", "mobilenet_v3_small", "timm:resnet10t"]
     raise ConfigError(
@@ -205,7 +252,7 @@ def head_of(architecture: str, network: nn.Module) -> tuple[str, ...]:
     """
     if isinstance(network, SeveralViews):
         return ("cameras", "classifier")
-    if isinstance(network, SqueezeNet):
+    if isinstance(network, SqueezeNet | FineResNet):
         return ("classifier.0",)
     modules = list(network.named_modules())
     if architecture.startswith(TIMM):
@@ -224,13 +271,18 @@ def head_of(architecture: str, network: nn.Module) -> tuple[str, ...]:
 def backbone(architecture: str) -> tuple[nn.Module, int]:
     """Return an untrained network without its last layer, and its number of channels.
 
-    The module maps float pictures (N, 3, H, W) to features (N, channels, h, w): SqueezeNet's place
-    by place, those of others pooled, so that h = w = 1. Errors as :func:`build`.
+    The module maps float pictures (N, 3, H, W) to features (N, channels, h, w): SqueezeNet's and
+    fine_resnet's place by place, those of others pooled, so that h = w = 1. Errors as
+    :func:`build`.
     """
     if architecture in SQUEEZENETS:
         features = _squeezenet_features(architecture)
         _start(features)
         return features, 512
+    if architecture == FINE:
+        features = _fine_features()
+        _start(features)
+        return features, FINE_CHANNELS
     network = build(architecture, 1)
     (name,) = head_of(architecture, network)
     head = network.get_submodule(name)
