@@ -56,3 +56,23 @@ def write_folder(folder: Path, count: int) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path, compress_level=1)
     return folder
+
+
+def write_dots(folder: Path, count: int, *, told: bool = True) -> Path:
+    """Write noisy pictures of a red and a blue dot of 3 pixels; in a success they touch.
+
+    With ``told=False`` chance decides whether they do, and there is nothing to learn.
+    """
+    random = np.random.default_rng(0)
+    for index in range(count):
+        image = random.integers(60, 120, (48, 48, 3), dtype=np.uint8)
+        success = index % 2 == 1
+        apart = 3 if (success if told else random.random() < 0.5) else 10
+        near, angle = random.integers(11, 34, 2), random.uniform(0, 2 * np.pi)
+        far = near + np.rint(apart * np.array([np.sin(angle), np.cos(angle)])).astype(int)
+        for (row, column), colour in zip((near, far), ((250, 0, 0), (0, 0, 250)), strict=True):
+            image[row : row + 3, column : column + 3] = colour
+        path = folder / ("success" if success else "failure") / f"{index:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path, compress_level=1)
+    return folder

@@ -492,7 +492,7 @@ def test_the_verdict_says_whether_a_network_sees_too_little_or_has_seen_too_few(
     assert saved_by(np.stack([0 * clear, clear], 1), labels) > 0.9
     assert saved_by(random.normal(size=(400, 2)), labels) < 0.1
     assert saved_by(np.zeros((400, 2)), np.zeros(400, dtype=np.int64)) >= 0  # all alike
-    for network, words in [("resnet18", "--network squeezenet1_1"), ("squeezenet1_1", "closer")]:
+    for network, words in [("squeezenet1_1", "--network fine_resnet"), ("fine_resnet", "closer")]:
         advice = finer(network, 64, 96, resized=False)
         blind = verdict_of(0, 0, falling=False, learnt=(0.05, 0.02), finer=advice)
         assert "not learnt even its training frames: it saves 5%" in str(blind)
@@ -501,6 +501,8 @@ def test_the_verdict_says_whether_a_network_sees_too_little_or_has_seen_too_few(
     assert finer("squeezenet1_1", 64, 96, resized=False, views=True)[0].startswith(
         "larger pictures: capture with --image-size 128 192 for each view"
     )
+    lucky = verdict_of(30, 2, learnt=(0.01, 0.03), finer=advice)
+    assert lucky.level == "useless" and verdict_of(30, 2).level == "weak"
     heart = verdict_of(0, 0, falling=False, learnt=(0.9, 0.1), finer=advice)
     assert "by heart: it saves 90%" in str(heart) and "--pretrained --freeze" in heart.advice[0]
     assert verdict_of(95, 4, learnt=(0.1, 0.1), finer=advice) == Verdict("usable")

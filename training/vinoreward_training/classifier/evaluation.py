@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.backends.network import FINE
 from vinoreward.bundles.schema import Decision
 from vinoreward.errors import UselessClassifierError
 from vinoreward.rewards.calibration import (
@@ -42,6 +43,8 @@ LEAST_RECALL = 0.05
 """One that claims fewer than this is useless: a learner would hardly ever see the reward."""
 NOT_LEARNT = 0.2
 """A network that saves less of the cross-entropy of guessing on training frames sees too little."""
+LEAST_LEARNT = 0.02
+"""One that saves less than this guesses: what it claims right is luck."""
 DEAD_CLAIMED = 0.01
 """A classifier that claims more of the dead-camera frames is weak."""
 EPISODE_LIMIT = 0.1
@@ -92,9 +95,11 @@ def finer(
         rest = " (or the images' own size)" if resized else ", better captured at that size"
         larger = f"larger pictures: {larger}{rest}"
     cells = "a target of a few pixels is lost in cells of 16 x 16 (SqueezeNet) or 32 x 32 (others)"
+    if network == FINE:
+        cells = "its cells are 4 x 4, and a target should cover several"
     advice = [f"{larger}: {cells}", "a camera closer to the target, or --image-crop around it"]
-    if not network.startswith("squeezenet"):
-        advice.append("--network squeezenet1_1, whose cells are finer")
+    if network != FINE:
+        advice.append(f"--network {FINE}, whose cells are 4 x 4")
     return tuple(advice)
 
 
@@ -409,6 +414,7 @@ def judge(
     advice: list[str] = []  # what helps most comes first
     useless = test.recall < LEAST_RECALL or test.recall_low <= test.false_positive_rate
     misses, blind = test.recall < GOOD_RECALL, dead_claimed > DEAD_CLAIMED * dead
+    useless |= misses and learnt[0] < LEAST_LEARNT
     if falling and (misses or blind):
         advice.append("more --epochs: the validation loss was still falling")
     if misses and learnt[0] < NOT_LEARNT:
@@ -444,7 +450,7 @@ def judge(
                 f"a higher --target-fpr: a recall of {GOOD_RECALL:.0%} comes with a "
                 f"false-positive rate of up to {rate_of_good_recall:.2g} on these data"
             )
-    if useless and test.recall >= LEAST_RECALL:
+    if useless and test.recall >= LEAST_RECALL and learnt[0] >= LEAST_LEARNT:
         reasons.append(
             f"it claims failures about as often ({test.false_positives} of {negatives}) as "
             f"successes ({test.true_positives} of {positives})"

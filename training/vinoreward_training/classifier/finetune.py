@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vinoreward.backends.network import FINE
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import TooFewNegativesError, needed_for
 from vinoreward.rewards.calibration import negatives_needed, rate_supported
 from vinoreward_training.classifier.evaluation import (
+    NOT_LEARNT,
     RATES,
     default_rate,
     rounded_up,
@@ -27,8 +29,11 @@ from vinoreward_training.data.dataset import (
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_table, say_parts
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_more_images
-from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import Settings, refuse
+
+if TYPE_CHECKING:
+    from vinoreward_training.classifier.training import ClassifierFit
 
 USELESS = 3
 """Exit status of a training whose classifier gives no usable reward."""
@@ -66,12 +71,53 @@ def _check(config: FinetuneConfig) -> None:
     )
 
 
+def _fit(
+    config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path
+) -> ClassifierFit:
+    """Return the training of ``config.network``, or what its checkpoint in ``folder`` has of it."""
+    from vinoreward.backends.torch_networks import WithPreprocess
+    from vinoreward_training.classifier.networks import build_for, normalization
+    from vinoreward_training.classifier.training import ChannelsLast, ClassifierFit
+
+    height, width = dataset.images.shape[1:3]
+    views = [(view.name, view.height) for view in dataset.views]
+    inner = WithPreprocess(build_for(config, height, width, views), *normalization(config))
+    module = ChannelsLast(inner, frozen=config.freeze)
+    return ClassifierFit(module, dataset, parts[0], parts[1], config, folder)
+
+
+def _chosen(
+    config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path
+) -> tuple[FinetuneConfig, ClassifierFit]:
+    """Return the training to go on with, and its configuration.
+
+    The usual network learns small targets late or not at all. Where it has learnt little after a
+    few epochs, one of finer cells is tried for as many, and what has learnt more goes on.
+    """
+    first = _fit(config, dataset, parts, folder)
+    fresh = config.network == FinetuneConfig.network and config.weights is None
+    if not fresh or config.pretrained or first.trial >= first.steps:
+        return config, first
+    first.show("finetune", first.trial)
+    if first.saved >= NOT_LEARNT:
+        return config, first
+    print(
+        f"{config.network} has learnt little in {len(first.history)} epochs: it saves "
+        f"{first.saved:.0%} of the cross-entropy of guessing on validation frames. {FINE}, whose "
+        "cells are 4 pixels wide and not 16, is tried for as many."
+    )
+    finer = replace(config, network=FINE)
+    second = _fit(finer, dataset, parts, made(folder / FINE))
+    second.show(FINE, second.trial)
+    other, best = (config, first) if first.saved > second.saved else (finer, second)
+    print(f"{other.network} goes on: it saves {best.saved:.0%}.")
+    return other, best
+
+
 def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path) -> int:
     """Train, calibrate, export and save the bundle; return the exit status."""
-    from vinoreward.backends.torch_networks import WithPreprocess
     from vinoreward_training.classifier import training
     from vinoreward_training.classifier.bundle import make_bundle
-    from vinoreward_training.classifier.networks import build_for, normalization
     from vinoreward_training.runs.fit import prepare_torch
 
     before, unseen = None, None
@@ -81,18 +127,18 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         print(f"held-out frames new to the weights: {unseen}")
     elif config.pretrained:
         unseen = "taken for granted: the weights were published for other pictures"
-    train, validation, _ = parts
     prepare_torch(config)
-    height, width = dataset.images.shape[1:3]
-    views = [(view.name, view.height) for view in dataset.views]
-    net = build_for(config, height, width, views)
-    inner = WithPreprocess(net, *normalization(config))
-    module = training.ChannelsLast(inner, frozen=config.freeze)
-    fit = training.ClassifierFit(module, dataset, train, validation, config, folder)
+    config, fit = _chosen(config, dataset, parts, folder)
     fit.show("finetune")
+    if fit.at_chance:
+        print(
+            f"stopped: {config.network} has learnt nothing in {len(fit.history)} epochs. On "
+            f"validation frames its average precision is {fit.history[-1]['val_ap']:.2f}, that of "
+            f"guessing {dataset.labels[parts[1]].mean():.2f}. The verdict says what helps."
+        )
     started = config.weights is not None or config.pretrained
-    record = training.record_of(dataset, train, started=started, before=before)
-    verdict = make_bundle(config, dataset, parts, folder, module, fit.history, record, unseen)
+    record = training.record_of(dataset, parts[0], started=started, before=before)
+    verdict = make_bundle(config, dataset, parts, folder, fit.module, fit.history, record, unseen)
     if verdict.level == "useless":
         return USELESS
     print(f"next: {following(config, dataset, folder / 'bundle')}")

@@ -27,7 +27,7 @@ from vinoreward.rewards.calibration import temperature
 from vinoreward.saved_state import check_header
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.dead_camera import SHARE, judged, of_step
-from vinoreward_training.classifier.evaluation import average_precision, log_loss
+from vinoreward_training.classifier.evaluation import average_precision, log_loss, saved_by
 from vinoreward_training.classifier.shifts import in_rooms
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset
@@ -52,6 +52,13 @@ SAMPLE = 4096
 """Largest number of pictures in a record: those of the lowest hashes, 32 KiB."""
 ROOM_FRAMES = 1000
 """About as many validation frames are shifted too."""
+TRIAL_EPOCHS, TRIAL_STEPS = 3, 90
+"""After so many epochs and steps a network that can learn the task has begun to."""
+CHANCE, CHANCE_FRAMES = 0.02, 5
+"""A network guesses that saves less of the cross-entropy of guessing on validation frames, or less
+than this over their number: so much a good guess saves, at most once in a hundred trials."""
+LOSS_SHARE = 0.1
+"""Weight of the cross-entropy beside the average precision, where weights are chosen."""
 _SALT = 0x600B
 TOLERATED = 0.01
 """Share of held-out pictures that weights may have seen: environments repeat some pictures."""
@@ -88,8 +95,10 @@ class ClassifierFit(Fit):
     """One training of a classifier: uint8 pictures (N, H, W, 3) to logits (N, 2).
 
     The frames with the indices ``validation`` decide when to stop and which weights are kept, as
-    they are and as in other rooms. A share of a batch's frames is changed as in other rooms too.
-    ``dead_camera`` frames of a failing camera join a batch, as a share of its other frames.
+    they are and as in other rooms: those of the highest average precision, and of the lowest
+    cross-entropy before calibration, which tells apart what is perfectly separated. A network that
+    only guesses after :attr:`trial` stops. A share of a batch's frames is changed as in other rooms
+    too. ``dead_camera`` frames of a failing camera join a batch, as a share of its other frames.
     ``shares`` say how often each frame of ``train`` is drawn; None: by :func:`sampling_shares`.
     AdamW's learning rate warms up over 5 % of the steps, then falls to 0 along a cosine.
     """
@@ -155,6 +164,25 @@ class ClassifierFit(Fit):
                 "train in a new folder with --out."
             )
 
+    @property
+    def trial(self) -> int:
+        """Steps after which it shows whether the network learns: the end of an epoch."""
+        return self._every * max(TRIAL_EPOCHS, math.ceil(TRIAL_STEPS / self._every))
+
+    @property
+    def saved(self) -> float:
+        """Share of the cross-entropy of guessing that was saved on validation frames at best."""
+        return max((record["val_saved"] for record in self.history), default=0.0)
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the trial is over and the network only guesses."""
+        least = max(CHANCE, CHANCE_FRAMES / len(self._validation))
+        return self.step >= self.trial and self.saved < least
+
+    def _flat(self) -> bool:
+        return self.at_chance or super()._flat()
+
     def _rate(self, step: int) -> float:
         warmup = max(1, self.steps // 20)
         if step < warmup:
@@ -188,31 +216,33 @@ class ClassifierFit(Fit):
     def _evaluate(self, losses: list[Record]) -> tuple[Record, float]:
         logits = predict(self.module, self._data.images[self._validation]).astype(np.float64)
         labels = self._data.labels[self._validation]
-        # Calibrated, as the bundle will be: else training stops at the first overconfidence.
         heat = temperature(logits, labels)
-        log_odds = (logits[:, 1] - logits[:, 0]) / heat
+        log_odds = logits[:, 1] - logits[:, 0]
         claims = judged(
             partial(predict, self.module), self._data, self._validation, 1, self.config.seed
         )
-        dead = np.diff(np.concatenate([*claims.values()]))[:, 0] / heat
-        rooms = np.diff(predict(self.module, self._shifted))[:, 0].astype(np.float64) / heat
-        of_rooms = self._data.labels[self._in_rooms]
+        dead = np.diff(np.concatenate([*claims.values()]))[:, 0]
+        rooms = np.diff(predict(self.module, self._shifted))[:, 0].astype(np.float64)
+        of_rooms, of_dead = self._data.labels[self._in_rooms], np.zeros(len(dead), dtype=np.int64)
         record = {
             "epoch": float(self._epoch()),
             "train_loss": float(np.mean([parts["loss"] for parts in losses])),
-            "val_loss": log_loss(log_odds, labels),
+            "val_loss": log_loss(log_odds / heat, labels),
             "val_ap": average_precision(log_odds, labels),
             "val_accuracy": float(np.mean((log_odds > 0) == (labels == 1))),
-            "val_rooms_loss": log_loss(rooms, of_rooms),
+            "val_saved": saved_by(logits, labels),
+            "val_rooms_loss": log_loss(rooms / heat, of_rooms),
             "val_rooms_accuracy": float(np.mean((rooms > 0) == (of_rooms == 1))),
-            "val_dead_loss": log_loss(dead, np.zeros(len(dead), dtype=np.int64)),
+            "val_dead_loss": log_loss(dead / heat, of_dead),
             "val_dead_claimed": float(np.mean(dead > 0)),
             "learning_rate": self._rate(self.step),
         }
         # Weighted as in a batch.
         share = self.config.shifts
-        score = (1 - share) * record["val_loss"] + share * record["val_rooms_loss"]
-        return record, score + self._dead_camera * record["val_dead_loss"]
+        missed = 1 - (1 - share) * record["val_ap"] - share * average_precision(rooms, of_rooms)
+        loss = (1 - share) * log_loss(log_odds, labels) + share * log_loss(rooms, of_rooms)
+        loss += self._dead_camera * log_loss(dead, of_dead)
+        return record, missed + LOSS_SHARE * loss
 
 
 def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tensor:

@@ -141,8 +141,9 @@ class FinetuneConfig:
     name: str = ""
     """Name of the bundle; default: from the data's folder, as hover-classifier from data/hover."""
     network: str = "squeezenet1_1"
-    """squeezenet1_1, any other classifier of torchvision (resnet18, mobilenet_v3_small,
-    efficientnet_b0 ...), or timm:NAME with the extra timm (timm:resnet10t)."""
+    """squeezenet1_1, which gives way to fine_resnet where that learns more in the first epochs;
+    fine_resnet, for small targets; any other classifier of torchvision (resnet18,
+    mobilenet_v3_small, efficientnet_b0 ...), or timm:NAME with the extra timm (timm:resnet10t)."""
     weights: Path | None = None
     """Initial weights (.safetensors, or .pt loaded as data only) of the same network; the last
     layer may be another. Default: from scratch."""

@@ -203,17 +203,20 @@ class Fit(abc.ABC):
         self,
         on_step: Callable[[int, Record], None] = lambda step, parts: None,
         on_record: Callable[[Record], None] = lambda record: None,
+        until: int | None = None,
     ) -> None:
         """Train to the end, then load the best weights where a score chooses them.
 
         ``on_step`` gets each step and the parts of its loss, ``on_record`` each evaluation. Ctrl-C
-        lets the step finish, saves the checkpoint and raises KeyboardInterrupt.
+        lets the step finish, saves the checkpoint and raises KeyboardInterrupt. ``until`` ends it
+        after that step, which an evaluation follows, to be continued by another call.
         """
+        last = self.steps if until is None else min(until, self.steps)
         self.module.train()
         losses: list[Record] = []
         # Between steps only: half a step saved would not lead to the very same weights again.
         with interrupt_between() as check, freed_memory_kept():
-            while self.step < self.steps and not self._flat():
+            while self.step < last and not self._flat():
                 losses.append(self._step())
                 on_step(self.step, losses[-1])
                 due = self.step % self._every == 0 or self.step == self.steps
@@ -231,7 +234,7 @@ class Fit(abc.ABC):
                 if due or self.step % self.SAVE_EVERY == 0:
                     self.save()
                 check(self.save)
-        if self._best:
+        if self._best and (last == self.steps or self._flat()):
             self.module.load_state_dict(self._best)
         self.module.eval()
 
@@ -242,8 +245,8 @@ class Fit(abc.ABC):
         waited = self._epoch() - max(0, self._best_epoch)
         return self._patience is not None and waited >= self._patience
 
-    def show(self, title: str) -> None:
-        """Train with a progress bar and TensorBoard."""
+    def show(self, title: str, until: int | None = None) -> None:
+        """Train with a progress bar and TensorBoard; see :meth:`run`."""
         from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
@@ -251,7 +254,7 @@ class Fit(abc.ABC):
         with (
             contextlib.closing(SummaryWriter(str(self._folder / "tensorboard"))) as writer,
             tqdm(
-                total=self.steps * size,
+                total=(until or self.steps) * size,
                 initial=self.step * size,
                 desc=title,
                 unit="frame",
@@ -273,7 +276,7 @@ class Fit(abc.ABC):
                     if name.startswith("val_"):
                         writer.add_scalar(name.replace("_", "/", 1), value, place)
 
-            self.run(on_step, on_record)
+            self.run(on_step, on_record, until)
 
 
 def predict(
