@@ -29,34 +29,29 @@ def usable_cores() -> int:
 
 
 def free_cores(seconds: float = 0.2) -> int:
-    """Return how many threads to compute on: as the user set it, or else a core each that is free.
+    """Return how many threads to compute on: ``OMP_NUM_THREADS``, or else one per free core.
 
-    ``OMP_NUM_THREADS`` is the user's word. Otherwise these are the :func:`usable_cores` that nobody
-    used for some ``seconds``, at least 1: a thread without a core of its own makes all others wait
-    for it, in every layer of a network.
+    Free are the :func:`usable_cores` that nobody uses for some ``seconds``, at least 1: a thread
+    that shares its core makes the others wait for it, in every layer of a network.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2" is for nested loops
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
-    most = usable_cores()
-    before = _idle_seconds()
-    if before is None or most == 1:
-        return most
-    time.sleep(seconds)
-    idle = ((_idle_seconds() or before) - before) / seconds
-    return max(1, min(most, round(idle)))
-
-
-def _idle_seconds() -> float | None:
-    """Return for how long the cores of this process have had nothing to do; None if not known."""
     try:
-        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-        mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        rows = [line.split() for line in lines]
-        ticks = [int(row[4]) for row in rows if row and row[0] in mine]
-    except (AttributeError, OSError, ValueError, IndexError):
-        return None
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+        before = _idle_seconds()
+        time.sleep(seconds)
+        idle = (_idle_seconds() - before) / seconds
+    except (AttributeError, OSError, ValueError, IndexError):  # another system
+        return usable_cores()
+    return max(1, min(usable_cores(), round(idle)))
+
+
+def _idle_seconds() -> float:
+    """Return for how long the cores of this process have had nothing to do."""
+    rows = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
+    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = sum(int(row[4]) for row in rows if row and row[0] in mine)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def free_memory() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
 
 
-def config_of(folder: Path, **more: object) -> FinetuneConfig:
+def config_of(folder: Path, **more: Any) -> FinetuneConfig:
     config = FinetuneConfig(
         data=folder / "data",
         out=folder / "run",
@@ -75,7 +76,7 @@ def test_a_training_at_chance_stops_after_three_epochs_and_says_what_helps(
 
 @pytest.mark.parametrize("options", [{"network": "resnet18"}, {"epochs": 3}, {"weights": "w"}])
 def test_a_network_that_was_asked_for_or_has_no_time_is_not_replaced(
-    tmp_path: Path, options: dict[str, object]
+    tmp_path: Path, options: dict[str, Any]
 ) -> None:
     write_dots(tmp_path / "data", 60)
     if "weights" in options:

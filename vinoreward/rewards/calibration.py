@@ -107,7 +107,7 @@ def temperature(
         return total(own) - total(others)
 
     low, high = (math.log(bound) for bound in TEMPERATURES)
-    doubt = np.zeros(len(values))
+    doubt = 0.0 * which
     if len(counts) < 2 or counts.min() < FEW or likely(values).min() > 0:
         low, doubt = 0.0, 1.0 / (counts[which] + 2.0)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vinoreward.backends.network import FINE
 from vinoreward.bundles.bundle import Bundle
@@ -98,7 +98,7 @@ def _chosen(
     fresh = config.network == FinetuneConfig.network and config.weights is None
     if not fresh or config.pretrained or first.trial >= first.steps:
         return config, first
-    first.show("finetune", first.trial)
+    first.show(config.network, first.trial)
     if first.saved >= NOT_LEARNT:
         return config, first
     print(
@@ -138,7 +138,8 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         )
     started = config.weights is not None or config.pretrained
     record = training.record_of(dataset, parts[0], started=started, before=before)
-    verdict = make_bundle(config, dataset, parts, folder, fit.module, fit.history, record, unseen)
+    module = cast("training.ChannelsLast", fit.module)
+    verdict = make_bundle(config, dataset, parts, folder, module, fit.history, record, unseen)
     if verdict.level == "useless":
         return USELESS
     print(f"next: {following(config, dataset, folder / 'bundle')}")

@@ -247,6 +247,8 @@ class Fit(abc.ABC):
 
     def show(self, title: str, until: int | None = None) -> None:
         """Train with a progress bar and TensorBoard; see :meth:`run`."""
+        if until is not None and self.step >= until:
+            return
         from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
