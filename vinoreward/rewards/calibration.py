@@ -14,7 +14,7 @@ from vinoreward.errors import ConfigError, InputError, TooFewNegativesError, nee
 # A temperature outside this range says that the logits are wrong, not that they need scaling.
 TEMPERATURES = (0.05, 20.0)
 FEW = 50
-"""Fewer frames of either label do not show that a network is less sure than it could be."""
+"""Fewer frames of a label do not show that a network is surer than it says."""
 
 Side = Literal["two", "upper", "lower"]
 
@@ -68,10 +68,9 @@ def temperature(
 
     ``logits`` are ``(N, K)``, of data that the network was not trained on; ``labels`` are ``(N,)``
     column numbers, or with ``success``, the column of success, 1 for success and 0 for a failure of
-    any kind. T is within 0.05 and 20. Where the labels are separated perfectly, the lower T the
-    likelier; so there, and of fewer than :data:`FEW` frames of a label, T is at least 1, and a
-    frame has its label only with the probability (n + 1) / (n + 2), n being the label's frames
-    (Platt 1999). With two classes no decision at a correspondingly moved threshold changes.
+    any kind. T is within 0.05 and 20, and at least 1 where a label has fewer than :data:`FEW` frames
+    or the labels are separated perfectly: there the lowest T would always be the likeliest. With
+    two classes no decision at a correspondingly moved threshold changes.
     """
     values = np.asarray(logits, dtype=np.float64)
     targets = np.asarray(labels)
@@ -95,26 +94,19 @@ def temperature(
     if success is not None:
         possible = (columns == success) == (targets[:, None] == 1)
 
-    _, which, counts = np.unique(targets, return_inverse=True, return_counts=True)
-
     def total(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
         highest = scaled.max(axis=1)
         return np.asarray(np.log(np.exp(scaled - highest[:, None]).sum(axis=1)) + highest)
 
-    def likely(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the log-odds of each frame's own label."""
-        own, others = np.where(possible, scaled, -np.inf), np.where(possible, -np.inf, scaled)
-        return total(own) - total(others)
+    def loss(log_t: float) -> float:
+        scaled = values / math.exp(log_t)
+        return float((total(scaled) - total(np.where(possible, scaled, -np.inf))).mean())
 
     low, high = (math.log(bound) for bound in TEMPERATURES)
-    doubt = 0.0 * which
-    if len(counts) < 2 or counts.min() < FEW or likely(values).min() > 0:
-        low, doubt = 0.0, 1.0 / (counts[which] + 2.0)
-
-    def loss(log_t: float) -> float:
-        odds = likely(values / math.exp(log_t))
-        return float((np.logaddexp(0.0, -odds) + doubt * odds).mean())
-
+    counts = np.unique(targets, return_counts=True)[1]
+    own, others = (np.where(mask, values, -np.inf).max(axis=1) for mask in (possible, ~possible))
+    if len(counts) < 2 or counts.min() < FEW or (own > others).all():
+        low = 0.0
     # The loss is convex in 1 / T, hence it has one minimum in log T: a bounded search finds it.
     with needed_for("calibration", "train"):
         from scipy.optimize import minimize_scalar
