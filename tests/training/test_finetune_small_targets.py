@@ -42,7 +42,7 @@ def test_where_the_usual_network_learns_nothing_finer_cells_are_tried_and_kept(
     assert finetune.run(config_of(tmp_path)) == 0
     said = capsys.readouterr().out
     assert "squeezenet1_1 has learnt little in 3 epochs" in said
-    assert "fine_resnet goes on" in said and "stopped" not in said
+    assert "fine_resnet goes on for 8 epochs" in said and "stopped" not in said
     bundle = Bundle.load(tmp_path / "run" / "bundle")
     assert bundle.spec.architecture == "fine_resnet"
     assert bundle.spec.metrics["test"]["recall"] > 0.8

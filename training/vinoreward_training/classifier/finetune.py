@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 USELESS = 3
 """Exit status of a training whose classifier gives no usable reward."""
+SLOWER = 2
+"""The network of finer cells goes on getting better for this times as many epochs."""
 
 
 def _present(settings: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -106,11 +108,11 @@ def _chosen(
         f"{first.saved:.0%} of the cross-entropy of guessing on validation frames. {FINE}, whose "
         "cells are 4 pixels wide and not 16, is tried for as many."
     )
-    finer = replace(config, network=FINE)
+    finer = replace(config, network=FINE, epochs=SLOWER * config.epochs)
     second = _fit(finer, dataset, parts, made(folder / FINE))
     second.show(FINE, second.trial)
     other, best = (config, first) if first.saved > second.saved else (finer, second)
-    print(f"{other.network} goes on: it saves {best.saved:.0%}.")
+    print(f"{other.network} goes on for {other.epochs} epochs: it saves {best.saved:.0%}.")
     return other, best
 
 
