@@ -68,9 +68,9 @@ def temperature(
 
     ``logits`` are ``(N, K)``, of data that the network was not trained on; ``labels`` are ``(N,)``
     column numbers, or with ``success``, the column of success, 1 for success and 0 for a failure of
-    any kind. T is within 0.05 and 20, and at least 1 where a label has fewer than :data:`FEW` frames
-    or the labels are separated perfectly: there the lowest T would always be the likeliest. With
-    two classes no decision at a correspondingly moved threshold changes.
+    any kind. T is within 0.05 and 20, and at least 1 where a label has fewer than :data:`FEW`
+    frames or the labels are separated perfectly: there the lowest T would always be the likeliest.
+    With two classes no decision at a correspondingly moved threshold changes.
     """
     values = np.asarray(logits, dtype=np.float64)
     targets = np.asarray(labels)
