@@ -112,7 +112,8 @@ def _chosen(
     second = _fit(finer, dataset, parts, made(folder / FINE))
     second.show(FINE, second.trial)
     other, best = (config, first) if first.saved > second.saved else (finer, second)
-    print(f"{other.network} goes on for {other.epochs} epochs: it saves {best.saved:.0%}.")
+    if not best.at_chance:
+        print(f"{other.network} goes on for {other.epochs} epochs: it saves {best.saved:.0%}.")
     return other, best
 
 
