@@ -56,8 +56,6 @@ def from_model(path: Path) -> Bundle:
         save_toy_network(path),
         labels=("failure", "success"),
         success_label="success",
-        mean=(0, 0, 0),
-        std=(1, 1, 1),
         output="logits",
         threshold=0.8,
     )

@@ -23,6 +23,7 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import load_dataset, load_frames
 from vinoreward_training.runs.fit import predict
+from vinoreward_training.runs.next_command import to_train
 
 
 def test_a_dataset_says_what_its_pictures_are_views_of(tmp_path: Path) -> None:
@@ -254,7 +255,6 @@ def test_two_cameras_from_pictures_to_a_policy_by_what_is_printed(
         "quantize": "--calibration 32 --max-second-looks 1",
         "train": "--num-envs 2 --vec-env dummy --timesteps 104 --final-episodes 2 --no-progress",
         "play": "--episodes 2 --film 1 --no-progress",
-        "profile": "--steps 2 --no-learner",
     }
     said = "next: vinoreward capture --env VinorewardTestLamps-v0 --out data/lamps "
     said += "--image-source obs:front obs:wrist"
@@ -264,6 +264,7 @@ def test_two_cameras_from_pictures_to_a_policy_by_what_is_printed(
         assert main([*line.split(), *more[name].split()]) == 0, line
         said = capsys.readouterr().out
         if name == "quantize":
+            assert "next: vinoreward audit --bundle runs/lamps-classifier/bundle" in said
             bundle, dataset = Bundle.load("runs/lamps-classifier/bundle"), load_dataset(data)
             assert bundle.spec.picture.views == dataset.views and len(dataset.views) == 2
             assert "front (obs:front, 40 pixels high)" in (bundle.path / "README.md").read_text()
@@ -272,9 +273,15 @@ def test_two_cameras_from_pictures_to_a_policy_by_what_is_printed(
                 with Classifier(bundle, backend=backend) as classifier:
                     claimed = classifier.compute_reward(dataset.images) == 1.0
                     assert (claimed == (dataset.labels == 1)).mean() > 0.95
+            said = f"next: {to_train(bundle.path, bundle.spec)}"
+        if name == "train":  # after 104 steps it asks for the same training on the truth
+            assert "train --config runs/lamps-policy/config.yaml --backend oracle" in said
+            said = "next: vinoreward play --run runs/lamps-policy --env VinorewardTestLamps-v0"
         if name == "play":
             (claimed,), (true,) = (
                 re.findall(rf"{what} success: +(\d)/2", said) for what in ("claimed", "true")
             )
             assert claimed == true  # one environment claims what it is paid for, from both cameras
-    assert "infer" in said
+    profile = "profile --env VinorewardTestLamps-v0 --bundle runs/lamps-classifier/bundle"
+    assert main([*profile.split(), "--steps", "2", "--no-learner"]) == 0
+    assert "infer" in capsys.readouterr().out

@@ -31,7 +31,7 @@ EXTRAS = {
     "lerobot": ("pyarrow", "av"),
     "timm": ("timm",),
     "hub": ("huggingface-hub",),
-    "label": ("starlette", "uvicorn"),
+    "label": ("h11", "starlette", "uvicorn"),
     "sbx": ("sbx-rl",),
     "skrl": ("skrl",),
 }  # fmt: skip
