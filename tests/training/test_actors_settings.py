@@ -129,31 +129,6 @@ def test_every_algorithm_is_made_by_its_name(task: str, algorithm: str) -> None:
     assert algorithm in SB3 or settings_of(ActorsConfig(algorithm=algorithm))[1].seed == 0
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "recorded", "today"),
-    [
-        ("impala", "{entropy: 0.02, value: 0.25}", {"entropy_coef": 0.02, "value_coef": 0.25}),
-        ("dqn", "{batch: 8, minimum: 9}", {"batch_size": 8, "learning_starts": 9}),
-        ("sac", "{temperature: 0.5, automatic: false, share: 0.1}", {"ent_coef": 0.5, "tau": 0.1}),
-        ("sac", "{temperature: 0.5}", {"ent_coef": "auto_0.5"}),
-        ("sac", "{gamma: 0.5}", {"ent_coef": "auto"}),
-    ],
-)
-def test_a_run_that_recorded_other_names_goes_on(
-    tmp_path: Path, algorithm: str, recorded: str, today: dict[str, Any]
-) -> None:
-    task = "Pendulum-v1" if algorithm == "sac" else "CartPole-v0"
-    (tmp_path / "config.yaml").write_text(
-        f"task: {task}\nalgorithm: {algorithm}\nnetwork: 1x8\ncompress: none\n"
-        f"correctors: null\nmonitor: default\nseed: 0\nexecutor: numpy\nlearner: {recorded}\n"
-        "env_kwargs: {}\ntrajectory: 20\n"
-    )
-    config = SETTINGS.of(out=tmp_path, resume=True)
-    assert config.backend == "numpy"
-    settings = settings_of(config)[1]
-    assert {name: getattr(settings, name) for name in today} == today
-
-
 def test_a_command_says_what_differs_from_its_preset() -> None:
     config = SETTINGS.of(preset="actorq/cartpole-int8", actors=2)
     words = command(config)

@@ -17,7 +17,6 @@ import gymnasium
 import numpy as np
 import pytest
 import tiny_network as tiny
-import yaml
 from PIL import Image
 
 from vinoreward import LearnedReward
@@ -615,19 +614,6 @@ def test_an_argument_that_the_environment_does_not_take_is_named(tmp_path: Path)
     env = registered("VinorewardTestTwoCameras-v0", TwoCameras)
     with pytest.raises(ConfigError, match=r"'colour': 'red'.*--env-kwargs"):
         capture.run(CaptureConfig(out=tmp_path / "x", env=env, env_kwargs={"colour": "red"}))
-
-
-def test_a_capture_of_a_former_version_with_a_height_goes_on(tmp_path: Path) -> None:
-    out = tmp_path / "old"
-    capture.run(CaptureConfig(out=out, frames=3, image_size=(48, 128)))
-    file = out / "config.yaml"
-    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    for name in ("image_size", "env_kwargs", "stack"):
-        del settings[name]
-    settings["image_source"] = "render"
-    file.write_text(yaml.safe_dump({**settings, "height": 48, "width": None}), encoding="utf-8")
-    capture.run(capture.SETTINGS.of(out=out, frames=6, resume=True))
-    assert load_dataset(out).images.shape == (6, 48, 128, 3)
 
 
 def test_the_usual_names_of_the_truth_are_found(tmp_path: Path) -> None:

@@ -632,7 +632,7 @@ def test_a_run_of_before_goes_on_under_its_name(tmp_path: Path) -> None:
     out.mkdir()
     recorded = "data: data/hover\nout: elsewhere\nname: hover-classifier\nimage_size: null\n"
     (out / "config.yaml").write_text(
-        recorded + "resume: false\nepochs: 7\narchitecture: squeezenet1_0\n", encoding="utf-8"
+        recorded + "resume: false\nepochs: 7\nnetwork: squeezenet1_0\n", encoding="utf-8"
     )
     found = finetune.SETTINGS.of(out=out, resume=True, learning_rate=0.1)
     assert (found.name, found.epochs, found.learning_rate) == ("hover-classifier", 7, 0.1)

@@ -21,16 +21,6 @@ FIXED_BY_A_RUN = (
 """Settings that a checkpoint depends on."""
 RATES = ("learning_rate", "critic_learning_rate", "max_grad_norm", "entropy_coef")
 """Learner settings that may change on a resume, for example after a divergence."""
-_RENAMED = {
-    "atoms": "num_atoms", "batch": "batch_size", "capacity": "buffer_size",
-    "clip_norm": "max_grad_norm", "entropy": "entropy_coef", "epsilon": "optimizer_epsilon",
-    "epsilon_first": "epsilon_start", "epsilon_last": "epsilon_end",
-    "epsilon_steps": "epsilon_decay_steps", "high": "v_max", "low": "v_min",
-    "minimum": "learning_starts", "normalise": "normalize_advantage",
-    "prioritised": "prioritized", "share": "tau", "target_period": "target_update_interval",
-    "value": "value_coef",
-}  # fmt: skip
-"""Old names of learner settings in recorded runs."""
 LIMIT = 10**12
 """Upper limit of all integers: more is a typo, and overflows counters."""
 _LEAST = {
@@ -80,24 +70,14 @@ def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recorded(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Convert a run's settings to the present names, so that old runs can be resumed."""
+    """Return a run's settings; ConfigError if some that a checkpoint depends on are missing."""
     missing = [name for name in FIXED_BY_A_RUN if name not in settings]
     if missing:  # cut off: they would silently become defaults
         raise ConfigError(
             f"{path} lacks the run's {', '.join(missing)}. Expected the configuration that the run "
             "recorded; restore the file or add the lines."
         )
-    if "executor" in settings:
-        settings["backend"] = settings.pop("executor")
-    learner = settings["learner"]
-    if isinstance(learner, dict):
-        learner = {_RENAMED.get(str(name), name): value for name, value in learner.items()}
-        start, learned = learner.pop("temperature", None), learner.pop("automatic", True)
-        if not learned:
-            learner["ent_coef"] = 1.0 if start is None else start
-        elif start is not None:
-            learner["ent_coef"] = f"auto_{start}"
-    return {**settings, "learner": learner}
+    return settings
 
 
 def _check_resumed(config: ActorsConfig, before: ActorsConfig) -> None:
@@ -178,7 +158,6 @@ SETTINGS: Settings[ActorsConfig] = Settings(
     fixed=tuple(name for name in FIXED_BY_A_RUN if name != "learner"),
     preset=_preset,
     recorded=_recorded,
-    old=("executor",),
     check=_checked,
 )
 

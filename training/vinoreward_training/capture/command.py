@@ -151,19 +151,7 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     return None, env, about
 
 
-def _recorded(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Convert a capture's settings to the present names, so that old ones can be resumed."""
-    height, width = settings.pop("height", None), settings.pop("width", None)
-    if height is not None or width is not None:
-        settings["image_size"] = [height or PICTURE_HEIGHT, width or PICTURE_WIDTH]
-    if isinstance(source := settings.get("image_source"), str):
-        settings["image_source"] = [source]
-    return settings
-
-
-SETTINGS = Settings(
-    CaptureConfig, recorded=_recorded, old=("height", "width"), functions=("policy",)
-)
+SETTINGS = Settings(CaptureConfig, functions=("policy",))
 
 
 def _check(config: CaptureConfig) -> None:

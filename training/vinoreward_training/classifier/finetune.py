@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from vinoreward.backends.network import FINE
 from vinoreward.bundles.bundle import Bundle
@@ -41,15 +41,7 @@ SLOWER = 2
 """The network of finer cells goes on getting better for this times as many epochs."""
 
 
-def _present(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a run's settings, where ``architecture`` was the network of the first versions."""
-    before = settings.pop("architecture", None)
-    return settings if before is None else {"network": before, **settings}
-
-
-SETTINGS = Settings(
-    FinetuneConfig, fixed=("network", "freeze"), recorded=_present, old=("architecture",)
-)
+SETTINGS = Settings(FinetuneConfig, fixed=("network", "freeze"))
 
 
 def _check(config: FinetuneConfig) -> None:

@@ -124,11 +124,6 @@ def _presets(*names: str) -> dict[str, Any]:
     return merged(*(read_yaml(paths[one], SETTINGS.names) for one in names if one in paths))
 
 
-def _recorded(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return what a run recorded; the first ones had SB3 alone and do not name it."""
-    return {**settings, "learner": settings.get("learner") or "sb3"}
-
-
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
     if before is not None and before.encoder is None and config.encoder is not None:
         raise ConfigError(
@@ -195,7 +190,6 @@ SETTINGS: Settings[TrainConfig] = Settings(
         "exit_threshold",
     ),
     preset=_preset,
-    recorded=_recorded,
     check=_checked,
 )
 

@@ -66,9 +66,7 @@ class Settings(Generic[_Config]):
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
     """Returns the preset for the settings of command line and file."""
     recorded: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda settings, path: settings
-    """Returns the settings of a run's file with the options' present names."""
-    old: tuple[str, ...] = ()
-    """Names that only a run's file may have."""
+    """Checks the settings of a run's file."""
     check: Callable[[_Config, _Config | None], _Config] = lambda config, before: config
     """Checks and completes the settings, given those that a resumed run recorded."""
 
@@ -120,7 +118,7 @@ class Settings(Generic[_Config]):
         default = self.kind()
         recorded = self._recorded(named)
         if recorded is not None:
-            settings = self.recorded(read_yaml(recorded, [*self.names, *self.old]), recorded)
+            settings = self.recorded(read_yaml(recorded, self.names), recorded)
             # The folder may have moved since.
             return self._over(default, {**settings, "out": recorded.parent}), recorded
         file = None if named.get("config") is None else Path(named["config"])
