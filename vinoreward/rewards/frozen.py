@@ -1,7 +1,8 @@
 """The frozen-camera check: an image must change as far as the environment's state does.
 
-A classifier answers an old image as it answered it before. The check compares each image with that
-of the step before and, if it claims success, with images that claimed it before.
+A classifier answers an old image as it answered it before. The check looks for images that are, bit
+for bit, that of the step before. An image that claims success may not be like it in part either,
+nor like the last one that claimed it.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ Rows = NDArray[np.intp]
 MOVES = 128
 """Steps from which it is learned what is usual, twice: of states, then of images."""
 LEAST_MOVE = 0.2
-"""A smaller change of the state, as a multiple of a usual step's, may be invisible."""
-SHARE, MARGIN, CLAIMED = 0.01, 0.7, 0.9
-"""An image is stale if it changed less than ``MARGIN`` (``CLAIMED`` if it claims success) times
-what all but that share of usual steps did."""
+"""A smaller change of the state, as a multiple of a usual step's, may be invisible. Where nothing
+is claimed, any change smaller than a usual step's may be."""
+SHARE, CLAIMED = 0.01, 0.9
+"""A claim is stale if its image changed less than ``CLAIMED`` times what all but that share of
+usual steps did."""
 FROZEN = 100.0
 """How odd an old image is that is shown again, bit for bit."""
 ROWS = 24
 """About as many rows of an image are compared."""
 _REMEMBERED = 1024
-_CLAIMS = 4096
 
 
 def visible_change(far: Floats, before: Floats, apart: Floats) -> Floats:
@@ -45,7 +46,7 @@ def distance(images: Images, others: Images) -> Floats:
 
 
 class FrozenCheck:
-    """Finds images that are older than their environment's state, in whole or in part.
+    """Finds images that are older than their environment's state: claims, also in part.
 
     How far two images are apart is measured relative to how far both are from what is usually
     there, so that the background does not count. How far two states are apart is the median over
@@ -56,7 +57,6 @@ class FrozenCheck:
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
         self._shape: tuple[int, ...] = ()
-        self._claims: dict[int, Floats] = {}
         self._changes = np.zeros(_REMEMBERED)
         self._calls = self._steps = self._added = 0
         self._limit, self._least = 0.0, LEAST_MOVE
@@ -65,6 +65,7 @@ class FrozenCheck:
         """Start an episode where ``mask`` is True."""
         if self._shape:
             self._running &= ~mask
+            self._has_claimed &= self._claims | ~mask  # a camera that froze still shows it
 
     def odd(self, mask: Mask, images: Images, states: Floats, claims: Mask) -> NDArray[np.float32]:
         """Return how stale images are: ``(num_envs,)``, above 1 where one is not of this step.
@@ -88,16 +89,24 @@ class FrozenCheck:
         far = distance(some, self._usual[rows])
         change = visible_change(far, self._far[rows], distance(some, self._before[rows]))
         moved = self._moved(states[rows] - self._shown[rows])
-        limit = self._limit * np.where(claims[rows], CLAIMED, MARGIN)
-        found = np.where(new, 0.0, self._stale(moved, change, limit))
+        claimed = claims[rows]
+        found = np.where(claimed & ~new, self._stale(moved, change), 0.0)
         same = np.zeros(len(rows), np.bool_)
         for k in ((change == 0) & ~new).nonzero()[0].tolist():
             same[k] = np.array_equal(images[k], self._images[rows[k]])
             if same[k]:
-                found[k] = self._again(states[rows[k]] - self._shown[rows[k]])
-        for k in claims[rows].nonzero()[0].tolist():
-            like = self._like_claims(rows[k], images[k], some[k], far[k], states[rows[k]])
-            found[k] = max(found[k], like)
+                found[k] = self._again(states[rows[k]] - self._shown[rows[k]], claimed[k])
+        last = claimed & self._has_claimed[rows]
+        apart = distance(some[last], self._claimed[rows[last]])
+        apart = visible_change(far[last], self._claimed_far[rows[last]], apart)
+        like = self._stale(
+            self._moved(states[rows[last]] - self._claimed_states[rows[last]]), apart
+        )
+        found[last] = np.maximum(found[last], like)
+        fresh = claimed & (found <= 1.0)
+        self._claimed[rows[fresh]], self._claimed_far[rows[fresh]] = some[fresh], far[fresh]
+        self._claimed_states[rows[fresh]] = states[rows[fresh]]
+        self._has_claimed[rows[fresh]], self._claims[rows] = True, claimed
         self._calls += 1
         seldom = self._calls % 8 == 0
         if self._added < _REMEMBERED or seldom:
@@ -116,7 +125,7 @@ class FrozenCheck:
         """Forget what was seen; images and states have these shapes from now on."""
         count, numbers = self._num_envs, shape[-1]
         self._shape = shape
-        self._seen, self._running, self._has_claimed = np.zeros((3, count), np.bool_)
+        self._seen, self._running, self._claims, self._has_claimed = np.zeros((4, count), np.bool_)
         self._images = np.zeros((count, *shape[:-1]), np.uint8)
         self._before, self._usual, self._claimed = np.zeros((3, count, compared), np.uint8)
         self._far, self._claimed_far = np.zeros((2, count))
@@ -135,35 +144,16 @@ class FrozenCheck:
         numbers = far.shape[1]
         return np.asarray((far[:, (numbers - 1) // 2] + far[:, numbers // 2]) / 2)
 
-    def _stale(self, moved: Floats, change: Floats, limit: Floats | float) -> Floats:
-        """Return how stale images are that changed so while states moved so, ``(n,)``."""
-        times = limit * moved / (1 + moved) / np.maximum(change, 1e-6)
+    def _stale(self, moved: Floats, change: Floats) -> Floats:
+        """Return how stale claims are whose images changed so while states moved so, ``(n,)``."""
+        times = CLAIMED * self._limit * moved / (1 + moved) / np.maximum(change, 1e-6)
         return np.where(moved >= self._least, np.minimum(times, FROZEN), 0.0)
 
-    def _again(self, change: Floats) -> float:
+    def _again(self, change: Floats, claims: bool) -> float:
         """Return how stale an image is that is shown again while the state changed so."""
+        least = self._least if claims else max(1.0, self._least)  # things turn back
         moved = max(self._moved(change[None])[0], self._moved(change[None], 1)[0])
-        return FROZEN if self._added >= MOVES and moved >= self._least else 0.0
-
-    def _like_claims(
-        self, row: int, image: Images, some: Images, far: Floats, state: Floats
-    ) -> float:
-        """Return how stale an image is beside those that claimed success; remember it if not."""
-        found, key = 0.0, hash(image.tobytes())
-        if key in self._claims:
-            found = self._again(state - self._claims[key])
-        if self._has_claimed[row]:
-            moved = self._moved((state - self._claimed_states[row])[None])
-            apart = distance(some, self._claimed[row])
-            change = visible_change(far, self._claimed_far[row], apart)
-            found = max(found, self._stale(moved, change, CLAIMED * self._limit)[0])
-        if found <= 1.0:
-            self._claims.setdefault(key, state.copy())
-            if len(self._claims) > _CLAIMS:
-                del self._claims[next(iter(self._claims))]
-            self._claimed[row], self._claimed_far[row] = some, far
-            self._claimed_states[row], self._has_claimed[row] = state, True
-        return found
+        return FROZEN if self._added >= MOVES and moved >= least else 0.0
 
     def _learn(self, rows: Rows, states: Floats, moved: Floats, change: Floats, good: Mask) -> None:
         """Learn from steps what usually changes: of states, then of images where ``good``."""

@@ -427,9 +427,10 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         on_ood: what becomes of a picture that the bundle's guard finds odd. ``"withhold"``: it does
             not count, and pays as a sure failure in the other modes; ``"warn"``: a warning, once;
             ``"raise"``: OddPictureError; ``"ignore"``: nothing looks for it.
-        frozen_check: whether a picture is odd too that changed less than the observation lets
-            expect: a camera that froze, in whole or in part (``docs/guard.md``). It needs numbers
-            in the observation; where that is a picture and nothing else, nothing looks for it.
+        frozen_check: whether a picture is odd too that stood still while the observation changed
+            or, where it claims success, changed less than that lets expect: a camera that froze,
+            in whole or in part (``docs/guard.md``). It needs numbers in the observation; where
+            that is a picture and nothing else, nothing looks for it.
         accept_foreign_pictures: around an environment that says what draws its pictures (a
             ``picture_scene``, as PandaHover has), take a bundle that does not say it.
         service: ``"shared"``: one process runs the network for all workers of this machine that

@@ -287,7 +287,8 @@ def stale_rows(
     nothing = np.zeros(len(new), np.int64)
     for (name, strength), pictures in zip(STALE, _stale(new, old, random), strict=True):
         seen = look(classifier, pictures)
-        frozen = change(pictures, old) < CLAIMED * least
+        shown = change(pictures, old)
+        frozen = (shown < CLAIMED * least) & (seen.claims | (shown == 0))
         odd = frozen if seen.odd is None else frozen | seen.odd
         both = rates(seen.claims & ~odd, nothing), rates(seen.claims, nothing)
         flips = _flips(exact, pictures, seen)
