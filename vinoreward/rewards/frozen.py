@@ -95,7 +95,7 @@ class FrozenCheck:
         for k in ((change == 0) & ~new).nonzero()[0].tolist():
             same[k] = np.array_equal(images[k], self._images[rows[k]])
             if same[k]:
-                found[k] = self._again(states[rows[k]] - self._shown[rows[k]], claimed[k])
+                found[k] = self._again(states[rows[k]] - self._shown[rows[k]], bool(claimed[k]))
         last = claimed & self._has_claimed[rows]
         apart = distance(some[last], self._claimed[rows[last]])
         apart = visible_change(far[last], self._claimed_far[rows[last]], apart)
