@@ -59,9 +59,8 @@ def test_the_preset_of_a_batch_says_what_trains(
     assert settled.algorithm_kwargs.get("gradient_steps") == steps
 
 
-@pytest.mark.parametrize("recorded", ["", "learner: null\n", "learner: sb3\n"])
-def test_a_run_that_names_no_learner_goes_on_with_sb3(tmp_path: Path, recorded: str) -> None:
-    (tmp_path / "config.yaml").write_text(f"vec_env: batched\n{recorded}")
+def test_a_run_goes_on_with_its_learner(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("vec_env: batched\nlearner: sb3\n")
     for more in ({}, {"learner": "sb3"}):
         assert SETTINGS.of(out=tmp_path, resume=True, **more).learner == "sb3"
     with pytest.raises(ConfigError, match="found learner='device'"):

@@ -542,6 +542,8 @@ def evaluate(
     value = float(chosen.value)
     if recall is None:
         value = raised_threshold(value, successes, dead_probabilities)
+    elif probabilities[labels == 0].max(initial=0.0) < HIGHEST_RAISE:
+        value = min(value, HIGHEST_RAISE)  # a stricter one would only lose successes that vary
 
     details = chosen.as_dict()
     if value > chosen.value:
