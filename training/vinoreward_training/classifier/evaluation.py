@@ -523,7 +523,8 @@ def evaluate(
     ``target_fpr`` it is :func:`default_rate`. ``falling`` is as in :func:`judge`. Of a ``network``
     trained here, ``seen`` are indices of training frames with logits, to tell what was learnt from
     what was seen. A ``recall`` is kept: the threshold is the largest that claims this share of the
-    validation successes, whatever its false-positive rate.
+    validation successes, whatever its false-positive rate, but at most ``HIGHEST_RAISE`` where all
+    validation failures are below that.
     """
     validation, test = parts
     labels, test_labels = dataset.labels[validation], dataset.labels[test]
