@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml
 	$(if $(LOCK),$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes --no-deps -r $(LOCK))
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off $(if $(LOCK),--no-index --no-build-isolation) -e '.[dev]'
 # pip compiles all but what is installed with -e, and the tests start hundreds of processes.
-	$(BIN)/python -m compileall -q -j 0 assets envs training vinoreward tests/support
+	$(BIN)/python -m compileall -q -j 0 actors assets envs training vinoreward tests/support
 	@touch $(STAMP)
 
 demo: $(STAMP)

@@ -18,7 +18,7 @@ from tiny_network import SPEC, expected_logits, forge, golden_images, network
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import BundleError, ConfigError, ModelCorruptError
-from vinoreward.policies import load_policy
+from vinoreward_actors.policies import load_policy
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

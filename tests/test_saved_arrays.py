@@ -14,11 +14,11 @@ import pytest
 from little_memory import memory_below
 from tiny_network import SPEC, expected_logits, forge, golden_images, network
 
-from vinoreward.actor_learner.compressor import read_state
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import BundleError, ModelCorruptError
 from vinoreward.saved_state import read_npz
+from vinoreward_actors.actor_learner.compressor import read_state
 
 SIZE = 16 << 20
 """Bytes that the members unpack to."""

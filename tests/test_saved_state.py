@@ -19,14 +19,14 @@ from little_memory import memory_below
 
 torch = pytest.importorskip("torch")
 
-from vinoreward.actor_learner.checkpoint import load_checkpoint  # noqa: E402
 from vinoreward.bundles.bundle import Bundle  # noqa: E402
 from vinoreward.bundles.foreign_encoder import load_state  # noqa: E402
 from vinoreward.errors import ModelCorruptError, VinorewardError  # noqa: E402
-from vinoreward.policies.policy import random_policy  # noqa: E402
-from vinoreward.policies.spec import mlp  # noqa: E402
-from vinoreward.policies.wire import load_policy, save_policy  # noqa: E402
 from vinoreward.saved_state import read_state, save_state  # noqa: E402
+from vinoreward_actors.actor_learner.checkpoint import load_checkpoint  # noqa: E402
+from vinoreward_actors.policies.policy import random_policy  # noqa: E402
+from vinoreward_actors.policies.spec import mlp  # noqa: E402
+from vinoreward_actors.policies.wire import load_policy, save_policy  # noqa: E402
 from vinoreward_assets import panda_hover_classifier  # noqa: E402
 from vinoreward_training.classifier.training import read_record  # noqa: E402
 

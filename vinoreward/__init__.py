@@ -16,7 +16,16 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 # What is public, and where it is, says __init__.pyi; imported when it is first used (PEP 562).
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_OF_ACTORS = ("ActorLearner", "ActorLearnerConfig", "CompressorChain", "Player")
+_OF_ACTORS += ("load_policy", "save_policy")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_ACTORS:
+        raise AttributeError(f"{name} is not here: from vinoreward_actors import {name}")
+    return _public(name)
+
 
 _ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "PandaHover-v0": {"object_position": "fixed"},

@@ -1,11 +1,6 @@
-from .actor_learner.acting.evaluation import Player
-from .actor_learner.config import ActorLearnerConfig
-from .actor_learner.trainer import ActorLearner
 from .backends.base import load_backend
 from .bundles.bundle import Bundle
-from .compression.chain import CompressorChain
 from .encoders import Encoder
-from .policies.wire import load_policy, save_policy
 from .rewards.alarms import FalseClaimAlarm, RateAlarm
 from .rewards.classifier import Classifier
 from .rewards.interventions import Axis, Intervention, SearchSpace
@@ -25,21 +20,17 @@ from .wrappers.vector import VectorEncodedObservation, VectorLearnedReward
 __version__: str
 
 __all__ = [
-    "ActorLearner",
-    "ActorLearnerConfig",
     "Axis",
     "BatchedVecEnv",
     "Bundle",
     "ClaimedVsTrue",
     "Classifier",
-    "CompressorChain",
     "EncodedObservation",
     "Encoder",
     "FalseClaimAlarm",
     "Intervention",
     "LearnedReward",
     "PictureInInfo",
-    "Player",
     "PrecisionBound",
     "RandomizationCurriculum",
     "RateAlarm",
@@ -54,6 +45,4 @@ __all__ = [
     "VectorEncodedObservation",
     "VectorLearnedReward",
     "load_backend",
-    "load_policy",
-    "save_policy",
 ]

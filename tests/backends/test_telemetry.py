@@ -150,7 +150,7 @@ def test_ray_reports_no_usage(tmp_path: Path) -> None:
     """Ray asks whether it is in a cloud, at addresses that stay within it, and reports nothing."""
     pytest.importorskip("ray")
     code = (
-        "from vinoreward.actor_learner.engines.ray.cluster import Cluster\n"
+        "from vinoreward_actors.actor_learner.engines.ray.cluster import Cluster\n"
         "cluster = Cluster(1)\n"
         "assert cluster.ray._private.worker._global_node is not None\n"
         "cluster.close()\n"

@@ -22,20 +22,20 @@ from engine_runs import (
 )
 from faulty_environments import Rescales
 
-from vinoreward.actor_learner.config import SamplesPerInsert
-from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
-from vinoreward.actor_learner.engines.ray.cluster import ADDRESS, Cluster
-from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, make_engine
-from vinoreward.actor_learner.transport.link import ActorSettings
-from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
-from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.graph import Compile
-from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
-from vinoreward.policies.policy import forward
-from vinoreward.policies.spec import mlp
-from vinoreward.policies.wire import lowered
+from vinoreward_actors.actor_learner.config import SamplesPerInsert
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig, EngineError
+from vinoreward_actors.actor_learner.engines.ray.cluster import ADDRESS, Cluster
+from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig, make_engine
+from vinoreward_actors.actor_learner.transport.link import ActorSettings
+from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, Trajectory
+from vinoreward_actors.compression.chain import CompressorChain
+from vinoreward_actors.compression.graph import Compile
+from vinoreward_actors.compression.quantize import Quantize
+from vinoreward_actors.policies.policy import forward
+from vinoreward_actors.policies.spec import mlp
+from vinoreward_actors.policies.wire import lowered
 
 STEPS = 9  # three episodes of Numbered
 EPISODES = (3, 2, 4)

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vinoreward.compression.chain import check_policy
-from vinoreward.policies.backends.base import BackendOutputs, PolicyBackend, make_backend
-from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
-from vinoreward.policies.policy import (
+from vinoreward_actors.compression.chain import check_policy
+from vinoreward_actors.policies.backends.base import BackendOutputs, PolicyBackend, make_backend
+from vinoreward_actors.policies.backends.openvino_backend import OpenVINOBackend
+from vinoreward_actors.policies.policy import (
     LARGEST,
     ActivationRange,
     Policy,
@@ -28,7 +28,7 @@ from vinoreward.policies.policy import (
     random_policy,
     reduced,
 )
-from vinoreward.policies.spec import mlp
+from vinoreward_actors.policies.spec import mlp
 
 NETWORKS = {name: SPECS[name] for name in ("small", "odd", "gaussian")} | {"wide": WIDE}
 LIMIT = os.environ.get("ONEDNN_MAX_CPU_ISA")

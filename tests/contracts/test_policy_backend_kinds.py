@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from vinoreward.errors import ConfigError, VinorewardError
-from vinoreward.policies.backends.base import (
+from vinoreward_actors.policies.backends.base import (
     BACKENDS,
     compile_blob,
     describes,
@@ -24,9 +24,13 @@ from vinoreward.policies.backends.base import (
     seal,
     unseal,
 )
-from vinoreward.policies.backends.onnxruntime_backend import policy_model, read_blob, weights_of
-from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
-from vinoreward.policies.policy import (
+from vinoreward_actors.policies.backends.onnxruntime_backend import (
+    policy_model,
+    read_blob,
+    weights_of,
+)
+from vinoreward_actors.policies.backends.openvino_backend import OpenVINOBackend
+from vinoreward_actors.policies.policy import (
     ActivationRange,
     folded,
     forward,
@@ -34,7 +38,7 @@ from vinoreward.policies.policy import (
     quantized,
     random_policy,
 )
-from vinoreward.policies.spec import mlp
+from vinoreward_actors.policies.spec import mlp
 
 
 @pytest.fixture(params=BACKENDS.names())
@@ -51,9 +55,10 @@ ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
 def test_actors_do_not_import_torch(name: str) -> None:
     code = (
         "import sys, numpy as np\n"
-        "from vinoreward.policies.backends.base import make_backend\n"
-        "from vinoreward.policies.policy import ActivationRange, quantize_array, random_policy\n"
-        "from vinoreward.policies.spec import mlp\n"
+        "from vinoreward_actors.policies.backends.base import make_backend\n"
+        "from vinoreward_actors.policies.policy import ActivationRange, quantize_array\n"
+        "from vinoreward_actors.policies.policy import random_policy\n"
+        "from vinoreward_actors.policies.spec import mlp\n"
         "policy = random_policy(mlp(4, 2, head='logits'), 0)\n"
         "weights = {n: quantize_array(v) if v.ndim > 1 else v"
         " for n, v in policy.parameters.items()}\n"

@@ -21,15 +21,15 @@ from backend_policies import (
 )
 
 from vinoreward.errors import ConfigError, InputError, OutputError
-from vinoreward.policies.backends.base import BACKENDS, PolicyBackend, make_backend
-from vinoreward.policies.policy import (
+from vinoreward_actors.policies.backends.base import BACKENDS, PolicyBackend, make_backend
+from vinoreward_actors.policies.policy import (
     ActivationRange,
     Policy,
     QuantizedArray,
     random_policy,
 )
-from vinoreward.policies.spec import mlp
-from vinoreward.policies.wire import decode, encode
+from vinoreward_actors.policies.spec import mlp
+from vinoreward_actors.policies.wire import decode, encode
 
 
 @functools.cache

@@ -21,11 +21,11 @@ PUBLIC = {
     "vinoreward.wrappers": "wrappers",
     "vinoreward.wrappers.vector": "wrappers",
     "vinoreward.wrappers.sb3": "wrappers",
-    "vinoreward.actor_learner": "actor_learner",
-    "vinoreward.policies": "policies",
-    "vinoreward.compression": "compression",
-    "vinoreward.correction": "correction",
-    "vinoreward.monitoring": "monitoring",
+    "vinoreward_actors.actor_learner": "actor_learner",
+    "vinoreward_actors.policies": "policies",
+    "vinoreward_actors.compression": "compression",
+    "vinoreward_actors.correction": "correction",
+    "vinoreward_actors.monitoring": "monitoring",
     "vinoreward.errors": "errors",
 }
 """Each public package and its page of docs/reference."""

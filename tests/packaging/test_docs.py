@@ -89,11 +89,11 @@ def test_the_documented_backend_is_not_loaded_when_made(example: type[Backend]) 
 
 
 def test_the_documented_plugs_of_compressed_actors_work_together(project_root: Path) -> None:
-    from vinoreward.compression import CompressionContext
-    from vinoreward.correction import Correction, VTrace
-    from vinoreward.monitoring import MonitorBatch
-    from vinoreward.policies.policy import forward, random_policy
-    from vinoreward.policies.spec import mlp
+    from vinoreward_actors.compression import CompressionContext
+    from vinoreward_actors.correction import Correction, VTrace
+    from vinoreward_actors.monitoring import MonitorBatch
+    from vinoreward_actors.policies.policy import forward, random_policy
+    from vinoreward_actors.policies.spec import mlp
 
     code = block(project_root / "docs" / "compressed-actors.md", "class Gentle")
     names: dict[str, Any] = {"__name__": __name__}
@@ -255,13 +255,13 @@ def commands(project_root: Path) -> list[str]:
 def test_the_documented_commands_have_these_options(project_root: Path) -> None:
     import tyro
 
-    from vinoreward_training.cli import COMMANDS
+    from vinoreward_training import cli
 
     seen = set()
     for line in commands(project_root):
         name, *options = shlex.split(line, comments=True)
         if "--help" not in options:
-            tyro.cli(COMMANDS[name][1], args=options)
+            tyro.cli(cli.commands()[name][1], args=options)
         seen.add(name)
     assert {"capture", "finetune", "quantize", "train", "play", "train-vae", "actors"} <= seen
 
@@ -270,7 +270,7 @@ def test_the_documented_commands_of_actors_are_settled(
     project_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each line as it stands, up to where training would begin."""
-    from vinoreward_training.actors import command as actors
+    from vinoreward_actors.command import command as actors
     from vinoreward_training.cli import main
 
     settled = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vinoreward_training.cli import COMMANDS
+from vinoreward_training.cli import commands
 
 SCRIPT = """
 import contextlib, io, json, sys
@@ -38,7 +38,7 @@ def helped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     One process asks for all of them, as starting one takes longer than its help.
     """
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "", *COMMANDS],
+        [sys.executable, "-c", SCRIPT, "", *commands()],
         cwd=tmp_path_factory.mktemp("elsewhere"),
         env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
         capture_output=True,
@@ -53,11 +53,11 @@ def helped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 def test_the_console_command_lists_all_commands(helped: dict[str, dict[str, Any]]) -> None:
     assert helped[""]["code"] == 0
-    for name in COMMANDS:
+    for name in commands():
         assert f"\n  {name} " in helped[""]["text"]
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+@pytest.mark.parametrize("command", sorted(commands()))
 def test_each_command_has_help_with_examples_and_loads_nothing_heavy(
     command: str, helped: dict[str, dict[str, Any]]
 ) -> None:

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vinoreward.compression import CompressionContext
 from vinoreward.errors import ConfigError
-from vinoreward.policies.backends.base import make_backend
-from vinoreward.policies.policy import forward, random_policy
-from vinoreward.policies.spec import mlp
-from vinoreward_training.actors.build import build
-from vinoreward_training.actors.expressions import chain_of
-from vinoreward_training.configs import ActorsConfig
+from vinoreward_actors.command.build import build
+from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.command.expressions import chain_of
+from vinoreward_actors.compression import CompressionContext
+from vinoreward_actors.policies.backends.base import make_backend
+from vinoreward_actors.policies.policy import forward, random_policy
+from vinoreward_actors.policies.spec import mlp
 
 MODULE = """
 import numpy as np
-from vinoreward.actor_learner.learners.impala import Impala
-from vinoreward.compression import Stage
-from vinoreward.policies.backends.base import PolicyBackend
-from vinoreward.policies.policy import forward
+from vinoreward_actors.actor_learner.learners.impala import Impala
+from vinoreward_actors.compression import Stage
+from vinoreward_actors.policies.backends.base import PolicyBackend
+from vinoreward_actors.policies.policy import forward
 
 class Plain(PolicyBackend):
     name = "plain"

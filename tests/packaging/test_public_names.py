@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-LAZY = ("vinoreward", "vinoreward.actor_learner")
-LIGHT = (*LAZY, "vinoreward.policies", "vinoreward.wrappers", "vinoreward.wrappers.vector")
+LAZY = ("vinoreward", "vinoreward_actors", "vinoreward_actors.actor_learner")
+LIGHT = (*LAZY, "vinoreward_actors.policies", "vinoreward.wrappers", "vinoreward.wrappers.vector")
 
 
 @pytest.mark.parametrize("package", [*LIGHT, "vinoreward.wrappers.sb3"])
@@ -22,6 +22,13 @@ def test_every_name_is_there(package: str) -> None:
         assert getattr(module, name) is not None
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = module.no_such_name
+
+
+def test_a_name_that_moved_says_where_it_is() -> None:
+    import vinoreward
+
+    with pytest.raises(AttributeError, match="from vinoreward_actors import ActorLearner"):
+        _ = vinoreward.ActorLearner
 
 
 def test_the_three_forms_of_the_wrappers_mirror_each_other() -> None:

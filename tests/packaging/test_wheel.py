@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = {"vinoreward", "vinoreward_envs", "vinoreward_training", "vinoreward_assets"}
+PACKAGES = {f"vinoreward{world}" for world in ("", "_envs", "_actors", "_training", "_assets")}
 
 
 def run_python(python: Path, script: str, folder: Path, *arguments: str) -> str:
@@ -56,14 +56,17 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
     # Public names are found through the stubs; what bakes the scene stays in the repository.
-    assert {"vinoreward/__init__.pyi", "vinoreward/actor_learner/__init__.pyi"} <= set(names)
+    assert {
+        "vinoreward/__init__.pyi",
+        "vinoreward_actors/__init__.pyi",
+    } <= set(names)
     assert not any(name.endswith("/bake.py") for name in names)
 
 
 def test_the_wheel_holds_every_module(wheel: Path, project_root: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if name.endswith((".py", ".pyi"))}
-    homes = ("", "envs", "training", "assets")
+    homes = ("", "envs", "actors", "training", "assets")
     here = {
         str(path.relative_to(project_root / home))
         for home in homes
@@ -91,6 +94,7 @@ def test_the_wheel_registers_command_backends_and_bundle(wheel: Path) -> None:
         text = archive.read(name).decode("utf-8")
     parser = configparser.ConfigParser()
     parser.read_string(text)
+    assert dict(parser["vinoreward.commands"]) == {"actors": "vinoreward_actors.command:COMMAND"}
     assert dict(parser["console_scripts"]) == {"vinoreward": "vinoreward_training.cli:main"}
     assert set(parser["vinoreward.backends"]) == {"openvino", "onnxruntime", "shared", "torch"}
     assert set(parser["vinoreward.bundles"]) == {"panda-hover-classifier", "panda-hover-encoder"}

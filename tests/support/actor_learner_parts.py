@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
-from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.trainer import ActorLearnerConfig
-from vinoreward.actor_learner.transport.trajectory import Trajectory
-from vinoreward.monitoring.strategy import CompressionSetting, Strategy
-from vinoreward.policies.spec import mlp
+from vinoreward_actors.actor_learner.learners.dqn import DQN, DQNConfig
+from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward_actors.actor_learner.trainer import ActorLearnerConfig
+from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
+from vinoreward_actors.monitoring.strategy import CompressionSetting, Strategy
+from vinoreward_actors.policies.spec import mlp
 
 CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16), activation="tanh", value=True)
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vinoreward_training.actors.run import read_rows
+from vinoreward_actors.command.run import read_rows
 from vinoreward_training.cli import main
 
 SMALL = ("--task", "CartPole-v0", "--network", "2x32", "--no-progress")

@@ -6,16 +6,16 @@ import numpy as np
 import numpy.typing as npt
 from policy_specs import observations_for as observations
 
-from vinoreward.policies.backends.base import PolicyBackend
-from vinoreward.policies.policy import (
+from vinoreward_actors.policies.backends.base import PolicyBackend
+from vinoreward_actors.policies.policy import (
     ActivationRange,
     Policy,
     forward,
     layer_inputs,
     quantize_array,
 )
-from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
-from vinoreward.policies.wire import lowered
+from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+from vinoreward_actors.policies.wire import lowered
 
 SPECS = {
     "small": mlp(5, 3, head="logits", hidden=(16, 16), value=True),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from policy_specs import forward_with_value
 
-from vinoreward.compression import (
+from vinoreward_actors.compression import (
     CompressionContext,
 )
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+from vinoreward_actors.policies.policy import Policy
+from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 MLP = mlp(6, 3, head="logits", hidden=(16, 12), value=True)
 CNN = PolicySpec(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vinoreward.correction import Corrector, OffPolicyBatch
+from vinoreward_actors.correction import Corrector, OffPolicyBatch
 
 
 def make_batch(seed=0, steps=5, batch=4, q=False, dtype=np.float64, **changes):

@@ -15,8 +15,8 @@ from typing import Any
 
 from faulty_environments import Numbered, Remembers
 
-from vinoreward.compression.chain import CompressionContext
-from vinoreward.policies.policy import Policy
+from vinoreward_actors.compression.chain import CompressionContext
+from vinoreward_actors.policies.policy import Policy
 
 WORK = 4.0
 """Seconds that a long push takes."""
@@ -97,7 +97,7 @@ class Fragile(Remembers):
             self._file.write_text(str(os.getpid()))
             if self._what in ("work", "stuck"):
                 for links in ("local", "ray.links") if self._what == "stuck" else ():
-                    module = sys.modules.get(f"vinoreward.actor_learner.engines.{links}")
+                    module = sys.modules.get(f"vinoreward_actors.actor_learner.engines.{links}")
                     if module is not None:
                         module.__dict__["LONGEST_PUSH"] = 0.5
                 time.sleep(WORK if self._what == "work" else 600.0)

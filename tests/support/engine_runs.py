@@ -13,19 +13,19 @@ import numpy as np
 import psutil
 import waiting
 
-from vinoreward.actor_learner.acting.actor import ActorConfig
-from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.compressor import CompressorConfig
-from vinoreward.actor_learner.config import SamplesPerInsert
-from vinoreward.actor_learner.engines.base import EngineConfig
-from vinoreward.actor_learner.engines.local import LocalEngine
-from vinoreward.actor_learner.engines.supervisor import Event
-from vinoreward.actor_learner.transport.link import ActorSettings
-from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
-from vinoreward.compression.chain import CompressorChain
-from vinoreward.policies.backends.base import make_backend
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.spec import PolicySpec, mlp
+from vinoreward_actors.actor_learner.acting.actor import ActorConfig
+from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward_actors.actor_learner.compressor import CompressorConfig
+from vinoreward_actors.actor_learner.config import SamplesPerInsert
+from vinoreward_actors.actor_learner.engines.base import EngineConfig
+from vinoreward_actors.actor_learner.engines.local import LocalEngine
+from vinoreward_actors.actor_learner.engines.supervisor import Event
+from vinoreward_actors.actor_learner.transport.link import ActorSettings
+from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward_actors.compression.chain import CompressorChain
+from vinoreward_actors.policies.backends.base import make_backend
+from vinoreward_actors.policies.policy import Policy
+from vinoreward_actors.policies.spec import PolicySpec, mlp
 
 SHARED_MEMORY = Path("/dev/shm")
 NUMBERED = mlp(2, 2, head="logits", hidden=(8, 8))
@@ -143,9 +143,9 @@ def replay_training(folder: Path) -> Any:
     """A DQN of CartPole with two actors and a compressor, gone on with if there is a checkpoint."""
     from faulty_environments import Remembers
 
-    from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
-    from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
-    from vinoreward.compression.quantize import Quantize
+    from vinoreward_actors.actor_learner.learners.dqn import DQN, DQNConfig
+    from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig
+    from vinoreward_actors.compression.quantize import Quantize
 
     return ActorLearner(
         "CartPole-v1",

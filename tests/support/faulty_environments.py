@@ -18,9 +18,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.compression.chain import CompressionContext, Stage, State
-from vinoreward.policies.policy import Policy, random_policy
-from vinoreward.policies.spec import PolicySpec
+from vinoreward_actors.compression.chain import CompressionContext, Stage, State
+from vinoreward_actors.policies.policy import Policy, random_policy
+from vinoreward_actors.policies.spec import PolicySpec
 
 ENDS = (("truncated", 3), ("terminated", 2), ("both", 4))
 """How the first episodes end and after how many steps; then the same again."""

@@ -186,8 +186,8 @@ def cases(folder: Path) -> dict[str, Case]:
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.bundles.save import save_bundle
     from vinoreward.files import write_json
-    from vinoreward.policies import load_policy, save_policy
-    from vinoreward.policies.policy import random_policy
+    from vinoreward_actors.policies import load_policy, save_policy
+    from vinoreward_actors.policies.policy import random_policy
 
     images = golden_images()
     model = network(folder / "source.onnx")

@@ -11,10 +11,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
-from vinoreward.policies.distributions import Exploration, act
-from vinoreward.policies.policy import Policy, forward
-from vinoreward.policies.spec import PolicySpec
+from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward_actors.policies.distributions import Exploration, act
+from vinoreward_actors.policies.policy import Policy, forward
+from vinoreward_actors.policies.spec import PolicySpec
 
 ITSELF = Exploration()
 """A stochastic head's own noise."""

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
-from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.transport.link import ActorLink, ActorSettings, Weights
-from vinoreward.actor_learner.transport.trajectory import (
+from vinoreward_actors.actor_learner.acting.actor import Actor, ActorConfig
+from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward_actors.actor_learner.transport.link import ActorLink, ActorSettings, Weights
+from vinoreward_actors.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
     Trajectory,
     TrajectorySpec,
 )
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.spec import PolicySpec, mlp
-from vinoreward.policies.wire import encode
+from vinoreward_actors.policies.policy import Policy
+from vinoreward_actors.policies.spec import PolicySpec, mlp
+from vinoreward_actors.policies.wire import encode
 
 CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vinoreward.policies.policy import Floats, Policy, forward, layer_inputs
-from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+from vinoreward_actors.policies.policy import Floats, Policy, forward, layer_inputs
+from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 SMALL = mlp(5, 3, head="logits", hidden=(8, 7), value=True)
 PICTURES = PolicySpec(

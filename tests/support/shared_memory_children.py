@@ -20,16 +20,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.transport.shared_memory import (
+from vinoreward.errors import SharedMemoryError
+from vinoreward_actors.actor_learner.transport.shared_memory import (
     ControlBlock,
     ControlSpec,
     Segment,
     SegmentSpec,
 )
-from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
-from vinoreward.actor_learner.transport.trajectory_ring import RingSpec, TrajectoryRing, state_of
-from vinoreward.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec
-from vinoreward.errors import SharedMemoryError
+from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward_actors.actor_learner.transport.trajectory_ring import (
+    RingSpec,
+    TrajectoryRing,
+    state_of,
+)
+from vinoreward_actors.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec
 
 SHARED_MEMORY = Path("/dev/shm")
 SPEC = TrajectorySpec(

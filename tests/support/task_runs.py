@@ -10,10 +10,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.acting.evaluation import Evaluator
-from vinoreward_training.actors.build import FACTORY
-from vinoreward_training.tasks.lookup import TASKS
+from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward_actors.actor_learner.acting.evaluation import Evaluator
+from vinoreward_actors.command.build import FACTORY
+from vinoreward_actors.tasks.lookup import TASKS
 
 CONTROL = [task.name for task in TASKS.values() if task.suite == "dm_control"]
 GAMES = [task.name for task in TASKS.values() if task.suite == "atari"]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vinoreward.errors import ConfigError
-from vinoreward.policies.policy import forward, random_policy
-from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+from vinoreward_actors.policies.policy import forward, random_policy
+from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 from vinoreward_training.bench.actor_steps import (
     Arm,
     eager,

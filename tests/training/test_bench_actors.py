@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.errors import ConfigError, RunFolderError
-from vinoreward.policies.policy import random_policy
-from vinoreward.policies.spec import mlp
-from vinoreward.policies.wire import encode
-from vinoreward_training.actors.settings import presets
+from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
+from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.command.settings import presets
+from vinoreward_actors.policies.policy import random_policy
+from vinoreward_actors.policies.spec import mlp
+from vinoreward_actors.policies.wire import encode
 from vinoreward_training.bench import actor_bits as bench_actor_bits
 from vinoreward_training.bench import actor_trainings as rows
 from vinoreward_training.bench.actor_bits import Variant, draw, verdict
@@ -36,7 +37,7 @@ from vinoreward_training.bench.actor_trainings import (
 )
 from vinoreward_training.bench.command import check
 from vinoreward_training.cli import main
-from vinoreward_training.configs import ActorsConfig, BenchConfig
+from vinoreward_training.configs import BenchConfig
 
 QUIET = Breakdown(dict.fromkeys(PARTS, 1e-4), dict.fromkeys(PARTS, 1e-4), 100)
 

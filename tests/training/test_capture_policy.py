@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 
 from vinoreward.errors import ConfigError, DatasetError, ModelCorruptError
-from vinoreward.policies import save_policy as save_actors_policy
-from vinoreward.policies.policy import random_policy
-from vinoreward.policies.spec import mlp
+from vinoreward_actors.policies import save_policy as save_actors_policy
+from vinoreward_actors.policies.policy import random_policy
+from vinoreward_actors.policies.spec import mlp
 from vinoreward_training.capture import command as capture
 from vinoreward_training.capture.policies import open_policy
 from vinoreward_training.cli import main

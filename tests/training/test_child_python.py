@@ -23,7 +23,7 @@ if __name__ == "__main__":
 RAY = """
 import sys
 from pathlib import Path
-from vinoreward.actor_learner.engines.ray.cluster import Cluster
+from vinoreward_actors.actor_learner.engines.ray.cluster import Cluster
 
 class Told:
     def path(self):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vinoreward.errors import install_command
-from vinoreward_training.cli import COMMANDS, main
+from vinoreward_training.cli import commands, main
 
 
 def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,10 +25,10 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
     assert "trian" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("name", list(commands()))
 def test_every_command_has_its_configuration_and_run(name: str) -> None:
-    place, kind = COMMANDS[name]
-    assert callable(importlib.import_module(f"vinoreward_training.{place}").run)
+    place, kind = commands()[name]
+    assert callable(importlib.import_module(place).run)
     assert dataclasses.is_dataclass(kind)
 
 
@@ -38,7 +38,7 @@ def test_false_in_a_table_is_not_a_word_that_counts_as_true(
 ) -> None:
     tables = ["--env-kwargs", "rescale_observations", word, "--learner", "prioritized", "true"]
     given = ["actors", "--algorithm", "dqn", "--network", "1x8", *tables]
-    module = importlib.import_module("vinoreward_training.actors.command")
+    module = importlib.import_module("vinoreward_actors.command.command")
     seen = []
     with monkeypatch.context() as patch:
         patch.setattr(module, "run", lambda config: seen.append(config) or 0)

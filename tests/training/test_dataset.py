@@ -369,7 +369,7 @@ def test_a_picture_of_another_format_is_refused_whatever_its_name(
 def test_every_picture_is_opened_by_its_formats() -> None:
     """``Image.open`` alone tries all that PIL knows, programs that it starts among them."""
     calls = 0
-    for package in ("vinoreward", "envs", "training", "assets"):
+    for package in ("vinoreward", "envs", "actors", "training", "assets"):
         for file in (Path(__file__).parents[2] / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "Image.open":

@@ -270,12 +270,12 @@ def test_the_claim_of_the_threshold_is_stated_as_the_counts_support_it(
 def test_next_commands_name_real_commands_and_survive_a_folder_with_a_space(
     tmp_path: Path,
 ) -> None:
-    from vinoreward_training.cli import COMMANDS
+    from vinoreward_training.cli import commands
 
     demo = Demo(DemoConfig(), tmp_path / "a demo")
     for words, what in demo.next_commands():
         parts = shlex.split(words)
-        assert parts[1] in COMMANDS
+        assert parts[1] in commands()
         assert what
     assert str(demo.bundle) in shlex.split(demo.next_commands()[0][0])
 

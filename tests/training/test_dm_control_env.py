@@ -11,8 +11,8 @@ from gymnasium.utils.env_checker import check_env
 from task_runs import CONTROL, run_python
 
 from vinoreward.errors import ConfigError, InputError
+from vinoreward_actors.tasks.lookup import make_task
 from vinoreward_training.tasks.dm_control import DmControlEnv
-from vinoreward_training.tasks.lookup import make_task
 
 # dm_control 1.0.50 does what NumPy 2.5 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array")
@@ -147,7 +147,7 @@ def test_pictures_that_cannot_be_drawn_are_said() -> None:
     pytest.importorskip("dm_control")
     code = (
         "from vinoreward.errors import MissingDisplayError\n"
-        "from vinoreward_training.tasks.lookup import make_task\n"
+        "from vinoreward_actors.tasks.lookup import make_task\n"
         "make_task('cartpole-balance').reset()\n"  # loads dm_control without pictures
         "try:\n"
         "    make_task('cartpole-balance', render_mode='rgb_array')\n"

@@ -20,8 +20,8 @@ from vinoreward.errors import (
     RunFolderError,
     VinorewardError,
 )
-from vinoreward_training.actors.run import Recorder, read_rows, read_summary
-from vinoreward_training.actors.settings import SETTINGS as ACTORS
+from vinoreward_actors.command.run import Recorder, read_rows, read_summary
+from vinoreward_actors.command.settings import SETTINGS as ACTORS
 from vinoreward_training.classifier.finetune import SETTINGS as FINETUNE
 from vinoreward_training.cli import main
 from vinoreward_training.play.command import is_of_actors

@@ -71,10 +71,10 @@ def run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def actors_run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``vinoreward actors`` leaves of a training there."""
-    from vinoreward.policies import save_policy
-    from vinoreward.policies.policy import random_policy
-    from vinoreward.policies.spec import mlp
-    from vinoreward_training.actors.settings import SETTINGS, recorded
+    from vinoreward_actors.command.settings import SETTINGS, recorded
+    from vinoreward_actors.policies import save_policy
+    from vinoreward_actors.policies.policy import random_policy
+    from vinoreward_actors.policies.spec import mlp
 
     out = tmp_path_factory.mktemp("runs") / "actors"
     save_policy(out, random_policy(mlp(1, 2, head="logits", hidden=(4,), value=True), 0))

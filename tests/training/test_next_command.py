@@ -24,7 +24,7 @@ from toy_environments import save_toy_bundle, save_toy_encoder
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import PictureMismatchError
 from vinoreward_training.classifier import finetune
-from vinoreward_training.cli import COMMANDS, main
+from vinoreward_training.cli import commands, main
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.policy.train import SETTINGS
@@ -93,8 +93,8 @@ def told(text: str) -> list[list[str]]:
 def parsed(line: str) -> Any:
     """Return what the real command makes of a printed line, whose further lines are notes."""
     program, name, *words = shlex.split(line.splitlines()[0])
-    place, kind = COMMANDS[name]
-    settings = getattr(importlib.import_module(f"vinoreward_training.{place}"), "SETTINGS", None)
+    place, kind = commands()[name]
+    settings = getattr(importlib.import_module(place), "SETTINGS", None)
     assert program == "vinoreward"
     if settings is not None:
         return settings.parse(words, prog=name)

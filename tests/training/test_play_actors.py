@@ -16,17 +16,17 @@ from task_runs import evaluator
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward.files import write_json
-from vinoreward.policies import save_policy
-from vinoreward.policies.policy import random_policy
-from vinoreward.policies.spec import mlp
-from vinoreward_training.actors.settings import SETTINGS, recorded
+from vinoreward_actors.command.settings import SETTINGS, recorded
+from vinoreward_actors.policies import save_policy
+from vinoreward_actors.policies.policy import random_policy
+from vinoreward_actors.policies.spec import mlp
+from vinoreward_actors.tasks.networks import network
 from vinoreward_training.cli import main
 from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.play.film import Filmer
 from vinoreward_training.policy.evaluate import Moment
 from vinoreward_training.runs.run_folder import plain
-from vinoreward_training.tasks.networks import network
 
 
 def run_of(folder: Path, task: str, spec: Any, **changes: Any) -> Path:

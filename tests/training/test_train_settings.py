@@ -21,7 +21,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
     UnknownDeviceError,
 )
-from vinoreward_training.actors.settings import SETTINGS as ACTORS
+from vinoreward_actors.command.settings import SETTINGS as ACTORS
 from vinoreward_training.capture import command as capture
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig, TrainConfig

@@ -17,9 +17,9 @@ import torch
 import yaml
 
 from vinoreward import TrueSuccess
-from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.success import Truth, as_truth, claim_of
+from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.runs.next_command import origin

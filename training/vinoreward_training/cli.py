@@ -18,26 +18,29 @@ from vinoreward.processes import terminated_like_interrupted
 from vinoreward_training import configs
 from vinoreward_training.runs.machine import extra_of
 
+_OWN = "vinoreward_training"
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
-    "capture": ("capture.command", configs.CaptureConfig),
-    "finetune": ("classifier.finetune", configs.FinetuneConfig),
-    "import-classifier": ("classifier.import_classifier", configs.ImportClassifierConfig),
-    "calibrate": ("classifier.calibrate", configs.CalibrateConfig),
-    "guard": ("classifier.guard", configs.GuardConfig),
-    "quantize": ("quantize.command", configs.QuantizeConfig),
-    "label": ("labelling.command", configs.LabelConfig),
-    "score": ("classifier.score", configs.ScoreConfig),
-    "audit": ("audit.command", configs.AuditConfig),
-    "mend": ("mending.command", configs.MendConfig),
-    "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),
-    "import-encoder": ("encoder.import_encoder", configs.ImportEncoderConfig),
-    "train": ("policy.train", configs.TrainConfig),
-    "actors": ("actors.command", configs.ActorsConfig),
-    "play": ("play.command", configs.PlayConfig),
-    "profile": ("bench.profile", configs.ProfileConfig),
-    "bench": ("bench.command", configs.BenchConfig),
-    "doctor": ("doctor", configs.DoctorConfig),
-    "demo": ("demo.command", configs.DemoConfig),
+    "capture": (f"{_OWN}.capture.command", configs.CaptureConfig),
+    "finetune": (f"{_OWN}.classifier.finetune", configs.FinetuneConfig),
+    "import-classifier": (
+        f"{_OWN}.classifier.import_classifier",
+        configs.ImportClassifierConfig,
+    ),
+    "calibrate": (f"{_OWN}.classifier.calibrate", configs.CalibrateConfig),
+    "guard": (f"{_OWN}.classifier.guard", configs.GuardConfig),
+    "quantize": (f"{_OWN}.quantize.command", configs.QuantizeConfig),
+    "label": (f"{_OWN}.labelling.command", configs.LabelConfig),
+    "score": (f"{_OWN}.classifier.score", configs.ScoreConfig),
+    "audit": (f"{_OWN}.audit.command", configs.AuditConfig),
+    "mend": (f"{_OWN}.mending.command", configs.MendConfig),
+    "train-vae": (f"{_OWN}.encoder.train_vae", configs.TrainVaeConfig),
+    "import-encoder": (f"{_OWN}.encoder.import_encoder", configs.ImportEncoderConfig),
+    "train": (f"{_OWN}.policy.train", configs.TrainConfig),
+    "play": (f"{_OWN}.play.command", configs.PlayConfig),
+    "profile": (f"{_OWN}.bench.profile", configs.ProfileConfig),
+    "bench": (f"{_OWN}.bench.command", configs.BenchConfig),
+    "doctor": (f"{_OWN}.doctor", configs.DoctorConfig),
+    "demo": (f"{_OWN}.demo.command", configs.DemoConfig),
 }
 """Command name to the module with its ``run``, and its options."""
 
@@ -74,10 +77,16 @@ def from_hub(name: str, words: Sequence[str]) -> list[str]:
     return given
 
 
+def commands() -> dict[str, tuple[str, type[Any]]]:
+    """Return ``COMMANDS`` and those that packages add in the entry-point group of that name."""
+    added = importlib.metadata.entry_points(group="vinoreward.commands")
+    return {**COMMANDS, **{entry.name: entry.load() for entry in added}}
+
+
 def usage() -> str:
     """Return the top-level help text."""
     lines = ["usage: vinoreward COMMAND [options]", "", "commands:"]
-    for name, (_, config) in COMMANDS.items():
+    for name, (_, config) in commands().items():
         lines.append(f"  {name:<17} {(config.__doc__ or '').splitlines()[0]}")
     lines += ["", "vinoreward COMMAND --help shows a command's options with examples."]
     return "\n".join(lines)
@@ -102,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in {"--version", "-V"}:
         print(f"vinoreward {importlib.metadata.version('vinoreward')}")
         return 0
-    if name not in COMMANDS:
+    known = commands()
+    if name not in known:
         print(f"vinoreward: no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
@@ -110,8 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported here, so that the top-level help appears at once.
         from vinoreward_training.runs.settings import Settings, command_line
 
-        place, kind = COMMANDS[name]
-        module = importlib.import_module(f"vinoreward_training.{place}")
+        place, kind = known[name]
+        module = importlib.import_module(place)
         prog = f"vinoreward {name}"
         settings: Settings[Any] | None = getattr(module, "SETTINGS", None)
         if settings is None:

@@ -16,8 +16,6 @@ from typing import Any
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers the environments)
-from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.engines.ray.cluster import found_address, import_ray
 from vinoreward.backends.base import available_backends
 from vinoreward.backends.runtime import import_openvino, shared_core, telemetry_switches
 from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
@@ -25,6 +23,9 @@ from vinoreward.bundles.locate import known_names
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command
 from vinoreward.files import write_json
 from vinoreward.machine import cores
+from vinoreward_actors.actor_learner.engines.base import EngineError
+from vinoreward_actors.actor_learner.engines.ray.cluster import found_address, import_ray
+from vinoreward_actors.tasks.lookup import make_task
 from vinoreward_training.configs import DoctorConfig
 from vinoreward_training.runs.machine import (
     EXTRAS,
@@ -34,7 +35,6 @@ from vinoreward_training.runs.machine import (
     module_of,
     package_versions,
 )
-from vinoreward_training.tasks.lookup import make_task
 
 TRIED = {"dm-control": "cheetah-run", "atari": "pong"}
 """Extra to a task of ``vinoreward actors`` that tests it."""

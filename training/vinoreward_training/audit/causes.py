@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.environments import as_config_error
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Intervention
+from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.battery import KEPT, Battery, look
 
 CLAIMS = 100

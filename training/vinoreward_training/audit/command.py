@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.environments import as_config_error
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import model_name
 from vinoreward.bundles.picture import prepare
@@ -32,6 +31,7 @@ from vinoreward.rewards.interventions import (
     interventions_of,
     spaces_of,
 )
+from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.battery import (
     KINDS,

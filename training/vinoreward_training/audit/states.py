@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.environments import as_config_error
 from vinoreward.rewards.interventions import SearchSpace
+from vinoreward_actors.actor_learner.acting.environments import as_config_error
 
 STARTS = 4
 """Places where the cross-entropy method begins."""

@@ -15,21 +15,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.acting.evaluation import Evaluator
-from vinoreward.compression.chain import CompressionContext, CompressorChain, Stage, check_policy
-from vinoreward.compression.distill import Distill
-from vinoreward.compression.prune import Prune
-from vinoreward.compression.quantize import Quantize
-from vinoreward.monitoring import (
+from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward_actors.actor_learner.acting.evaluation import Evaluator
+from vinoreward_actors.compression.chain import (
+    CompressionContext,
+    CompressorChain,
+    Stage,
+    check_policy,
+)
+from vinoreward_actors.compression.distill import Distill
+from vinoreward_actors.compression.prune import Prune
+from vinoreward_actors.compression.quantize import Quantize
+from vinoreward_actors.monitoring import (
     CompressionSetting,
     MonitorBatch,
     PairedReturns,
     default_monitor,
     paired_gap,
 )
-from vinoreward.policies.policy import Policy, forward
-from vinoreward.policies.wire import encode
+from vinoreward_actors.policies.policy import Policy, forward
+from vinoreward_actors.policies.wire import encode
 from vinoreward_training.bench.actor_steps import BITS
 from vinoreward_training.bench.rows import Row, mean_row
 from vinoreward_training.configs import BenchConfig
@@ -89,7 +94,7 @@ def trained(seed: int) -> tuple[Policy, npt.NDArray[np.float32]]:
     """Train SAC on Pendulum; return its policy and its last observations (N, 3)."""
     from stable_baselines3 import SAC
 
-    from vinoreward.actor_learner.learners.sb3_network import policy_of
+    from vinoreward_actors.actor_learner.learners.sb3_network import policy_of
 
     model = SAC(
         "MlpPolicy", TASK, learning_rate=1e-3, learning_starts=200, batch_size=128, seed=seed,

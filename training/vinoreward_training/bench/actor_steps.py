@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
-from vinoreward.compression.chain import CompressionContext
-from vinoreward.compression.prune import Prune
-from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import MissingExtraError
-from vinoreward.policies.backends.base import PolicyBackend, compile_blob, make_backend
-from vinoreward.policies.distributions import Exploration, act
-from vinoreward.policies.policy import Policy, random_policy
-from vinoreward.policies.spec import PolicySpec, mlp
-from vinoreward.policies.wire import encode
+from vinoreward_actors.actor_learner.acting.environments import Environments, EnvironmentSpec
+from vinoreward_actors.compression.chain import CompressionContext
+from vinoreward_actors.compression.prune import Prune
+from vinoreward_actors.compression.quantize import Quantize
+from vinoreward_actors.policies.backends.base import PolicyBackend, compile_blob, make_backend
+from vinoreward_actors.policies.distributions import Exploration, act
+from vinoreward_actors.policies.policy import Policy, random_policy
+from vinoreward_actors.policies.spec import PolicySpec, mlp
+from vinoreward_actors.policies.wire import encode
+from vinoreward_actors.tasks.lookup import ACTORQ, find_task
+from vinoreward_actors.tasks.networks import network
 from vinoreward_training.bench.rows import Row, interleaved, median_row, speed_row, turns
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.tasks.lookup import ACTORQ, find_task
-from vinoreward_training.tasks.networks import network
 
 TURN_SECONDS = 0.02
 """Of one candidate in one round: long beside the clock's steps, short beside a neighbour's load."""
@@ -56,7 +56,7 @@ class Arm:
     spec: PolicySpec
     backend: str
     precision: str = "fp32"
-    """``"fp32"`` or one of :class:`~vinoreward.compression.quantize.Quantize`'s."""
+    """``"fp32"`` or one of :class:`~vinoreward_actors.compression.quantize.Quantize`'s."""
     batch: int = 1
     """Environments of one actor; times are per environment's step."""
     target: float | None = None
@@ -258,7 +258,7 @@ def _task(config: BenchConfig, name: str, of_what: str) -> list[Row]:
 
 def _acting(stack: contextlib.ExitStack, name: str, arm: Arm, seed: int) -> Callable[[], object]:
     """Return one actor's loop without a learner: act on a batch, step, reset where one ended."""
-    made = EnvironmentSpec("vinoreward_training.tasks.lookup:make_task", {"name": name})
+    made = EnvironmentSpec("vinoreward_actors.tasks.lookup:make_task", {"name": name})
     environments = Environments(made, arm.spec, arm.batch, seed)
     stack.callback(environments.close)
     backend = stack.enter_context(make_backend(arm.backend, arm.batch))

@@ -20,20 +20,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
-from vinoreward.actor_learner.acting.profile import Breakdown
-from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.errors import ConfigError, MissingExtraError
 from vinoreward.files import read_json, write_json
-from vinoreward_training.actors.build import Parts, build, evaluation_environment
-from vinoreward_training.actors.run import FINAL_SEED, difference, read_rows
-from vinoreward_training.actors.run import train as train_actors
-from vinoreward_training.actors.settings import SETTINGS, recorded
+from vinoreward_actors.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
+from vinoreward_actors.actor_learner.acting.profile import Breakdown
+from vinoreward_actors.actor_learner.trainer import ActorLearner, Progress
+from vinoreward_actors.command.build import Parts, build, evaluation_environment
+from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.command.run import FINAL_SEED, difference, read_rows
+from vinoreward_actors.command.run import train as train_actors
+from vinoreward_actors.command.settings import SETTINGS, recorded
+from vinoreward_actors.tasks.lookup import find_task, make_task
 from vinoreward_training.bench.rows import Row, mean_row, median_row, paired
-from vinoreward_training.configs import ActorsConfig, BenchConfig
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.runs.report import new_figure, save_figure
 from vinoreward_training.runs.run_folder import plain, plain_numbers, reading
-from vinoreward_training.tasks.lookup import find_task, make_task
 
 EAGER, COMPILED, INT8 = "eager fp32", "openvino fp32", "openvino int8"
 MANY = "openvino fp32, 8 environments"

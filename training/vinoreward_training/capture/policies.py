@@ -20,15 +20,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.actor_learner.acting.environments import as_config_error, check_actions
-from vinoreward.actor_learner.acting.evaluation import Player
 from vinoreward.bundles.picture import shown_name
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward.files import open_to_read
-from vinoreward.policies import load_policy as load_actors_policy
 from vinoreward.saved_state import DAMAGED, MAX_WEIGHTS, member_bytes, open_archive, reason_of
-from vinoreward_training.actors.settings import SETTINGS as ACTORS
+from vinoreward_actors.actor_learner.acting.environments import as_config_error, check_actions
+from vinoreward_actors.actor_learner.acting.evaluation import Player
+from vinoreward_actors.command.settings import SETTINGS as ACTORS
+from vinoreward_actors.policies import load_policy as load_actors_policy
 from vinoreward_training.play.command import is_of_actors
 from vinoreward_training.policy.checkpoint import (
     build_model,

@@ -140,7 +140,7 @@ def log_odds_of(module: nn.Module, images: npt.NDArray[np.uint8]) -> npt.NDArray
     """
     import torch
 
-    from vinoreward.actor_learner.learners.networks import has_bf16
+    from vinoreward_actors.actor_learner.learners.networks import has_bf16
     from vinoreward_training.runs.fit import predict
 
     if not len(images):

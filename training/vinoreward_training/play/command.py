@@ -13,9 +13,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward import policies
-from vinoreward.actor_learner.acting.environments import as_config_error, check_spaces
-from vinoreward.actor_learner.acting.evaluation import Player, evaluation_backend
 from vinoreward.errors import (
     ConfigError,
     MissingDisplayError,
@@ -24,10 +21,15 @@ from vinoreward.errors import (
 )
 from vinoreward.files import read_json, refuse_links, write_json
 from vinoreward.wrappers.true_success import TrueSuccess
+from vinoreward_actors import policies
+from vinoreward_actors.actor_learner.acting.environments import as_config_error, check_spaces
+from vinoreward_actors.actor_learner.acting.evaluation import Player, evaluation_backend
+from vinoreward_actors.command import settings as actors_settings
+from vinoreward_actors.command.build import evaluation_options
+from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.tasks.lookup import make_task
 from vinoreward_envs.panda_hover import has_display
-from vinoreward_training.actors import settings as actors_settings
-from vinoreward_training.actors.build import evaluation_options
-from vinoreward_training.configs import ActorsConfig, PlayConfig
+from vinoreward_training.configs import PlayConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
 from vinoreward_training.policy.checkpoint import OF_ENV, discount, load_policy, read_description
@@ -41,7 +43,6 @@ from vinoreward_training.tasks.environments import (
     make_env,
     truth_reader,
 )
-from vinoreward_training.tasks.lookup import make_task
 
 MAX_TABLE = 20
 """Maximum number of episodes in the report's table."""

@@ -13,9 +13,9 @@ import torch
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
-from vinoreward.actor_learner.learners.networks import sample
-from vinoreward.policies.distributions import LOG_STD
-from vinoreward.policies.spec import Dense, PolicySpec
+from vinoreward_actors.actor_learner.learners.networks import sample
+from vinoreward_actors.policies.distributions import LOG_STD
+from vinoreward_actors.policies.spec import Dense, PolicySpec
 from vinoreward_training.policy.tensor_sac import TensorSAC, Transitions
 
 

@@ -1,0 +1,368 @@
+"""An actor's loop: pull weights, act, step, write. Never imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from vinoreward.errors import OutputError, VinorewardError
+from vinoreward_actors.actor_learner.acting.environments import (
+    Environments,
+    EnvironmentSpec,
+    Episode,
+)
+from vinoreward_actors.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
+from vinoreward_actors.actor_learner.acting.profile import Stopwatch
+from vinoreward_actors.actor_learner.transport.link import NONE, ActorLink, ActorSettings
+from vinoreward_actors.actor_learner.transport.shared_memory import wait_until
+from vinoreward_actors.actor_learner.transport.trajectory import (
+    COMPRESSED,
+    FULL_PRECISION,
+    Trajectory,
+)
+from vinoreward_actors.policies.backends.base import PolicyBackend, finite, make_backend
+from vinoreward_actors.policies.distributions import Acted, Doubles, act
+from vinoreward_actors.policies.policy import Floats, Policy
+from vinoreward_actors.policies.spec import PolicySpec
+
+COUNTERS = ("steps", "trajectories", "pulls", "compressed_steps", *PROFILE_COUNTERS)
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """Settings of an actor; plain data.
+
+    Attributes:
+        lag: None: use the newest weights, checking every ``pull_period`` steps. A number: rollout
+            r uses exactly the weights of version ``max(0, r - lag)``, so that a run repeats bit by
+            bit on any machine.
+        max_staleness: compressed weights that are more versions behind the learner's are not used:
+            a late or dead compressor costs only speed.
+        max_lag: pull the learner's own weights early if those in use are more versions old; None:
+            only every ``pull_period`` steps.
+    """
+
+    environment: EnvironmentSpec
+    policy: PolicySpec  # the learner's network
+    backend: str = "openvino"  # for full-precision weights; compressed ones name their own
+    environments: int = 1  # B
+    steps: int = 20  # T, of a trajectory
+    actors: int = 1  # number of actors
+    seed: int = 0  # of the run
+    lag: int | None = None
+    compressed: bool = False  # whether there is a compressor
+    max_staleness: int = 100
+    max_lag: int | None = None
+    rollouts_per_update: int = 1  # this actor's trajectories per update; for ``lag``
+    first_version: int = 0  # of the first weights of this run; above 0 after a resume
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Compressed weights that an actor could not use; reported as ``"refused"``."""
+
+    version: int  # of the learner's policy from which they were made
+    why: str  # as a clause
+
+    @classmethod
+    def of(cls, version: int, error: Exception) -> Refused:
+        """Take the reason from a backend's error, without its advice for the learner's weights."""
+        reason = str(error).split(" Expected ")[0].split("\n")[0].rstrip(". ")
+        return cls(version, reason or type(error).__name__)
+
+
+class ActorNetwork:
+    """An actor's ``FULL_PRECISION`` or ``COMPRESSED`` weights, and their backend."""
+
+    def __init__(self, kind: int, config: ActorConfig) -> None:
+        self.kind = kind
+        self._config = config
+        self._backends: dict[str, PolicyBackend] = {}
+        self.policy: Policy | None = None
+        self._refused = NONE
+        self.checked = NONE  # step of the last check for newer weights
+
+    @property
+    def version(self) -> int:
+        """Version of the current weights; -1 for none."""
+        return NONE if self.policy is None else self.policy.version
+
+    @property
+    def have(self) -> int:
+        """Newest version in use or refused; only newer ones are pulled."""
+        return max(self.version, self._refused)
+
+    @property
+    def backend(self) -> PolicyBackend:
+        """Backend of the current weights; made at its first use, which takes seconds."""
+        name = self._config.backend
+        if self.kind == COMPRESSED and self.policy is not None:
+            name = self.policy.backend
+        if name not in self._backends:
+            self._backends[name] = make_backend(name, self._config.environments)
+        return self._backends[name]
+
+    def use(self, policy: Policy) -> None:
+        """Replace the weights; on an error call :meth:`refuse`."""
+        self.policy = policy
+        self.backend.refresh(policy)
+
+    def refuse(self, version: int) -> None:
+        """Drop the weights until a later version arrives."""
+        # The previous weights cannot return: their memory may be reused by now.
+        self.policy = None
+        self._refused = max(self._refused, version)
+
+    def close(self) -> None:
+        """Close all backends."""
+        for backend in self._backends.values():
+            backend.close()
+
+
+class Acting(NamedTuple):
+    """The choice for one step: the network, its head outputs (B, K), and the actions."""
+
+    network: ActorNetwork
+    outputs: Floats
+    acted: Acted
+
+
+class Actor:
+    """Acts until it is stopped.
+
+    Compressed weights that cannot be loaded, or that give NaN or infinity as outputs or log
+    probabilities, do not end the actor. It reports them as :class:`Refused` and does not load that
+    version again; the learner's own weights act from that step to the end of the block. With a
+    fixed lag such weights are an error: the learner's own of that version may be gone, and with
+    others the run would not repeat.
+
+    Args:
+        config: its settings.
+        link: to the learner.
+        number: of this actor, from 0.
+        generation: number of replacements before it.
+        rollouts: committed by its predecessors; with a fixed lag it continues from there.
+    """
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        link: ActorLink,
+        number: int,
+        generation: int = 0,
+        rollouts: int = 0,
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._number = number
+        entropy = [config.seed, number, generation, config.first_version]
+        self._random = np.random.default_rng(entropy)
+        first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.environments))
+        self._envs = Environments(config.environment, config.policy, config.environments, first)
+        self._networks = [ActorNetwork(kind, config) for kind in (FULL_PRECISION, COMPRESSED)]
+        # Make its backend before the first heartbeat: later a missing one counts as hanging.
+        _ = self._networks[FULL_PRECISION].backend
+        self._watch = Stopwatch()
+        self._rollouts = rollouts
+        self._steps = self._pulls = 0
+        self._block = 0  # steps until the next choice of a network
+        self._kind = FULL_PRECISION
+        self._settings = ActorSettings()
+        self._exact_for = NONE  # the last version for a fixed lag
+        self._episodes: list[Episode] = []
+        self._noise: Doubles | None = None  # (B, A), added to the actions of the previous step
+
+    def run(self) -> None:
+        """Act until the learner stops it."""
+        try:
+            self._watch.start()
+            while not self._link.stopped:
+                if not self._rollout():
+                    break
+        finally:
+            self._envs.close()
+            for network in self._networks:
+                network.close()
+
+    def _rollout(self) -> bool:
+        """Fill one trajectory; return whether to continue."""
+        config, link, watch = self._config, self._link, self._watch
+        trajectory = link.begin()
+        watch.mark("wait")
+        if trajectory is None:
+            return False
+        for step in range(config.steps):
+            if link.stopped:
+                return False
+            network = self._newest() if config.lag is None else self._exact()
+            acting = None if network is None else self._act(network)
+            if acting is None:
+                return False
+            self._step(trajectory, step, acting)
+        counts = {
+            "steps": trajectory.network.size,
+            "compressed_steps": int(np.count_nonzero(trajectory.network == COMPRESSED)),
+            "trajectories": 1,
+            "pulls": self._pulls,
+            **watch.take(),
+        }
+        link.commit(counts, [asdict(episode) for episode in self._episodes])
+        self._rollouts += 1
+        self._pulls, self._episodes = 0, []
+        watch.mark("write")
+        return True
+
+    def _act(self, network: ActorNetwork) -> Acting | None:
+        """Choose actions with a network, or the learner's own if it fails; None: stopped."""
+        try:
+            return self._choose(network)
+        except OutputError as error:
+            if network.kind == FULL_PRECISION:
+                raise
+            self._refuse(network, network.version, error)
+        full = self._full()
+        return None if full is None else self._choose(full)
+
+    def _choose(self, network: ActorNetwork) -> Acting:
+        outputs = network.backend.infer(self._envs.observations)
+        exploration = self._settings.exploration(self._number, self._config.actors)
+        acted = act(self._config.policy, outputs, self._random, exploration, self._noise)
+        if network.kind == COMPRESSED and not finite(acted.log_mu):
+            raise OutputError(
+                f"actions from the weights of version {network.version} have log probabilities "
+                "that are NaN or infinite. Expected finite numbers; compress less."
+            )
+        self._watch.mark("infer")
+        return Acting(network, outputs, acted)
+
+    def _refuse(self, network: ActorNetwork, version: int, error: VinorewardError) -> None:
+        """Stop using these compressed weights, and report them."""
+        refused = Refused.of(version, error)
+        if self._config.lag is not None:
+            raise OutputError(
+                f"the compressed weights of version {version} cannot be used: {refused.why}. "
+                "Expected usable weights: with a fixed lag no others can replace them. Compress "
+                "less, or train without a fixed lag."
+            ) from error
+        network.refuse(version)
+        self._kind = FULL_PRECISION
+        self._link.report("refused", asdict(refused))
+
+    def _step(self, trajectory: Trajectory, step: int, acting: Acting) -> None:
+        watch, network, acted = self._watch, acting.network, acting.acted
+        seen = self._envs.observations
+        stepped = self._envs.step(acted.actions)
+        watch.mark("env")
+        trajectory.observations[step] = seen
+        trajectory.actions[step] = acted.actions
+        trajectory.rewards[step] = stepped.rewards
+        trajectory.terminated[step] = stepped.terminated
+        trajectory.truncated[step] = stepped.truncated
+        trajectory.next_observations[step] = stepped.next_observations
+        trajectory.log_mu[step] = acted.log_mu
+        trajectory.behaviour[step] = acting.outputs
+        trajectory.versions[step] = network.version
+        trajectory.network[step] = network.kind
+        self._noise, noise = acted.noise, self._settings.noise
+        if acted.noise is not None and noise is not None:
+            over = (stepped.terminated | stepped.truncated)[:, None]
+            self._noise = np.where(over, noise.begin(acted.noise.shape), acted.noise)
+        self._episodes += stepped.episodes
+        watch.mark("write")
+        self._steps += 1
+
+    def _newest(self) -> ActorNetwork | None:
+        """Return the network for the next step, pulling weights if due; None: stopped."""
+        self._settings = settings = self._link.settings()
+        if self._block == 0:
+            # One network per block: alternating at each step would evict the small one from cache.
+            self._kind = self._draw(settings.enabled)
+            self._block = self._config.steps
+        self._block -= 1
+        if self._kind == COMPRESSED:
+            network = self._networks[COMPRESSED]
+            self._update(network)
+            if not self._stale(network):
+                return network
+        return self._full()
+
+    def _full(self) -> ActorNetwork | None:
+        """Return the learner's own network, pulling weights if due; None: stopped."""
+        network = self._networks[FULL_PRECISION]
+        self._update(network)
+        while network.policy is None:
+            # The first weights of the run.
+            if not self._pull(network, NONE, wait=True) and self._link.stopped:
+                return None
+        return network
+
+    def _draw(self, enabled: bool) -> int:
+        """Choose a network at random."""
+        draw = self._random.random()
+        wanted = self._config.compressed and enabled and draw < self._settings.alpha
+        return COMPRESSED if wanted else FULL_PRECISION
+
+    def _update(self, network: ActorNetwork) -> None:
+        """Pull newer weights if due."""
+        period = self._settings.pull_period
+        if self._stale(network):
+            # These are not used, so check for new ones every trajectory.
+            period = min(period, self._config.steps)
+        due = network.checked == NONE or self._steps - network.checked >= period
+        if due:
+            network.checked = self._steps
+        limit = self._config.max_lag
+        # The learner would drop steps made with older weights.
+        too_old = limit is not None and self._behind(network) > limit
+        if due or (network.kind == FULL_PRECISION and too_old):
+            self._pull(network, network.have)
+
+    def _stale(self, network: ActorNetwork) -> bool:
+        return network.policy is None or self._behind(network) > self._config.max_staleness
+
+    def _behind(self, network: ActorNetwork) -> int:
+        return self._link.learner_version - network.have
+
+    def _exact(self) -> ActorNetwork | None:
+        """Return the network with exactly the version that this rollout must use."""
+        config, link = self._config, self._link
+        update = self._rollouts // config.rollouts_per_update
+        wanted = config.first_version + max(0, update - (config.lag or 0))
+        if wanted == self._exact_for:
+            return self._networks[self._kind]
+        # Settings arrive before the version to which they apply, and the next settings only after
+        # every actor has that version. So every run reads the same settings here.
+        if not wait_until(lambda: link.learner_version >= wanted, stop=lambda: link.stopped):
+            return None
+        self._settings = link.settings()
+        self._kind = self._draw(self._settings.enabled_at(wanted))
+        network = self._networks[self._kind]
+        # A newer version than wanted: only after a replacement, when the wanted one may be gone.
+        while network.version < wanted:
+            if link.stopped:
+                return None
+            self._pull(network, network.version, wait=True)
+        self._exact_for = wanted
+        return network
+
+    def _pull(self, network: ActorNetwork, have: int, *, wait: bool = False) -> bool:
+        """Pull newer weights and use them; return whether there were any."""
+        watch = self._watch
+        weights = self._link.pull(network.kind, have, wait=wait)
+        watch.mark("wait" if wait else "pull")
+        if weights is None:
+            return False
+        try:
+            policy = weights.policy()
+            watch.mark("decode")
+            network.use(policy)
+        except VinorewardError as error:
+            if network.kind == FULL_PRECISION:
+                raise
+            self._refuse(network, weights.version, error)
+            return False
+        watch.mark("load")
+        self._pulls += 1
+        return True

@@ -1,0 +1,126 @@
+"""Deep Q-learning: double Q (van Hasselt et al. 2016), a target network, one or several steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vinoreward.errors import ConfigError
+from vinoreward_actors.actor_learner.learners import networks
+from vinoreward_actors.actor_learner.learners.replay import ReplayConfig, ReplayLearner, Windows
+from vinoreward_actors.policies.distributions import Exploration
+from vinoreward_actors.policies.policy import Floats
+from vinoreward_actors.policies.spec import PolicySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(ReplayConfig):
+    """Settings of :class:`DQN`.
+
+    Attributes:
+        double: whether the current network chooses the successor's action and the target network
+            evaluates it; otherwise the target network does both.
+        target_update_interval: updates between copies to the target network.
+        huber: error above which the loss is linear.
+        target_epsilon: fraction of random actions of the learned policy. For correctors, whose
+            traces a greedy policy would cut at each explored action.
+        epsilon_start: the actors' initial fraction of random actions.
+        epsilon_end: the final one.
+        epsilon_decay_steps: transitions over which it decays linearly.
+    """
+
+    max_grad_norm: float = 10.0
+    batch_size: int = 64
+    double: bool = True
+    target_update_interval: int = 100
+    huber: float = 1.0
+    target_epsilon: float = 0.0
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_decay_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = (self.target_epsilon, self.epsilon_start, self.epsilon_end)
+        if not all(0 <= share <= 1 for share in shares) or not self.huber > 0:
+            raise ConfigError(
+                f"DQN has epsilons {shares} and huber={self.huber}. Expected epsilons from 0 to 1 "
+                "and a positive huber."
+            )
+        if min(self.target_update_interval, self.epsilon_decay_steps) < 1:
+            raise ConfigError(
+                f"DQN has target_update_interval={self.target_update_interval} and "
+                f"epsilon_decay_steps={self.epsilon_decay_steps}. Expected at least 1."
+            )
+
+
+class DQN(ReplayLearner):
+    """Action values, with a replay.
+
+    Args:
+        spec: with a ``q`` head.
+        config: settings.
+    """
+
+    config_class = DQNConfig
+    heads = ("q",)
+
+    def __init__(self, spec: PolicySpec, config: DQNConfig = DQNConfig()) -> None:
+        super().__init__(spec, config)
+        self._dqn = config
+        self.target = networks.frozen_copy(self.actor)
+        self.optimizer = config.make_optimizer(self.actor.parameters())
+        self.save_parts("target", "optimizer")
+
+    @property
+    def exploration(self) -> Exploration:
+        """Epsilon-greedy, by the number of transitions so far."""
+        start, end = self._dqn.epsilon_start, self._dqn.epsilon_end
+        done = min(1.0, self.replay.inserted / self._dqn.epsilon_decay_steps)
+        return Exploration(epsilon=start + done * (end - start))
+
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], Floats]:
+        observations, actions = self.first(windows)
+        self.speed.probe(self.actor, observations)
+        with torch.no_grad():
+            targets = self.targets(windows, self._state_values, self._executed)
+        values = self.speed(self.actor, observations)[0]
+        chosen = values.gather(1, actions[:, None])[:, 0]
+        errors = functional.huber_loss(chosen, targets, reduction="none", delta=self._dqn.huber)
+        loss = (self.tensor(windows.weights) * errors).mean()
+        norm = self.step(loss, self.optimizer, self.actor.parameters())
+        if (self.updates + 1) % self._dqn.target_update_interval == 0:
+            networks.polyak_update(self.target, self.actor, 1.0)
+        difference: Floats = (targets - chosen).detach().cpu().numpy()
+        metrics = {
+            "loss": float(loss.detach()),
+            "value": float(chosen.detach().mean()),
+            "error": float(np.abs(difference).mean()),
+            "gradient_norm": norm,
+        }
+        return metrics, difference
+
+    def _state_values(self, observations: Tensor) -> Tensor:
+        q_values: Tensor = self.speed(self.target, observations)[0]
+        return (self._probabilities(observations, q_values) * q_values).sum(1)
+
+    def _executed(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        q_values: Tensor = self.speed(self.target, observations)[0]
+        chosen = self._probabilities(observations, q_values).gather(1, actions[:, None])[:, 0]
+        # log(0) is -infinity: the policy never takes this action.
+        return chosen.log(), q_values.gather(1, actions[:, None])[:, 0]
+
+    def _probabilities(self, observations: Tensor, q_values: Tensor) -> Tensor:
+        """Return the learned policy's probabilities (N, A), greedy up to ``target_epsilon``.
+
+        ``q_values`` (N, A) are the target network's.
+        """
+        if self._dqn.double:
+            q_values = self.speed(self.actor, observations)[0]
+        greedy = functional.one_hot(q_values.argmax(1), self.spec.actions).float()
+        share = self._dqn.target_epsilon
+        return (1.0 - share) * greedy + share / self.spec.actions

@@ -1,0 +1,272 @@
+"""Trajectories, the unit that an actor sends to the learner.
+
+All arrays are time-major, (T, B, ...): T steps of the B environments of one actor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.closing import Closing
+from vinoreward.errors import ConfigError, InputError
+from vinoreward_actors.actor_learner.transport.shared_memory import aligned
+from vinoreward_actors.policies.spec import PolicySpec
+
+FULL_PRECISION, COMPRESSED = 0, 1
+"""Values of ``network``."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """T consecutive steps of B environments.
+
+    Attributes:
+        observations: (T, B, *observation), the network's inputs.
+        actions: (T, B) int64, or (T, B, A) float32 in [-1, 1], as executed.
+        rewards: (T, B) float32.
+        terminated: (T, B) bool; the task ended here: no value after it.
+        truncated: (T, B) bool; the episode was cut here: bootstraps from its value.
+        next_observations: (T, B, *observation), the true successor: at an episode's end its final
+            observation, never the one after the reset.
+        log_mu: (T, B) float32, log-probability of the executed action under the network that acted.
+        behaviour: (T, B, K) float32, head outputs of the network that acted.
+        versions: (T, B) int64, the learner's version from which the acting policy was made.
+        network: (T, B) uint8, 0 full precision, 1 compressed.
+        actor: number of the actor.
+        generation: number of that actor's replacements.
+    """
+
+    observations: Array
+    actions: Array
+    rewards: npt.NDArray[np.float32]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    next_observations: Array
+    log_mu: npt.NDArray[np.float32]
+    behaviour: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int64]
+    network: npt.NDArray[np.uint8]
+    actor: int = 0
+    generation: int = 0
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, in the order of the attributes, without a copy."""
+        return {name: getattr(self, name) for name in ARRAYS}
+
+    def copy(self) -> Trajectory:
+        """Return a deep copy."""
+        copies = {name: array.copy() for name, array in self.arrays().items()}
+        return Trajectory(**copies, actor=self.actor, generation=self.generation)
+
+
+ARRAYS = tuple(field.name for field in dataclasses.fields(Trajectory))[:-2]
+"""Names of the arrays of a :class:`Trajectory`."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Position of one array in a slot."""
+
+    shape: tuple[int, ...]  # with T and B
+    dtype: str
+    offset: int  # bytes from the slot's start, a multiple of 64
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class TrajectorySpec:
+    """Sizes and dtypes of every trajectory of a run; plain data."""
+
+    steps: int  # T
+    environments: int  # B, of one actor
+    observation_shape: tuple[int, ...]
+    observation_dtype: str  # "float32" or "uint8"
+    action_shape: tuple[int, ...]  # () for discrete actions, (A,) for continuous ones
+    outputs: int  # K, head outputs of the policy
+
+    @classmethod
+    def of(cls, policy: PolicySpec, steps: int, environments: int) -> TrajectorySpec:
+        """Return the spec of a policy's trajectories: T steps of B environments."""
+        return cls(
+            steps,
+            environments,
+            policy.observation_shape,
+            policy.observation_dtype,
+            () if policy.discrete else (policy.actions,),
+            policy.outputs,
+        )
+
+    def __post_init__(self) -> None:
+        sizes = (self.steps, self.environments, self.outputs)
+        if min(*sizes, *self.observation_shape, *self.action_shape) < 1:
+            raise ConfigError(
+                f"trajectories have {self.steps} steps, {self.environments} environments, "
+                f"observations {self.observation_shape}, actions {self.action_shape} and "
+                f"{self.outputs} outputs. Expected sizes of at least 1."
+            )
+        if self.observation_dtype not in ("float32", "uint8"):
+            raise ConfigError(
+                f"observations are {self.observation_dtype}. Expected float32 or uint8; convert "
+                "them in the environment."
+            )
+        if len(self.action_shape) > 1:
+            raise ConfigError(
+                f"actions have shape {self.action_shape}. Expected () for discrete or (A,) for "
+                "continuous actions; flatten them in the environment."
+            )
+
+    @property
+    def discrete(self) -> bool:
+        """Whether an action is a single integer."""
+        return self.action_shape == ()
+
+    @property
+    def transitions(self) -> int:
+        """T · B."""
+        return self.steps * self.environments
+
+    def fields(self) -> dict[str, Field]:
+        """Return the byte layout of a slot by array name."""
+        lead = (self.steps, self.environments)
+        observations = (lead + self.observation_shape, self.observation_dtype)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "observations": observations,
+            "actions": (lead + self.action_shape, "int64" if self.discrete else "float32"),
+            "rewards": (lead, "float32"),
+            "terminated": (lead, "bool"),
+            "truncated": (lead, "bool"),
+            "next_observations": observations,
+            "log_mu": (lead, "float32"),
+            "behaviour": ((*lead, self.outputs), "float32"),
+            "versions": (lead, "int64"),
+            "network": (lead, "uint8"),
+        }
+        fields: dict[str, Field] = {}
+        end = 0
+        for name in ARRAYS:
+            fields[name] = Field(*shapes[name], offset=aligned(end))
+            end = fields[name].offset + fields[name].nbytes
+        return fields
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot, a multiple of 64."""
+        last = self.fields()[ARRAYS[-1]]
+        return aligned(last.offset + last.nbytes)
+
+    def view(
+        self, buffer: npt.NDArray[np.uint8], actor: int = 0, generation: int = 0
+    ) -> Trajectory:
+        """Return a trajectory whose arrays are views of (nbytes,) uint8."""
+        if buffer.dtype != np.uint8 or buffer.shape != (self.nbytes,):
+            raise InputError(
+                f"a trajectory came as {buffer.dtype}{buffer.shape}. Expected "
+                f"uint8({self.nbytes},): install the same version of vinoreward on every machine."
+            )
+        arrays = {
+            name: buffer[at.offset : at.offset + at.nbytes].view(at.dtype).reshape(at.shape)
+            for name, at in self.fields().items()
+        }
+        return Trajectory(**arrays, actor=actor, generation=generation)
+
+    def empty(self, actor: int = 0, generation: int = 0) -> Trajectory:
+        """Return a new trajectory of zeros."""
+        return self.view(np.zeros(self.nbytes, np.uint8), actor, generation)
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Refuse other shapes or dtypes, NaN or infinity, and values out of range.
+
+        Raises:
+            InputError: names the array.
+        """
+        arrays = trajectory.arrays()
+        for name, at in self.fields().items():
+            array = arrays[name]
+            if array.shape != at.shape or array.dtype != np.dtype(at.dtype):
+                raise InputError(
+                    f"{name} of a trajectory is {array.dtype} {array.shape}. Expected {at.dtype} "
+                    f"{at.shape}."
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise InputError(
+                    f"{name} of a trajectory of actor {trajectory.actor} has NaN or infinity. "
+                    "Expected finite numbers; check the weights, the environment and its reward."
+                )
+        ranges: dict[str, tuple[float, float]] = {
+            "actions": (0, self.outputs - 1) if self.discrete else (-1.0, 1.0),
+            "network": (FULL_PRECISION, COMPRESSED),
+            "versions": (0, math.inf),
+        }
+        for name, (low, high) in ranges.items():
+            least, most = arrays[name].min(), arrays[name].max()
+            if least < low or most > high:
+                raise InputError(
+                    f"{name} of a trajectory range from {least} to {most}. Expected {low} to "
+                    f"{high}."
+                )
+
+
+class Batch(Closing, Sequence[Trajectory]):
+    """Trajectories that the learner took, read-only; closing it releases their memory to actors."""
+
+    def __init__(self, trajectories: Sequence[Trajectory], release: Callable[[], None]) -> None:
+        self._trajectories = tuple(trajectories)
+        self._release: Callable[[], None] | None = release
+
+    def __len__(self) -> int:
+        return len(self._trajectories)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._trajectories[index]
+
+    def close(self) -> None:
+        """Release the trajectories; may be called twice."""
+        release, self._release, self._trajectories = self._release, None, ()
+        if release is not None:
+            release()
+
+
+_Item = TypeVar("_Item")
+
+
+def choose(
+    ready: Sequence[tuple[int, Any, _Item]], count: int, actors: int, evenly: bool
+) -> list[_Item]:
+    """Return the ``count`` trajectories that the learner takes; none if there are too few.
+
+    ``ready`` are (actor, order among this actor's, trajectory), the oldest first. ``evenly`` takes
+    equally many from every actor, ordered by (round, actor) instead of time, so that the result
+    does not depend on the actors' speed.
+    """
+    if not evenly:
+        return [item for _, _, item in ready[:count]] if len(ready) >= count else []
+    share = count // actors
+    lines = [
+        sorted((item for item in ready if item[0] == actor), key=lambda item: item[1])[:share]
+        for actor in range(actors)
+    ]
+    if any(len(line) < share for line in lines):
+        return []
+    return [line[turn][2] for turn in range(share) for line in lines]
+
+
+def check_count(count: int, slots: int, actors: int, evenly: bool) -> None:
+    """Raise ConfigError if the learner can never take so many trajectories at once."""
+    if not 1 <= count <= slots or (evenly and count % actors):
+        raise ConfigError(
+            f"cannot take {count} trajectories at once{' evenly' if evenly else ''}. Expected "
+            f"1 to {slots}; evenly, a multiple of {actors}."
+        )

@@ -1,0 +1,143 @@
+"""Options of ``vinoreward actors``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Scalar = bool | int | float | str
+"""A value in a YAML file or on the command line."""
+
+
+@dataclass(frozen=True)
+class ActorsConfig:
+    """Train with a full-precision learner and compressed actors.
+
+    The learner trains the full network. A separate process compresses each version, and actors run
+    the compressed one. This pays if the network takes most of an actor's step and acting is the
+    bottleneck, not the learner; --profile-only tells you before a long run.
+
+    --compress is a chain of stages with | between them:
+        prune 0.5           remove half of the neurons and channels; needs distill after it
+        distill             train the remaining network to act like the full one
+        distill net3        train a separate, smaller network
+        low-rank 64         two thin layers for a wide one; or low-rank energy=0.9
+        fuse                fold constant operations into the weights
+        int8 | fp16 | w4    8-bit arithmetic; half precision; weights alone in 2 to 8 bits
+        openvino            the backend (onnxruntime, numpy); default: as --backend
+
+    Further settings are key=value: distill batch=32, int8 margin=1.5.
+
+    --monitor watches and adjusts the compression: default (stops harmful compression), kl 14
+    (AcceRL's switch between 8 and 16 bits), alpha 0.02 0.2 (AcceRL's mix of both networks), staged,
+    sparsity, watch (changes nothing), off.
+
+    Examples:
+        vinoreward actors --task CartPole-v0 --network 2x256 --steps 60000 --target 195
+        vinoreward actors --task CartPole-v0 --compress int8 --profile-only 4000
+        vinoreward actors --preset actorq/cartpole-int8 --out runs/cartpole
+        vinoreward actors --resume --out runs/cartpole
+        vinoreward actors --list-presets
+        vinoreward actors --task pong --compress "prune 0.5 | distill | int8 | openvino"
+        vinoreward actors --task cheetah-run --algorithm d4pg --learner n_step 1 batch_size 128
+        vinoreward actors --task CartPole-v0 --network 2x256 --pull-study 10 40 160 640
+        vinoreward actors --task my_package:MyEnv-v0 --network 2x64 --engine ray
+    """
+
+    out: Path = Path("runs/actors")
+    """Folder for all files of this run."""
+    preset: str | None = None
+    """An experiment of the papers, such as actorq/cartpole-int8; --list-presets lists them."""
+    config: Path | None = None
+    """YAML file with these option names (underscores); the command line overrides it."""
+    task: str = "CartPole-v0"
+    """A task of the papers (cheetah-run, pong, CartPole-v0, PandaHover-v0), dm_control/DOMAIN-TASK,
+    atari/GAME, or the id of a Gymnasium environment."""
+    algorithm: str = "impala"
+    """impala, dqn, d4pg or sac; sb3-sac, sb3-td3 and sb3-dqn use Stable-Baselines3."""
+    network: str | None = None
+    """3x2048, 2x256, any DEPTHxWIDTH (optionally with -relu or -tanh); for images original, net1,
+    net2, net3, nature. None: as in the task's paper."""
+    compress: str = "none"
+    """Stages with | between them, see above; none: actors run the learner's own network."""
+    correctors: str | None = None
+    """vtrace, importance, retrace, tree-backup, q-lambda or uncorrected; combine two with |. None:
+    the algorithm's own."""
+    monitor: str = "default"
+    """Strategy that adjusts the compression during training, see above."""
+    actors: int = 1
+    """Number of actor processes."""
+    environments: int = 1
+    """Environments per actor, stepped as one batch: try this before compressing."""
+    engine: str = "local"
+    """local processes, or ray for a cluster."""
+    backend: str = "openvino"
+    """Backend for full-precision weights in actors: openvino, onnxruntime, numpy; torch is eager
+    PyTorch, the papers' baseline."""
+    steps: int = 100_000
+    """Environment steps in all."""
+    seed: int = 0
+    """Seed of weights, exploration, environments and compression."""
+    trajectory: int = 20
+    """Steps of each environment in one trajectory."""
+    pull_period: int = 100
+    """Steps of an environment between two checks for newer weights."""
+    push_period: int = 1
+    """Updates between two pushes of weights."""
+    bits: int = 32
+    """Bits per weight in the learner's pushes: 32, 16, or 2 to 8. The monitor watches fewer bits
+    and evaluations play them, as for any other compression."""
+    lag: int | None = None
+    """Exact number of updates that actors lag; repeats bit by bit. None: newest weights."""
+    max_lag: int = 100
+    """Drop trajectories whose weights are more pushes old (not for algorithms with a replay)."""
+    max_staleness: int = 100
+    """Actors do not use compressed weights that are more pushes behind the learner's; at most
+    --max-lag, unless the algorithm has a replay."""
+    samples_per_insert: float = 8.0
+    """Transitions sampled per inserted transition, for algorithms with a replay."""
+    learner: dict[str, Scalar] = field(default_factory=dict)
+    """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Arguments of the environment: name value name value."""
+    truth_key: str | None = None
+    """Key of the truth in info, for true success; None: found automatically."""
+    truth: str | None = None
+    """Instead of a key, a function of the environment, as package.module:function or
+    file.py:function. It gets the environment inside all wrappers and returns True or False."""
+    on_alarm: Literal["tell", "stop", "off"] = "tell"
+    """When surely more than 5 % of the episodes end with a claim that is no true success (where the
+    environment tells), show a tenth of their images odd to the guard, or end before
+    --earliest-success: tell, stop (go on with --resume), or off."""
+    earliest_success: int | None = None
+    """First step of an episode at which a success is possible: an alarm for claims before it. None:
+    no such alarm."""
+    evaluate_every: int = 5000
+    """Steps between evaluations, which a separate process plays during training: both policies of
+    one version. If one is still running, the next starts after it. 0: only at the end."""
+    evaluation_episodes: int = 10
+    """Episodes per evaluation, the same for the full and the compressed policy."""
+    final_episodes: int = 30
+    """Episodes of the final evaluation, with seeds of their own."""
+    target: float | None = None
+    """Stop once the full policy's mean return in an evaluation reaches this."""
+    threads: int = 1
+    """Threads of the learner."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between two checkpoints."""
+    resume: bool = False
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+    trust_run: bool = False
+    """Import the package of a task that only a file (the run's or --config's) names, as in
+    package:Id-v0. This runs its code. Without this option, you are asked."""
+    profile_only: int | None = None
+    """Run this many steps, then show where an actor's time goes and whether compressing pays."""
+    pull_study: tuple[int, ...] = ()
+    """Train once for each of these pull periods and seeds; one plot and one table."""
+    study_seeds: int = 3
+    """Seeds of --pull-study, from --seed on."""
+    list_presets: bool = False
+    """List the presets and exit."""
+    progress: bool = True
+    """Show the progress bar."""

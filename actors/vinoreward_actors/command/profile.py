@@ -1,0 +1,223 @@
+"""``--profile-only``: a short run that shows whether compressing actors can pay."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tqdm import tqdm
+
+from vinoreward.errors import ConfigError
+from vinoreward.files import write_json
+from vinoreward.machine import usable_cores
+from vinoreward_actors.actor_learner.acting.profile import Breakdown
+from vinoreward_actors.command.build import build
+from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.command.report import aligned, breakdown_rows, draw_profile, share_words
+from vinoreward_actors.command.run import difference
+from vinoreward_actors.command.settings import command, recorded
+from vinoreward_training.runs.machine import describe_machine
+from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.run_folder import RunFolder, plain
+
+if TYPE_CHECKING:
+    from vinoreward_actors.actor_learner.trainer import Progress
+
+ENOUGH = 1000
+"""Steps for a reliable profile; the first ones are slower."""
+PAYS = 1.1
+"""Minimum speed-up for which compression is worthwhile."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Breakdown of a short run."""
+
+    actor: Breakdown
+    """Per environment step."""
+    learner_seconds: float
+    """Wall time of updates and pushes per environment step."""
+    push_seconds: float | None
+    """The compressor's time per version, without the first; None if it made only one."""
+    steps_per_update: float
+    share: str = ""
+    """Sentence on the compressed steps and their age; empty without a compressor."""
+
+    @property
+    def acting(self) -> float:
+        """Wall time of an actor's environment step in seconds, without waiting."""
+        return sum(self.actor.wall.values()) - self.actor.wall["wait"]
+
+    def step_seconds(self, config: ActorsConfig) -> float:
+        """Return the wall time per environment step of a training: that of its slowest part."""
+        # With --lag, every update waits for the compressor; without it, none does.
+        pushing = 0.0 if config.lag is None else self.pushing(config)
+        return max(self.learner_seconds, self.acting / config.actors, pushing)
+
+    def pushing(self, config: ActorsConfig) -> float:
+        """Return the compressor's seconds per environment step; 0 if it made only one version."""
+        return (self.push_seconds or 0.0) / (self.steps_per_update * config.push_period)
+
+
+def measure(config: ActorsConfig, steps: int) -> Measured:
+    """Run for some steps and return the breakdown of their time."""
+    import torch
+
+    torch.set_num_threads(config.threads)
+    config = dataclasses.replace(config, resume=False, evaluate_every=0)
+    with (
+        contextlib.closing(build(config)) as parts,
+        tqdm(
+            total=steps, unit="step", disable=not config.progress, desc=config.compress[:20]
+        ) as bar,
+    ):
+        owner = parts.trainer(config, None)
+        start: Breakdown | None = None
+        calls = 0
+        reports: list[Mapping[str, Any]] = []
+
+        def watch(progress: Progress) -> bool:
+            nonlocal start, calls
+            calls += 1
+            bar.update(progress.steps - bar.n)
+            reports.extend(progress.compressor)
+            if start is None and calls > 1 and parts.warm(progress):
+                start = owner.profile()[0]
+            return False
+
+        summary = owner.learn(steps, watch)
+        reports.extend(summary.compressor)
+    if parts.chain is not None and start is None:
+        errors = [str(one["error"]) for one in reports if "error" in one]
+        why = f": {errors[-1].rstrip('.')}" if errors else ""
+        raise ConfigError(
+            f"no actor acted with {config.compress!r} in {summary.steps} steps{why}. Expected "
+            "some thousand steps of a network that it can compress; give --profile-only more "
+            "of them, or change --compress or --network."
+        )
+    # The first one includes one-time preparation.
+    pushes = [one["seconds"] for one in reports if "seconds" in one][1:]
+    return Measured(
+        actor=difference(summary.profile, start),
+        learner_seconds=summary.learner_seconds,
+        push_seconds=statistics.median(pushes) if pushes else None,
+        steps_per_update=summary.steps / max(1, summary.updates),
+        share=share_words(summary.compressed_share, summary.staleness),
+    )
+
+
+def profile(config: ActorsConfig) -> None:
+    """Measure full-precision actors, and compressed ones if there is a chain; print advice."""
+    steps = config.profile_only or 0
+    with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
+        full = measure(dataclasses.replace(config, compress="none", monitor="off"), steps)
+        first, learner_seconds = full.actor, full.learner_seconds
+        breakdowns = {config.backend: first}
+        lines = [first.advice(learner_seconds, config.actors)]
+        changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
+        if first.steps < ENOUGH:
+            lines.append(f"This is from only {first.steps} steps; {ENOUGH} or more are reliable.")
+        if config.compress.strip().lower() not in ("", "none", "off"):
+            compressed = measure(config, steps)
+            breakdowns["compressed"] = compressed.actor
+            lines.append(_ratio(config, first, compressed.actor))
+            verdict = recommend(config, full, compressed)
+            lines += [*verdict.words, *_pushes(config, compressed)]
+            lines += [*crowded(config, usable_cores()), f"{compressed.share.capitalize()}."]
+            changes |= verdict.changes
+        picture = draw_profile(folder / "profile.png", breakdowns)
+        record = {"breakdowns": plain(breakdowns), "learner_seconds": learner_seconds}
+        record |= {"advice": lines, "machine": describe_machine()}
+        write_json(folder / "profile.json", record)
+        sections = [
+            Section("Does compression pay here?", "\n".join(lines)),
+            *(Section(name, rows=breakdown_rows(each)) for name, each in breakdowns.items()),
+            Section("ActorQ's figure", pictures=[picture]),
+        ]
+        title = f"Profile: {config.algorithm} on {config.task}"
+        write_report(folder / "report.html", title, sections)
+    for name, each in breakdowns.items():
+        print(f"{name}: {1e6 * each.step_cpu:.0f} µs of processor time per step")
+        print(f"{aligned(breakdown_rows(each), left=1, indent=2)}\n")
+    print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
+    print("\n".join(lines))
+    print(f"\nprofile: {picture}")
+    print(f"next:    {command(config, **changes)}")
+
+
+class Verdict(NamedTuple):
+    """Whether compressing its actors makes a training faster."""
+
+    words: list[str]
+    """Sentences for the user."""
+    changes: dict[str, Any]
+    """Of the settings, for the next run."""
+
+
+def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Verdict:
+    """Recommend the next settings by the training's bottleneck, not an actor's step alone."""
+    faster = _times(full.actor, compressed.actor) >= PAYS
+    if full.learner_seconds * config.actors > full.acting:
+        words = "The training waits for its learner, so that does not help: leave out --compress."
+        # Several environments would also wait for it.
+        return Verdict([words] if faster else [], {"compress": "none", "monitor": "default"})
+    eight = max(8, config.environments)
+    without = {"compress": "none", "monitor": "default", "environments": eight}
+    if not faster:
+        return Verdict([], without)
+    times = full.step_seconds(config) / max(compressed.step_seconds(config), 1e-12)
+    words = f"The training would be about {times:.2f} times as fast"
+    if times < PAYS:
+        return Verdict([f"{words}: compressing does not pay here."], without)
+    return Verdict([f"{words}."], {})
+
+
+def crowded(config: ActorsConfig, cores: int) -> list[str]:
+    """Return a warning if the compressor competes for cores; it does not on a cluster."""
+    busy = config.threads + config.actors + 1
+    if config.engine != "local" or busy <= cores:
+        return []
+    learner = "Learner" if config.threads == 1 else f"Learner ({config.threads} threads)"
+    actors = "actor" if config.actors == 1 else f"{config.actors} actors"
+    return [
+        f"{learner}, {actors} and compressor share {cores} core{'s' * (cores > 1)}: the compressor "
+        "slows the others down."
+    ]
+
+
+def _times(first: Breakdown, second: Breakdown) -> float:
+    return first.step_cpu / max(second.step_cpu, 1e-12)
+
+
+def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
+    ratio = _times(first, second)
+    words = f"With {config.compress} an actor's step takes {second.step_cpu * 1e6:.0f} µs instead "
+    words += f"of {first.step_cpu * 1e6:.0f} µs of processor time: {ratio:.2f} times"
+    if ratio < PAYS:
+        return f"{words}. That does not pay here."
+    return f"{words} as fast."
+
+
+def _pushes(config: ActorsConfig, measured: Measured) -> list[str]:
+    """Return a sentence on the compressor's time per version, if it made more than one."""
+    if measured.push_seconds is None:
+        return []
+    words = f"The compressor takes {measured.push_seconds:.3g} s for a version of the weights"
+    if config.lag is None:
+        update = measured.learner_seconds * measured.steps_per_update
+        late = measured.push_seconds / max(update, 1e-12)
+        return [f"{words}; in that time the learner alone could make {late:.2g} updates."]
+    per_step = measured.pushing(config)
+    words += (
+        f"; with --lag {config.lag} every update waits for that: {per_step * 1e3:.3g} ms a step"
+    )
+    # Otherwise the bottleneck is the slower of learning and acting.
+    if per_step > measured.learner_seconds + measured.acting / config.actors:
+        words += (
+            ". That is more than learning and acting together: leave out --lag, or use a cheaper "
+            "compression (distill with fewer steps, or none)"
+        )
+    return [f"{words}."]

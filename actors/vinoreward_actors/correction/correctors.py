@@ -1,0 +1,234 @@
+"""The built-in correctors, as frozen dataclasses of their parameters."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from vinoreward.errors import ConfigError
+from vinoreward_actors.correction import returns
+from vinoreward_actors.correction.corrector import Corrector, Critic, Estimate, OffPolicyBatch, Role
+from vinoreward_actors.correction.returns import Doubles
+from vinoreward_actors.policies.distributions import effective_sample_size
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name} is {value}; expected a number from 0 to 1.")
+
+
+def _check_limit(name: str, value: float) -> None:
+    if not value > 0.0:
+        raise ConfigError(
+            f"{name} is {value}; expected a truncation above 0, e.g. 1.0, or math.inf for none."
+        )
+
+
+@dataclass(frozen=True)
+class VTrace(Corrector):
+    """V-trace for actor-critic (Espeholt et al. 2018), see :func:`vtrace`.
+
+    It weights the policy gradient with ``min(rho, rho_t)``; a corrector of role
+    ``policy_gradient`` replaces that weight.
+
+    Raises:
+        ConfigError: ``rho`` or ``c`` not above 0, ``c`` above ``rho``, ``lam`` not in 0 to 1.
+    """
+
+    rho: float = 1.0
+    """Truncation of the temporal difference's ratio; decides what is learned. ``math.inf`` gives
+    ``V^pi``."""
+    c: float = 1.0
+    """Truncation of the trace's ratio; decides how fast, and with how much variance."""
+    lam: float = 1.0
+    """Decay of the trace, 0 to 1."""
+
+    role: ClassVar[Role] = "target"
+    critic: ClassVar[Critic | None] = "v"
+
+    def __post_init__(self) -> None:
+        _check_limit("rho", self.rho)
+        _check_limit("c", self.c)
+        _check_share("lam", self.lam)
+        if self.c > self.rho:
+            raise ConfigError(
+                f"c is {self.c} and rho is {self.rho}; V-trace is defined for c <= rho (Espeholt "
+                "et al. 2018, section 4.1). Lower c or raise rho."
+            )
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return V-trace's targets, advantages and weights."""
+        log_rhos = batch.log_rhos
+        # An overflow becomes an infinity, which Correction reports.
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = returns.vtrace(
+                **batch.return_arguments, log_rhos=log_rhos, values=batch.values,
+                rho=self.rho, c=self.c, lam=self.lam,
+            )  # fmt: skip
+        clipped = np.exp(log_rhos) > self.rho
+        return Estimate(*result, clipped)
+
+
+@dataclass(frozen=True)
+class ImportanceSampling(Corrector):
+    """Truncated importance weights on the policy gradient, ``min(rho, rho_t)``.
+
+    Works with any corrector of role ``target``. With ``mix`` below 1 the weight is
+    ``(1 - mix) + mix min(rho, rho_t)``. ``mix="ess"`` uses the batch's effective sample size: the
+    more off-policy the data, the less a few large ratios dominate the gradient.
+
+    Raises:
+        ConfigError: ``rho`` not above 0, ``mix`` neither ``"ess"`` nor in 0 to 1.
+    """
+
+    rho: float = 1.0
+    """Truncation; ``math.inf`` for none."""
+    mix: float | Literal["ess"] = 1.0
+    """Fraction of the correction: 0 to 1, or ``"ess"`` for the effective sample size."""
+
+    role: ClassVar[Role] = "policy_gradient"
+
+    def __post_init__(self) -> None:
+        _check_limit("rho", self.rho)
+        if isinstance(self.mix, str):
+            if self.mix != "ess":
+                raise ConfigError(f"mix is {self.mix!r}; expected a number from 0 to 1 or 'ess'.")
+        else:
+            _check_share("mix", self.mix)
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return the estimate with these weights."""
+        log_rhos = batch.log_rhos
+        share = effective_sample_size(log_rhos) if isinstance(self.mix, str) else self.mix
+        return replace(
+            estimate,
+            weights=returns.mixed(returns.truncated_weights(log_rhos, self.rho), share),
+            clipped=estimate.clipped | (np.exp(log_rhos) > self.rho),
+        )
+
+
+@dataclass(frozen=True)
+class _ActionValueCorrector(Corrector):
+    """Munos returns for some trace coefficients; weights stay 1."""
+
+    lam: float = 1.0
+
+    role: ClassVar[Role] = "target"
+    critic: ClassVar[Critic | None] = "q"
+
+    def __post_init__(self) -> None:
+        _check_share("lam", self.lam)
+
+    @abc.abstractmethod
+    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
+        """Return ``c_t`` of every row, ``(T, B)``."""
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return this method's targets; weights stay 1."""
+        if batch.q_values is None:
+            raise ConfigError(
+                "The batch has no q_values; an action-value corrector needs Q(s_t, a_t). Pass "
+                "them, or use VTrace() or NoCorrection()."
+            )
+        coefficients = self._coefficients(batch)
+        targets = returns.munos_returns(
+            **batch.return_arguments, q_values=batch.q_values, coefficients=coefficients
+        )
+        return replace(estimate, targets=targets, advantages=targets - batch.values)
+
+
+@dataclass(frozen=True)
+class Retrace(_ActionValueCorrector):
+    """Retrace for action values: ``c_t = lam min(1, rho_t)`` (Munos et al. 2016).
+
+    Raises:
+        ConfigError: ``lam`` is not in 0 to 1.
+    """
+
+    lam: float = 0.95
+    """Decay of the trace, 0 to 1."""
+
+    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
+        return returns.retrace_coefficients(batch.log_rhos, self.lam)
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return Retrace's targets; weights stay 1."""
+        return replace(super().correct(batch, estimate), clipped=batch.log_rhos > 0.0)
+
+
+@dataclass(frozen=True)
+class TreeBackup(_ActionValueCorrector):
+    """Tree-backup for action values: ``c_t = lam pi(a_t|s_t)`` (Precup et al. 2000).
+
+    Does not use the behaviour probability (``log_mu`` only enters the effective sample size); for
+    discrete actions only. The slowest corrector: its traces are short even on-policy.
+
+    Raises:
+        ConfigError: ``lam`` is not in 0 to 1.
+    """
+
+    lam: float = 1.0
+    """Decay of the trace, 0 to 1."""
+
+    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
+        return returns.tree_backup_coefficients(batch.log_pi, self.lam)
+
+
+@dataclass(frozen=True)
+class QLambda(_ActionValueCorrector):
+    """Q(lambda) with off-policy corrections: ``c_t = lam`` (Harutyunyan et al. 2016).
+
+    Does not use the behaviour probability. Converges where ``lam < (1 - gamma) / (gamma max_s
+    sum_a |pi(a|s) - mu(a|s)|)``; :class:`Retrace` always does.
+
+    Raises:
+        ConfigError: ``lam`` is not in 0 to 1.
+    """
+
+    lam: float = 0.5
+    """Decay of the trace, 0 to 1."""
+
+    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
+        return np.full(batch.shape, self.lam, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class NoCorrection(Corrector):
+    """Uncorrected returns, for state and action values.
+
+    Learns the behaviour policy's return over the horizon of the target, plus the learner's value
+    after it. For action values, ``steps=1`` is exact.
+
+    Raises:
+        ConfigError: ``steps`` below 1, ``lam`` not in 0 to 1, or both given.
+    """
+
+    steps: int | None = None
+    """Length of n-step returns; ``None`` sums up to the end of the episode or of the array."""
+    lam: float = 1.0
+    """Decay of lambda-returns, 0 to 1."""
+
+    role: ClassVar[Role] = "target"
+
+    def __post_init__(self) -> None:
+        _check_share("lam", self.lam)
+        if self.steps is None:
+            return
+        if self.steps < 1:
+            raise ConfigError(f"steps is {self.steps}; an n-step return needs at least 1.")
+        if self.lam != 1.0:
+            raise ConfigError(
+                f"steps is {self.steps} and lam is {self.lam}; a return is either an n-step return "
+                "or a lambda-return. Set only one of them."
+            )
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return uncorrected targets; weights stay 1."""
+        if self.steps is None:
+            targets = returns.lambda_returns(**batch.return_arguments, lam=self.lam)
+        else:
+            targets = returns.n_step_returns(**batch.return_arguments, steps=self.steps)
+        return replace(estimate, targets=targets, advantages=targets - batch.values)

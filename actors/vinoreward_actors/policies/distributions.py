@@ -1,0 +1,389 @@
+"""Distributions: from a head's outputs to actions and their probabilities, in NumPy.
+
+Exploration is part of the distribution: an action's probability is that under the policy that
+acted, noise included. Noise on bounded actions, after the tanh, is added and clipped to [-1, 1], so
+-1 and 1 have a probability of their own: log values are densities in units of actions between -1
+and 1, and probabilities at the two ends.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward_actors.policies.spec import PolicySpec
+
+Outputs = npt.NDArray[np.floating]
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+LOG_STD = (-20.0, 2.0)
+"""The usual limits of a Gaussian head's log standard deviations."""
+LOWEST_LOG = -20.0
+"""Lower bound of log probabilities: 2e-9 is as good as zero."""
+EDGE = 1.0 - 1e-6
+"""Largest absolute value of an action for the inverse of tanh."""
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+@dataclass(frozen=True)
+class ActionNoise:
+    """Gaussian noise for each step; with ``theta``, Ornstein-Uhlenbeck noise.
+
+    Ornstein-Uhlenbeck noise changes per step by ``theta * (mean - noise) * dt`` plus Gaussian noise
+    of ``sigma * sqrt(dt)``, and starts at ``start`` in every episode.
+    """
+
+    mean: tuple[float, ...]
+    """One number per action or one for all, in units of [-1, 1], like the others."""
+    sigma: tuple[float, ...]
+    """Standard deviations, likewise; at least 0."""
+    theta: float | None = None
+    """Rate of return to the mean; None: independent noise in each step."""
+    dt: float = 1.0
+    """Length of a step; above 0."""
+    start: tuple[float, ...] = (0.0,)
+    """Likewise one number or one per action."""
+
+    def __post_init__(self) -> None:
+        numbers = [*self.mean, *self.sigma, *self.start, self.theta or 0.0, self.dt]
+        if not all(map(math.isfinite, numbers)) or min(self.sigma) < 0 or self.dt <= 0:
+            raise ConfigError(
+                f"the action noise is {self}. Expected finite numbers, sigma of at least 0 and dt "
+                "above 0."
+            )
+
+    def begin(self, shape: tuple[int, int]) -> Doubles:
+        """Return the noise (N, A) before the first step of an episode."""
+        return np.broadcast_to(np.asarray(self.start, dtype=np.float64), shape).copy()
+
+    def centers(self, before: Doubles) -> Doubles:
+        """Return the means (N, A) of the next noise, after ``before`` (N, A)."""
+        mean = np.broadcast_to(np.asarray(self.mean, dtype=np.float64), before.shape)
+        return mean if self.theta is None else before + self.theta * (mean - before) * self.dt
+
+    @property
+    def spread(self) -> Doubles:
+        """Standard deviations (A,) or (1,) of the next noise around :meth:`centers`."""
+        sigma = np.asarray(self.sigma, dtype=np.float64)
+        return sigma if self.theta is None else sigma * math.sqrt(self.dt)
+
+    @property
+    def unit(self) -> float:
+        """Root mean square over actions of the noise's stationary standard deviation."""
+        decay = 0.0 if self.theta is None else 1.0 - self.theta * self.dt
+        variance = self.spread**2 / (1.0 - decay**2 if decay**2 < 1.0 else 1.0)
+        return float(np.sqrt(variance.mean()))
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """How an actor deviates from its network's best action."""
+
+    epsilon: float = 0.0
+    """Probability of a uniformly random action; for ``q`` heads."""
+    sigma: float = 0.0
+    """Standard deviation of Gaussian noise before the tanh; for ``tanh`` heads."""
+    greedy: bool = False
+    """Take the most probable action; for evaluation."""
+    uniform: bool = False
+    """Take uniformly random actions in [-1, 1] and ignore the network; not for discrete actions."""
+    noise: ActionNoise | None = None
+    """On the action, after the tanh; for ``tanh`` heads and uniform actions."""
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.epsilon <= 1.0 and 0.0 <= self.sigma < 100.0):
+            raise ConfigError(
+                f"exploration has epsilon={self.epsilon} and sigma={self.sigma}. Expected epsilon "
+                "from 0 to 1 and sigma of at least 0."
+            )
+        if self.noise is not None and self.sigma:
+            raise ConfigError(
+                f"exploration has sigma={self.sigma} before and {self.noise} after the tanh. "
+                "Expected only one of them."
+            )
+
+    @property
+    def unit(self) -> float:
+        """Standard deviation of a ``tanh`` head's noise; the unit of action differences."""
+        return self.sigma if self.noise is None else self.noise.unit
+
+
+@dataclass(frozen=True)
+class Acted:
+    """Sampled actions."""
+
+    actions: npt.NDArray[np.generic]
+    """(N,) int64, or (N, A) float32 in [-1, 1]."""
+    log_mu: Floats
+    """(N,) natural logarithm of each action's probability or density; 0 if deterministic."""
+    noise: Doubles | None = None
+    """(N, A) added to the actions, for the next step; None without such noise."""
+
+
+def log_softmax(logits: Outputs) -> Doubles:
+    """Return log probabilities (N, K) for logits (N, K)."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
+def gaussian(spec: PolicySpec, outputs: Outputs, sigma: float) -> tuple[Doubles, Doubles]:
+    """Return means and log standard deviations (N, A) of continuous actions before the tanh.
+
+    ``sigma`` is that of the noise on a ``tanh`` head.
+    """
+    values = outputs.astype(np.float64)
+    if spec.head == "tanh":
+        return values, np.full_like(values, math.log(max(sigma, 1e-9)))
+    mean, log_std = values[:, : spec.actions], values[:, spec.actions :]
+    return mean, np.clip(log_std, *LOG_STD)
+
+
+def log_probabilities(spec: PolicySpec, outputs: Outputs, epsilon: float = 0.0) -> Doubles:
+    """Return (N, actions) log probabilities of discrete actions, at least -20.
+
+    ``epsilon`` is that of an epsilon-greedy policy on a ``q`` head; ties go to the first action.
+    """
+    if spec.head == "logits":
+        return np.maximum(log_softmax(outputs), LOWEST_LOG)
+    greedy = np.zeros(outputs.shape)
+    greedy[np.arange(len(outputs)), outputs.argmax(1)] = 1.0 - epsilon
+    return np.maximum(np.log(np.maximum(greedy + epsilon / spec.actions, 1e-300)), LOWEST_LOG)
+
+
+def act(
+    spec: PolicySpec,
+    outputs: Outputs,
+    random: np.random.Generator,
+    exploration: Exploration = Exploration(),
+    before: Doubles | None = None,
+) -> Acted:
+    """Sample actions from a head's outputs (N, K).
+
+    ``before`` is the noise (N, A) of the previous step; None at the start of every episode.
+
+    Raises:
+        ConfigError: noise after the tanh for a head with its own noise.
+    """
+    count = len(outputs)
+    if spec.discrete:
+        if exploration.greedy:
+            return Acted(outputs.argmax(1).astype(np.int64), np.zeros(count, dtype=np.float32))
+        logs = log_probabilities(spec, outputs, exploration.epsilon)
+        # The argmax of logits plus Gumbel noise is a sample from their softmax.
+        noisy = logs + random.gumbel(size=logs.shape)
+        if spec.head == "q":
+            noisy[logs <= LOWEST_LOG] = -np.inf
+        actions = noisy.argmax(1).astype(np.int64)
+        return Acted(actions, logs[np.arange(count), actions].astype(np.float32))
+    if not exploration.greedy and (exploration.uniform or exploration.noise is not None):
+        return _act_after_tanh(spec, outputs, random, exploration, before)
+    mean, log_std = gaussian(spec, outputs, exploration.sigma)
+    if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
+        return Acted(np.tanh(mean).astype(np.float32), np.zeros(count, dtype=np.float32))
+    before = mean + np.exp(log_std) * random.standard_normal(mean.shape)
+    actions = np.clip(np.tanh(before), -EDGE, EDGE).astype(np.float32)
+    log_mu = _squashed_log_density(actions, mean, log_std)
+    return Acted(actions, log_mu.astype(np.float32))
+
+
+def _act_after_tanh(
+    spec: PolicySpec,
+    outputs: Outputs,
+    random: np.random.Generator,
+    exploration: Exploration,
+    before: Doubles | None,
+) -> Acted:
+    """Sample uniform actions or a ``tanh`` head's, with noise on them."""
+    shape, noise, drawn = (len(outputs), spec.actions), exploration.noise, None
+    chosen = random.uniform(-1.0, 1.0, shape) if exploration.uniform else _best(spec, outputs)
+    if noise is not None:
+        before = noise.begin(shape) if before is None else before
+        drawn = noise.centers(before) + noise.spread * random.standard_normal(shape)
+        chosen = np.clip(chosen + drawn, -1.0, 1.0)
+    actions = chosen.astype(np.float32)
+    log_mu = _log_density_after_tanh(spec, outputs, actions, exploration, before)
+    return Acted(actions, log_mu.astype(np.float32), drawn)
+
+
+def _best(spec: PolicySpec, outputs: Outputs) -> Doubles:
+    if spec.head != "tanh":
+        raise ConfigError(
+            f"exploration puts noise on the actions of a {spec.head} head. Expected none: the "
+            "probability of the sum is unknown, and the head explores by itself."
+        )
+    return np.tanh(outputs.astype(np.float64))
+
+
+def _log_density_after_tanh(
+    spec: PolicySpec,
+    outputs: Outputs,
+    actions: npt.NDArray[np.generic],
+    exploration: Exploration,
+    before: Doubles | None,
+) -> Doubles:
+    """Return the log density (N,) of samples from :func:`_act_after_tanh`."""
+    taken, noise = actions.astype(np.float64), exploration.noise
+    centers, spread = np.zeros_like(taken), np.zeros(1)
+    if noise is not None:
+        centers = noise.centers(noise.begin(taken.shape) if before is None else before)
+        spread = noise.spread
+    if exploration.uniform:
+        return log_density_of_uniform(taken, centers, spread)
+    return log_density(taken, _best(spec, outputs) + centers, spread)
+
+
+def _squashed_log_density(actions: Outputs, mean: Doubles, log_std: Doubles) -> Doubles:
+    """Return the log density (N,) of tanh-squashed Gaussian actions (N, A)."""
+    bounded = np.clip(actions.astype(np.float64), -EDGE, EDGE)
+    before = np.arctanh(bounded)
+    normal = -0.5 * ((before - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
+    return np.asarray((normal - np.log1p(-(bounded**2))).sum(1))
+
+
+def log_prob(
+    spec: PolicySpec,
+    outputs: Outputs,
+    actions: npt.NDArray[np.generic],
+    exploration: Exploration = Exploration(),
+) -> Doubles:
+    """Return (N,) log probabilities (densities) of actions under outputs (N, K) and exploration.
+
+    ``actions`` are (N,) integers, or (N, A) in [-1, 1].
+
+    Raises:
+        ConfigError: a deterministic policy, or noise that depends on the previous step.
+    """
+    if not spec.discrete and not exploration.greedy:
+        noise = exploration.noise
+        if noise is not None and noise.theta is not None:
+            raise ConfigError(
+                "the log probability under Ornstein-Uhlenbeck noise depends on the previous step. "
+                "Expected the actor's own value, recorded beside the action."
+            )
+        if exploration.uniform or noise is not None:
+            return _log_density_after_tanh(spec, outputs, actions, exploration, None)
+    if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
+        raise ConfigError(
+            "a policy without exploration has no log probability. Expected an epsilon, a sigma or "
+            "a stochastic head."
+        )
+    if spec.discrete:
+        logs = log_probabilities(spec, outputs, exploration.epsilon)
+        return np.asarray(logs[np.arange(len(outputs)), np.asarray(actions, dtype=np.int64)])
+    mean, log_std = gaussian(spec, outputs, exploration.sigma)
+    return _squashed_log_density(np.asarray(actions, dtype=np.float64), mean, log_std)
+
+
+def entropy(
+    spec: PolicySpec, outputs: Outputs, exploration: Exploration = Exploration()
+) -> Doubles:
+    """Return the entropy (N,) in nats; of the Gaussian before the tanh for continuous actions."""
+    if spec.discrete:
+        logs = log_probabilities(spec, outputs, exploration.epsilon)
+        return np.asarray(-(np.exp(logs) * logs).sum(1))
+    _, log_std = gaussian(spec, outputs, exploration.unit)
+    return np.asarray((log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1))
+
+
+def kl(
+    spec: PolicySpec,
+    outputs_p: Outputs,
+    outputs_q: Outputs,
+    exploration: Exploration = Exploration(),
+) -> Doubles:
+    """Return KL(p || q) in nats for each row (N,); applying tanh to both does not change it.
+
+    The exploration is that of both. ``q`` heads without epsilon are compared as softmax of their
+    values, since two greedy policies have no finite divergence; ``tanh`` heads need a sigma.
+    """
+    if spec.discrete:
+        if spec.head == "q" and exploration.epsilon == 0.0:
+            logs_p, logs_q = log_softmax(outputs_p), log_softmax(outputs_q)
+        else:
+            logs_p = log_probabilities(spec, outputs_p, exploration.epsilon)
+            logs_q = log_probabilities(spec, outputs_q, exploration.epsilon)
+        logs_p, logs_q = np.maximum(logs_p, LOWEST_LOG), np.maximum(logs_q, LOWEST_LOG)
+        rows: Doubles = np.exp(logs_p) * (logs_p - logs_q)
+        return np.asarray(np.maximum(rows.sum(1), 0.0))
+    if spec.head == "tanh" and exploration.unit == 0.0:
+        raise ConfigError(
+            "two policies without noise have no finite divergence. Expected a sigma: the unit of "
+            "action differences."
+        )
+    mean_p, log_p = gaussian(spec, outputs_p, exploration.unit)
+    mean_q, log_q = gaussian(spec, outputs_q, exploration.unit)
+    ratio = np.exp(2.0 * (log_p - log_q))
+    apart = (mean_p - mean_q) ** 2 * np.exp(-2.0 * log_q)
+    rows = ratio + apart - 1.0 - 2.0 * (log_p - log_q)
+    return np.asarray(np.maximum(0.5 * rows.sum(1), 0.0))
+
+
+def log_density(actions: Doubles, centers: Doubles, spread: Doubles) -> Doubles:
+    """Return log densities (N,) of Gaussians clipped to [-1, 1]; deterministic actions count as 0.
+
+    ``actions`` and ``centers`` are (N, A), the standard deviations ``spread`` (A,) or (1,).
+    """
+    sigma = np.maximum(spread, 1e-9)
+    scaled = (actions - centers) / sigma
+    logs = -0.5 * scaled**2 - np.log(sigma) - 0.5 * math.log(2.0 * math.pi)
+    logs = _at_ends(logs, actions, _below(scaled), _below(-scaled))
+    return np.asarray(np.where(spread > 0.0, logs, 0.0).sum(1))
+
+
+def log_density_of_uniform(actions: Doubles, centers: Doubles, spread: Doubles) -> Doubles:
+    """Return log densities (N,) of uniform actions plus Gaussian noise, clipped to [-1, 1].
+
+    ``centers`` (N, A) and ``spread`` (A,) or (1,) are the noise's; with a spread of 0 actions are
+    uniform.
+    """
+    sigma = np.maximum(spread, 1e-9)
+    upper, lower = (actions - centers + 1.0) / sigma, (actions - centers - 1.0) / sigma
+    logs = np.log(np.maximum(0.5 * (_below(upper) - _below(lower)), 1e-300))
+    # The mean of the normal distribution function between the two bounds; from above by symmetry.
+    below = 0.5 * sigma * (_summed(upper) - _summed(lower))
+    above = 0.5 * sigma * (_summed(-lower) - _summed(-upper))
+    logs = _at_ends(logs, actions, below, above)
+    return np.asarray(np.where(spread > 0.0, logs, -math.log(2.0)).sum(1))
+
+
+def _at_ends(logs: Doubles, actions: Doubles, lowest: Doubles, highest: Doubles) -> Doubles:
+    """Replace log densities by log probabilities where actions are at an end."""
+    for end, probability in ((-1.0, lowest), (1.0, highest)):
+        logs = np.where(actions == end, np.log(np.maximum(probability, 1e-300)), logs)
+    return np.maximum(logs, LOWEST_LOG)
+
+
+def _below(values: Doubles) -> Doubles:
+    """Return the standard normal distribution function."""
+    return np.multiply(0.5, np.asarray(_erfc(-values / math.sqrt(2.0)), dtype=np.float64))
+
+
+def _summed(values: Doubles) -> Doubles:
+    """Return the integral of the standard normal distribution function up to values."""
+    density = np.exp(-0.5 * values**2) / math.sqrt(2.0 * math.pi)
+    return np.asarray(values * _below(values) + density)
+
+
+def effective_sample_size(log_ratios: Outputs) -> float:
+    """Return Kish's effective sample size as a fraction of the rows, 0 to 1.
+
+    ``(sum w)^2 / (n sum w^2)`` of importance weights ``w = exp(log_ratios)``, of any shape. 1
+    on-policy, 1 / n if one row outweighs the rest, 0 if the target policy would take none of the
+    actions.
+
+    Raises:
+        InputError: there are no ratios.
+    """
+    if log_ratios.size == 0:
+        raise InputError("log_rhos is empty; the effective sample size needs at least one step.")
+    highest = float(log_ratios.max())
+    if highest == -np.inf:
+        return 0.0
+    # Scaling all weights does not change the result; with a maximum of 1 nothing overflows.
+    weights = np.exp(log_ratios.astype(np.float64) - highest)
+    return float(np.square(weights.sum()) / (weights.size * np.square(weights).sum()))

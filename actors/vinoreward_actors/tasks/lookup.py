@@ -1,0 +1,322 @@
+"""The papers' tasks by name; makes them and any other Gymnasium environment for actors.
+
+ActorQ: eight tasks of dm_control's suite and three of Gym. AcceRL: twelve Atari games. Ours: the
+hover scene with its learned reward. A task's libraries are imported when it is made; never torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import (
+    DtypeObservation,
+    FlattenObservation,
+    RescaleAction,
+    RescaleObservation,
+    TimeLimit,
+)
+
+from vinoreward.errors import ConfigError
+from vinoreward_actors.actor_learner.acting.environments import action_cure, as_config_error
+from vinoreward_actors.tasks.atari import AtariEnv
+from vinoreward_training.tasks.dm_control import DmControlEnv
+from vinoreward_training.tasks.environments import make_env
+
+Env = gym.Env[Any, Any]
+Suite = Literal["dm_control", "gym", "atari", "hover"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task, as it is known before it is made."""
+
+    name: str
+    suite: Suite
+    source: str
+    """Its id in the suite: Gymnasium's, ``domain-task`` or the game."""
+    observation_shape: tuple[int, ...]
+    """(D,) float32, or (4, 84, 84) uint8."""
+    actions: int
+    """Number of discrete actions, or dimensions of a continuous one."""
+    discrete: bool
+    max_steps: int
+    network: str
+    """The paper's, by its name in :mod:`.networks`."""
+    threshold: float | None = None
+    """Mean return from which it counts as solved: Gymnasium's, else the paper's, if any."""
+    title: str = ""
+    """The paper's name for it."""
+    observation_dtype: Literal["float32", "uint8"] = "float32"
+
+
+def _control(
+    name: str,
+    title: str,
+    sizes: tuple[int, int],
+    threshold: float | None = None,
+    network: str = "3x2048",
+) -> Task:
+    """Return a task of dm_control's suite; its episodes last 1000 steps and pay 1000 at most."""
+    shape, actions = (sizes[0],), sizes[1]
+    return Task(name, "dm_control", name, shape, actions, False, 1000, network, threshold, title)
+
+
+def _gym(name: str, title: str, sizes: tuple[int, int], steps: int, threshold: float) -> Task:
+    """Return a task of Gymnasium's classic control."""
+    # CartPole-v1 cut at 200 steps is CartPole-v0, which Gymnasium warns of.
+    shape, actions, source = (sizes[0],), sizes[1], name.replace("Pole-v0", "Pole-v1")
+    return Task(name, "gym", source, shape, actions, True, steps, "3x2048", threshold, title)
+
+
+def _game(name: str, actions: int, score: float | None = None) -> Task:
+    """Return a game; it is truncated after 108000 frames, four to a step."""
+    shape, steps = (4, 84, 84), 27_000
+    return Task(name, "atari", name, shape, actions, True, steps, "original", score, name, "uint8")
+
+
+def _hover(name: str, size: int) -> Task:
+    return Task(name, "hover", name, (size,), 2, False, 10, "2x256", title=name)
+
+
+ACTORQ = (
+    _control("cartpole-balance", "Cartpole Balance", (5, 1), 941.22),
+    _control("walker-stand", "Walker Stand", (24, 6), 947.74),
+    _control("hopper-stand", "Hopper Stand", (15, 4), 836.41),
+    _control("reacher-hard", "Reacher Hard", (6, 2), 948.12),
+    _control("cheetah-run", "Cheetah Run", (17, 6), 732.31),
+    _control("finger-spin", "Finger Spin", (9, 2), 810.32),
+    _control("humanoid-stand", "Humanoid Stand", (67, 21), 884.89),
+    _control("humanoid-walk", "Humanoid Walk", (67, 21), 649.91),
+    _gym("CartPole-v0", "Cartpole (Gym)", (4, 2), 200, 195.0),
+    _gym("MountainCar-v0", "Mountain Car (Gym)", (2, 3), 200, -110.0),
+    _gym("Acrobot-v1", "Acrobot (Gym)", (6, 3), 500, -100.0),
+)
+"""The eleven of ActorQ's table, in its order."""
+
+ACCERL = (
+    _game("alien", 18),
+    _game("amidar", 10),
+    _game("beam_rider", 9),
+    _game("name_this_game", 6),
+    _game("riverraid", 18),
+    _game("hero", 18),
+    _game("space_invaders", 6),
+    _game("breakout", 4),
+    _game("road_runner", 18),
+    _game("bank_heist", 18),
+    _game("pong", 6, 20.5),
+    _game("seaquest", 18),
+)
+"""The twelve games of AcceRL's table 4, in its order; it states a score for Pong alone."""
+
+HOVER = (_hover("PandaHover-v0", 2), _hover("PandaHoverRandom-v0", 4))
+
+EASIER = (_control("reacher-easy", "Reacher Easy", (6, 2), network="2x256"),)
+"""Not in the papers: learned in minutes on a few cores."""
+
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {task.name: task for task in (*ACTORQ, *ACCERL, *HOVER, *EASIER)}
+)
+
+PICTURE_CURE = (
+    "make that with GrayscaleObservation, ResizeObservation to (84, 84) and FrameStackObservation "
+    "of 4, or one row with FlattenObservation, all of gymnasium.wrappers"
+)
+"""What to do about pictures of another shape: the end of a sentence."""
+_OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode")
+"""Options of :func:`make_task` that the environment itself does not get."""
+
+
+def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+    """Return a task of the table, or describe another environment by making it once.
+
+    ``name`` is a task's, ``dm_control/DOMAIN-TASK``, ``atari/GAME`` or an id of Gymnasium's
+    (``package:Id-v0`` imports the package); ``options`` are those of :func:`make_task`.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    prefix, _, source = name.partition("/")
+    if name in gym.registry or (":" in name and prefix not in ("dm_control", "atari")):
+        task = Task(name, "gym", name, (1,), 1, True, 0, "2x256")
+    elif prefix == "dm_control":
+        task = Task(name, "dm_control", source, (1,), 1, False, 1000, "2x256")
+    elif prefix == "atari":
+        task = Task(name, "atari", source, (1,), 1, True, 27_000, "original")
+    else:
+        raise ConfigError(
+            f"no task {name!r}. Expected one of: {', '.join(TASKS)}; or dm_control/DOMAIN-TASK, "
+            "atari/GAME, or the id of a registered Gymnasium environment (package:Id-v0 for one "
+            "that a package registers)."
+        )
+    own = {key: value for key, value in (options or {}).items() if key not in _OURS}
+    return _described(task, own)
+
+
+def _described(task: Task, options: Mapping[str, Any]) -> Task:
+    """Fill in what only the environment knows."""
+    env = _flat(_made(task, None, None, options), task.name)
+    try:
+        observations, actions, spec = env.observation_space, env.action_space, env.spec
+        if isinstance(actions, gym.spaces.Discrete) and actions.start == 0:
+            count, discrete = int(actions.n), True
+        elif isinstance(actions, gym.spaces.Box) and len(actions.shape) == 1:
+            count, discrete = actions.shape[0], False
+        else:
+            raise ConfigError(
+                f"{task.name} takes actions from {actions}. Expected Discrete actions from 0, or a "
+                f"Box of one row; {action_cure(actions)}."
+            )
+        return dataclasses.replace(
+            task,
+            observation_shape=observations.shape or (),
+            observation_dtype="uint8" if observations.dtype == np.uint8 else "float32",
+            actions=count,
+            discrete=discrete,
+            max_steps=task.max_steps or (spec.max_episode_steps if spec else None) or 1000,
+            threshold=spec.reward_threshold if spec else None,
+            title=task.name,
+        )
+    finally:
+        env.close()
+
+
+def make_task(
+    name: str,
+    seed: int | None = None,
+    *,
+    normalise_actions: bool = True,
+    rescale_observations: bool = False,
+    max_steps: int | None = None,
+    render_mode: str | None = None,
+    **options: Any,
+) -> Env:
+    """Make a task's environment.
+
+    Observations are one float32 row, or (4, 84, 84) uint8 pictures; actions are Discrete (from 0)
+    or a Box of one row. A time limit truncates and never terminates.
+
+    Args:
+        name: of a task, or an environment's id; see :func:`find_task`.
+        seed: of the first reset that names none itself, and of the action space. None: drawn.
+        normalise_actions: scale Box actions to [-1, 1].
+        rescale_observations: scale bounded rows to [-1, 1], such as MountainCar's velocity, 0.07
+            at most beside a position of up to 1.2.
+        max_steps: truncate episodes there; later than at the task's limit for Gymnasium's only.
+        render_mode: None or ``"rgb_array"``.
+        options: the environment's own: ``episodic_life`` and others of ``AtariEnv``; ``backend``
+            and others of ``PandaHoverEnv``; keyword arguments of a Gymnasium environment.
+    """
+    if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
+        raise ConfigError(f"found max_steps={max_steps!r}. Expected 1 or more, or None.")
+    task = find_task(name, options)
+    env = _flat(_made(task, max_steps, render_mode, options), name)
+    if normalise_actions:
+        env = _normalised(env, name)
+    if rescale_observations:
+        env = _rescaled(env, name)
+    return _FirstSeed(env, seed) if seed is not None else env
+
+
+class _FirstSeed(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives the first reset a seed, which makes an environment repeatable."""
+
+    def __init__(self, env: Env, seed: int) -> None:
+        super().__init__(env)
+        self._seed: int | None = seed
+        env.action_space.seed(seed)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        first, self._seed = self._seed, None
+        return self.env.reset(seed=first if seed is None else seed, options=options)
+
+
+def _made(
+    task: Task, max_steps: int | None, render_mode: str | None, options: Mapping[str, Any]
+) -> Env:
+    """Make an environment of a suite, with errors that name the task."""
+    with as_config_error(
+        f"an environment of {task.name} cannot be made",
+        "one that can; mend it, or change its options",
+    ):
+        env: Env
+        try:
+            if task.suite == "dm_control":
+                domain, _, part = task.source.partition("-")
+                env = DmControlEnv(domain, part, render_mode=render_mode, **options)
+            elif task.suite == "atari":
+                env = AtariEnv(task.source, render_mode=render_mode, **options)
+            else:
+                steps = (max_steps or task.max_steps) if task.suite == "gym" else 0
+                limit = {"max_episode_steps": steps} if steps else {}
+                arguments = {**options, **limit, "disable_env_checker": True}
+                # The checker checks the first step only, but slows all others.
+                env = make_env(task.source, arguments, render_mode=render_mode)
+        except TypeError as error:
+            raise ConfigError(
+                f"{task.name} does not take these options: {error}. Expected those that its class "
+                "documents."
+            ) from error
+        if task.suite != "gym" and max_steps is not None and max_steps < task.max_steps:
+            env = TimeLimit(env, max_steps)
+        return env
+
+
+def _flat(env: Env, name: str) -> Env:
+    """Make observations one float32 row, but for pictures of (C, H, W) uint8."""
+    space = env.observation_space
+    if not space.is_np_flattenable:
+        env.close()
+        raise ConfigError(
+            f"{name} gives observations from {space}. Expected what fits one row of fixed length; "
+            "wrap the environment."
+        )
+    if isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
+        if space.shape[0] > space.shape[2]:
+            env.close()
+            raise ConfigError(
+                f"{name} gives pictures of {space.shape}. Expected (channels, height, width), of "
+                f"which networks here take (4, 84, 84); {PICTURE_CURE}."
+            )
+        return env
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        env = FlattenObservation(env)
+    if env.observation_space.dtype != np.float32:
+        env = DtypeObservation(env, np.float32)
+    return env
+
+
+def _normalised(env: Env, name: str) -> Env:
+    """Scale the actions of a Box to [-1, 1]."""
+    space = env.action_space
+    if not isinstance(space, gym.spaces.Box):
+        return env
+    if not (np.isfinite([space.low, space.high]).all() and len(space.shape) == 1):
+        env.close()
+        raise ConfigError(
+            f"{name} takes actions from {space}. Expected one row of bounded numbers, to be "
+            f"scaled to [-1, 1]; {action_cure(space)}."
+        )
+    if np.all(space.low == -1.0) and np.all(space.high == 1.0):
+        return env
+    return RescaleAction(env, np.float32(-1.0), np.float32(1.0))
+
+
+def _rescaled(env: Env, name: str) -> Env:
+    """Scale observations to [-1, 1]."""
+    space = env.observation_space
+    if not (isinstance(space, gym.spaces.Box) and space.is_bounded() and len(space.shape) == 1):
+        env.close()
+        raise ConfigError(
+            f"{name} gives observations from {space}. Expected one row of bounded numbers, to be "
+            "scaled to [-1, 1]; leave out rescale_observations."
+        )
+    return RescaleObservation(env, np.float32(-1.0), np.float32(1.0))

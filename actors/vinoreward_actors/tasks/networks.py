@@ -1,0 +1,166 @@
+"""The papers' networks, by name, fitted to a task and an algorithm.
+
+ActorQ: three layers of 2048 with tanh between them (its published learner's activation; the text
+does not name one). AcceRL, table 6: an Atari network, Original, and three that are smaller. The
+usual two layers of 256, and the network of Mnih et al. 2015, for comparison.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import get_args
+
+from vinoreward.errors import ConfigError
+from vinoreward_actors.policies.spec import (
+    Activation,
+    Conv,
+    Dense,
+    Flatten,
+    Head,
+    Layer,
+    PolicySpec,
+    mlp,
+)
+from vinoreward_actors.tasks.lookup import PICTURE_CURE, Task, find_task
+
+PICTURE = (4, 84, 84)
+# Layers as (channels, kernel, stride), then the width of the dense layer. The table gives kernels
+# and no strides: those are Mnih et al.'s for the same kernels.
+_CONVOLUTIONAL: Mapping[str, tuple[tuple[tuple[int, int, int], ...], int]] = MappingProxyType(
+    {
+        "original": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 2048),
+        "net1": (((16, 8, 4), (32, 4, 2)), 256),
+        "net2": (((8, 8, 4), (16, 4, 2)), 128),
+        "net3": (((4, 8, 4), (4, 4, 2)), 32),
+        "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
+    }
+)
+NETWORKS = ("3x2048", "2x256", *_CONVOLUTIONAL)
+"""Names of networks; any other DEPTHxWIDTH is one too."""
+
+# What an algorithm reads from a network for Discrete and for Box actions.
+_HEADS: Mapping[str, tuple[Head | None, Head | None]] = MappingProxyType(
+    {
+        "impala": ("logits", "tanh_gaussian"),
+        "dqn": ("q", None),
+        "d4pg": (None, "tanh"),
+        "td3": (None, "tanh"),
+        "sac": (None, "tanh_gaussian"),
+    }
+)
+ALGORITHMS = tuple(_HEADS)
+
+
+def network(
+    task: Task | str,
+    name: str | None = None,
+    algorithm: str = "impala",
+    *,
+    value: bool | None = None,
+    activation: Activation | None = None,
+) -> PolicySpec:
+    """Return the policy network of a task, with the head that an algorithm needs.
+
+    Args:
+        task: a task, its name, or the id of a Gymnasium environment.
+        name: one of :data:`NETWORKS`, or any DEPTHxWIDTH, also with ``-relu`` or ``-tanh`` behind
+            it; None is the task's own.
+        algorithm: one of :data:`ALGORITHMS`, or a learner that an entry point names.
+        value: whether there is a value head; None: if the algorithm needs one (impala).
+        activation: of the hidden layers; None: the name's, else tanh for 3x2048, as ActorQ, and
+            relu for all others.
+    """
+    task = find_task(task) if isinstance(task, str) else task
+    name = task.network if name is None else name
+    head = _head(task, algorithm)
+    with_value = algorithm == "impala" if value is None else value
+    if activation not in (None, *get_args(Activation)):
+        raise ConfigError(f"found activation={activation!r}. Expected None, 'relu' or 'tanh'.")
+    if name in _CONVOLUTIONAL:
+        return _convolutional(task, name, head, with_value, activation or "relu")
+    dense = dense_layers(name)
+    if dense is None:
+        raise ConfigError(
+            f"no network {name!r}. Expected one of: {', '.join(NETWORKS)}; or another DEPTHxWIDTH, "
+            "such as 2x64 or 3x2048-relu."
+        )
+    if len(task.observation_shape) != 1:
+        raise ConfigError(
+            f"the network {name} was asked for on {task.name}, whose observations are "
+            f"{task.observation_shape} pictures. Expected one of: {', '.join(_CONVOLUTIONAL)}."
+        )
+    hidden, default = dense
+    return mlp(
+        task.observation_shape[0],
+        task.actions,
+        head=head,
+        hidden=hidden,
+        activation=activation or default,
+        value=with_value,
+    )
+
+
+def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
+    """Return the widths and the activation of a name such as 2x64; None if it is no such name."""
+    size = re.fullmatch(r"([1-9])x([1-9]\d{0,4})(-relu|-tanh)?", name)
+    if size is None:
+        return None
+    smooth = size[3] == "-tanh" or name == "3x2048"
+    return (int(size[2]),) * int(size[1]), "tanh" if smooth else "relu"
+
+
+def _head(task: Task, algorithm: str) -> Head:
+    heads, at = _HEADS.get(algorithm) or _heads(algorithm), 0 if task.discrete else 1
+    head = heads[at]
+    if head is None:
+        fitting = [key for key, others in _HEADS.items() if others[at]]
+        raise ConfigError(
+            f"{algorithm} was asked for on {task.name}, whose actions are "
+            f"{'numbered' if task.discrete else 'continuous'}. Expected one of: "
+            f"{', '.join(fitting)}."
+        )
+    return head
+
+
+def _heads(algorithm: str) -> tuple[Head | None, Head | None]:
+    """Return the heads of a learner that an entry point names."""
+    from vinoreward_actors.actor_learner.learners.base import LEARNERS
+
+    heads = LEARNERS.find(algorithm).heads
+    discrete = [head for head in heads if head in ("logits", "q")]
+    continuous = [head for head in heads if head not in ("logits", "q")]
+    return next(iter(discrete), None), next(iter(continuous), None)
+
+
+def _convolutional(
+    task: Task, name: str, head: Head, value: bool, activation: Activation
+) -> PolicySpec:
+    if task.observation_shape != PICTURE:
+        cure = PICTURE_CURE if len(task.observation_shape) == 3 else "name a DEPTHxWIDTH network"
+        raise ConfigError(
+            f"the network {name} was asked for on {task.name}, whose observations have the shape "
+            f"{task.observation_shape}. Expected {PICTURE} pictures; {cure}."
+        )
+    convolutions, dense = _CONVOLUTIONAL[name]
+    layers: list[Layer] = []
+    channels, _, side = PICTURE
+    for number, (outputs, kernel, stride) in enumerate(convolutions):
+        layers.append(Conv(f"conv{number}", channels, outputs, kernel, stride, activation))
+        channels, side = outputs, (side - kernel) // stride + 1
+    outputs = task.actions * (2 if head == "tanh_gaussian" else 1)
+    layers += [
+        Flatten(),
+        Dense("dense0", channels * side**2, dense, activation),
+        Dense("head", dense, outputs),
+    ]
+    return PolicySpec(
+        observation_shape=PICTURE,
+        layers=tuple(layers),
+        head=head,
+        actions=task.actions,
+        value=Dense("value", dense, 1) if value else None,
+        observation_dtype="uint8",
+        scale=1 / 255,
+    )

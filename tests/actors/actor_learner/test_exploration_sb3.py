@@ -1,0 +1,300 @@
+"""Actors of a Stable-Baselines3 model do what the model itself would do to explore."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from plain_links import acted
+from stable_baselines3 import DDPG, DQN, SAC, TD3
+from stable_baselines3.common.noise import (
+    ActionNoise,
+    NormalActionNoise,
+    OrnsteinUhlenbeckActionNoise,
+    VectorizedActionNoise,
+)
+
+from vinoreward.errors import ConfigError
+from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward_actors.actor_learner.config import ActorLearnerConfig
+from vinoreward_actors.actor_learner.controller import Controller
+from vinoreward_actors.actor_learner.learners.sb3 import SB3Config, SB3Learner
+from vinoreward_actors.actor_learner.learners.sb3_network import policy_of
+from vinoreward_actors.actor_learner.transport.link import ActorSettings
+from vinoreward_actors.policies import distributions
+from vinoreward_actors.policies.distributions import Exploration, act, log_prob
+from vinoreward_actors.policies.policy import forward
+from vinoreward_actors.policies.spec import mlp
+
+SEEN = gym.spaces.Box(-1, 1, (4,), np.float32)
+ARM = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
+NORMAL = NormalActionNoise(np.array([0.0, 0.05]), np.array([0.1, 0.3]))
+WALK = OrnsteinUhlenbeckActionNoise(
+    np.array([0.1, 0.0]), np.array([0.2, 0.6]), theta=0.3, dt=0.1, initial_noise=np.full(2, 0.4)
+)
+STEPS = 40
+
+
+class Still(gym.Env[Any, Any]):
+    """Nothing happens."""
+
+    def __init__(self, action_space: gym.Space[Any]) -> None:
+        self.observation_space, self.action_space = SEEN, action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+
+def learner_of(
+    kind: Any, *, begun: bool = True, sigma: float | None = None, **settings: Any
+) -> SB3Learner:
+    """A model's learner, after its first steps or before them."""
+    env = Still(gym.spaces.Discrete(3) if kind is DQN else ARM)
+    model = kind(
+        "MlpPolicy",
+        env,
+        policy_kwargs={"net_arch": [8]},
+        buffer_size=10,
+        learning_starts=50,
+        seed=0,
+        device="cpu",
+        **settings,
+    )
+    model.num_timesteps = 50 if begun else 49
+    return SB3Learner(model, SB3Config(total_steps=1000, sigma=sigma))
+
+
+def of_the_model(learner: SB3Learner, rows: Any, count: int = 1) -> Any:
+    """What the model executes for observations, in [-1, 1]."""
+    model = learner.model
+    model._last_obs = rows
+    return model._sample_action(model.learning_starts, model.action_noise, count)[1]
+
+
+@pytest.mark.parametrize("noise", [None, NORMAL, WALK, VectorizedActionNoise(WALK, 1)])
+@pytest.mark.parametrize("kind", [TD3, DDPG])
+@pytest.mark.parametrize("bias", [0.0, 3.0, -1.5])
+def test_the_same_draws_give_the_models_actions(kind: Any, noise: Any, bias: float) -> None:
+    learner = learner_of(kind, action_noise=noise)
+    with torch.no_grad():
+        learner.model.actor.mu[-2].bias.fill_(bias)  # before the tanh
+    policy, explore = policy_of(learner.model), learner.exploration
+    rows = np.random.default_rng(0).uniform(-1, 1, (STEPS, 1, 4)).astype(np.float32)
+    outside, before = np.random.get_state(), None
+    random: Any = np.random.RandomState(7)
+    if noise is not None:
+        noise.reset()
+    try:
+        np.random.seed(7)
+        for step, row in enumerate(rows):
+            found = act(policy.spec, forward(policy, row), random, explore, before)
+            wanted = of_the_model(learner, row)
+            np.testing.assert_allclose(found.actions, wanted, atol=1e-6)
+            before = found.noise
+            if noise is not None and step % 15 == 14:  # an episode ends
+                noise.reset()
+                before = None
+    finally:
+        np.random.set_state(outside)
+
+
+@pytest.mark.parametrize("kind", [TD3, DDPG, SAC])
+def test_the_first_steps_are_uniform(kind: Any) -> None:
+    learner = learner_of(kind, begun=False)
+    policy, explore = policy_of(learner.model), learner.exploration
+    rows = np.zeros((5000, 4), np.float32)
+    learner.model.action_space.seed(3)
+    wanted = of_the_model(learner, rows, len(rows))
+    found = act(policy.spec, forward(policy, rows), np.random.default_rng(3), explore)
+    np.testing.assert_allclose(found.actions, wanted, atol=1e-6)
+    np.testing.assert_allclose(found.actions.std(0), 1 / math.sqrt(3), rtol=0.02)
+    np.testing.assert_allclose(found.log_mu, -2 * math.log(2), rtol=1e-6)
+    learner.model.num_timesteps = 50
+    assert not learner.exploration.uniform
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "noise"), [(TD3, NORMAL), (TD3, WALK), (SAC, None)], ids=["normal", "walk", "sac"]
+)
+def test_actions_are_distributed_as_the_models(kind: Any, noise: Any, begun: bool) -> None:
+    learner = learner_of(kind, action_noise=noise, begun=begun)
+    policy = policy_of(learner.model)
+    rows = np.full((3000, 4), 0.5, np.float32)
+    if noise is not None:
+        learner.model.action_noise = VectorizedActionNoise(noise, len(rows))
+    torch.manual_seed(0)
+    wanted = of_the_model(learner, rows, len(rows))
+    random = np.random.default_rng(0)
+    found = act(policy.spec, forward(policy, rows), random, learner.exploration).actions
+    shares = np.linspace(0.02, 0.98, 25)
+    apart = np.quantile(found, shares, axis=0) - np.quantile(wanted, shares, axis=0)
+    spread = wanted.std(0)
+    assert np.abs(apart).max() < 0.2 * spread.max()
+    np.testing.assert_allclose(found.mean(0), wanted.mean(0), atol=0.08 * spread.max())
+    np.testing.assert_allclose(found.std(0), spread, rtol=0.06)
+
+
+@pytest.mark.parametrize(("steps", "epsilon"), [(0, 1.0), (50, None), (90, None), (900, 0.05)])
+def test_dqn_takes_random_actions_as_often(steps: int, epsilon: float | None) -> None:
+    learner = learner_of(DQN)
+    model = learner.model
+    model.num_timesteps = steps
+    model._update_current_progress_remaining(steps, 1000)
+    model._on_step()
+    explore = learner.exploration
+    assert explore.epsilon == (model.exploration_rate if epsilon is None else epsilon)
+    policy, row = policy_of(model), np.full((1, 4), 0.5, np.float32)
+    outside = np.random.get_state()
+    np.random.seed(0)
+    model.action_space.seed(0)
+    try:
+        wanted = np.concatenate([of_the_model(learner, row) for _ in range(500)])
+    finally:
+        np.random.set_state(outside)
+    outputs = np.repeat(forward(policy, row), 500, axis=0)
+    found = act(policy.spec, outputs, np.random.default_rng(0), explore).actions
+    shares = [np.bincount(each, minlength=3) / 500 for each in (found, wanted)]
+    np.testing.assert_allclose(*shares, atol=0.1)
+
+
+class Loud(ActionNoise):
+    """Not one of Stable-Baselines3's."""
+
+    def __call__(self) -> Any:
+        return np.ones(2)
+
+
+def test_noise_that_actors_cannot_draw_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"SAC with NormalActionNoise.*action_noise=None"):
+        learner_of(SAC, action_noise=NORMAL)
+    with pytest.raises(ConfigError, match="Loud"):
+        learner_of(TD3, action_noise=Loud())
+    with pytest.raises(ConfigError, match="shape"):
+        learner_of(TD3, action_noise=NormalActionNoise(np.zeros(3), np.ones(3)))
+    with pytest.raises(ConfigError, match="sigma of at least 0"):
+        distributions.ActionNoise((0.0,), (-1.0,))
+    gaussian = mlp(4, 2, head="tanh_gaussian", hidden=())
+    with pytest.raises(ConfigError, match="tanh_gaussian head"):
+        act(
+            gaussian,
+            np.zeros((1, 4), np.float32),
+            np.random.default_rng(0),
+            Exploration(noise=distributions.ActionNoise((0.0,), (0.1,))),
+        )
+
+
+def test_a_sigma_is_in_place_of_the_models_noise() -> None:
+    assert learner_of(TD3, sigma=0.2, action_noise=WALK).exploration.noise == (
+        distributions.ActionNoise((0.0,), (0.2,))
+    )
+    assert learner_of(TD3, sigma=0.2).exploration.unit == 0.2
+    # In the long run a walk is as wide as its returns let it be.
+    walk = distributions.ActionNoise((0.0,), (0.2,), theta=0.15, dt=0.01)
+    assert walk.unit == pytest.approx(0.2 / math.sqrt(2 * 0.15), rel=1e-3)
+    assert learner_of(TD3, sigma=0.0, action_noise=WALK).exploration == Exploration()
+    assert learner_of(SAC, sigma=0.2).exploration == Exploration()
+
+
+def test_noise_travels_in_orders() -> None:
+    for noise in (NORMAL, WALK, None):
+        learner = learner_of(TD3, action_noise=noise, begun=False)
+        explore = learner.exploration
+        actor_settings = Controller(learner, ActorLearnerConfig(), None, None).actor_settings(
+            ActorSettings(), 1
+        )
+        again = ActorSettings.from_json(actor_settings.to_json())
+        assert again == actor_settings
+        # Every actor's is the model's.
+        assert again.exploration(0, 4) == again.exploration(3, 4) == explore
+
+
+GAUSS = distributions.ActionNoise((0.1, -0.2), (0.3, 0.05))
+ONE_IS_SURE = distributions.ActionNoise((0.0,), (0.4, 0.0))
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("noise", [GAUSS, ONE_IS_SURE])
+@pytest.mark.parametrize("before", [0.0, 0.7, -3.0])
+def test_recorded_probabilities_are_those_of_what_was_executed(
+    before: float, noise: distributions.ActionNoise, uniform: bool
+) -> None:
+    """Their sum over all actions is 1, and they are the shares that are drawn."""
+    spec = mlp(4, 2, head="tanh", hidden=())
+    explore = Exploration(uniform=uniform, noise=noise)
+    outputs = np.full((12_000, 2), before, np.float32)
+    drawn = act(spec, outputs, np.random.default_rng(0), explore)
+    np.testing.assert_allclose(log_prob(spec, outputs, drawn.actions, explore), drawn.log_mu, 1e-5)
+    taken = np.asarray(drawn.actions, dtype=np.float64)
+    sure = np.asarray(taken[:1])
+    for column in range(2):
+        if noise.spread[column] == 0.0:
+            continue
+        # The other action stays as it is; its share is taken out again.
+        edges = np.linspace(-1, 1, 2001)
+        middle = np.repeat(sure, 2002, axis=0)
+        middle[:, column] = np.concatenate([[-1], (edges[1:] + edges[:-1]) / 2, [1]])
+        logs = log_prob(spec, outputs[:2002], middle, explore)
+        rest = _other(outputs[:1], sure, explore, column)
+        shares = np.exp(logs - rest) * np.concatenate([[1], np.diff(edges), [1]])
+        assert shares.sum() == pytest.approx(1.0, abs=2e-3)
+        for low, high in ((-1.0, -1.0), (-0.999, 0.0), (0.0, 0.999), (1.0, 1.0)):
+            chosen = (middle[:, column] >= low) & (middle[:, column] <= high)
+            seen = ((taken[:, column] >= low) & (taken[:, column] <= high)).mean()
+            assert shares[chosen].sum() == pytest.approx(seen, abs=0.02)
+
+
+def _other(outputs: Any, actions: Any, explore: Exploration, column: int) -> Any:
+    """The log density of the other column alone."""
+    best = np.tanh(outputs.astype(np.float64))
+    assert explore.noise is not None
+    centers = explore.noise.centers(np.zeros((1, 2)))
+    alone = slice(1 - column, 2 - column)
+    spread = np.broadcast_to(explore.noise.spread, 2)[alone]
+    if explore.uniform:
+        return distributions.log_density_of_uniform(actions[:, alone], centers[:, alone], spread)
+    return distributions.log_density(actions[:, alone], (best + centers)[:, alone], spread)
+
+
+def test_noise_begins_anew_with_every_episode() -> None:
+    """Noise that halves at every step, without chance, is seen in what actors executed."""
+    noise = distributions.ActionNoise((0.0,), (0.0,), theta=0.5, dt=1.0, start=(0.8,))
+    spec = mlp(3, 1, head="tanh", hidden=(8,))
+    short = EnvironmentSpec("Pendulum-v1", {"max_episode_steps": 3})
+    actor_settings = ActorSettings(noise=noise)
+
+    def still(link: Any) -> None:
+        policy = link.weights[0]
+        zeros = {name: np.zeros_like(value) for name, value in policy.parameters.items()}
+        link.weights[0] = policy.replace(parameters=zeros)
+
+    link = acted(
+        spec, short, rollouts=2, steps=5, environments=2, settings=actor_settings, begin=still
+    )
+    actions = np.concatenate([one.actions for one in link.done])[:, :, 0]
+    wanted = np.tile([0.4, 0.2, 0.1], 4)[:10]
+    np.testing.assert_allclose(actions, np.stack([wanted, wanted], 1), rtol=1e-6)
+
+
+def test_actors_execute_what_is_ordered() -> None:
+    spec = mlp(3, 1, head="tanh", hidden=(8,))
+    link = acted(
+        spec,
+        "Pendulum-v1",
+        rollouts=4,
+        steps=100,
+        environments=4,
+        settings=ActorSettings(uniform=True),
+    )
+    actions = np.concatenate([one.actions for one in link.done])
+    assert actions.std() == pytest.approx(1 / math.sqrt(3), rel=0.05)
+    logs = np.concatenate([one.log_mu for one in link.done])
+    np.testing.assert_allclose(logs, -math.log(2), rtol=1e-6)

@@ -1,0 +1,93 @@
+"""Samples per insert: a limit on both sides that cannot block both."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from vinoreward.errors import ConfigError
+from vinoreward_actors.actor_learner.config import SamplesPerInsert
+
+
+@st.composite
+def limiters(draw: st.DrawFn) -> SamplesPerInsert:
+    ratio = draw(st.sampled_from([0.1, 0.5, 1.0, 3.0, 16.0]))
+    insert, sample = draw(st.integers(1, 40)), draw(st.integers(1, 256))
+    least = SamplesPerInsert.smallest_buffer(ratio, insert, sample)
+    extra = draw(st.sampled_from([0.0, 1.0, 100.0]))
+    return SamplesPerInsert(ratio, draw(st.integers(1, 500)), least + extra, insert, sample)
+
+
+@given(limiters(), st.lists(st.booleans(), min_size=200, max_size=200))
+@example(SamplesPerInsert(0.1, 2, 1.4, 8, 2), [False] * 200)  # both at the limit, but for rounding
+def test_the_ratio_holds_and_somebody_may_always_go_on(
+    limit: SamplesPerInsert, choices: list[bool]
+) -> None:
+    inserts = samples = 0
+    for insert_first in choices:
+        may_insert = limit.can_insert(inserts, samples, limit.insert_size)
+        may_sample = limit.can_sample(inserts, samples, limit.sample_size)
+        assert may_insert or may_sample
+        if may_insert and (insert_first or not may_sample):
+            inserts += limit.insert_size
+        else:
+            samples += limit.sample_size
+        if inserts < limit.min_size:
+            assert samples == 0
+        else:
+            assert abs(limit.surplus(inserts, samples)) <= limit.error_buffer + 1e-9
+
+
+@given(limiters())
+@example(SamplesPerInsert(0.1, 1, 64.1, 2, 128))  # exactly at the limit, but for rounding
+def test_the_faster_side_waits_until_the_other_has_moved(limit: SamplesPerInsert) -> None:
+    inserts = 0
+    while limit.can_insert(inserts, 0, limit.insert_size):
+        inserts += limit.insert_size
+    assert inserts <= limit.min_size + (limit.error_buffer + 1e-9) / limit.ratio
+    samples = 0
+    while limit.can_sample(inserts, samples, limit.sample_size):
+        samples += limit.sample_size
+    assert samples > 0
+    assert not limit.can_sample(inserts, samples, limit.sample_size)
+    while not limit.can_sample(inserts, samples, limit.sample_size):
+        assert limit.can_insert(inserts, samples, limit.insert_size)
+        inserts += limit.insert_size
+
+
+def test_the_numbers_of_a_small_case() -> None:
+    limit = SamplesPerInsert(ratio=2.0, min_size=10, error_buffer=4.0)
+    assert [limit.can_insert(count, 0) for count in (0, 9, 10, 11, 12)] == [True] * 4 + [False]
+    assert [limit.can_sample(count, 0) for count in (9, 10)] == [False, True]
+    assert [limit.can_sample(10, count) for count in (3, 4)] == [True, False]
+    assert limit.surplus(12, 3) == 1.0
+
+
+def test_over_a_long_run_the_ratio_is_the_one_asked_for() -> None:
+    limit = SamplesPerInsert(ratio=4.0, min_size=100, error_buffer=64.0, sample_size=32)
+    inserts = samples = 0
+    while inserts < 10_000:
+        while limit.can_sample(inserts, samples, 32):
+            samples += 32
+        inserts += 1
+    assert samples / (inserts - 100) == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, 10, 5.0), "ratio above 0"),
+        ((math.nan, 10, 5.0), "finite"),
+        ((1.0, 0, 5.0), "min_size of at least 1"),
+        ((1.0, 10, math.inf), "finite"),
+        ((1.0, 10, 0.5), "at least 1 for ratio 1"),
+        ((2.0, 10, 30.0, 20, 1), "at least 40 .* block each other"),
+        ((1.0, 10, 30.0, 1, 0), "at least 1 each"),
+    ],
+)
+def test_a_limit_that_cannot_work_is_refused(arguments: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplesPerInsert(*arguments)

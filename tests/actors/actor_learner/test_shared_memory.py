@@ -1,0 +1,155 @@
+"""Shared memory: reserved when it is made, private, and gone when its maker is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from full_disk import nearly_full_disk
+from shared_memory_children import SHARED_MEMORY, segments_of
+
+from vinoreward.errors import ConfigError, SharedMemoryError
+from vinoreward_actors.actor_learner.transport import shared_memory
+from vinoreward_actors.actor_learner.transport.shared_memory import (
+    Segment,
+    SegmentSpec,
+    remove_leftovers,
+    wait_until,
+)
+from vinoreward_actors.actor_learner.transport.weight_store import WeightStore
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_segment_is_zeroed_private_reserved_and_removed() -> None:
+    with Segment.create(1 << 20) as segment:
+        path = SHARED_MEMORY / segment.spec.name
+        found = path.stat()
+        assert found.st_mode & 0o777 == 0o600
+        assert found.st_blocks * 512 >= 1 << 20  # pages are there: no SIGBUS later
+        view = segment.array(64, (4,), np.float32)
+        assert view.ctypes.data % 64 == 0 and not view.any()
+        with Segment.attach(segment.spec) as other:
+            segment.words(0, 1)[0] = 5
+            assert other.words(0, 1)[0] == 5
+            with pytest.raises(ConfigError, match="multiple of 64"):
+                other.array(8, (1,), np.float32)
+            with pytest.raises(ConfigError, match="inside"):
+                other.array(0, (1 << 20,), np.float32)
+        assert path.exists()
+    assert not path.exists()
+    view[0] = 1.0  # a view outlives its segment
+    segment.close()
+    with pytest.raises(SharedMemoryError, match="closed"):
+        segment.array(0, (1,), np.uint8)
+    with pytest.raises(SharedMemoryError, match="cannot open"):
+        Segment.attach(segment.spec)
+
+
+def test_a_spec_that_names_something_else_is_refused() -> None:
+    with Segment.create(64) as segment:
+        with pytest.raises(SharedMemoryError, match=r"64 bytes\. Expected 128"):
+            Segment.attach(SegmentSpec(segment.spec.name, 128))
+        with pytest.raises(SharedMemoryError, match="not a segment's name"):
+            Segment.attach(SegmentSpec("../../etc/passwd", 64))
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 62, 1 << 80])
+def test_too_much_memory_is_refused_when_it_is_asked_for(size: int) -> None:
+    before = segments_of(os.getpid())
+    with pytest.raises(SharedMemoryError, match=r"cannot reserve .* MB .*are free.*shm-size"):
+        Segment.create(size)
+    with pytest.raises(SharedMemoryError, match="cannot reserve"):
+        WeightStore.create(4, size)
+    assert segments_of(os.getpid()) == before
+
+
+def test_a_full_file_system_is_an_error_at_creation_and_leaves_nothing() -> None:
+    before = segments_of(os.getpid())
+    with nearly_full_disk(4096), pytest.raises(SharedMemoryError, match="cannot reserve"):
+        Segment.create(1 << 20)
+    assert segments_of(os.getpid()) == before
+    with pytest.raises(ConfigError, match="at least 1"):
+        Segment.create(0)
+
+
+CREATE = """
+import os, sys
+from vinoreward_actors.actor_learner.transport.shared_memory import Segment
+segment = Segment.create(4096)
+print(os.getpid(), segment.spec.name, flush=True)
+"""
+KILL = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing() -> None:
+    done = python(CREATE)
+    pid, name = done.stdout.split()
+    assert done.returncode == 0 and done.stderr == ""
+    assert segments_of(int(pid)) == []
+    assert name.startswith(f"vinoreward_{pid}_")
+
+
+def test_a_process_that_attaches_and_ends_does_not_remove_the_segment() -> None:
+    attach = (
+        "import sys; from vinoreward_actors.actor_learner.transport.shared_memory import *;"
+        "s = Segment.attach(SegmentSpec(sys.argv[1], 64)); s.words(0, 1)[0] = 7"
+    )
+    with Segment.create(64) as segment:
+        done = python(attach, segment.spec.name)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (SHARED_MEMORY / segment.spec.name).exists()
+        assert segment.words(0, 1)[0] == 7
+
+
+def test_a_killed_creator_is_cleaned_up_after() -> None:
+    done = python(CREATE + KILL)
+    assert done.returncode == -9
+    pid = int(done.stdout.split()[0])
+    assert wait_until(lambda: segments_of(pid) == [], timeout=30)
+
+
+def test_what_even_the_tracker_left_is_removed_at_the_next_start() -> None:
+    both = "from multiprocessing.resource_tracker import _resource_tracker as t; import signal;"
+    done = python(CREATE + both + "os.kill(t._pid, signal.SIGKILL);" + KILL)
+    assert done.returncode == -9
+    with Segment.create(64) as mine:
+        remove_leftovers()
+        assert (SHARED_MEMORY / mine.spec.name).exists()
+    assert not (SHARED_MEMORY / done.stdout.split()[1]).exists()
+
+
+def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A folder of its own: whatever else starts meanwhile cleans /dev/shm too.
+    monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
+    dead = f"vinoreward_99999999_{'0' * 16}"
+    locked = f"vinoreward_99999999_{'1' * 16}"
+    others = (f"vinoreward_{os.getpid()}_{'2' * 16}", "vinoreward_99999999", "psm_12345678")
+    for name in (dead, locked, *others):
+        (tmp_path / name).write_bytes(b"")
+    with (tmp_path / locked).open("wb") as held:
+        # A process in another container: its pid means nothing here, but its lock does.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert remove_leftovers() == (dead,)
+    assert remove_leftovers() == (locked,)
+    if os.geteuid() == 0:  # who could remove what is another user's
+        (tmp_path / dead).write_bytes(b"")
+        os.chown(tmp_path / dead, 65534, -1)
+        assert remove_leftovers() == ()
+        (tmp_path / dead).unlink()
+    assert {path.name for path in tmp_path.iterdir()} == set(others)

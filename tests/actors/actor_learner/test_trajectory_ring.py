@@ -1,0 +1,414 @@
+"""Trajectories from actors to the learner: whole, once, in order, whoever is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from shared_memory_children import (
+    SPEC,
+    child,
+    fill,
+    killed,
+    marked,
+    number_of,
+    segments_of,
+    states,
+    write,
+    write_many,
+    write_one_and_a_half,
+)
+
+from vinoreward.errors import ConfigError, InputError, SharedMemoryError
+from vinoreward_actors.actor_learner.transport.shared_memory import ControlBlock
+from vinoreward_actors.actor_learner.transport.trajectory import Batch, Trajectory
+from vinoreward_actors.actor_learner.transport.trajectory_ring import (
+    FREE,
+    READING,
+    READY,
+    WRITING,
+    TrajectoryRing,
+)
+
+
+@pytest.fixture
+def ring() -> TrajectoryRing:
+    with TrajectoryRing.create(SPEC, actors=2, slots_per_actor=2) as ring:
+        yield ring
+
+
+def actor(ring: TrajectoryRing, number: int) -> TrajectoryRing:
+    return TrajectoryRing.attach(ring.spec, number)
+
+
+def numbers(batch: Batch | None) -> list[int | None]:
+    assert batch is not None
+    return [number_of(trajectory) for trajectory in batch]
+
+
+# What a ring does
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rewards", np.nan, "NaN"),
+        ("behaviour", np.inf, "NaN or infinity"),
+        ("log_mu", -np.inf, "NaN or infinity"),
+        ("observations", np.nan, "NaN"),
+        ("actions", SPEC.outputs, "Expected 0 to 999"),
+        ("actions", -1, "Expected 0 to 999"),
+        ("network", 2, "Expected 0 to 1"),
+        ("versions", -1, "Expected 0 to inf"),
+    ],
+)
+def test_values_a_learner_must_not_see_are_refused(
+    ring: TrajectoryRing, name: str, value: float, message: str
+) -> None:
+    writer = actor(ring, 0)
+    trajectory = writer.acquire()
+    assert trajectory is not None
+    fill(trajectory, 1)
+    getattr(trajectory, name)[3, 1] = value
+    with pytest.raises(InputError, match=message):
+        writer.commit()
+    assert states(ring) == (WRITING, FREE, FREE, FREE)
+    fill(trajectory, 1)
+    writer.commit()
+    with ring.take() as batch:
+        assert numbers(batch) == [1]
+
+
+def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring: TrajectoryRing) -> None:
+    random = np.random.default_rng(0)
+    sent = SPEC.empty()
+    for name in ("observations", "next_observations", "rewards", "log_mu", "behaviour"):
+        array = getattr(sent, name)
+        array[...] = random.normal(size=array.shape)
+    sent.terminated[3, 1] = sent.truncated[5, 0] = True
+    sent.versions[...] = np.arange(SPEC.transitions).reshape(sent.versions.shape)
+    assert write(actor(ring, 1), sent)
+    batch = ring.take()
+    assert batch is not None
+    with batch:
+        (found,) = batch
+        SPEC.check(found)
+        assert (found.actor, found.generation) == (1, 0)
+        for name, array in sent.arrays().items():
+            assert np.array_equal(getattr(found, name), array)
+            assert not getattr(found, name).flags.writeable
+            assert not getattr(found, name).flags.owndata
+        kept = found.copy()
+    assert kept.rewards.flags.writeable and np.array_equal(kept.rewards, sent.rewards)
+    assert states(ring) == (FREE,) * 4
+    batch.close()
+    assert list(batch) == []
+
+
+def test_the_oldest_comes_first_or_evenly_by_round(ring: TrajectoryRing) -> None:
+    first, second = actor(ring, 0), actor(ring, 1)
+    for writer, number in ((second, 1), (second, 2), (first, 3)):
+        assert write(writer, marked(number))
+    assert ring.ready() == 3
+    assert ring.take(4, timeout=0.01) is None
+    assert ring.take(4, evenly=True, timeout=0) is None
+    with ring.take(2, evenly=True) as batch:
+        assert numbers(batch) == [3, 1]
+    assert write(first, marked(4))
+    with ring.take(2) as batch:
+        assert numbers(batch) == [2, 4]
+        assert [trajectory.actor for trajectory in batch] == [1, 0]
+    for message, arguments in (("1 to 4", {"count": 5}), ("multiple of 2", {"count": 1})):
+        with pytest.raises(ConfigError, match=message):
+            ring.take(**arguments, evenly=True)
+
+
+def test_a_writer_waits_for_a_free_slot_and_can_be_stopped(ring: TrajectoryRing) -> None:
+    writer = actor(ring, 0)
+    assert write(writer, marked(1)) and write(writer, marked(2))
+    assert not write(writer, marked(3), timeout=0.01)
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == 5
+
+    assert writer.acquire(stop=stop) is None
+    assert write(actor(ring, 1), marked(9), timeout=0)  # another's slots are another's
+    with ring.take() as batch:
+        assert numbers(batch) == [1]
+        assert not write(writer, marked(3), timeout=0)
+    assert write(writer, marked(3), timeout=0)
+    assert ring.take(4, stop=lambda: True) is None
+
+
+def test_a_slot_is_closed_once(ring: TrajectoryRing) -> None:
+    writer = actor(ring, 0)
+    with pytest.raises(ConfigError, match="actor=i"):
+        ring.acquire()
+    with pytest.raises(ConfigError, match="Expected 0 to 1"):
+        actor(ring, 2)
+    slot = writer.acquire()
+    assert states(ring)[0] == WRITING
+    with pytest.raises(ConfigError, match="still open"):
+        writer.acquire()
+    fill(slot, 4)
+    writer.commit()
+    with pytest.raises(ConfigError, match="no slot is open"):
+        writer.commit()
+    assert states(ring)[:2] == (READY, FREE)
+    with pytest.raises(ConfigError, match="at least 1 of both"):
+        TrajectoryRing.create(SPEC, 1, 0)
+
+
+class Slots(RuleBasedStateMachine):
+    """Any order of writing, reading, dying and coming back from the dead."""
+
+    actors, slots = 2, 2
+
+    @initialize()
+    def begin(self) -> None:
+        self.ring = TrajectoryRing.create(SMALL, self.actors, self.slots)
+        self.writers = [actor(self.ring, number) for number in range(self.actors)]
+        self.open: list[Trajectory | None] = [None] * self.actors
+        self.zombies: list[TrajectoryRing] = []
+        self.batch: Batch | None = None
+        self.sent: dict[int, list[int]] = defaultdict(list)  # by actor, in order
+        self.number = 0
+
+    @rule(number=st.integers(0, 1))
+    def acquire(self, number: int) -> None:
+        if self.open[number] is None:
+            free = FREE in self.states(number)
+            self.open[number] = self.writers[number].acquire(timeout=0)
+            assert (self.open[number] is not None) == free
+
+    @rule(number=st.integers(0, 1))
+    def finish(self, number: int) -> None:
+        slot, self.open[number] = self.open[number], None
+        if slot is None:
+            return
+        self.number += 1
+        fill(slot, self.number)
+        self.writers[number].commit()
+        self.sent[number].append(self.number)
+
+    @rule(count=st.integers(1, 4), evenly=st.booleans())
+    def take(self, count: int, evenly: bool) -> None:
+        if self.batch is not None or (evenly and count % self.actors):
+            return
+        self.batch = self.ring.take(count, timeout=0, evenly=evenly)
+        share = count // self.actors
+        enough = (
+            all(len(self.sent[number]) >= share for number in range(self.actors))
+            if evenly
+            else sum(map(len, self.sent.values())) >= count
+        )
+        assert (self.batch is not None) == enough
+        if self.batch is not None:
+            found = [(one.actor, number_of(one)) for one in self.batch]
+            for number, value in found:
+                assert value == self.sent[number].pop(0)
+            if not evenly:
+                assert [value for _, value in found] == sorted(value for _, value in found)
+
+    @rule()
+    def release(self) -> None:
+        if self.batch is not None:
+            self.batch.close()
+            self.batch = None
+
+    @rule(number=st.integers(0, 1))
+    def writer_dies(self, number: int) -> None:
+        slot, self.open[number] = self.open[number], None
+        if slot is not None:
+            fill(slot, 999)
+            self.zombies.append(self.writers[number])
+        assert self.ring.reclaim(number) == self.writers[number].generation + 1
+        self.writers[number] = actor(self.ring, number)
+
+    @rule()
+    def zombie_comes_back(self) -> None:
+        if self.zombies:
+            zombie = self.zombies.pop()
+            for again in (zombie.commit, zombie.acquire):
+                with pytest.raises(SharedMemoryError, match="was replaced"):
+                    again()
+
+    def states(self, number: int) -> tuple[int, ...]:
+        return states(self.ring)[number * self.slots : (number + 1) * self.slots]
+
+    @invariant()
+    def every_slot_is_accounted_for(self) -> None:
+        if not hasattr(self, "ring"):
+            return
+        reading = [one.actor for one in self.batch] if self.batch else []
+        for number in range(self.actors):
+            found = self.states(number)
+            assert found.count(WRITING) == (self.open[number] is not None)
+            assert found.count(READY) == len(self.sent[number])
+            assert found.count(READING) == reading.count(number)
+        assert self.ring.ready() == sum(map(len, self.sent.values()))
+
+    def teardown(self) -> None:
+        if hasattr(self, "ring"):
+            self.ring.close()
+
+
+SMALL = dataclasses.replace(SPEC, steps=2)
+TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+
+
+def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRing) -> None:
+    """Even if it slips past its own check: between that and its store it was stopped for long."""
+    old = actor(ring, 0)
+    assert write(old, marked(1))
+    late = old.acquire()
+    assert late is not None
+    fill(late, 2)
+    ring.reclaim(0)
+    old._writer = lambda: 0  # type: ignore[method-assign]
+    new = actor(ring, 0)
+    fresh = new.acquire()
+    assert fresh is not None and states(ring)[:2] == (READY, WRITING)
+    ring.words[ring.slot_line(1)] = WRITING  # generation 0, as it left it
+    old.commit()
+    assert states(ring)[:2] == (READY, READY)
+    with ring.take() as batch:
+        assert numbers(batch) == [1]
+    assert ring.ready() == 0
+    fill(fresh, 3)
+    with pytest.raises(SharedMemoryError, match="changed its owner"):
+        new.commit()
+    assert write(new, marked(4)) and write(new, marked(5))
+    with ring.take(2) as batch:
+        assert numbers(batch) == [4, 5]
+
+
+class CommitsDuringALook:
+    """A ring's words, of which an actor fills two slots just before one's state is read."""
+
+    def __init__(self, ring: TrajectoryRing, slot: int, reading: int) -> None:
+        self._words, self._writer = ring.words, actor(ring, 0)
+        self._place, self._before = ring.slot_line(slot), reading
+
+    def __getitem__(self, place: int) -> int:
+        if place == self._place:
+            self._before -= 1
+            if self._before == 0:
+                assert write(self._writer, marked(1)) and write(self._writer, marked(2))
+        return self._words[place]
+
+    def __setitem__(self, place: int, value: int) -> None:
+        self._words[place] = value
+
+    def commit(self, number: int) -> None:
+        assert write(self._writer, marked(number))
+
+
+def test_what_an_actor_commits_during_a_look_is_taken_in_order(ring: TrajectoryRing) -> None:
+    ring.words = CommitsDuringALook(ring, slot=1, reading=1)
+    for number in (1, 2):
+        with ring.take(timeout=10) as batch:
+            assert numbers(batch) == [number]
+    assert ring.ready() == 0
+
+
+def test_what_an_actor_commits_during_the_second_look_waits_for_the_next() -> None:
+    with TrajectoryRing.create(SPEC, actors=1, slots_per_actor=3) as ring:
+        ring.words = words = CommitsDuringALook(ring, slot=2, reading=2)
+        words.commit(0)  # in the first slot, so there is a second look at the others
+        with ring.take(2, timeout=10) as batch:
+            assert numbers(batch) == [0, 1]
+        with ring.take(timeout=10) as batch:
+            assert numbers(batch) == [2]
+
+
+# Several processes
+
+
+def test_two_actors_deliver_everything_whole_once_and_in_order() -> None:
+    count = 200
+    with (
+        TrajectoryRing.create(SPEC, 2) as ring,
+        ControlBlock.create(2, ("inserts",)) as control,
+        child(write_many, ring.spec, control.spec, 0, count),
+        child(write_many, ring.spec, control.spec, 1, count),
+    ):
+        got: dict[int, list[int | None]] = defaultdict(list)
+        for _ in range(count):
+            with ring.take(2, timeout=60) as batch:
+                for trajectory in batch:
+                    got[trajectory.actor].append(number_of(trajectory))
+        assert got == {0: list(range(count)), 1: list(range(count))}
+        assert ring.ready() == 0
+        assert control.total("inserts") >= 2 * count - 2
+        assert control.silence(0) < 60
+    assert ring.spec.segment.name not in segments_of(os.getpid())
+
+
+def test_a_stopped_run_ends_actors_that_wait_for_a_slot() -> None:
+    with (
+        TrajectoryRing.create(SPEC, 1) as ring,
+        ControlBlock.create(1, ("inserts",)) as control,
+        child(write_many, ring.spec, control.spec, 0, 10) as (process, connection),
+    ):
+        batch = ring.take(2, timeout=60)
+        control.stop()
+        assert connection.recv() == "done"
+        process.join()
+        assert process.exitcode == 0
+        assert numbers(batch) == [0, 1]
+
+
+def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -> None:
+    with (
+        TrajectoryRing.create(SPEC, 2) as ring,
+        ControlBlock.create(2, ("inserts",)) as control,
+        child(write_one_and_a_half, ring.spec, 0) as (victim, connection),
+        child(write_many, ring.spec, control.spec, 1, 1000),
+    ):
+        assert connection.recv() == "half"
+        killed(victim)
+        assert WRITING in states(ring)[:2]
+        assert ring.reclaim(0) == 1
+        assert WRITING not in states(ring)[:2]
+        with child(write_many, ring.spec, control.spec, 0, 50):
+            got: dict[int, list[tuple[int, int | None]]] = defaultdict(list)
+            while len(got[0]) < 51 or len(got[1]) < 50:
+                with ring.take(timeout=60) as batch:
+                    for trajectory in batch:
+                        got[trajectory.actor].append((trajectory.generation, number_of(trajectory)))
+        # What it had committed is there, what it had half written is not, its successor goes on.
+        assert got[0] == [(0, 1)] + [(1, number) for number in range(50)]
+        assert got[1] == [(0, number) for number in range(len(got[1]))]
+    assert ring.spec.segment.name not in segments_of(os.getpid())
+
+
+def test_an_actor_that_comes_back_after_it_was_replaced_is_turned_away() -> None:
+    with (
+        TrajectoryRing.create(SPEC, 1) as ring,
+        ControlBlock.create(1, ("inserts",)) as control,
+        child(write_one_and_a_half, ring.spec, 0) as (process, connection),
+    ):
+        assert connection.recv() == "half"
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        ring.reclaim(0)
+        os.kill(process.pid, signal.SIGCONT)
+        connection.send("go on")
+        assert "was replaced by generation 1" in connection.recv()
+        with child(write_many, ring.spec, control.spec, 0, 3):
+            got = []
+            for _ in range(4):
+                with ring.take(timeout=60) as batch:
+                    got += numbers(batch)
+        assert got == [1, 0, 1, 2]

@@ -1,0 +1,367 @@
+"""The tasks that actors play: what they observe, how they end, and that a seed repeats them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import FlattenObservation, FrameStackObservation, GrayscaleObservation
+from task_runs import CONTROL, play, run_python, same
+
+from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward_actors.tasks.lookup import (
+    ACCERL,
+    ACTORQ,
+    HOVER,
+    TASKS,
+    Task,
+    find_task,
+    make_task,
+)
+from vinoreward_actors.tasks.networks import network
+
+# dm_control 1.0.50 does what NumPy 2.5 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array")
+
+NEEDED = {"dm_control": "dm_control", "atari": "ale_py", "hover": "warp"}
+
+
+@pytest.fixture(params=list(TASKS))
+def task(request: pytest.FixtureRequest) -> Task:
+    """Every task of the table whose extra is installed."""
+    found = TASKS[request.param]
+    if found.suite in NEEDED:
+        pytest.importorskip(NEEDED[found.suite])
+    return found
+
+
+# Every task
+
+
+def test_the_papers_tasks_are_all_there() -> None:
+    assert [task.name for task in ACTORQ] == [
+        "cartpole-balance", "walker-stand", "hopper-stand", "reacher-hard", "cheetah-run",
+        "finger-spin", "humanoid-stand", "humanoid-walk", "CartPole-v0", "MountainCar-v0",
+        "Acrobot-v1",
+    ]  # fmt: skip
+    assert [task.name for task in ACCERL] == [
+        "alien", "amidar", "beam_rider", "name_this_game", "riverraid", "hero",
+        "space_invaders", "breakout", "road_runner", "bank_heist", "pong", "seaquest",
+    ]  # fmt: skip
+    assert {task.name for task in HOVER} == {"PandaHover-v0", "PandaHoverRandom-v0"}
+
+
+def test_a_task_is_what_the_table_says(task: Task) -> None:
+    env = make_task(task.name, seed=1)
+    try:
+        assert env.observation_space.shape == task.observation_shape
+        assert env.observation_space.dtype == task.observation_dtype
+        if isinstance(env.action_space, gym.spaces.Discrete):
+            assert task.discrete
+            assert env.action_space.n == task.actions
+            assert env.action_space.start == 0
+        else:
+            assert isinstance(env.action_space, gym.spaces.Box)
+            assert not task.discrete
+            assert env.action_space.shape == (task.actions,)
+            assert env.action_space.dtype == np.float32
+            assert np.all(env.action_space.low == -1.0)
+            assert np.all(env.action_space.high == 1.0)
+        observation, _ = env.reset()
+        assert env.observation_space.contains(observation)
+        for _ in range(3):
+            observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+            assert env.observation_space.contains(observation)
+            assert type(reward) is float
+            assert isinstance(terminated, bool)
+            assert isinstance(truncated, bool)
+            assert task.suite != "hover" or "true_success" in info
+            if terminated or truncated:
+                break
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["reacher-hard", "humanoid-walk", "MountainCar-v0", "pong", "PandaHoverRandom-v0"]
+)
+def test_a_seed_repeats_a_task(name: str) -> None:
+    """One of each suite, and what draws most of its start."""
+    task = TASKS[name]
+    if task.suite in NEEDED:
+        pytest.importorskip(NEEDED[task.suite])
+    steps = 12 if task.suite == "hover" else 60
+    one, other, third = (make_task(task.name, seed=seed) for seed in (5, 5, 6))
+    first = play(one, steps)
+    assert same(first, play(other, steps))
+    assert not same(first, play(third, steps))
+    # So does a reset of an environment that has been used.
+    one.action_space.seed(5)
+    again = [one.reset(seed=5)[0], *play(one, steps, reset=False)]
+    assert same(first, again)
+    for env in (one, other, third):
+        env.close()
+
+
+def test_episodes_of_one_seed_differ() -> None:
+    env = make_task("CartPole-v0", seed=1)
+    assert not np.array_equal(env.reset()[0], env.reset()[0])
+    assert np.array_equal(env.reset(seed=9)[0], make_task("CartPole-v0").reset(seed=9)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("MountainCar-v0", 200), ("Acrobot-v1", 500), ("cartpole-balance", 1000)]
+)
+def test_a_time_limit_truncates(name: str, steps: int) -> None:
+    if name in CONTROL:
+        pytest.importorskip("dm_control")
+    env = make_task(name, seed=0)
+    env.reset()
+    # Nothing is reached without a push.
+    idle = np.zeros(1, np.float32) if name in CONTROL else np.int64(1)
+    for step in range(1, steps + 1):
+        _, _, terminated, truncated, _ = env.step(idle)
+        assert not terminated
+        assert truncated == (step == steps)
+
+
+def test_cartpole_lasts_200_steps_and_its_fall_terminates() -> None:
+    env = make_task("CartPole-v0", seed=0)
+    observation, _ = env.reset()
+    total = 0.0
+    while True:
+        # Balances for as long as one likes: push where the pole leans and falls.
+        action = int(observation[2] + 0.5 * observation[3] + 0.02 * observation[0] > 0)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        if terminated or truncated:
+            break
+    assert (total, terminated, truncated) == (200.0, False, True)
+    env.reset()
+    for _ in range(30):
+        _, _, terminated, truncated, _ = env.step(0)
+        if terminated or truncated:
+            break
+    assert (terminated, truncated) == (True, False)
+
+
+def test_a_step_limit_of_ones_own() -> None:
+    for name in ("CartPole-v0", "cartpole-balance", "pong"):
+        if (suite := TASKS[name].suite) in NEEDED:
+            pytest.importorskip(NEEDED[suite])
+        env = make_task(name, seed=0, max_steps=3)
+        env.reset()
+        action = env.action_space.sample()
+        assert [env.step(action)[2:4] for _ in range(3)] == [(False, False)] * 2 + [(False, True)]
+    with pytest.raises(ConfigError, match="Expected 1 or more"):
+        make_task("CartPole-v0", max_steps=0)
+
+
+@pytest.mark.parametrize("steps", [-1, "x", 2.5, True])
+def test_a_step_limit_is_a_whole_number(steps: Any) -> None:
+    with pytest.raises(ConfigError, match="Expected 1 or more"):
+        make_task("CartPole-v0", max_steps=steps)
+
+
+def test_bounded_observations_can_be_scaled() -> None:
+    env = make_task("MountainCar-v0", seed=0, rescale_observations=True)
+    assert env.observation_space == gym.spaces.Box(-1, 1, (2,), np.float32)
+    plain = make_task("MountainCar-v0", seed=0)
+    low, high = plain.observation_space.low, plain.observation_space.high  # type: ignore[attr-defined]
+    scaled, row = env.reset()[0], plain.reset()[0]
+    for _ in range(20):
+        assert scaled.dtype == np.float32
+        np.testing.assert_allclose(scaled, 2 * (row - low) / (high - low) - 1, atol=1e-5)
+        scaled, row = env.step(2)[0], plain.step(2)[0]
+
+
+def test_unbounded_observations_are_not_scaled() -> None:
+    with pytest.raises(ConfigError, match="leave out rescale_observations"):
+        make_task("CartPole-v0", rescale_observations=True)
+
+
+class Choosy(gym.Env[Any, Any]):
+    """Cannot be made without a size, which is that of its observations."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, size: int, render_mode: str | None = None) -> None:
+        if size > 9:
+            raise RuntimeError("no room today")
+        self.observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
+
+
+@pytest.fixture
+def choosy() -> Iterator[str]:
+    gym.register("Choosy-v0", f"{__name__}:Choosy")
+    yield "Choosy-v0"
+    del gym.registry["Choosy-v0"]
+
+
+def test_an_environment_is_described_as_its_options_make_it(choosy: str) -> None:
+    task = find_task(choosy, {"size": 5, "rescale_observations": True, "max_steps": 3})
+    assert task.observation_shape == (5,)
+    env = make_task(choosy, size=5)
+    assert env.observation_space.shape == (5,)
+    with pytest.raises(ConfigError, match="size"):
+        find_task(choosy)
+
+
+def test_an_environment_that_cannot_be_made_is_named(choosy: str) -> None:
+    for make in (lambda: find_task(choosy, {"size": 10}), lambda: make_task(choosy, size=10)):
+        with pytest.raises(ConfigError, match=r"Choosy-v0 .*RuntimeError: no room today") as error:
+            make()
+        assert isinstance(error.value.__cause__, RuntimeError)
+
+
+class Offers(gym.Env[Any, Any]):
+    """Has any action space, and notes the last action; pictures of (84, 84, 3) on demand."""
+
+    def __init__(self, actions: gym.Space[Any], pictures: bool = False) -> None:
+        shape, kind = ((84, 84, 3), np.uint8) if pictures else ((2,), np.float32)
+        self.observation_space = gym.spaces.Box(0, 255, shape, kind)  # type: ignore[arg-type]
+        self.action_space = actions
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.fixture
+def offered() -> Iterator[str]:
+    def make(cure: Any = lambda env: env, **options: Any) -> Any:
+        return cure(Offers(**options))
+
+    gym.register("Offers-v0", make)
+    yield "Offers-v0"
+    del gym.registry["Offers-v0"]
+
+
+@pytest.mark.parametrize(
+    ("space", "cured"),
+    [
+        (gym.spaces.Discrete(3, start=5), gym.spaces.Discrete(3)),
+        (gym.spaces.Box(-2, 3, (2, 3)), gym.spaces.Box(-2, 3, (6,))),
+        (gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-1, 1, (2,))),
+        (gym.spaces.Box(-np.inf, np.inf, (2, 3)), gym.spaces.Box(-1, 1, (6,))),
+    ],
+)
+def test_what_is_to_be_done_about_actions_can_be_done(
+    offered: str, space: gym.Space[Any], cured: gym.Space[Any]
+) -> None:
+    """The expression in the message, as it stands there."""
+    with pytest.raises(ConfigError) as error:
+        make_task(offered, actions=space)
+    said = str(error.value)
+    assert "normalise_actions" not in said
+    cure = said[said.index("gymnasium.wrappers.TransformAction(") :].removesuffix(".")
+    names = {"gymnasium": gym}
+    env = make_task(offered, actions=space, cure=lambda env: eval(cure, {**names, "env": env}))
+    assert env.unwrapped.action_space == space
+    env.reset()
+    env.step(env.action_space.sample())
+    found = find_task(
+        offered, {"actions": space, "cure": lambda env: eval(cure, {**names, "env": env})}
+    )
+    assert found.actions == (cured.n if isinstance(cured, gym.spaces.Discrete) else cured.shape[0])
+
+
+def test_what_is_to_be_done_about_pictures_can_be_done(offered: str) -> None:
+    def cure(env: Any) -> Any:
+        return FrameStackObservation(GrayscaleObservation(env), 4)
+
+    options = {"actions": gym.spaces.Discrete(2), "pictures": True}
+    with pytest.raises(ConfigError, match="GrayscaleObservation, Resize"):
+        find_task(offered, options)
+    task = find_task(offered, {**options, "cure": cure})
+    assert network(task, "net3").observation_shape == (4, 84, 84)
+    row = find_task(offered, {**options, "cure": FlattenObservation})
+    assert network(row).observation_shape == (84 * 84 * 3,)
+
+
+def test_an_action_of_the_hover_task_is_scaled_to_metres() -> None:
+    env = make_task("PandaHover-v0", seed=0, backend="oracle", motion="kinematic")
+    before, _ = env.reset()
+    after, *_ = env.step(np.array([0.5, 0.0], np.float32))
+    assert after[0] - before[0] == pytest.approx(0.05, abs=1e-3)
+    plain = make_task("PandaHover-v0", seed=0, normalise_actions=False, backend="oracle")
+    assert plain.action_space.high[0] == pytest.approx(0.1)  # type: ignore[attr-defined]
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    for make in (find_task, make_task):
+        with pytest.raises(ConfigError, match=r"no task 'Pong'.*cartpole-balance.*pong.*PandaHov"):
+            make("Pong")
+    pytest.importorskip("dm_control")
+    with pytest.raises(ConfigError, match=r"no task cartpole-jump.*cartpole-balance"):
+        find_task("dm_control/cartpole-jump")
+    pytest.importorskip("ale_py")
+    with pytest.raises(ConfigError, match=r"no game 'pong2'.*pong.*seaquest"):
+        find_task("atari/pong2")
+
+
+def test_other_environments_are_described_by_making_them() -> None:
+    pendulum = find_task("Pendulum-v1")
+    assert (pendulum.observation_shape, pendulum.actions, pendulum.discrete) == ((3,), 1, False)
+    assert pendulum.max_steps == 200
+    taxi = find_task("FrozenLake-v1")  # a numbered state becomes a row
+    env = make_task("FrozenLake-v1", seed=0)
+    assert env.reset()[0].sum() == 1.0
+    assert (taxi.observation_shape, taxi.actions, taxi.threshold) == ((16,), 4, 0.70)
+    pytest.importorskip("dm_control")
+    swing = find_task("dm_control/cartpole-swingup")
+    assert (swing.observation_shape, swing.actions, swing.max_steps) == ((5,), 1, 1000)
+    pytest.importorskip("ale_py")
+    freeway = find_task("atari/freeway")
+    assert (freeway.observation_shape, freeway.actions) == ((4, 84, 84), 3)
+    assert freeway.observation_dtype == "uint8"
+
+
+def test_pictures_with_channels_last_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Expected \(channels, height, width\)"):
+        make_task("PandaHoverPixels-v0", backend="oracle")
+
+
+@pytest.mark.parametrize("name", ["cartpole-balance", "pong", "CartPole-v0", "PandaHover-v0"])
+def test_an_unknown_option_is_refused(name: str) -> None:
+    if (suite := TASKS[name].suite) in NEEDED:
+        pytest.importorskip(NEEDED[suite])
+    with pytest.raises(ConfigError, match="gravity_of_the_moon"):
+        make_task(name, gravity_of_the_moon=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "extra"),
+    [("dm_control", "walker-stand", "dm-control"), ("ale_py", "pong", "atari")],
+)
+def test_a_missing_package_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, extra: str
+) -> None:
+    for loaded in [key for key in sys.modules if key.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, module, None)  # the import system's word for "not there"
+    with pytest.raises(MissingExtraError, match=rf"{module}.*pip install .*\[{extra}\]"):
+        make_task(name)
+
+
+@pytest.mark.slow
+def test_tasks_and_networks_need_no_torch() -> None:
+    pytest.importorskip("dm_control")
+    pytest.importorskip("ale_py")
+    run_python(
+        "import os, sys\n"
+        "from vinoreward_actors.tasks.networks import network\n"
+        "from vinoreward_actors.tasks.lookup import make_task\n"
+        "for name in ('cartpole-balance', 'CartPole-v0', 'pong', 'PandaHoverRandom-v0'):\n"
+        "    env = make_task(name, seed=0)\n"
+        "    env.reset(), env.step(env.action_space.sample()), network(name)\n"
+        "found = {'torch', 'cv2', 'matplotlib', 'OpenGL', 'stable_baselines3'} & set(sys.modules)\n"
+        "sys.exit(f'imported {found}' if found or 'MUJOCO_GL' in os.environ else 0)\n"
+    )

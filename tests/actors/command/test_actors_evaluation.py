@@ -1,0 +1,188 @@
+"""What vinoreward actors keeps in files, and how it evaluates and profiles."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from task_runs import evaluator
+
+from vinoreward.errors import ModelCorruptError, ModelNotFoundError, RunFolderError
+from vinoreward_actors.actor_learner.acting.evaluation import Pair
+from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
+from vinoreward_actors.actor_learner.config import ActorLearnerConfig
+from vinoreward_actors.actor_learner.controller import Controller
+from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward_actors.command.report import gap_words
+from vinoreward_actors.command.run import METRICS, Recorder, difference, read_rows
+from vinoreward_actors.compression.chain import CompressorChain
+from vinoreward_actors.compression.prune import Prune
+from vinoreward_actors.compression.quantize import Quantize
+from vinoreward_actors.monitoring import (
+    CompressionSetting,
+    CumulativeReward,
+    Monitor,
+    ReturnGap,
+    Staged,
+)
+from vinoreward_actors.policies import load_policy, save_policy
+from vinoreward_actors.policies.policy import Policy, quantize_array, random_policy
+from vinoreward_actors.policies.spec import mlp
+from vinoreward_actors.tasks.networks import network
+
+# Files
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_policy_comes_back_as_it_was(tmp_path: Path, quantized: bool) -> None:
+    policy = random_policy(mlp(4, 2, head="logits", hidden=(8, 8), value=True), 3)
+    policy = policy.replace(version=17, backend="openvino")
+    if quantized:
+        some = {"dense1.weight": quantize_array(policy.float_parameters()["dense1.weight"], 5)}
+        policy = policy.replace(parameters={**policy.parameters, **some})
+    path = save_policy(tmp_path, policy)
+    found = load_policy(tmp_path)
+    assert path.name == "policy.json" and load_policy(path).spec == policy.spec
+    assert (found.spec, found.version, found.backend) == (policy.spec, 17, "openvino")
+    for name, value in policy.float_parameters().items():
+        np.testing.assert_array_equal(found.float_parameters()[name], value)
+
+
+def test_policies_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="Expected"):
+        load_policy(tmp_path)
+    policy = random_policy(mlp(4, 2, head="q", hidden=(8,)), 3)
+    path = save_policy(tmp_path, policy)
+    weights = tmp_path / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    with pytest.raises(ModelCorruptError, match="belong together"):
+        load_policy(tmp_path)
+    path.write_text("{}")
+    with pytest.raises(ModelCorruptError, match="Expected"):
+        load_policy(tmp_path)
+    weights.unlink()
+    with pytest.raises((ModelNotFoundError, ModelCorruptError)):
+        load_policy(tmp_path)
+
+
+def test_a_half_written_last_row_is_no_row(tmp_path: Path) -> None:
+    file = tmp_path / METRICS
+    file.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 5}\n{"ste')
+    assert [row["step"] for row in read_rows(tmp_path)] == [1, 5]
+    assert [row["step"] for row in read_rows(tmp_path, until=4)] == [1]
+    file.write_text('{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 5}\n')
+    with pytest.raises(RunFolderError, match="line 2"):
+        read_rows(tmp_path)
+
+
+# Evaluation and profile
+
+
+def cartpole(seed: int, version: int = 1) -> Policy:
+    return random_policy(network("CartPole-v0", "1x8"), seed).replace(version=version)
+
+
+def balancing(good: bool) -> Policy:
+    """Return a policy that balances the pole, or lets it fall at once."""
+    policy = cartpole(0)
+    weights = {name: np.zeros_like(each) for name, each in policy.float_parameters().items()}
+    first, head = (f"{layer.name}.weight" for layer in policy.spec.layers)
+    # The pole's angle and speed, to the right and to the left; push where it falls to.
+    weights[first][0, 2:] = 1.0
+    weights[first][1, 2:] = -1.0
+    weights[head][:, 0] = [-1.0, 1.0] if good else [1.0, -1.0]
+    weights[head][:, 1] = [1.0, -1.0] if good else [-1.0, 1.0]
+    return policy.replace(parameters=weights)
+
+
+def test_both_policies_play_the_same_episodes() -> None:
+    seeds = range(100, 113)  # more than are played side by side
+    with evaluator("CartPole-v0") as ours:
+        pair = ours.pair(cartpole(0), cartpole(0), seeds)
+        again = ours.pair(cartpole(0), cartpole(5), seeds)
+    assert pair.compressed is not None and pair.seeds == tuple(seeds)
+    np.testing.assert_array_equal(pair.full.returns, pair.compressed.returns)
+    np.testing.assert_array_equal(pair.full.returns, again.full.returns)
+    assert len(set(pair.full.returns)) > 1
+    assert "not certainly worse" in gap_words(pair)
+
+
+def test_policies_of_different_versions_are_no_pair_for_the_monitor() -> None:
+    with evaluator("CartPole-v0") as ours:
+        pair = ours.pair(cartpole(0, 9), cartpole(0, 7), range(3))
+    assert pair.returns is None
+    assert "2 pushes older" in gap_words(pair)
+    assert Pair((1,), pair.full, None).returns is None
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_compressed_policy_may_be_the_better_one(version: int) -> None:
+    with evaluator("CartPole-v0") as ours:
+        worse = ours.pair(balancing(False).replace(version=version), balancing(True), range(3))
+        better = ours.pair(balancing(True).replace(version=version), balancing(False), range(3))
+    assert " more return" in gap_words(worse) and " less return" in gap_words(better)
+    assert " -" not in gap_words(worse)
+    same = Pair((0, 1), worse.full, dataclasses.replace(worse.full, version=version + 1))
+    assert "has the same return" in gap_words(same)
+
+
+def test_stages_go_on_while_compression_is_stopped() -> None:
+    """The full policy's return is told of every evaluation, the gap of pairs alone."""
+    policy = cartpole(0)
+    learner = Impala(policy.spec, ImpalaConfig(trajectories=2, precision="fp32"))
+    chain = CompressorChain().add(Prune(0.5)).add(Quantize("int8"))
+    stopped = CompressionSetting(enabled=False)
+    monitor = Monitor([CumulativeReward(), ReturnGap("mean")], Staged(), stopped)
+    controller = Controller(learner, ActorLearnerConfig(), chain, monitor)
+    with evaluator("CartPole-v0") as ours:
+
+        def evaluated(version: int, good: bool, compressed: Policy | None) -> set[str]:
+            full = balancing(good).replace(version=version)
+            controller.evaluated(ours.pair(full, compressed, range(2)), version + 5)
+            return set(monitor.readings[-1].values)
+
+        assert evaluated(1, False, None) == {"return"}
+        assert evaluated(2, False, cartpole(0, version=1)) == {"return"}
+        # Compressed as it was before the first stage began, at version 6.
+        assert evaluated(6, False, cartpole(0, version=6)) == {"return"}
+        assert evaluated(7, False, cartpole(0, version=7)) == {"return", "return_gap_mean"}
+        for version in range(8, 18):
+            evaluated(version, version > 12, None)
+    assert monitor.setting.bits == 16 and not monitor.setting.enabled
+    assert "the policy improves" in monitor.changes[-1].reason
+
+
+def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path: Path) -> None:
+    huge = {name: np.full_like(each, 3e38) for name, each in cartpole(3).float_parameters().items()}
+    broken = cartpole(3).replace(parameters=huge)
+    with (
+        evaluator("CartPole-v0") as ours,
+        Recorder(tmp_path, total=10, start=0, progress=False) as recorder,
+    ):
+        pair = ours.pair(cartpole(3), broken, range(3))
+        assert pair.compressed is None and pair.returns is None and "infin" in pair.refused
+        recorder.evaluation(pair, {"step": 5, "seconds": 1.0})
+    found = read_rows(tmp_path)
+    assert [row["kind"] for row in found] == ["evaluation", "event"]
+    assert pair.refused in found[1]["text"]
+
+
+def test_success_is_that_of_the_last_state() -> None:
+    pytest.importorskip("warp")
+    spec = network("PandaHover-v0", "1x8", "sac")
+    with evaluator("PandaHover-v0", {"backend": "oracle"}) as ours:
+        played = ours.play(random_policy(spec, 0), range(2), "numpy")
+    assert played.true is not None and len(played.true) == 2
+
+
+def test_the_profile_leaves_starting_out() -> None:
+    def breakdown(seconds: float, steps: int) -> Breakdown:
+        each = dict.fromkeys(PARTS, seconds / steps)
+        return Breakdown(each, each, steps)
+
+    found = difference(breakdown(3.0, 300), breakdown(2.0, 100))
+    assert found.steps == 200
+    assert found.cpu["infer"] == pytest.approx(1.0 / 200)
+    assert difference(breakdown(3.0, 300), None).steps == 300

@@ -1,0 +1,95 @@
+"""--profile-only: what it recommends follows from what limits a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
+from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.command.profile import Measured, crowded, recommend
+from vinoreward_training.cli import main
+
+
+def measured(acting: float, learner: float, push: float | None = None) -> Measured:
+    """Return a run in which environment steps took so many ms of an actor and of the learner."""
+    seconds = dict.fromkeys(PARTS, 0.0) | {"infer": acting * 1e-3}
+    # Waiting for the learner is wall time and not acting.
+    wall = seconds | {"wait": 0.1}
+    return Measured(Breakdown(wall, seconds, 4000), learner * 1e-3, push, steps_per_update=16.0)
+
+
+NONE = {"compress": "none", "monitor": "default"}
+MORE = NONE | {"environments": 8}
+
+
+@pytest.mark.parametrize(
+    ("full", "compressed", "settings", "said", "changes"),
+    [
+        # Acrobot: measured, compressing makes that training 0.7 times as fast.
+        ((2.5, 3.6), (0.6, 3.7), {}, "waits for its learner", NONE),
+        # That the second run's learner was warm does not make it compression's merit.
+        ((2.5, 3.6), (0.6, 2.6), {}, "waits for its learner", NONE),
+        # One actor is slower than the learner, four of them are not.
+        ((8.0, 3.6), (0.6, 3.6), {}, "about 2.22 times as fast.", {}),
+        ((8.0, 3.6), (0.6, 3.6), {"actors": 4}, "waits for its learner", NONE),
+        ((2.5, 0.1), (0.6, 0.1), {}, "about 4.17 times as fast.", {}),
+        # The compressor slows the learner down.
+        ((2.5, 2.0), (0.6, 3.0), {}, "0.83 times as fast: compressing does not pay", MORE),
+        # Two seconds for 16 steps, which every update waits for, or none.
+        ((2.5, 0.1), (0.6, 0.1, 2.0), {"lag": 1}, "0.02 times as fast: compressing does not", MORE),
+        ((2.5, 0.1), (0.6, 0.1, 2.0), {}, "about 4.17 times as fast.", {}),
+        # Nothing gained in an actor: said where its times are.
+        ((2.5, 0.1), (2.4, 0.1), {}, "", MORE),
+        ((2.5, 0.1), (2.4, 0.1), {"environments": 32}, "", NONE | {"environments": 32}),
+        ((2.5, 3.6), (2.4, 3.6), {}, "", NONE),
+    ],
+)
+def test_what_is_recommended_follows_from_what_limits(
+    full: tuple[float, ...],
+    compressed: tuple[float, ...],
+    settings: dict[str, Any],
+    said: str,
+    changes: dict[str, Any],
+) -> None:
+    config = ActorsConfig(compress="int8", **settings)
+    verdict = recommend(config, measured(*full), measured(*compressed))
+    assert verdict.changes == changes
+    words = " ".join(verdict.words)
+    assert said in words and bool(words) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "said"),
+    [
+        ({}, 3, ""),
+        ({}, 2, "Learner, actor and compressor share 2 cores: the compressor slows"),
+        ({"actors": 2}, 1, "2 actors and compressor share 1 core:"),
+        ({"threads": 2}, 3, "Learner (2 threads), actor and compressor share 3 cores"),
+        ({"actors": 9, "engine": "ray"}, 1, ""),
+    ],
+)
+def test_it_says_when_the_compressor_competes_for_cores(
+    settings: dict[str, Any], cores: int, said: str
+) -> None:
+    words = " ".join(crowded(ActorsConfig(**settings), cores))
+    assert said in words and bool(words) == bool(said)
+
+
+@pytest.mark.slow
+def test_a_training_that_waits_for_its_learner_is_not_told_to_compress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Eager PyTorch is slow to act, and 128 samples for each step are far slower to learn from.
+    slow = ["--algorithm", "dqn", "--samples-per-insert", "128", "--backend", "torch"]
+    task = ["--task", "CartPole-v0", "--network", "2x256", "--no-progress"]
+    begins = ["--learner", "learning_starts", "100"]
+    arguments = ["actors", *task, *slow, *begins, "--compress", "int8", "--profile-only", "300"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "the learner is the bottleneck" in said
+    following = said[said.index("next:") :]
+    assert "--compress" not in following and "--environments" not in following
+    assert "--samples-per-insert 128" in following

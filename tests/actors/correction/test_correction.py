@@ -1,0 +1,268 @@
+"""The correctors as plugs: one contract for all of them, and their composition."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError, replace
+
+import numpy as np
+import pytest
+from correction_batches import Broken, Multiplying, make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward_actors.correction import (
+    Correction,
+    Corrector,
+    ImportanceSampling,
+    NoCorrection,
+    OffPolicyBatch,
+    QLambda,
+    Retrace,
+    TreeBackup,
+    VTrace,
+)
+
+
+def select(batch, index):
+    """The batch with ``index`` applied to every array."""
+    fields = vars(batch).items()
+    return OffPolicyBatch(**{n: v[index] if isinstance(v, np.ndarray) else v for n, v in fields})
+
+
+CHAINS = [
+    ([VTrace()], False),
+    ([VTrace(rho=2.0, c=0.5, lam=0.9), ImportanceSampling()], False),
+    ([NoCorrection()], False),
+    ([NoCorrection(steps=2), ImportanceSampling(mix=0.5)], False),
+    ([NoCorrection(lam=0.7)], True),
+    ([Retrace()], True),
+    ([Retrace(lam=0.5), ImportanceSampling(rho=2.0)], True),
+    ([TreeBackup()], True),
+    ([QLambda()], True),
+]
+
+
+@pytest.mark.parametrize(("chain", "q"), CHAINS, ids=str)
+class TestEveryCorrection:
+    def test_answers_are_new_arrays_of_the_batchs_shape_and_precision(self, chain, q):
+        for dtype in (np.float32, np.float64):
+            batch = make_batch(q=q, dtype=dtype)
+            corrected = Correction(chain)(batch)
+            for array in (corrected.targets, corrected.advantages, corrected.weights):
+                assert array.shape == (5, 4)
+                assert array.dtype == dtype
+                assert array.flags.owndata and array.flags.writeable
+                for given_array in vars(batch).values():
+                    assert not np.shares_memory(array, given_array)
+            assert type(corrected.ess) is float and 0 < corrected.ess <= 1
+            assert type(corrected.clipped) is float and 0 <= corrected.clipped <= 1
+
+    def test_float32_loses_nothing_but_rounding(self, chain, q):
+        precise = Correction(chain)(make_batch(q=q))
+        rounded = Correction(chain)(make_batch(q=q, dtype=np.float32))
+        np.testing.assert_allclose(rounded.targets, precise.targets, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(rounded.advantages, precise.advantages, rtol=1e-5, atol=1e-5)
+
+    def test_the_batch_is_left_as_it_was(self, chain, q):
+        batch, same = make_batch(q=q), make_batch(q=q)
+        for array in vars(batch).values():
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
+        Correction(chain)(batch)
+        for name, value in vars(batch).items():
+            np.testing.assert_array_equal(value, getattr(same, name))
+
+    @settings(max_examples=20, deadline=None)
+    @given(order=st.permutations(range(4)), seed=st.integers(0, 1000))
+    def test_trajectories_do_not_see_each_other(self, chain, q, order, seed):
+        batch = make_batch(seed, q=q)
+        corrected = Correction(chain)(batch)
+        mixed_up = Correction(chain)(select(batch, np.index_exp[:, order]))
+        alone = Correction(chain)(select(batch, np.index_exp[:, :1]))
+        for name in ("targets", "advantages", "weights"):
+            array = getattr(corrected, name)
+            np.testing.assert_allclose(getattr(mixed_up, name), array[:, order], rtol=1e-12)
+            np.testing.assert_allclose(getattr(alone, name), array[:, :1], rtol=1e-12)
+        assert mixed_up.ess == pytest.approx(corrected.ess)
+        assert mixed_up.clipped == pytest.approx(corrected.clipped)
+
+    @pytest.mark.parametrize("end", ["terminated", "truncated"])
+    def test_nothing_passes_the_end_of_an_episode(self, chain, q, end):
+        flags = np.zeros((5, 4), dtype=np.bool_)
+        last = flags.copy()
+        last[2] = True
+        ends = {"terminated": flags, "truncated": flags, end: last}
+        batch = make_batch(1, q=q, **ends)
+        corrected = Correction(chain)(batch)
+        first = Correction(chain)(select(batch, np.index_exp[:3]))
+        np.testing.assert_allclose(corrected.targets[:3], first.targets, rtol=1e-12)
+        np.testing.assert_allclose(corrected.advantages[:3], first.advantages, rtol=1e-12)
+
+    def test_truncation_and_the_last_step_bootstrap_and_termination_does_not(self, chain, q):
+        none = np.zeros((1, 4), dtype=np.bool_)
+        base = make_batch(2, steps=1, q=q, terminated=none, truncated=none)
+        worth = 0.9 * base.next_values
+        one_step = base.rewards + worth
+        last = Correction(chain)(base)
+        truncated = Correction(chain)(replace(base, truncated=~none))
+        both = Correction(chain)(replace(base, truncated=~none, terminated=~none))
+        terminated = Correction(chain)(replace(base, terminated=~none))
+        # With one step the advantage before the weight is the temporal difference of all of them.
+        np.testing.assert_allclose(last.advantages, last.weights * (one_step - base.values))
+        np.testing.assert_array_equal(truncated.targets, last.targets)
+        np.testing.assert_array_equal(truncated.advantages, last.advantages)
+        difference = last.weights * worth
+        np.testing.assert_allclose(last.advantages - terminated.advantages, difference)
+        np.testing.assert_array_equal(both.targets, terminated.targets)
+        np.testing.assert_array_equal(both.advantages, terminated.advantages)
+
+    def test_a_terminal_states_value_is_not_read(self, chain, q):
+        batch = make_batch(3, q=q)
+        unread = np.where(batch.terminated, np.nan, batch.next_values)
+        np.testing.assert_array_equal(
+            Correction(chain)(replace(batch, next_values=unread)).targets,
+            Correction(chain)(batch).targets,
+        )
+
+    def test_the_order_of_the_correctors_does_not_matter(self, chain, q):
+        batch = make_batch(4, q=q)
+        forwards, backwards = Correction(chain), Correction(chain[::-1])
+        assert repr(forwards) == repr(backwards)
+        np.testing.assert_array_equal(forwards(batch).advantages, backwards(batch).advantages)
+
+    def test_correctors_are_values(self, chain, q):
+        for corrector in chain:
+            assert corrector == replace(corrector)
+            assert len({corrector, replace(corrector)}) == 1
+            with pytest.raises(FrozenInstanceError):
+                corrector.rho = 3.0
+
+    def test_impossible_actions_of_the_target_policy_have_a_ratio_of_zero(self, chain, q):
+        never = np.full((5, 4), -np.inf)
+        corrected = Correction(chain)(make_batch(5, q=q, log_pi=never))
+        assert np.isfinite(corrected.targets).all()
+        assert corrected.ess == 0.0
+
+
+# Composition
+
+
+def test_vtrace_and_importance_sampling_apply_the_weight_once():
+    batch = make_batch()
+    ratios = np.exp(batch.log_pi - batch.log_mu)
+    alone = Correction([VTrace(rho=1.0)])(batch)
+    together = Correction([VTrace(rho=1.0), ImportanceSampling(rho=1.0)])(batch)
+    np.testing.assert_allclose(together.weights, np.minimum(1.0, ratios))
+    np.testing.assert_array_equal(together.weights, alone.weights)
+    np.testing.assert_array_equal(together.advantages, alone.advantages)
+    np.testing.assert_array_equal(together.targets, alone.targets)
+    assert together.clipped == alone.clipped == np.mean(ratios > 1.0)
+
+
+def test_the_policy_gradients_corrector_replaces_vtraces_weight():
+    batch = make_batch()
+    ratios = np.exp(batch.log_pi - batch.log_mu)
+    unweighted = Correction([VTrace(), ImportanceSampling(mix=0.0)])(batch)
+    np.testing.assert_array_equal(unweighted.weights, 1.0)
+    both = Correction([VTrace(), ImportanceSampling(rho=2.0)])(batch)
+    np.testing.assert_allclose(both.weights, np.minimum(2.0, ratios))
+    np.testing.assert_allclose(both.advantages, both.weights * unweighted.advantages)
+    np.testing.assert_array_equal(both.targets, unweighted.targets)
+
+
+def test_weights_are_one_without_a_corrector_of_the_policy_gradient():
+    for chain, q in CHAINS:
+        if len(chain) == 1 and not isinstance(chain[0], VTrace):
+            assert (Correction(chain)(make_batch(q=q)).weights == 1.0).all()
+
+
+def test_on_policy_data_are_all_effective_and_unclipped():
+    batch = make_batch()
+    corrected = Correction([VTrace()])(replace(batch, log_mu=batch.log_pi))
+    assert corrected.ess == 1.0
+    assert corrected.clipped == 0.0
+    np.testing.assert_array_equal(corrected.weights, 1.0)
+
+
+def test_clipped_is_the_share_of_truncated_ratios():
+    log_pi = np.log([[0.5, 0.9], [0.2, 0.8]])
+    log_mu = np.log([[0.5, 0.3], [0.4, 0.5]])  # ratios 1, 3, 0.5, 1.6
+    changes = {"log_pi": log_pi, "log_mu": log_mu}
+    batch = make_batch(steps=2, batch=2, **changes)
+    q_batch = make_batch(steps=2, batch=2, q=True, **changes)
+    assert Correction([VTrace(rho=2.0)])(batch).clipped == 0.25
+    assert Correction([VTrace(rho=math.inf)])(batch).clipped == 0.0
+    assert Correction([VTrace(rho=2.0), ImportanceSampling(1.5)])(batch).clipped == 0.5
+    assert Correction([Retrace()])(q_batch).clipped == 0.5
+    assert Correction([TreeBackup()])(q_batch).clipped == 0.0
+    assert Correction([NoCorrection(), ImportanceSampling(1.7)])(batch).clipped == 0.25
+
+
+def test_mixing_by_effective_sample_size():
+    batch = make_batch()
+    full = Correction([NoCorrection(), ImportanceSampling()])(batch)
+    by_ess = Correction([NoCorrection(), ImportanceSampling(mix="ess")])(batch)
+    assert 0.0 < by_ess.ess < 1.0
+    np.testing.assert_allclose(by_ess.weights, 1.0 + by_ess.ess * (full.weights - 1.0))
+
+
+def test_a_users_corrector_that_multiplies_does_not_apply_the_ratio_twice():
+    batch = make_batch()
+    corrected = Correction([VTrace(), Multiplying()])(batch)
+    np.testing.assert_allclose(corrected.weights, np.exp(batch.log_pi - batch.log_mu))
+
+
+def test_a_users_target_starts_from_the_one_step_estimate():
+    seen = []
+
+    class Watching(Corrector):
+        role = "target"
+
+        def correct(self, batch, estimate):
+            seen.append(estimate)
+            return estimate
+
+    batch = make_batch()
+    corrected = Correction([Watching()])(batch)
+    one_step = batch.rewards + 0.9 * np.where(batch.terminated, 0.0, batch.next_values)
+    np.testing.assert_allclose(corrected.targets, one_step)
+    np.testing.assert_allclose(corrected.advantages, one_step - batch.values)
+    np.testing.assert_array_equal(seen[0].weights, 1.0)
+    assert not seen[0].clipped.any()
+
+
+@pytest.mark.parametrize(
+    ("corrector", "error", "message"),
+    [
+        (Broken("target", targets=lambda a: a[:-1]), OutputError, r"targets of shape \(4, 4\)"),
+        (Broken("target", weights=lambda a: 1.0), OutputError, r"weights of shape \(\)"),
+        (Broken("target", clipped=lambda a: a[0]), OutputError, r"clipped of shape \(4,\)"),
+        (Broken("target", targets=lambda a: a * np.nan), OutputError, "targets that are not"),
+        (Broken("target", advantages=lambda a: a + np.inf), OutputError, "advantages that are"),
+        (Broken("policy_gradient", weights=lambda a: -a / 0.0), OutputError, "weights that are"),
+        (Broken("policy_gradient", targets=lambda a: a + 1), ConfigError, "changed the targets"),
+        (Broken("policy_gradient", advantages=lambda a: a * 2), ConfigError, "changed the adv"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+def test_what_a_corrector_returns_is_checked(corrector, error, message):
+    chain = [corrector] if corrector.role == "target" else [VTrace(), corrector]
+    with pytest.raises(error, match=message):
+        Correction(chain)(make_batch())
+
+
+def test_overflowing_products_are_an_error_with_the_remedy():
+    far = {"log_pi": np.zeros((60, 1)), "log_mu": np.full((60, 1), -50.0)}
+    none = np.zeros((60, 1), dtype=np.bool_)
+    batch = make_batch(steps=60, batch=1, terminated=none, truncated=none, **far)
+    with pytest.raises(OutputError, match=r"truncate them \(rho, c\)"):
+        Correction([VTrace(rho=math.inf, c=math.inf)])(batch)
+    assert np.isfinite(Correction([VTrace()])(batch).targets).all()
+
+
+@pytest.mark.parametrize("name", ["rewards", "values", "next_values"])
+def test_an_array_that_is_missing_is_named(name):
+    with pytest.raises(InputError, match=name):
+        replace(make_batch(), **{name: None})

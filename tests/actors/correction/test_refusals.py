@@ -1,0 +1,287 @@
+"""What the correctors refuse, and the importance weights themselves."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from correction_batches import Broken, Multiplying, make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward_actors.correction import (
+    Correction,
+    Corrector,
+    Estimate,
+    ImportanceSampling,
+    NoCorrection,
+    QLambda,
+    Retrace,
+    TreeBackup,
+    VTrace,
+    check_correctors,
+)
+from vinoreward_actors.correction.returns import (
+    LOG_RATIO_LIMIT,
+    lambda_returns,
+    log_ratios,
+    mixed,
+    munos_returns,
+    n_step_returns,
+    truncated_weights,
+    vtrace,
+)
+from vinoreward_actors.policies.distributions import effective_sample_size
+
+
+@pytest.mark.parametrize(
+    ("chain", "message"),
+    [
+        ([], "none at all"),
+        ([ImportanceSampling()], "no corrector of role 'target'.*NoCorrection"),
+        ([VTrace(), VTrace(rho=2.0)], "both have the role 'target'"),
+        ([VTrace(), NoCorrection()], "both have the role 'target'"),
+        ([Retrace(), TreeBackup(), ImportanceSampling()], "both have the role 'target'"),
+        ([VTrace(), ImportanceSampling(), ImportanceSampling(2.0)], "'policy_gradient'"),
+        ([VTrace(), ImportanceSampling(), Multiplying()], "apply the ratio twice"),
+        ([VTrace], r"Call it: VTrace\(\)"),
+        (["vtrace"], "'vtrace' is not a corrector"),
+        ([Broken("critic")], "has the role 'critic'"),
+        ([Broken(None)], "has the role None"),
+    ],
+)
+def test_correctors_that_do_not_go_together_are_refused(chain, message):
+    with pytest.raises(ConfigError, match=message):
+        check_correctors(chain)
+    with pytest.raises(ConfigError, match=message):
+        Correction(chain)
+
+
+def test_a_corrector_without_a_role_is_refused():
+    class Roleless(Corrector):
+        def correct(self, batch, estimate):
+            return estimate
+
+    with pytest.raises(ConfigError, match="Roleless has the role None"):
+        check_correctors([Roleless()])
+
+
+def test_the_target_comes_first():
+    pair = (VTrace(), ImportanceSampling())
+    assert check_correctors(pair[::-1]) == pair
+    assert Correction(pair[::-1]).correctors == pair
+    assert repr(Correction([NoCorrection(steps=3)])) == (
+        "Correction([NoCorrection(steps=3, lam=1.0)])"
+    )
+
+
+@pytest.mark.parametrize("corrector", [Retrace(), TreeBackup(), QLambda()], ids=str)
+def test_action_value_correctors_need_action_values(corrector):
+    with pytest.raises(ConfigError, match="Pass q_values, or use VTrace"):
+        Correction([corrector])(make_batch())
+    with pytest.raises(ConfigError, match="corrects action values"):
+        Correction([corrector], critic="v")
+    Correction([corrector], critic="q")
+
+
+def test_vtrace_is_refused_for_a_critic_of_action_values():
+    with pytest.raises(ConfigError, match=r"estimates action values.*Use Retrace"):
+        Correction([VTrace()], critic="q")
+    with pytest.raises(ConfigError, match=r"estimates action values.*Use Retrace"):
+        Correction([VTrace()])(make_batch(q=True))
+    Correction([VTrace(), ImportanceSampling()], critic="v")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: VTrace(rho=0.0), "rho is 0.0"),
+        (lambda: VTrace(rho=math.nan), "rho is nan"),
+        (lambda: VTrace(c=-1.0), "c is -1.0"),
+        (lambda: VTrace(rho=1.0, c=1.5), "c <= rho"),
+        (lambda: VTrace(lam=1.1), "lam is 1.1"),
+        (lambda: ImportanceSampling(rho=-1.0), "rho is -1.0"),
+        (lambda: ImportanceSampling(mix=1.2), "mix is 1.2"),
+        (lambda: ImportanceSampling(mix="kl"), "mix is 'kl'"),
+        (lambda: Retrace(lam=-0.1), "lam is -0.1"),
+        (lambda: TreeBackup(lam=2.0), "lam is 2.0"),
+        (lambda: QLambda(lam=math.nan), "lam is nan"),
+        (lambda: NoCorrection(lam=-1.0), "lam is -1.0"),
+        (lambda: NoCorrection(steps=0), "steps is 0"),
+        (lambda: NoCorrection(steps=2, lam=0.5), "either an n-step return"),
+    ],
+)
+def test_parameters_that_cannot_work_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+# The batch
+
+
+def with_value(array, value):
+    changed = array.copy()
+    changed[1, 2] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("log_mu", np.nan),
+        ("log_mu", np.inf),
+        ("log_mu", -np.inf),
+        ("log_pi", np.nan),
+        ("log_pi", np.inf),
+        ("rewards", np.nan),
+        ("values", np.inf),
+        ("next_values", -np.inf),
+        ("q_values", np.nan),
+    ],
+)
+def test_numbers_that_are_not_finite_are_said_with_their_place(name, value):
+    batch = make_batch(q=True, terminated=np.zeros((5, 4), dtype=np.bool_))
+    expected = rf"{name} has 1 of 20 values that are not finite.*\[t, b\] = \[1, 2\]"
+    with pytest.raises(InputError, match=expected):
+        replace(batch, **{name: with_value(getattr(batch, name), value)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"values": np.zeros((6, 4))}, InputError, r"values has shape \(6, 4\).*T \+ 1"),
+        ({"truncated": np.zeros((4, 5), bool)}, InputError, r"truncated has shape \(4, 5\)"),
+        ({"q_values": np.zeros(5)}, InputError, r"q_values has shape \(5,\)"),
+        ({"log_pi": np.zeros(5)}, InputError, r"log_pi has shape \(5,\); expected \(T, B\)"),
+        ({"log_pi": np.zeros((0, 4))}, InputError, "at least one step"),
+        ({"rewards": [[0.0] * 4] * 5}, InputError, r"rewards is a list.*detach"),
+        ({"rewards": np.zeros((5, 4), int)}, InputError, "rewards has dtype int64"),
+        ({"terminated": np.zeros((5, 4))}, InputError, "terminated has dtype float64.*bool"),
+        ({"truncated": np.zeros((5, 4), np.uint8)}, InputError, "truncated has dtype uint8"),
+        ({"gamma": 1.01}, ConfigError, "gamma is 1.01"),
+        ({"gamma": math.nan}, ConfigError, "gamma is nan"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        make_batch(**changes)
+
+
+def test_tree_backup_refuses_densities():
+    batch = make_batch(q=True, log_pi=np.full((5, 4), 0.7))
+    with pytest.raises(InputError, match=r"log_pi reaches 0\.7.*use Retrace"):
+        Correction([TreeBackup()])(batch)
+    # The rounding of a float32 log-softmax is no density, nor a probability above 1.
+    rounded = make_batch(q=True, log_pi=np.full((5, 4), 1e-7, np.float32))
+    certain = make_batch(q=True, log_pi=np.zeros((5, 4), np.float32))
+    np.testing.assert_array_equal(
+        Correction([TreeBackup()])(rounded).targets, Correction([TreeBackup()])(certain).targets
+    )
+
+
+# Importance weights
+
+
+def test_log_ratios_are_bounded_above_only():
+    ratios = log_ratios(np.array([[0.0, -1.0, -900.0, -np.inf]]), np.array([[-900.0, -3, 0, 0]]))
+    np.testing.assert_array_equal(ratios, [[LOG_RATIO_LIMIT, 2.0, -900.0, -np.inf]])
+    weights = truncated_weights(ratios, math.inf)
+    np.testing.assert_array_equal(weights, [[math.exp(20.0), math.exp(2.0), 0.0, 0.0]])
+
+
+def test_log_ratios_of_float32_are_subtracted_in_float64():
+    # Both are exact in float32; their difference is not.
+    log_pi, log_mu = np.float32([[-16777216.0]]), np.float32([[-0.5]])
+    np.testing.assert_array_equal(log_ratios(log_pi, log_mu), [[-16777215.5]])
+
+
+@settings(max_examples=200, deadline=None)
+@given(logs=st.lists(st.floats(-20, 20), min_size=1, max_size=8), shift=st.floats(-500, 500))
+def test_effective_sample_size_is_kishs_and_ignores_the_scale(logs, shift):
+    weights = [math.exp(log) for log in logs]
+    expected = sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
+    ess = effective_sample_size(np.array(logs))
+    assert ess == pytest.approx(expected)
+    assert 1 / len(logs) - 1e-9 <= ess <= 1 + 1e-9
+    assert effective_sample_size(np.array(logs) + shift) == pytest.approx(ess)
+
+
+def test_effective_sample_size_at_its_ends():
+    assert effective_sample_size(np.zeros((3, 2))) == 1.0
+    assert effective_sample_size(np.array([0.0, -np.inf, -np.inf, -np.inf])) == 0.25
+    assert effective_sample_size(np.array([-np.inf, -np.inf])) == 0.0
+    with pytest.raises(InputError, match="at least one step"):
+        effective_sample_size(np.zeros((0, 2)))
+
+
+def test_mixing_goes_from_no_weight_to_the_weight():
+    weights = np.array([0.5, 1.0, 3.0])
+    np.testing.assert_array_equal(mixed(weights, 0.0), 1.0)
+    np.testing.assert_array_equal(mixed(weights, 1.0), weights)
+    np.testing.assert_array_equal(mixed(weights, 0.25), [0.875, 1.0, 1.5])
+
+
+def test_correction_imports_no_torch():
+    # Actors and monitors import it too, and torch costs them 170 MB.
+    code = "import sys, vinoreward_actors.correction; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# The pure functions by themselves
+
+
+WRONG = np.zeros((3, 2))
+FLAGS = np.zeros((5, 4), dtype=np.bool_)
+RIGHT = {name: np.zeros((5, 4)) for name in ("rewards", "discounts", "next_values")}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: log_ratios(np.zeros((5, 4)), WRONG),
+        lambda: lambda_returns(**{**RIGHT, "next_values": WRONG}, ends=FLAGS, lam=1.0),
+        lambda: n_step_returns(**{**RIGHT, "next_values": WRONG}, ends=FLAGS, steps=2),
+        lambda: munos_returns(**RIGHT, q_values=WRONG, coefficients=np.zeros((5, 4)), ends=FLAGS),
+        lambda: vtrace(**RIGHT, values=WRONG, log_rhos=np.zeros((5, 4)), ends=FLAGS),
+    ],
+)
+def test_functions_called_by_themselves_refuse_other_shapes(call):
+    with pytest.raises(InputError, match=r"has shape \(3, 2\)"):
+        call()
+
+
+def test_a_corrector_called_by_itself_says_that_action_values_are_missing():
+    batch = make_batch()
+    estimate = Estimate(batch.values, batch.values, batch.values, batch.terminated)
+    with pytest.raises(ConfigError, match="The batch has no q_values"):
+        Retrace().correct(batch, estimate)
+
+
+def test_what_a_batch_derives():
+    batch = make_batch(terminated=np.eye(5, 4) > 0, truncated=np.eye(5, 4, 1) > 0)
+    np.testing.assert_array_equal(batch.discounts, np.where(np.eye(5, 4), 0.0, 0.9))
+    np.testing.assert_array_equal(
+        batch.successor_values, np.where(np.eye(5, 4), 0.0, batch.next_values)
+    )
+    np.testing.assert_array_equal(batch.ends, (np.eye(5, 4) + np.eye(5, 4, 1)) > 0)
+    assert make_batch(dtype=np.float32).dtype == np.float32
+    assert make_batch(dtype=np.float32, q_values=np.zeros((5, 4))).dtype == np.float64
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_both_ends_of_the_discount_are_allowed(gamma):
+    assert make_batch(gamma=gamma).gamma == gamma
+
+
+def test_the_defaults_are_those_of_the_papers():
+    assert VTrace() == VTrace(rho=1.0, c=1.0, lam=1.0)
+    assert ImportanceSampling() == ImportanceSampling(rho=1.0, mix=1.0)
+    assert Retrace() == Retrace(lam=0.95)
+    assert TreeBackup() == TreeBackup(lam=1.0)
+    assert NoCorrection() == NoCorrection(steps=None, lam=1.0)

@@ -1,0 +1,256 @@
+"""Each backward recursion equals the sum that defines it, written out with plain loops."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vinoreward_actors.correction.returns import (
+    lambda_returns,
+    munos_returns,
+    n_step_returns,
+    retrace_coefficients,
+    tree_backup_coefficients,
+    truncated_weights,
+    vtrace,
+)
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+class Data:
+    """Random ``(T, B)`` arrays with terminations and truncations anywhere."""
+
+    def __init__(self, seed: int, steps: int, batch: int, gamma: float) -> None:
+        random = np.random.default_rng(seed)
+        shape = (steps, batch)
+        self.shape = shape
+        self.log_rhos = random.normal(size=shape)
+        self.log_pi = -random.exponential(size=shape)
+        self.rewards = random.normal(size=shape)
+        self.q_values = random.normal(size=shape)
+        self.next_values = random.normal(size=shape)
+        terminated = random.random(shape) < 0.2
+        self.ends = terminated | (random.random(shape) < 0.2)
+        self.discounts = np.where(terminated, 0.0, gamma)
+        # In one episode the value of the successor is that of the next row.
+        self.values = random.normal(size=shape)
+        self.values[1:] = np.where(self.ends[:-1], self.values[1:], self.next_values[:-1])
+
+    def cells(self):
+        return np.ndindex(*self.shape)
+
+
+data = st.builds(
+    Data,
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.integers(1, 7),
+    batch=st.integers(1, 3),
+    gamma=st.floats(0.0, 1.0),
+)
+shares = st.floats(0.0, 1.0)
+limits = st.one_of(st.floats(0.1, 3.0), st.just(math.inf))
+
+
+def vtrace_of(d, log_rhos, **settings):
+    return vtrace(
+        log_rhos=log_rhos,
+        discounts=d.discounts,
+        rewards=d.rewards,
+        values=d.values,
+        next_values=d.next_values,
+        ends=d.ends,
+        **settings,
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(d=data, rho=limits, c=limits, lam=shares)
+def test_vtrace_is_the_sum_of_corrected_temporal_differences(d, rho, c, lam):
+    returns = vtrace_of(d, d.log_rhos, rho=rho, c=c, lam=lam)
+    expected = np.empty(d.shape)
+    for t, b in d.cells():
+        total, product = d.values[t, b], 1.0
+        for k in range(t, d.shape[0]):
+            ratio = math.exp(d.log_rhos[k, b])
+            one_step = d.rewards[k, b] + d.discounts[k, b] * d.next_values[k, b]
+            total += product * min(rho, ratio) * (one_step - d.values[k, b])
+            if d.ends[k, b]:
+                break
+            product *= d.discounts[k, b] * lam * min(c, ratio)
+        expected[t, b] = total
+    np.testing.assert_allclose(returns.targets, expected, **CLOSE)
+    np.testing.assert_allclose(returns.weights, np.minimum(rho, np.exp(d.log_rhos)), **CLOSE)
+
+    for t, b in d.cells():
+        bootstrap = d.next_values[t, b]
+        if t + 1 < d.shape[0] and not d.ends[t, b]:
+            bootstrap = lam * expected[t + 1, b] + (1 - lam) * bootstrap
+        advantage = d.rewards[t, b] + d.discounts[t, b] * bootstrap - d.values[t, b]
+        np.testing.assert_allclose(returns.advantages[t, b], advantage, **CLOSE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    d=data,
+    kind=st.sampled_from(["retrace", "tree backup", "importance", "q lambda"]),
+    lam=shares,
+    limit=limits,
+)
+def test_munos_returns_are_the_sum_of_traced_temporal_differences(d, kind, lam, limit):
+    coefficients = {
+        "retrace": retrace_coefficients(d.log_rhos, lam),
+        "tree backup": tree_backup_coefficients(d.log_pi, lam),
+        "importance": truncated_weights(d.log_rhos, limit),
+        "q lambda": np.full(d.shape, lam),
+    }[kind]
+    trace = {
+        "retrace": lambda t, b: lam * min(1.0, math.exp(d.log_rhos[t, b])),
+        "tree backup": lambda t, b: lam * math.exp(d.log_pi[t, b]),
+        "importance": lambda t, b: min(limit, math.exp(d.log_rhos[t, b])),
+        "q lambda": lambda t, b: lam,
+    }[kind]
+    returns = munos_returns(
+        rewards=d.rewards,
+        discounts=d.discounts,
+        q_values=d.q_values,
+        next_values=d.next_values,
+        coefficients=coefficients,
+        ends=d.ends,
+    )
+    for t, b in d.cells():
+        total, product = d.q_values[t, b], 1.0
+        for k in range(t, d.shape[0]):
+            if k > t:
+                product *= trace(k, b)
+            one_step = d.rewards[k, b] + d.discounts[k, b] * d.next_values[k, b]
+            total += product * (one_step - d.q_values[k, b])
+            if d.ends[k, b]:
+                break
+            product *= d.discounts[k, b]
+        np.testing.assert_allclose(returns[t, b], total, **CLOSE)
+
+
+def naive_n_step(d, t, b, steps):
+    """The return over at most ``steps`` steps and how many it has: to an end or to the last row."""
+    total, product = 0.0, 1.0
+    for k in range(t, min(t + steps, d.shape[0])):
+        total += product * d.rewards[k, b]
+        product *= d.discounts[k, b]
+        if d.ends[k, b]:
+            break
+    return total + product * d.next_values[k, b], k - t + 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(d=data, steps=st.integers(1, 9))
+def test_n_step_returns_are_discounted_rewards_and_one_bootstrap(d, steps):
+    returns = n_step_returns(
+        rewards=d.rewards,
+        discounts=d.discounts,
+        next_values=d.next_values,
+        ends=d.ends,
+        steps=steps,
+    )
+    for t, b in d.cells():
+        np.testing.assert_allclose(returns[t, b], naive_n_step(d, t, b, steps)[0], **CLOSE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(d=data, lam=shares)
+def test_lambda_returns_are_the_weighted_mean_of_n_step_returns(d, lam):
+    returns = lambda_returns(
+        rewards=d.rewards, discounts=d.discounts, next_values=d.next_values, ends=d.ends, lam=lam
+    )
+    for t, b in d.cells():
+        longest = naive_n_step(d, t, b, d.shape[0])[1]
+        total = lam ** (longest - 1) * naive_n_step(d, t, b, longest)[0]
+        for steps in range(1, longest):
+            total += (1 - lam) * lam ** (steps - 1) * naive_n_step(d, t, b, steps)[0]
+        np.testing.assert_allclose(returns[t, b], total, **CLOSE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(d=data, lam=shares, rho=st.floats(1.0, 5.0))
+def test_on_policy_vtrace_is_the_lambda_return(d, lam, rho):
+    on_policy = vtrace_of(d, np.zeros(d.shape), rho=rho, lam=lam)
+    expected = lambda_returns(
+        rewards=d.rewards, discounts=d.discounts, next_values=d.next_values, ends=d.ends, lam=lam
+    )
+    np.testing.assert_allclose(on_policy.targets, expected, **CLOSE)
+    np.testing.assert_allclose(on_policy.advantages, expected - d.values, **CLOSE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(d=data)
+def test_on_policy_vtrace_without_decay_is_the_n_step_return(d):
+    on_policy = vtrace_of(d, np.zeros(d.shape))
+    for t, b in d.cells():
+        longest = naive_n_step(d, t, b, d.shape[0])[0]
+        np.testing.assert_allclose(on_policy.targets[t, b], longest, **CLOSE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(d=data, lam=shares, c=st.floats(0.1, 3.0))
+def test_equal_truncations_make_the_target_a_weighted_advantage(d, lam, c):
+    # What makes one advantage serve the value and the policy: v = V + min(rho, rho_t) advantage.
+    returns = vtrace_of(d, d.log_rhos, rho=c, c=c, lam=lam)
+    np.testing.assert_allclose(
+        returns.targets, d.values + returns.weights * returns.advantages, **CLOSE
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(d=data, lam=shares)
+def test_on_policy_retrace_of_a_deterministic_policy_is_the_lambda_return(d, lam):
+    # Then E_pi Q(s', .) is Q of the next action, which is ``values`` here.
+    on_policy = munos_returns(
+        rewards=d.rewards,
+        discounts=d.discounts,
+        q_values=d.values,
+        next_values=d.next_values,
+        coefficients=retrace_coefficients(np.zeros(d.shape), lam),
+        ends=d.ends,
+    )
+    expected = lambda_returns(
+        rewards=d.rewards, discounts=d.discounts, next_values=d.next_values, ends=d.ends, lam=lam
+    )
+    np.testing.assert_allclose(on_policy, expected, **CLOSE)
+
+
+def test_a_worked_example_with_a_truncation_and_a_termination():
+    # By hand: gamma 0.5, ratios 2, 1/2, 1, 4; row 1 is truncated, row 3 terminates.
+    column = {
+        "log_rhos": np.log([[2.0], [0.5], [1.0], [4.0]]),
+        "discounts": np.array([[0.5], [0.5], [0.5], [0.0]]),
+        "rewards": np.array([[1.0], [2.0], [4.0], [8.0]]),
+        "values": np.array([[10.0], [20.0], [30.0], [40.0]]),
+        "next_values": np.array([[20.0], [6.0], [40.0], [0.0]]),
+        "ends": np.array([[False], [True], [False], [True]]),
+    }
+    # delta = 1*(1+10-10), .5*(2+3-20), 1*(4+20-30), 1*(8-40)
+    returns = vtrace(**column)
+    np.testing.assert_allclose(
+        returns.targets[:, 0], [10 + 1 + 0.5 * -7.5, 20 - 7.5, 30 - 6 + 0.5 * -32, 40 - 32]
+    )
+    np.testing.assert_allclose(returns.weights[:, 0], [1, 0.5, 1, 1])
+    np.testing.assert_allclose(
+        returns.advantages[:, 0],
+        [1 + 0.5 * 12.5 - 10, 2 + 0.5 * 6 - 20, 4 + 0.5 * 8 - 30, 8 - 40],
+    )
+    # With truncations of 3 and 2: delta = 2, -7.5, -6, 3*-32; traces 2, 1/2, 1, 2
+    returns = vtrace(**column, rho=3.0, c=2.0)
+    np.testing.assert_allclose(
+        returns.targets[:, 0], [10 + 2 + 0.5 * 2 * -7.5, 12.5, 30 - 6 + 0.5 * 1 * -96, 40 - 96]
+    )
+    np.testing.assert_allclose(returns.weights[:, 0], [2, 0.5, 1, 3])
+
+
+def test_an_n_step_return_needs_a_step():
+    one = np.zeros((1, 1))
+    with pytest.raises(ValueError, match="at least 1"):
+        n_step_returns(rewards=one, discounts=one, next_values=one, ends=one > 0, steps=0)

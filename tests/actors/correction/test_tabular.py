@@ -1,0 +1,252 @@
+"""A small Markov decision process whose answers linear algebra gives.
+
+Nothing is sampled: every way in which three steps can go is a column of the batch, weighted with
+its probability under the behaviour policy. So the expected target is exact, and repeating
+"value := expected target" converges to what a corrector really learns. Episodes end in terminal
+states and are cut off by time limits; after either the next row starts an unrelated episode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from vinoreward_actors.correction import (
+    Correction,
+    ImportanceSampling,
+    NoCorrection,
+    OffPolicyBatch,
+    QLambda,
+    Retrace,
+    TreeBackup,
+    VTrace,
+)
+from vinoreward_actors.correction.returns import munos_returns, truncated_weights
+
+GAMMA = 0.8
+TERMINATES = 0.15
+TIME_LIMIT = 0.2
+RESET = 2
+STATES, ACTIONS, STEPS = 3, 2, 3
+
+_random = np.random.default_rng(7)
+# Each action leads to one of two states.
+MOVES = np.array([[[0.7, 0.3, 0.0], [0.0, 0.2, 0.8]], [[0.5, 0.0, 0.5], [0.1, 0.9, 0.0]],
+                  [[0.0, 0.6, 0.4], [1.0, 0.0, 0.0]]])  # fmt: skip
+REWARDS = _random.normal(size=(STATES, ACTIONS)) * 3
+PI = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+MU = np.array([[0.3, 0.7], [0.5, 0.5], [0.2, 0.8]])
+
+
+def q_of(policy):
+    """Q of a policy; a time limit changes nothing, for truncation bootstraps."""
+    continues = GAMMA * (1 - TERMINATES) * MOVES.reshape(STATES * ACTIONS, STATES)
+    spread = np.einsum("st,sa->sta", np.eye(STATES), policy).reshape(STATES, STATES * ACTIONS)
+    system = np.eye(STATES * ACTIONS) - continues @ spread
+    return np.linalg.solve(system, REWARDS.ravel()).reshape(STATES, ACTIONS)
+
+
+def v_of(policy):
+    return (policy * q_of(policy)).sum(axis=1)
+
+
+def between(rho):
+    """The policy whose value V-trace learns (Espeholt et al. 2018, eq. 3)."""
+    weights = np.minimum(rho * MU, PI)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+class Paths:
+    """All ways of three steps from every state and first action."""
+
+    def __init__(self):
+        step = []
+        for state, action in itertools.product(range(STATES), range(ACTIONS)):
+            ways = [(-1, "terminated", TERMINATES)]
+            for following in np.flatnonzero(MOVES[state, action]):
+                probability = (1 - TERMINATES) * MOVES[state, action, following]
+                ways.append((int(following), "", probability * (1 - TIME_LIMIT)))
+                ways.append((int(following), "truncated", probability * TIME_LIMIT))
+            step.extend((state, action, *way) for way in ways)
+        by_state = {state: [way for way in step if way[0] == state] for state in range(STATES)}
+
+        paths = []
+
+        def walk(path, state, probability):
+            if len(path) == STEPS:
+                paths.append((path, probability))
+                return
+            for way in by_state[state]:
+                _, action, following, end, chance = way
+                onward = RESET if end else following
+                walk([*path, way], onward, probability * chance * MU[state, action])
+
+        for state in range(STATES):
+            walk([], state, 1.0)
+        table = [[path[t] for path, _ in paths] for t in range(STEPS)]
+        self.states = np.array([[way[0] for way in row] for row in table])
+        self.actions = np.array([[way[1] for way in row] for row in table])
+        self.following = np.array([[way[2] for way in row] for row in table])
+        self.terminated = np.array([[way[3] == "terminated" for way in row] for row in table])
+        self.truncated = np.array([[way[3] == "truncated" for way in row] for row in table])
+        self.probability = np.array([probability for _, probability in paths])
+
+    def batch(self, values, q=None):
+        return OffPolicyBatch(
+            log_pi=np.log(PI[self.states, self.actions]),
+            log_mu=np.log(MU[self.states, self.actions]),
+            rewards=REWARDS[self.states, self.actions],
+            terminated=self.terminated,
+            truncated=self.truncated,
+            values=values[self.states],
+            # A terminal state has no value; reading one would spread NaN.
+            next_values=np.where(self.terminated, np.nan, values[self.following]),
+            gamma=GAMMA,
+            q_values=None if q is None else q[self.states, self.actions],
+        )
+
+    def mean_by_state(self, first_row):
+        total = np.bincount(self.states[0], self.probability * first_row, STATES)
+        return total / np.bincount(self.states[0], self.probability, STATES)
+
+    def mean_by_action(self, first_row):
+        cell = self.states[0] * ACTIONS + self.actions[0]
+        total = np.bincount(cell, self.probability * first_row, STATES * ACTIONS)
+        share = np.bincount(cell, self.probability, STATES * ACTIONS)
+        return (total / share).reshape(STATES, ACTIONS)
+
+
+@pytest.fixture(scope="module")
+def paths():
+    return Paths()
+
+
+def learn_v(paths, corrector, rounds=120):
+    correction = Correction([corrector])
+    values = np.zeros(STATES)
+    for _ in range(rounds):
+        values = paths.mean_by_state(correction(paths.batch(values)).targets[0])
+    return values
+
+
+def learn_q(paths, corrector, rounds=120):
+    correction = Correction([corrector])
+    q = np.zeros((STATES, ACTIONS))
+    for _ in range(rounds):
+        values = (PI * q).sum(axis=1)
+        q = paths.mean_by_action(correction(paths.batch(values, q)).targets[0])
+    return q
+
+
+def test_the_paths_are_all_there(paths):
+    np.testing.assert_allclose(np.bincount(paths.states[0], paths.probability), 1.0)
+    assert np.abs(v_of(PI) - v_of(MU)).min() > 0.3  # or no test here could fail
+
+
+@pytest.mark.parametrize("c", [0.5, 1.0, math.inf])
+@pytest.mark.parametrize("lam", [0.6, 1.0])
+def test_untruncated_vtrace_learns_the_target_policys_values(paths, c, lam):
+    learned = learn_v(paths, VTrace(rho=math.inf, c=c, lam=lam))
+    np.testing.assert_allclose(learned, v_of(PI), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rho", [0.5, 1.0, 1.5])
+def test_truncated_vtrace_learns_the_values_that_its_paper_says(paths, rho):
+    learned = learn_v(paths, VTrace(rho=rho, c=0.5), rounds=300)
+    np.testing.assert_allclose(learned, v_of(between(rho)), rtol=0, atol=1e-6)
+    assert np.abs(learned - v_of(PI)).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "corrector",
+    [Retrace(), Retrace(lam=0.5), TreeBackup(), TreeBackup(lam=0.3), QLambda(lam=0.3), QLambda(0)],
+    ids=str,
+)
+def test_corrected_returns_learn_the_target_policys_action_values(paths, corrector):
+    np.testing.assert_allclose(learn_q(paths, corrector), q_of(PI), rtol=0, atol=1e-6)
+
+
+def test_importance_sampling_learns_the_target_policys_action_values(paths):
+    q = np.zeros((STATES, ACTIONS))
+    for _ in range(120):
+        batch = paths.batch((PI * q).sum(axis=1), q)
+        targets = munos_returns(
+            rewards=batch.rewards,
+            discounts=batch.discounts,
+            q_values=q[paths.states, paths.actions],
+            next_values=batch.successor_values,
+            coefficients=truncated_weights(batch.log_rhos, np.inf),
+            ends=batch.ends,
+        )
+        q = paths.mean_by_action(targets[0])
+    np.testing.assert_allclose(q, q_of(PI), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("corrector", [NoCorrection(), NoCorrection(steps=2)], ids=str)
+def test_uncorrected_returns_learn_the_behaviour_policys_values(paths, corrector):
+    learned = learn_v(paths, corrector)
+    np.testing.assert_allclose(learned, v_of(MU), rtol=0, atol=1e-6)
+    assert np.abs(learned - v_of(PI)).min() > 0.3
+
+
+def test_uncorrected_returns_of_several_steps_learn_other_action_values(paths):
+    assert np.abs(learn_q(paths, NoCorrection()) - q_of(PI)).max() > 0.3
+    # One step is right without any correction: why DQN and SAC need none.
+    one_step = learn_q(paths, NoCorrection(steps=1))
+    np.testing.assert_allclose(one_step, q_of(PI), rtol=0, atol=1e-6)
+
+
+def test_the_known_answer_notices_a_truncation_taken_for_a_termination(paths):
+    batch = paths.batch(v_of(PI))
+    wrong = OffPolicyBatch(
+        log_pi=batch.log_pi,
+        log_mu=batch.log_mu,
+        rewards=batch.rewards,
+        terminated=batch.ends,
+        truncated=np.zeros_like(batch.truncated),
+        values=batch.values,
+        next_values=batch.next_values,
+        gamma=GAMMA,
+    )
+    correction = Correction([VTrace(rho=math.inf, c=math.inf)])
+    right = paths.mean_by_state(correction(batch).targets[0])
+    np.testing.assert_allclose(right, v_of(PI), rtol=0, atol=1e-9)
+    assert np.abs(paths.mean_by_state(correction(wrong).targets[0]) - right).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "correctors",
+    [
+        [VTrace(rho=math.inf, c=1.0)],
+        [VTrace(rho=math.inf, c=1.0), ImportanceSampling(rho=math.inf)],
+    ],
+    ids=["V-trace alone", "V-trace and importance sampling"],
+)
+def test_the_policy_gradients_weight_comes_once(paths, correctors):
+    """``sum_a mu(a|s) E[weighted advantage | s, a] grad log pi`` is the policy gradient.
+
+    That needs ``mu(a|s) E[weighted advantage] = pi(a|s) A(s, a)``; with the ratio applied twice
+    it would be ``pi(a|s)^2 / mu(a|s) A(s, a)``, which is checked to be something else.
+    """
+    values = v_of(PI)
+    advantages = Correction(correctors)(paths.batch(values)).advantages[0]
+    gradient = MU * paths.mean_by_action(advantages)
+    expected = PI * (q_of(PI) - values[:, None])
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-9)
+    assert np.abs(expected * PI / MU - expected).max() > 0.1
+
+
+@pytest.mark.parametrize("target", [Retrace(), TreeBackup()], ids=str)
+def test_importance_sampling_weights_the_advantages_of_action_values(paths, target):
+    q, values = q_of(PI), v_of(PI)
+    batch = paths.batch(values, q)
+    expected = q - values[:, None]
+    without = paths.mean_by_action(Correction([target])(batch).advantages[0])
+    np.testing.assert_allclose(without, expected, rtol=0, atol=1e-9)
+    weighted = Correction([target, ImportanceSampling(rho=math.inf)])(batch).advantages[0]
+    np.testing.assert_allclose(
+        MU * paths.mean_by_action(weighted), PI * expected, rtol=0, atol=1e-9
+    )

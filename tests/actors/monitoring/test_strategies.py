@@ -1,0 +1,419 @@
+"""Strategies on readings that the test makes up: steps, hysteresis, cooldown, both ways, memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from vinoreward.errors import ConfigError
+from vinoreward_actors.monitoring import (
+    AdaptivePull,
+    AdaptiveSparsity,
+    Composite,
+    CompressionSetting,
+    Limit,
+    LinearAlpha,
+    Staged,
+    Strategy,
+    SwitchPrecision,
+    Threshold,
+    default_strategy,
+)
+from vinoreward_actors.monitoring.strategies import trend
+from vinoreward_actors.monitoring.strategy import difference
+
+INT8 = CompressionSetting(bits=8, sparsity=0.5)
+LIMIT = Limit("kl", bad=4.0, good=1.0)
+LADDER = ({"bits": 16, "sparsity": 0.0}, {"enabled": False})
+
+
+def run(
+    strategy: Strategy, setting: CompressionSetting, values: Sequence[float], name: str = "kl"
+) -> list[CompressionSetting]:
+    """Return the setting after each reading."""
+    found = []
+    for value in values:
+        setting = strategy.decide({name: value}, setting)
+        found.append(setting)
+    return found
+
+
+def changes(settings: Sequence[CompressionSetting]) -> int:
+    return sum(a != b for a, b in itertools.pairwise(settings))
+
+
+def test_a_passed_limit_steps_up_the_ladder_at_once_and_says_why() -> None:
+    strategy = Threshold((LIMIT,), LADDER, cooldown=0)
+    assert strategy.decide({"kl": 4.0}, INT8) == INT8
+    safer = strategy.decide({"kl": 4.01}, INT8)
+    assert (safer.bits, safer.sparsity, safer.enabled) == (16, 0.0, True)
+    assert strategy.reason == "kl is 4.01, above its limit 4"
+    stopped = strategy.decide({"kl": float("inf")}, safer)
+    assert not stopped.enabled
+    assert not stopped.compresses
+    assert strategy.decide({"kl": 99.0}, stopped) == stopped
+
+
+def test_rungs_that_change_nothing_are_passed_over() -> None:
+    strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=2)
+    half = CompressionSetting(bits=16)
+    stopped = strategy.decide({"kl": 9.0}, half)
+    assert not stopped.enabled
+    assert run(strategy, stopped, [0.0, 0.0])[-1] == half
+    assert strategy.rung == 0
+
+
+def test_it_goes_back_after_patience_good_readings_in_a_row_only() -> None:
+    strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=5)
+    safer = strategy.decide({"kl": 5.0}, INT8)
+    assert run(strategy, safer, [0.5, 0.5, 0.5, 0.5, 2.0, 0.5, 0.5, 0.5, 0.5]) == [safer] * 9
+    assert strategy.decide({"kl": 0.5}, safer) == INT8
+    assert strategy.reason.startswith("5 good rounds")
+
+
+def test_nothing_is_judged_during_the_cooldown() -> None:
+    strategy = Threshold((LIMIT,), LADDER, cooldown=3, patience=1)
+    safer = strategy.decide({"kl": 5.0}, INT8)
+    assert run(strategy, safer, [9.0, 9.0, 0.0]) == [safer] * 3
+    assert not strategy.decide({"kl": 9.0}, safer).enabled
+
+
+@given(values=st.lists(st.floats(1.0, 4.0), max_size=60), bad=st.booleans())
+def test_readings_between_the_limits_change_nothing(values: list[float], bad: bool) -> None:
+    strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
+    setting = strategy.decide({"kl": 5.0}, INT8) if bad else INT8
+    assert all(found == setting for found in run(strategy, setting, values))
+
+
+def test_a_compression_that_always_fails_is_tried_less_and_less_often() -> None:
+    strategy = Threshold((LIMIT,), LADDER[:1], cooldown=2, patience=10)
+    setting, tried = INT8, []
+    for round_ in range(3000):
+        found = strategy.decide({"kl": 50.0 if setting.bits == 8 else 0.0}, setting)
+        if found != setting and found.bits == 8:
+            tried.append(round_)
+        setting = found
+    assert len(tried) <= 9  # 10 * (2^8 - 1) rounds; without doubling it would be 200
+    gaps = np.diff(tried)
+    assert (gaps[1:] > 1.7 * gaps[:-1]).all()
+
+
+@given(seed=st.integers(0, 1000))
+def test_noise_around_a_limit_does_not_flap(seed: int) -> None:
+    strategy = Threshold((LIMIT,), LADDER[:1], cooldown=2, patience=20)
+    noise = np.random.default_rng(seed).normal(4.0, 1.0, size=500)
+    assert changes([INT8, *run(strategy, INT8, noise.tolist())]) <= 1
+
+
+def test_a_long_good_stretch_makes_up_for_a_relapse() -> None:
+    strategy = Threshold((LIMIT,), LADDER[:1], cooldown=0, patience=2)
+    setting = run(strategy, INT8, [9.0, 0.0, 0.0, 9.0])[-1]
+    assert strategy.judge.relapses == 1
+    setting = run(strategy, setting, [0.0] * 4)[-1]
+    assert setting == INT8
+    run(strategy, setting, [0.0] * 4)
+    assert strategy.judge.relapses == 0
+
+
+def test_a_stopped_compression_gets_trials_with_doubling_waits() -> None:
+    strategy = Threshold((LIMIT,), cooldown=0, retry=10)
+    setting, waits, waited = strategy.decide({"kl": 9.0}, INT8), [], 0
+    for _ in range(200):
+        waited += 1
+        # Stopped, nothing compressed acts: no readings. On trial it fails again.
+        found = strategy.decide({"kl": 9.0} if setting.enabled else {}, setting)
+        if found.enabled and not setting.enabled:
+            assert "stopped for" in strategy.reason
+            waits.append(waited)
+            waited = 0
+        setting = found
+    assert waits == [10, 21, 41, 81]
+    never = Threshold((LIMIT,), cooldown=0, retry=None)
+    stopped = never.decide({"kl": 9.0}, INT8)
+    assert all(never.decide({}, stopped) == stopped for _ in range(5000))
+
+
+def test_small_readings_can_be_the_bad_ones() -> None:
+    strategy = Threshold((Limit("ess", bad=0.1, good=0.3),), cooldown=0, patience=1)
+    stopped = strategy.decide({"ess": 0.05}, INT8)
+    assert not stopped.enabled
+    assert strategy.reason == "ess is 0.05, below its limit 0.1"
+    assert strategy.decide({"ess": 0.2}, stopped) == stopped
+    assert strategy.decide({"ess": 0.4}, stopped) == INT8
+
+
+def test_one_bad_reading_among_many_is_enough_and_all_must_be_good() -> None:
+    strategy = Threshold((LIMIT, Limit("ess", 0.1, 0.3)), cooldown=0, patience=1)
+    stopped = strategy.decide({"kl": 0.0, "ess": 0.05}, INT8)
+    assert not stopped.enabled
+    assert strategy.decide({"kl": 0.0, "ess": 0.2}, stopped) == stopped
+    assert strategy.decide({"kl": 0.0, "ess": 0.9}, stopped) == INT8
+
+
+def test_only_what_a_step_changed_is_put_back() -> None:
+    strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
+    safer = strategy.decide({"kl": 5.0}, INT8)
+    found = strategy.decide({"kl": 0.0}, safer.changed({"pull_period": 7, "alpha": 0.5}))
+    assert found == INT8.changed({"pull_period": 7, "alpha": 0.5})
+
+
+def test_switch_precision_is_accerls_rule() -> None:
+    strategy = SwitchPrecision("int8", "fp16", patience=3, cooldown=0)
+    begun = strategy.decide({}, CompressionSetting(bits=None))
+    assert begun.bits == 8
+    assert run(strategy, begun, [0.9, 1.0, 1.1, 0.9, 0.1, 0.1, 0.1], "alarm") == [
+        begun.changed({"bits": bits}) for bits in (8, 8, 16, 16, 16, 16, 8)
+    ]
+    with pytest.raises(ConfigError, match="more bits"):
+        SwitchPrecision("fp16", "int8")
+    with pytest.raises(ConfigError, match="more bits"):
+        SwitchPrecision("fp32", "fp32")
+    with pytest.raises(ConfigError, match="int2 to int8"):
+        SwitchPrecision("int9", "fp16")
+    assert SwitchPrecision("fp16", "fp32").decide({}, INT8).bits == 16
+
+
+def test_alpha_is_one_at_the_low_end_least_at_the_high_end_and_straight_between() -> None:
+    strategy = LinearAlpha(0.1, 0.5, reading="kl", least=0.0, step=0.0)
+    values = [0.0, 0.1, 0.2, 0.3, 0.5, 7.0, float("inf"), 0.1]
+    alphas = [setting.alpha for setting in run(strategy, INT8, values)]
+    assert alphas == pytest.approx([1.0, 1.0, 0.75, 0.5, 0.0, 0.0, 0.0, 1.0])
+    measuring = LinearAlpha(0.1, 0.5, reading="kl")
+    assert measuring.decide({"kl": 9.0}, INT8).alpha == 0.05
+    assert measuring.decide({}, INT8) == INT8
+    with pytest.raises(ConfigError):
+        LinearAlpha(0.5, 0.1)
+
+
+@given(value=st.floats(0, 10), other=st.floats(0, 10))
+def test_alpha_never_rises_with_the_divergence(value: float, other: float) -> None:
+    line = LinearAlpha(0.5, 5.0)
+    assert line.alpha(min(value, other)) >= line.alpha(max(value, other))
+    assert 0.05 <= line.alpha(value) <= 1.0
+
+
+def test_alpha_does_not_follow_small_noise() -> None:
+    strategy = LinearAlpha(0.0, 1.0, reading="kl", step=0.1)
+    noise = np.random.default_rng(0).uniform(0.48, 0.52, size=100)
+    assert changes(run(strategy, INT8, noise.tolist())) == 0
+
+
+def test_sparsity_rises_while_all_is_good_and_falls_at_once() -> None:
+    strategy = AdaptiveSparsity((LIMIT,), patience=2, cooldown=0)
+    start = CompressionSetting()
+    risen = run(strategy, start, [0.0] * 40)
+    assert [setting.sparsity for setting in risen[:6]] == [0.0, 0.1, 0.1, 0.2, 0.2, 0.3]
+    assert risen[-1].sparsity == 0.75
+    fallen = run(strategy, risen[-1], [9.0] * 3)
+    assert [setting.sparsity for setting in fallen] == pytest.approx([0.65, 0.55, 0.45])
+    assert run(strategy, fallen[-1], [9.0] * 9)[-1].sparsity == 0.0
+    with pytest.raises(ConfigError, match="lowest < highest"):
+        AdaptiveSparsity((LIMIT,), lowest=0.5, highest=0.5)
+
+
+def test_sparsity_settles_below_what_fails() -> None:
+    strategy = AdaptiveSparsity((LIMIT,), patience=3, cooldown=1)
+    setting, found = CompressionSetting(), []
+    for _ in range(2000):
+        setting = strategy.decide({"kl": 9.0 if setting.sparsity > 0.45 else 0.1}, setting)
+        found.append(setting.sparsity)
+    assert sum(sparsity > 0.45 for sparsity in found) < 30
+    assert found[-1] == pytest.approx(0.4)
+
+
+def test_weights_are_pulled_more_often_while_experience_is_stale() -> None:
+    strategy = AdaptivePull(patience=2, cooldown=0, shortest=10)
+    start = CompressionSetting(pull_period=100)
+    stale = run(strategy, start, [0.4] * 6, "ess")
+    assert [setting.pull_period for setting in stale] == [50, 25, 12, 10, 10, 10]
+    fresh = run(strategy, stale[-1], [0.9] * 40, "ess")
+    assert fresh[1].pull_period == 20
+    assert fresh[-1].pull_period == 100
+    # A period below the shortest is the user's own wish.
+    own = CompressionSetting(pull_period=5)
+    assert run(AdaptivePull(shortest=10, cooldown=0), own, [0.1] * 5, "ess") == [own] * 5
+    with pytest.raises(ConfigError, match="longest"):
+        AdaptivePull(shortest=10, longest=5)
+
+
+def test_stages_follow_the_return() -> None:
+    random = np.random.default_rng(0)
+    returns = np.concatenate(
+        [np.full(20, -20.0), np.linspace(-20, 18, 20), np.full(20, 18.0), np.linspace(18, 0, 8)]
+    )
+    strategy, setting, stages = Staged(), CompressionSetting(), []
+    for value in returns + random.normal(scale=0.3, size=len(returns)):
+        setting = strategy.decide({"return": value}, setting)
+        stages.append((strategy.stage, setting.bits, setting.sparsity))
+    assert stages[0] == stages[19] == ("exploration", 8, 0.75)
+    assert stages[39] == ("improving", 16, 0.25)
+    assert stages[59] == ("convergence", 8, 0.5)
+    assert stages[-1] == ("improving", 16, 0.25)
+    assert "changes again" in strategy.reason
+    assert strategy.decide({}, INT8) == INT8
+
+
+def test_a_return_that_only_jitters_rarely_looks_like_progress() -> None:
+    stages = []
+    for seed in range(200):
+        strategy = Staged()
+        values = np.random.default_rng(seed).normal(scale=0.5, size=60).tolist()
+        run(strategy, INT8, values, "return")
+        stages.append(strategy.stage)
+    assert stages.count("exploration") >= 180
+
+
+@given(seed=st.integers(0, 1000), count=st.integers(3, 20))
+def test_a_trend_is_the_textbooks_regression(seed: int, count: int) -> None:
+    values = np.random.default_rng(seed).normal(size=count)
+    expected = stats.linregress(np.arange(count), values)
+    rise, error, begin = trend(values.tolist())
+    assert rise == pytest.approx(expected.slope * (count - 1), abs=1e-9)
+    assert error == pytest.approx(expected.stderr * (count - 1), abs=1e-9)
+    assert begin == pytest.approx(expected.intercept, abs=1e-9)
+
+
+def test_the_first_strategy_that_wants_a_change_gets_it() -> None:
+    guard = Threshold((LIMIT,), cooldown=0)
+    sparser = AdaptiveSparsity((LIMIT,), patience=1, cooldown=0)
+    both = Composite([guard, sparser])
+    assert both.decide({"kl": 0.0}, INT8).sparsity == 0.6
+    assert not both.decide({"kl": 9.0}, INT8).enabled
+    assert both.reason == guard.reason
+    assert both.reads() == ("kl", "kl")
+    with pytest.raises(ConfigError, match="at least one"):
+        Composite([])
+
+
+MAKERS: Mapping[str, Callable[[], Strategy]] = {
+    "threshold": lambda: Threshold((LIMIT,), LADDER, patience=3, cooldown=1, retry=4),
+    "switch": lambda: SwitchPrecision(limits=(LIMIT,), patience=3),
+    "alpha": lambda: LinearAlpha(0.5, 5.0, reading="kl"),
+    "sparsity": lambda: AdaptiveSparsity((LIMIT,), patience=3),
+    "pull": lambda: AdaptivePull((LIMIT,), patience=3),
+    "staged": lambda: Staged(reading="kl", window=4, patience=2),
+    "composite": lambda: Composite(
+        [Threshold((LIMIT,), LADDER, patience=3, cooldown=1), AdaptivePull((LIMIT,), patience=2)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@given(
+    values=st.lists(st.one_of(st.none(), st.floats(0, 8)), min_size=1, max_size=60),
+    cut=st.integers(0, 60),
+)
+def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(
+    name: str, values: list[float | None], cut: int
+) -> None:
+    whole, resumed = MAKERS[name](), MAKERS[name]()
+    one = other = INT8
+    for index, value in enumerate(values):
+        readings = {} if value is None else {"kl": value}
+        if index == cut:
+            plain = json.loads(json.dumps(resumed.state()))
+            resumed = MAKERS[name]()
+            resumed.load_state(plain)
+            # What was handed over is the strategy's own: changing it changes nothing.
+            plain.clear()
+        one, other = whole.decide(readings, one), resumed.decide(readings, other)
+        assert one == other
+    assert whole.state() == resumed.state()
+
+
+@pytest.mark.parametrize(
+    ("safer", "first"), [(({"bits": None},), {"bits": None}), ((), {"enabled": False})]
+)
+def test_the_default_strategy_tries_what_is_safer_and_then_stops(
+    safer: tuple[dict[str, Any], ...], first: dict[str, Any]
+) -> None:
+    setting = CompressionSetting(bits=8, sparsity=0.5)
+    strategy = default_strategy("logits", safer)
+    found = [setting]
+    for _ in range(20):
+        found.append(strategy.decide({"compression_kl_mu_pi_max": 100.0}, found[-1]))
+    steps = [one for before, one in itertools.pairwise(found) if one != before]
+    assert steps[0] == setting.changed(first)
+    assert not steps[-1].enabled
+
+
+def test_a_ladder_that_was_saved_with_other_rungs_still_stops_and_goes_back() -> None:
+    """Half precision was a rung of the default's once; a run that stood on it goes on."""
+    setting = CompressionSetting(bits=8, sparsity=0.5)
+    before = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
+    half = before.decide({"kl": 100.0}, setting)
+    assert half.bits == 16
+    after = Threshold((LIMIT,), ({"enabled": False},), cooldown=0, patience=1)
+    after.load_state(before.state())
+    stopped = after.decide({"kl": 100.0}, half)
+    assert not stopped.enabled
+    for _ in range(2000):
+        stopped = after.decide({}, stopped)
+        if stopped.enabled:
+            break
+    assert stopped == half
+    for _ in range(20):
+        stopped = after.decide({"kl": 0.0}, stopped)
+    assert stopped == setting
+
+
+def test_a_state_of_another_strategy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="resume with the strategy"):
+        Staged().load_state(AdaptivePull().state())
+    with pytest.raises(ConfigError, match="resume with the strategy"):
+        default_strategy().load_state({"parts": []})
+
+
+def test_impossible_strategies_are_refused() -> None:
+    for wrong in (
+        lambda: Limit("kl", 1.0, 1.0),
+        lambda: Limit("kl", float("inf"), 1.0),
+        lambda: Threshold(()),
+        lambda: Threshold((LIMIT,), ()),
+        lambda: Threshold((LIMIT,), ({"bit": 16},)),
+        lambda: Threshold((LIMIT,), ({"bits": 12},)),
+        lambda: Threshold((LIMIT,), patience=0),
+        lambda: Threshold((LIMIT,), retry=0),
+        lambda: Staged(window=2),
+        lambda: Staged({"colour": 3}),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+def test_a_setting_is_plain_data_that_says_what_changed() -> None:
+    setting = CompressionSetting(bits=32, sparsity=0.25, pull_period=7)
+    assert setting.bits is None
+    assert CompressionSetting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
+    assert CompressionSetting(bits=None).compresses is False
+    assert CompressionSetting(bits=None, sparsity=0.5).compresses
+    assert not CompressionSetting(alpha=0.0).compresses
+    assert INT8.same_network(INT8.changed({"alpha": 0.5, "pull_period": 1}))
+    assert not INT8.same_network(INT8.changed({"sparsity": 0.0}))
+    changed = INT8.changed({"bits": None, "alpha": 0.25})
+    assert difference(INT8, changed) == "bits 8 -> 32, alpha 1 -> 0.25"
+    for wrong in ({"bits": 9}, {"sparsity": 1.0}, {"alpha": 1.5}, {"pull_period": 0}, {"x": 1}):
+        with pytest.raises(ConfigError):
+            INT8.changed(wrong)
+    with pytest.raises(ConfigError, match="cannot read"):
+        CompressionSetting.from_dict({"bits": 8})
+
+
+def test_a_users_strategy_is_one_method() -> None:
+    class Stop(Strategy):
+        def decide(
+            self, readings: Mapping[str, float], setting: CompressionSetting
+        ) -> CompressionSetting:
+            return setting.changed({"enabled": False})
+
+    assert not Stop().decide({}, INT8).enabled
+    assert Stop().state() == {}
+    assert Strategy.__abstractmethods__ == {"decide"}

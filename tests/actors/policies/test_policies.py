@@ -1,0 +1,211 @@
+"""Policies: what they are, and that the reference computes what torch does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from policy_specs import PICTURES, SMALL, forward_with_value, observations_for
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward_actors.policies.policy import (
+    ActivationRange,
+    forward,
+    layer_inputs,
+    quantize_array,
+    quantized,
+    random_policy,
+)
+from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+from vinoreward_actors.policies.torch_policy import TorchPolicy, from_policy, load_policy, to_policy
+
+# Specs
+
+
+@pytest.mark.parametrize("head", ["logits", "q", "tanh", "tanh_gaussian"])
+def test_mlp_gives_the_head_as_many_outputs_as_it_needs(head: Any) -> None:
+    spec = mlp(5, 3, head=head, hidden=(8,))
+    assert spec.outputs == (6 if head == "tanh_gaussian" else 3)
+    assert spec.multiply_adds() == 5 * 8 + 8 * spec.outputs
+
+
+def test_parameter_shapes_are_in_order_with_the_value_head_last() -> None:
+    assert list(PICTURES.parameter_shapes().items())[:2] == [
+        ("conv0.weight", (4, 2, 4, 4)),
+        ("conv0.bias", (4,)),
+    ]
+    assert list(PICTURES.parameter_shapes())[-2:] == ["value.weight", "value.bias"]
+
+
+@pytest.mark.parametrize("spec", [SMALL, PICTURES], ids=["mlp", "conv"])
+def test_a_spec_survives_json_and_keeps_its_digest(spec: PolicySpec) -> None:
+    again = PolicySpec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert again == spec
+    assert again.digest() == spec.digest()
+
+
+def test_the_digest_tells_networks_apart() -> None:
+    other = dataclasses.replace(
+        SMALL, layers=(dataclasses.replace(SMALL.layers[0], activation="tanh"), *SMALL.layers[1:])
+    )
+    assert other.digest() != SMALL.digest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head": "softmax"},
+        {"observation_dtype": "float64"},
+        {"scale": 0.0},
+        {"scale": float("nan")},
+        {"actions": 4},
+        {"observation_shape": (6,)},
+        {"observation_shape": (5, 5)},
+        {"observation_shape": (0,)},
+        {"layers": ()},
+        {"layers": (*SMALL.layers[:2], Dense("dense0", 7, 3))},
+        {"layers": (*SMALL.layers[:2], Dense("a.b", 7, 3))},
+        {"layers": (*SMALL.layers[:2], Dense("head", 7, 3, "relu"))},
+        {"layers": (*SMALL.layers[:2], Dense("head", 6, 3))},
+        {"layers": (*SMALL.layers[:2], Flatten())},
+        {"layers": (Dense("dense0", 5, 8, "gelu"), *SMALL.layers[1:])},  # type: ignore[arg-type]
+        {"layers": (Conv("conv", 5, 8, 1, 1), *SMALL.layers[1:])},
+        {"value": Dense("value", 7, 2)},
+        {"value": Dense("value", 8, 1)},
+        {"value": Dense("head", 7, 1)},
+        {"value": Dense("value", 7, 1, "tanh")},
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Expected"):
+        dataclasses.replace(SMALL, **changes)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda value: value.pop("layers"),
+        lambda value: value.update(layers=3),
+        lambda value: value.update(colour="red"),
+        lambda value: value["layers"][0].update(kind="lstm"),
+        lambda value: value["layers"][0].pop("outputs"),
+        lambda value: value["layers"][0].update(outputs="8"),
+        lambda value: value["layers"][0].update(outputs=-8),
+        lambda value: value.update(observation_shape=[float("inf")]),
+        lambda value: value.update(observation_shape=5),
+        lambda value: value.update(scale="1"),
+        lambda value: value.update(actions=None),
+        lambda value: value.update(value=[]),
+    ],
+)
+def test_a_damaged_description_is_refused(damage: Callable[[dict[str, Any]], object]) -> None:
+    value = SMALL.to_dict()
+    damage(value)
+    with pytest.raises(ConfigError, match="Expected"):
+        PolicySpec.from_dict(value)
+
+
+# The reference against torch
+
+
+@pytest.mark.parametrize("spec", [SMALL, PICTURES], ids=["mlp", "conv"])
+def test_the_reference_computes_what_torch_does(spec: PolicySpec) -> None:
+    policy = random_policy(spec, 1)
+    observations = observations_for(spec, 7)
+    with torch.no_grad():
+        outputs, values = from_policy(policy)(torch.from_numpy(observations))
+    found, read = forward_with_value(policy, observations)
+    assert values is not None
+    np.testing.assert_allclose(found, outputs.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(read, values.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_gives_back_the_policy_that_was_loaded() -> None:
+    policy = random_policy(PICTURES, 2)
+    module = TorchPolicy(PICTURES)
+    load_policy(module, policy)
+    again = to_policy(module, version=9)
+    assert again.version == 9
+    for name, value in policy.parameters.items():
+        np.testing.assert_array_equal(again.parameters[name], value)
+    with pytest.raises(ConfigError, match="same layers"):
+        load_policy(module, random_policy(SMALL, 0))
+
+
+def test_copying_a_policy_into_torch_draws_no_random_numbers() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    from_policy(random_policy(SMALL, 0))
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_module_with_nan_gives_no_policy() -> None:
+    module = TorchPolicy(SMALL)
+    with torch.no_grad():
+        module.get_parameter("head.bias")[1] = float("nan")
+    with pytest.raises(InputError, match=r"head\.bias has NaN"):
+        to_policy(module)
+
+
+def test_layer_inputs_are_what_each_layer_is_given() -> None:
+    policy = random_policy(PICTURES, 3)
+    observations = observations_for(PICTURES, 2)
+    inputs = layer_inputs(policy, observations)
+    assert {name: value.shape for name, value in inputs.items()} == {
+        "conv0": (2, 2, 12, 10),
+        "conv1": (2, 4, 5, 4),
+        "dense0": (2, 72),
+        "head": (2, 9),
+    }
+    weights = policy.float_parameters()
+    head = inputs["head"] @ weights["head.weight"].T + weights["head.bias"]
+    np.testing.assert_allclose(head, forward(policy, observations), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "observations",
+    [
+        np.zeros((1, 6), dtype=np.float32),
+        np.zeros((1, 5)),
+        np.array([[0, 0, np.nan, 0, 0]], dtype=np.float32),
+        np.array([[0, 0, np.inf, 0, 0]], dtype=np.float32),
+    ],
+)
+def test_unsuitable_observations_are_refused(observations: np.ndarray) -> None:
+    with pytest.raises(InputError, match="Expected"):
+        forward(random_policy(SMALL, 0), observations)
+
+
+def test_int8_layers_see_rounded_inputs_and_others_do_not() -> None:
+    policy = random_policy(SMALL, 4)
+    weight = policy.parameters["dense1.weight"]
+    assert isinstance(weight, np.ndarray)
+    codes = quantize_array(weight, 8)
+    bounds = ActivationRange(0.0, 2.0)
+    mixed = policy.replace(
+        parameters={**policy.parameters, "dense1.weight": codes}, ranges={"dense1": bounds}
+    )
+    observations = observations_for(SMALL, 20)
+    inputs = layer_inputs(mixed, observations)
+    expected = quantized(inputs["dense1"], bounds) @ codes.dequantized().T
+    expected = np.maximum(expected + policy.float_parameters()["dense1.bias"], 0)
+    np.testing.assert_allclose(inputs["head"], expected, rtol=1e-6)
+    weights_only = mixed.replace(ranges={})
+    assert not np.allclose(forward(weights_only, observations), forward(mixed, observations))
+
+
+def test_rounding_clips_to_the_range_and_gives_256_levels() -> None:
+    bounds = ActivationRange(-1.0, 1.55)
+    values = np.linspace(-3, 3, 5001, dtype=np.float32)
+    seen = quantized(values, bounds)
+    assert len(np.unique(seen)) == 256
+    assert seen.min() == np.float32(-1.0)
+    assert seen.max() == pytest.approx(1.55)
+    inside = (values >= -1.0) & (values <= 1.55)
+    assert np.abs(seen - values)[inside].max() <= bounds.step / 2 + 1e-6

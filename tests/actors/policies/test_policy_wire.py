@@ -1,0 +1,219 @@
+"""Policies as bytes: the promised number of them, and damaged ones refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from subprocess import run
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_specs import BITS, PICTURES, SMALL
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward_actors.policies.policy import (
+    ActivationRange,
+    Policy,
+    QuantizedArray,
+    quantize_array,
+    random_policy,
+)
+from vinoreward_actors.policies.spec import PolicySpec, mlp
+from vinoreward_actors.policies.wire import decode, encode, lowered
+
+
+def same(one: Policy, two: Policy) -> None:
+    assert (one.spec, one.backend, one.version, one.blob) == (
+        two.spec,
+        two.backend,
+        two.version,
+        two.blob,
+    )
+    assert dict(one.ranges) == dict(two.ranges)
+    assert list(one.parameters) == list(two.parameters)
+    for name, value in one.parameters.items():
+        other = two.parameters[name]
+        assert type(value) is type(other)
+        if isinstance(value, QuantizedArray) and isinstance(other, QuantizedArray):
+            assert value.bits == other.bits
+            np.testing.assert_array_equal(value.codes, other.codes)
+            np.testing.assert_array_equal(value.scales, other.scales)
+        else:
+            assert value.dtype == other.dtype
+            np.testing.assert_array_equal(value, other)
+
+
+def wire_bytes(spec: PolicySpec, bits: int) -> int:
+    """The size in bytes of a float policy's arrays on the wire."""
+    total = 0
+    for name, shape in spec.parameter_shapes().items():
+        count = int(np.prod(shape))
+        if bits in (16, 32) or name.endswith(".bias"):
+            total += count * (2 if bits == 16 and not name.endswith(".bias") else 4)
+        else:
+            total += -(-count * bits // 8) + 4 * shape[0]
+    return total
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("spec", [SMALL, PICTURES], ids=["mlp", "conv"])
+def test_a_policy_crosses_bit_for_bit_in_the_promised_bytes(spec: PolicySpec, bits: int) -> None:
+    policy = random_policy(spec, 5).replace(version=12, backend="openvino")
+    sent = encode(policy, bits=bits)
+    same(decode(sent.header, sent.payload()), lowered(policy, bits))
+    assert sent.nbytes - len(sent.header) == wire_bytes(spec, bits)
+    assert all(offset % 64 == 0 for offset, _ in sent.parts)
+
+
+def test_bytes_fall_with_bits() -> None:
+    spec = mlp(64, 4, head="logits", hidden=(256, 256))
+    sizes = [encode(random_policy(spec, 0), bits=bits).nbytes for bits in BITS]
+    assert sizes == sorted(sizes, reverse=True)
+    weights = sum(np.prod(s) for n, s in spec.parameter_shapes().items() if n.endswith("weight"))
+    for bits, size in zip(BITS, sizes, strict=True):
+        # Biases, scales and header: less than 3 % of this network's float32 bytes.
+        assert size <= weights * bits / 8 + 0.03 * weights * 4
+
+
+def test_ranges_blob_and_mixed_precision_cross_too() -> None:
+    policy = random_policy(SMALL, 6)
+    weights = policy.float_parameters()
+    mixed = policy.replace(
+        parameters={
+            **weights,
+            "dense0.weight": weights["dense0.weight"].astype(np.float16),
+            "dense1.weight": quantize_array(weights["dense1.weight"], 3),
+        },
+        ranges={"dense1": ActivationRange(0.0, 3.5)},
+        blob=b"compiled",
+    )
+    sent = encode(mixed)
+    same(decode(sent.header, sent.payload()), mixed)
+
+
+def test_float_arrays_and_bytes_are_views_of_the_buffer() -> None:
+    sent = encode(random_policy(SMALL, 7).replace(blob=b"compiled"), bits=8)
+    buffer = sent.payload()
+    found = decode(sent.header, buffer)
+    weight, bias = found.parameters["dense0.weight"], found.parameters["dense0.bias"]
+    assert isinstance(weight, QuantizedArray) and isinstance(bias, np.ndarray)
+    assert np.shares_memory(weight.codes, buffer)
+    assert np.shares_memory(bias, buffer)
+    assert found.blob == b"compiled"
+    assert np.shares_memory(np.frombuffer(found.blob, dtype=np.uint8), buffer)
+    again = encode(found)  # it can go on as it came
+    assert decode(again.header, again.payload()).blob == b"compiled"
+
+
+@pytest.mark.parametrize("bits", [0, 1, 9, 12, 64])
+def test_other_numbers_of_bits_are_refused(bits: int) -> None:
+    with pytest.raises(ConfigError, match="Expected 2 to 8"):
+        encode(random_policy(SMALL, 0), bits=bits)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e6])
+def test_half_precision_refuses_what_it_cannot_hold(bad: float) -> None:
+    policy = random_policy(SMALL, 0)
+    weights = policy.float_parameters()
+    weights["head.weight"] = np.full((3, 7), bad, dtype=np.float32)
+    with pytest.raises(InputError, match="65504"):
+        encode(Policy(SMALL, weights), bits=16)
+
+
+def damaged_header(change: Callable[[dict[str, Any]], object]) -> tuple[bytes, np.ndarray]:
+    sent = encode(random_policy(SMALL, 8), bits=4)
+    value = json.loads(sent.header)
+    change(value)
+    return json.dumps(value).encode(), sent.payload()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value.update(format=2),
+        lambda value: value.pop("format"),
+        lambda value: value.pop("spec"),
+        lambda value: value.update(spec=[]),
+        lambda value: value["spec"].update(head="softmax"),
+        lambda value: value["spec"]["layers"][0].update(outputs=9),
+        lambda value: value.update(parameters={}),
+        lambda value: value["parameters"].pop(),
+        lambda value: value["parameters"][0].update(bits=99),
+        lambda value: value["parameters"][0].update(bits="many"),
+        lambda value: value["parameters"][0].update(shape=[8, 6]),
+        lambda value: value["parameters"][0].update(shape=[-1, 5]),
+        lambda value: value["parameters"][0].update(shape=[2**40, 2**40]),
+        lambda value: value["parameters"][0]["codes"].update(offset=-64),
+        lambda value: value["parameters"][0]["codes"].update(offset=10**9),
+        lambda value: value["parameters"][0]["codes"].update(offset=float("inf")),
+        lambda value: value["parameters"][0]["codes"].update(offset=float("nan")),
+        lambda value: value["parameters"][0]["codes"].update(bytes=3),
+        lambda value: value["parameters"][0]["scales"].update(bytes=3),
+        lambda value: value["parameters"][1].update(dtype="object"),
+        lambda value: value["parameters"][1].pop("data"),
+        lambda value: value.update(ranges=[]),
+        lambda value: value.update(ranges={"dense0": [1.0]}),
+        lambda value: value.update(ranges={"dense0": [1.0, 2.0]}),
+        lambda value: value.update(ranges={"dense0": [0, 10**400]}),
+        lambda value: value.update(version=None),
+        lambda value: value.update(blob={"offset": 0, "bytes": 10**9}),
+    ],
+)
+def test_a_damaged_header_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
+    with pytest.raises(InputError, match="Expected"):
+        decode(*damaged_header(change))
+
+
+@pytest.mark.parametrize("header", [b"", b"\xff\xfe", b"{", b"[]", b"null", b"[" * 100_000])
+def test_what_is_no_header_is_refused(header: bytes) -> None:
+    with pytest.raises(InputError, match="encode wrote"):
+        decode(header, np.zeros(64, dtype=np.uint8))
+
+
+@settings(max_examples=200)
+@given(at=st.integers(0, 10**6), byte=st.integers(0, 255))
+def test_one_wrong_byte_in_a_header_gives_a_policy_or_an_error(at: int, byte: int) -> None:
+    sent = encode(random_policy(SMALL, 9), bits=8)
+    header = bytearray(sent.header)
+    header[at % len(header)] = byte
+    try:
+        decode(bytes(header), sent.payload())
+    except InputError:
+        return
+
+
+def test_a_short_payload_is_refused() -> None:
+    sent = encode(random_policy(SMALL, 10))
+    with pytest.raises(InputError, match="inside the payload"):
+        decode(sent.header, sent.payload()[:-64])
+
+
+def test_nothing_that_actors_need_imports_torch() -> None:
+    modules = ["spec", "policy", "distributions", "wire"]
+    lines = "; ".join(f"import vinoreward_actors.policies.{name}" for name in modules)
+    code = f"import sys; {lines}; sys.exit('torch' in sys.modules)"
+    assert run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("bits", [2, 4, 7, 8])
+def test_codes_that_are_not_packed_are_views_of_what_was_sent(bits: int) -> None:
+    policy = lowered(random_policy(SMALL, 0), bits)
+    tight, wide = encode(policy), encode(policy, packed=False)
+    buffer = wide.payload()
+    found, expected = decode(wide.header, buffer), decode(tight.header, tight.payload())
+    for name, value in expected.parameters.items():
+        other = found.parameters[name]
+        if not isinstance(value, QuantizedArray):
+            np.testing.assert_array_equal(other, value)
+            continue
+        assert isinstance(other, QuantizedArray)
+        np.testing.assert_array_equal(other.codes, value.codes)
+        assert np.shares_memory(other.codes, buffer)
+    assert wide.nbytes > tight.nbytes if bits < 8 else wide.nbytes == tight.nbytes
+    if bits < 8:
+        with pytest.raises(InputError, match="no code has"):
+            decode(wide.header, np.full_like(buffer, 0x7F))

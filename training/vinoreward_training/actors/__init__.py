@@ -1,1 +1,0 @@
-"""Actors and a learner: the command, its record and its report."""
