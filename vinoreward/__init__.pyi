@@ -10,7 +10,6 @@ from .rewards.trust import TrustMonitor
 from .wrappers.batched import BatchedVecEnv, TrainMeanwhile
 from .wrappers.curriculum import RandomizationCurriculum
 from .wrappers.encoded import EncodedObservation
-from .wrappers.later import RewardLater
 from .wrappers.learned_reward import LearnedReward
 from .wrappers.render_once import PictureInInfo
 from .wrappers.sb3 import ClaimedVsTrue, VecEncodedObservation, VecLearnedReward
@@ -34,7 +33,6 @@ __all__ = [
     "PrecisionBound",
     "RandomizationCurriculum",
     "RateAlarm",
-    "RewardLater",
     "SearchSpace",
     "SuccessDetector",
     "TrainMeanwhile",

@@ -247,11 +247,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             self._randomization = before
             raise
 
-    @property
-    def renders_in_threads(self) -> bool:
-        """Whether any thread may render, while no other uses the environment."""
-        return self.scene.camera_spec.renderer == "fast"
-
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:

@@ -295,10 +295,6 @@ def test_a_single_environment_will_do(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"algorithm": "TD3"}, "--learner device with --algorithm TD3"),
-        (
-            {"later": True, "backend": "openvino", "vec_env": "dummy"},
-            "device with --later",
-        ),
         ({"env": "PandaHoverPixels-v0"}, "vectors of numbers"),
         ({"algorithm_kwargs": {"use_sde": True}}, "use_sde=True is not for --learner device"),
         ({"algorithm_kwargs": {"ent_coef": "auto_-1"}}, "at or below 0"),
@@ -364,3 +360,11 @@ def test_the_row_of_learners_trains_in_turns(
     (run,) = training.details["runs"]
     assert (training.value, process.value, run["processor"]) == (3.0, 7.0, 6.0)
     assert overhead.value is not None and overhead.value > 0
+
+
+@pytest.mark.slow
+def test_the_row_of_a_batch() -> None:
+    rows = learners.overhead_batched_rows(BenchConfig(seeds=1, overhead_steps=20))
+    timed = ["sb3", "sbx"] if learners.is_installed("sbx") else ["sb3"]
+    assert [row.target for row in rows] == [learners.OVERHEADS[learner] for learner in timed]
+    assert all(row.value and row.value > 0 for row in rows)

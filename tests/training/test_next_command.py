@@ -474,7 +474,7 @@ def test_a_training_prints_what_its_images_suffice_for(
 
 
 def test_a_run_on_the_truth_leaves_out_what_it_refuses(tmp_path: Path) -> None:
-    options = {"hold": 3, "exit_threshold": 0.4, "reward_mode": "potential", "later": True}
+    options = {"hold": 3, "exit_threshold": 0.4, "reward_mode": "potential"}
     learned = dataclasses.replace(LEARNED, truth=None, on_ood="warn", service="shared", **options)
     run = tmp_path / "policy"
     with RunFolder(run, learned):

@@ -15,10 +15,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from later_runs import assert_same, left_by
 from stable_baselines3 import PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
+from trained_models import assert_same, left_by
 
 from vinoreward import BatchedVecEnv, TrainMeanwhile
 from vinoreward.errors import ConfigError, ModelCorruptError

@@ -19,9 +19,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, needed_for
+from vinoreward.wrappers.background import Background
 from vinoreward.wrappers.learned_reward import RELABELS, LearnedRewardBase
 from vinoreward.wrappers.render_once import layers, own_last
-from vinoreward.wrappers.unscored import Background
 
 with needed_for("vinoreward.wrappers.batched", "train"):
     import torch

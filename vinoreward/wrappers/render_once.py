@@ -101,41 +101,34 @@ class PictureInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
 
     Args:
         env: an environment made with ``render_mode="rgb_array"``.
-        only_last: put only the last picture of an episode there, which cannot be rendered later;
-            ``VecLearnedReward`` asks for the others when it needs them, which may be while a
-            learner trains (:class:`~vinoreward.RewardLater`).
 
     Raises:
         ConfigError: another render mode.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], only_last: bool = False) -> None:
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
         if env.render_mode != "rgb_array":
             raise ConfigError(
                 f"the environment's render_mode is {env.render_mode!r}. Expected 'rgb_array', as "
                 "every step is rendered; make the environment with render_mode='rgb_array'."
             )
-        gym.utils.RecordConstructorArgs.__init__(self, only_last=only_last)
+        gym.utils.RecordConstructorArgs.__init__(self)
         gym.Wrapper.__init__(self, env)
-        self.only_last = only_last
-
-    def picture(self) -> Any:
-        """Return the present picture."""
-        return _own(drawn(self.env))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; ``info["picture"]`` is the episode's first picture."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, info if self.only_last else {**info, PICTURE: self.picture()}
+        return observation, {**info, PICTURE: self._picture()}
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment; ``info["picture"]`` is the picture that the step ended with."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if not self.only_last or terminated or truncated:
-            info = {**info, PICTURE: self.picture()}
-        return observation, reward, terminated, truncated, info
+        return observation, reward, terminated, truncated, {**info, PICTURE: self._picture()}
+
+    def _picture(self) -> Any:
+        return _own(drawn(self.env))
 
 
 def drawn(env: Any) -> Any:

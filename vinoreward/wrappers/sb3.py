@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -31,7 +31,6 @@ from vinoreward.wrappers.learned_reward import (
 )
 from vinoreward.wrappers.render_once import PICTURE, LastPictures, PictureInInfo, own_last
 from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource, takes_render
-from vinoreward.wrappers.unscored import Answer, Background, Unscored
 from vinoreward.wrappers.views import ViewSource
 
 with needed_for("vinoreward.wrappers.sb3", "train"):
@@ -106,52 +105,26 @@ def _rendered_in_time(env: VecEnv) -> bool:
     return all(env.env_is_wrapped(PictureInInfo))
 
 
-def _draw_in_threads(env: VecEnv) -> bool:
-    """Return whether environments can be rendered from a thread of this process.
-
-    Those of other processes render in their own. OpenGL's contexts belong to one thread, so an
-    environment must say that it can.
-    """
-    if not isinstance(env.unwrapped, DummyVecEnv):
-        return True
-    return env.has_attr("renders_in_threads") and all(env.get_attr("renders_in_threads"))
-
-
 class _Rendered:
-    """Stands for a vector environment whose environments have put their pictures into infos.
+    """Stands for a vector environment whose environments have put their pictures into infos."""
 
-    Where one has put none, it is asked for it; see :class:`~vinoreward.PictureInInfo`.
-    """
-
-    def __init__(self, env: VecEnv, infos: Sequence[Mapping[str, Any]]) -> None:
-        self._env = env
+    def __init__(self, infos: Sequence[Mapping[str, Any]]) -> None:
         self._infos = infos
-        self._pictures: list[Any] | None = None
 
     def render(self) -> list[Any]:
         """Return each environment's picture."""
-        if self._pictures is None:
-            found = [info.get(PICTURE) for info in self._infos]
-            missing = [i for i, picture in enumerate(found) if picture is None]
-            if missing:
-                drawn = self._env.env_method("picture", indices=missing)
-                for i, picture in zip(missing, drawn, strict=True):
-                    found[i] = picture
-            self._pictures = found
-        return self._pictures
+        return [info[PICTURE] for info in self._infos]
 
 
 @dataclass
 class _Step:
-    """A step of the environments, before and after its pictures are scored."""
+    """A step of the environments before its pictures are scored."""
 
     observations: Any
     env_rewards: NDArray[np.float32]
     dones: NDArray[np.bool_]
     infos: list[dict[str, Any]]
     last: dict[int, Any]
-    rendered: _Rendered
-    scores: Scores | None = None
 
 
 def _with_rows(observations: Any, rows: Mapping[int, Any]) -> Any:
@@ -265,11 +238,6 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         if self._core.options.terminate_on_success:
             _check_restarts(env)
         super()._enclose(env, source, arguments)
-        self.meanwhile: Callable[[Unscored], None] | None = None
-        """What runs in each step while its pictures are scored in a thread; None: nothing.
-        :class:`~vinoreward.RewardLater` trains there."""
-        self._background = Background("vinoreward-scores")
-        self._draws_in_threads = not takes_render(source) or _draw_in_threads(env)
 
     def reset(self) -> Any:
         """Start new episodes everywhere."""
@@ -288,11 +256,8 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         """
         step = self._stepped()
         with self._begin_even_on_error(step.dones, np.ones(self.num_envs, np.bool_)):
-            if self.meanwhile is None:
-                self._earn(step, self._look(step))
-            else:
-                self._overlapped(step, self.meanwhile)
-        return self._told(step)
+            scores = self._earn(step, self._look(step))
+        return self._told(step, scores)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
@@ -308,16 +273,6 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             self.compute_reward()
         return super().get_attr(attr_name, indices)
 
-    @property
-    def appends_hold(self) -> bool:
-        """Whether an observation depends on the score of its picture (``hold_in_observation``)."""
-        return self._core.options.hold_in_observation
-
-    def close(self, **kwargs: Any) -> None:
-        """Close the environments and free the network."""
-        self._background.close()
-        super().close(**kwargs)
-
     def _stepped(self) -> _Step:
         observations, env_rewards, dones, env_infos = self.venv.step_wait()
         dones = np.array(dones, np.bool_)
@@ -326,56 +281,34 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         for i in np.flatnonzero(dones).tolist():
             self.reset_infos[i] = self.venv.reset_infos[i]
         last = self._finals(self._source, dones, observations, infos)
-        rendered = _Rendered(self.venv, infos)
-        return _Step(observations, env_rewards, dones, infos, last, rendered)
+        return _Step(observations, env_rewards, dones, infos, last)
 
     def _look(self, step: _Step) -> Looked:
         everyone = np.ones(self.num_envs, np.bool_)
-        return self._score(step.rendered, step.observations, everyone, ~everyone, step.last)
-
-    def _overlapped(self, step: _Step, meanwhile: Callable[[Unscored], None]) -> None:
-        """Score in a thread while ``meanwhile`` runs in this one."""
-        if not self._draws_in_threads:
-            step.rendered.render()
-        looking = self._background.start(lambda: self._look(step))
-        ended = _with_rows(step.observations, step.last) if step.last else step.observations
-
-        def answer() -> Answer:
-            scores = self._earn(step, looking.result())
-            over = step.dones | scores.terminated
-            rewards = scores.rewards.astype(np.float32)
-            return Answer(rewards, over, over & ~scores.terminated)
-
-        try:
-            meanwhile(Unscored(ended, lambda: looking.over, answer))
-        finally:
-            looking.wait()  # nothing else may touch the environments before
-        self._earn(step, looking.result())
+        rendered = _Rendered(step.infos)
+        return self._score(rendered, step.observations, everyone, ~everyone, step.last)
 
     def _earn(self, step: _Step, looked: Looked) -> Scores:
-        """Turn what was seen into rewards, once."""
-        if step.scores is None:
-            everyone = np.ones(self.num_envs, np.bool_)
-            truncated = [bool(info.get("TimeLimit.truncated", False)) for info in step.infos]
-            step.scores = self._core.transition(
-                everyone,
-                looked.probability,
-                looked.log_odds,
-                np.asarray(step.env_rewards, np.float64),
-                step.dones & ~np.array(truncated, np.bool_),
-                self._guarded(step.observations, step.last),
-                looked.odd,
-                looked.pictures,
-                looked.states,
-            )
-            self._keep(step.scores.claimed)
-        return step.scores
+        """Turn what was seen into rewards."""
+        everyone = np.ones(self.num_envs, np.bool_)
+        truncated = [bool(info.get("TimeLimit.truncated", False)) for info in step.infos]
+        scores = self._core.transition(
+            everyone,
+            looked.probability,
+            looked.log_odds,
+            np.asarray(step.env_rewards, np.float64),
+            step.dones & ~np.array(truncated, np.bool_),
+            self._guarded(step.observations, step.last),
+            looked.odd,
+            looked.pictures,
+            looked.states,
+        )
+        self._keep(scores.claimed)
+        return scores
 
-    def _told(self, step: _Step) -> Any:
+    def _told(self, step: _Step, scores: Scores) -> Any:
         """Return what a step tells the learner; reset where a claim ended an episode."""
-        scores, observations, infos = step.scores, step.observations, step.infos
-        if scores is None:
-            raise RuntimeError("a step's scores were read before they were made")
+        observations, infos = step.observations, step.infos
         counter = self._core.detector.counter
         if (scores.terminated & ~step.dones).any():
             observations = self._restart(scores.terminated & ~step.dones, observations, infos)
@@ -410,7 +343,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
 
     def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
-        rendered = _Rendered(self.venv, self.reset_infos)
+        rendered = _Rendered(self.reset_infos)
         with self._begin_even_on_error(mask):
             looked = self._score(rendered, observations, np.zeros_like(mask), mask)
             self._core.begin(mask, looked.first)

@@ -37,7 +37,7 @@ _BY_MODULE = {
     "audits": "audit mend",
     "label_orders": "label-order",
     "seconds": "seconds",
-    "learners": "later learners",
+    "learners": "overhead-batched learners",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
     "alarms": "alarms",
     "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",

@@ -1,10 +1,9 @@
-"""Bench rows about what the learned reward costs a training: by each learner, and deferred."""
+"""Bench rows about what the learned reward costs a training: by each learner."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
 from typing import Any, get_args
 
 from vinoreward_training.bench.rows import (
@@ -20,25 +19,15 @@ from vinoreward_training.configs import BenchConfig, TrainConfig
 from vinoreward_training.configs.policies import Learner
 from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.runs.machine import EXTRAS, module_of
-from vinoreward_training.tasks.environments import make_env
-from vinoreward_training.tasks.many import make_batch, make_envs
+from vinoreward_training.tasks.many import make_batch
 
 TASK = TASKS[0]
 OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "skrl": "", "sbx": "<= 1.15 x"}
-"""Learner to the bar of what the learned reward may cost it in a batch or deferred."""
+"""Learner to the bar of what the learned reward may cost it in a batch."""
 
 ENVIRONMENT = "PandaHover-v0"
 TOGETHER = 32
 """Environments in a batch."""
-ARMS = {
-    "batched": (f"{TOGETHER} environments in one batch, scored on all cores", "batched-oracle"),
-    "sbx": (f"{TOGETHER} environments in one batch, --learner sbx", "sbx-oracle"),
-    "later": ("scored in a thread while SAC trains", "oracle"),
-    "later-service": ("scored in a shared service while SAC trains", "oracle"),
-    "learned": ("scored within the step", "oracle"),
-}
-"""Ways to score, and the training with the oracle's reward that each is compared with."""
-WITH_TARGET = {"batched": OVERHEADS["sb3"], "later": OVERHEADS["sb3"], "sbx": OVERHEADS["sbx"]}
 
 
 def learners_rows(config: BenchConfig) -> list[Row]:
@@ -106,60 +95,47 @@ def _compiled(settled: TrainConfig, environments: int) -> int:
     return int(settled.algorithm_kwargs["learning_starts"]) + 2 * environments
 
 
-def later_rows(config: BenchConfig) -> list[Row]:
-    """Compare training wall time with the learned reward, deferred or not, and the oracle's."""
+def overhead_batched_rows(config: BenchConfig) -> list[Row]:
+    """Compare wall time of a training in one batch with the learned and the oracle's reward."""
     settled = SETTINGS.of(env=ENVIRONMENT, timesteps=config.overhead_steps)
-
-    def deferred(**env_kwargs: Any) -> Any:
-        return make_envs(
-            1, ENVIRONMENT, env_kwargs, bundle=config.bundle, processes=False, draw_later=True
-        )
-
-    makers: dict[str, Callable[[], Any]] = {
-        "later": deferred,
-        "later-service": lambda: deferred(service="shared"),
-        "batched": lambda: make_batch(TOGETHER, ENVIRONMENT, bundle=config.bundle),
-        "batched-oracle": lambda: make_batch(TOGETHER, ENVIRONMENT, backend="oracle"),
-        "learned": lambda: make_env(ENVIRONMENT, bundle=config.bundle),
-        "oracle": lambda: make_env(ENVIRONMENT, bundle=config.bundle, backend="oracle"),
-    }
     compiled = _compiled(settled, TOGETHER)
-    if is_installed("sbx"):
-        makers |= {"sbx": makers["batched"], "sbx-oracle": makers["batched-oracle"]}
+    timed = ("sb3", "sbx") if is_installed("sbx") else ("sb3",)
 
-    def seconds(arm: str, seed: int) -> Any:
-        sbx = arm.startswith("sbx")
+    def seconds(arm: tuple[str, str], seed: int) -> Any:
+        learner, reward = arm
+        of_reward = {"backend": "oracle"} if reward == "oracle" else {"bundle": config.bundle}
         spent = train_seconds(
-            makers[arm](),
-            dataclasses.replace(settled, learner="sbx") if sbx else settled,
+            make_batch(TOGETHER, ENVIRONMENT, **of_reward),
+            dataclasses.replace(settled, learner=learner),
             seed,
-            later=arm.startswith("later"),
             # JAX compiles in the first gradient steps, which are not counted. The steps before are.
-            uncounted=(compiled - 3 * TOGETHER, compiled) if sbx else (0, 0),
+            uncounted=(compiled - 3 * TOGETHER, compiled) if learner == "sbx" else (0, 0),
         )
-        print(f"  {arm} seed {seed}: {spent[0]:.1f} s", flush=True)
+        print(f"  {learner}, {reward} reward, seed {seed}: {spent[0]:.1f} s", flush=True)
         return spent
 
-    times = paired(config, makers, config.seeds, seconds)
+    arms = [(learner, reward) for learner in timed for reward in ("learned", "oracle")]
+    times = paired(config, arms, config.seeds, seconds)
     wall, cpu, thread = (
-        {arm: [float(one[at]) for one in times[arm]] for arm in makers} for at in range(3)
+        {" ".join(arm): [float(one[at]) for one in found] for arm, found in times.items()}
+        for at in range(3)
     )
 
-    def ratio(seconds: dict[str, list[float]], arm: str) -> str:
-        return f"{quartiles(paired_ratios(seconds[arm], seconds[ARMS[arm][1]]))[1]:.3g} x"
+    def ratios(seconds: dict[str, list[float]], learner: str) -> Any:
+        return paired_ratios(seconds[f"{learner} learned"], seconds[f"{learner} oracle"])
 
     return [
         median_row(
-            "later",
-            f"training wall time with the learned reward, {how}, over that with the oracle reward, "
-            f"{ENVIRONMENT}, {config.overhead_steps} steps of SAC as vinoreward train runs it",
-            paired_ratios(wall[arm], wall[oracle]),
+            "overhead-batched",
+            f"training wall time with the learned reward over that with the oracle reward, "
+            f"{TOGETHER} environments in one batch, {ENVIRONMENT}, "
+            f"{config.overhead_steps} steps of SAC with --learner {learner}",
+            ratios(wall, learner),
             "seeds, wall times",
-            target=WITH_TARGET.get(arm, ""),
-            note=f"by processor time {ratio(cpu, arm)}, by that of the learner's thread alone, "
-            f"{ratio(thread, arm)}",
+            target=OVERHEADS[learner],
+            note=f"by processor time {quartiles(ratios(cpu, learner))[1]:.3g} x, by that of the "
+            f"learner's thread alone, {quartiles(ratios(thread, learner))[1]:.3g} x",
             details={"seconds": wall, "processor_seconds": cpu, "thread_seconds": thread},
         )
-        for arm, (how, oracle) in ARMS.items()
-        if arm in makers
+        for learner in timed
     ]

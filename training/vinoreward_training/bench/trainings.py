@@ -270,14 +270,13 @@ def train_seconds(
     settled: TrainConfig,
     seed: int,
     *,
-    later: bool = False,
     uncounted: tuple[int, int] = (0, 0),
 ) -> Any:
     """Return seconds of a training of fixed length, without making its parts.
 
-    They are of the wall, of this process's processor time, and of this thread's alone. ``later``
-    defers the rewards; that takes a vector environment. Steps from the first of ``uncounted`` to
-    the second are taken besides and not counted: networks are compiled in them.
+    They are of the wall, of this process's processor time, and of this thread's alone.
+    Steps from the first of ``uncounted`` to the second are taken besides and not counted: networks
+    are compiled in them.
     """
     one_thread()
     steps = settled.timesteps or 1
@@ -296,7 +295,6 @@ def train_seconds(
             settled.algorithm_kwargs,
             seed=seed,
             replay_size=uncounted[1] + steps,
-            later=later,
             learner=settled.learner or "sb3",
         )
         first, last = min(uncounted[0], steps), uncounted[1]

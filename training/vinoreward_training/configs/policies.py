@@ -111,9 +111,6 @@ class TrainConfig:
     """shared: one process of the machine runs the networks for all that ask for the same, also for
     other trainings. With --num-envs in processes, each environment then judges, and encodes, its
     own pictures; shared:NAME for a service that others may swap. None: this process runs them."""
-    later: bool = False
-    """Score a step's images while the learner takes its gradient steps: the same training in less
-    time, if a core is free for it. SAC, TD3, DDPG and DQN; not with --encoder."""
     success_reward: float = 1.0
     """Reward of a claimed success, with --wrap-bundle."""
     step_reward: float = 0.0
@@ -256,7 +253,7 @@ class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
     Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
-    memory, install, gpu, service, labelling, search, audit, mend, label-order, later,
+    memory, install, gpu, service, labelling, search, audit, mend, label-order, overhead-batched,
     seconds, learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms,
     and those of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
     actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
@@ -300,7 +297,7 @@ class BenchConfig:
     """First seed of trainings; the presets were tuned on seeds 0 to 19."""
     seeds: int = 5
     """Trainings per arm of ``solve``, ``solve-random``, ``seconds``, ``learners``, ``overhead``,
-    ``later`` and ``actor-cartpole``."""
+    ``overhead-batched`` and ``actor-cartpole``."""
     rounds: int = 20
     """Rounds in which the candidates are measured in turns."""
     scenes: int = 2000
@@ -324,7 +321,7 @@ class BenchConfig:
     samples_steps: int = 3000
     """Steps of each training of ``actor-samples`` and ``actor-pong``."""
     overhead_steps: int = 2000
-    """Steps of each training of ``overhead``, ``overhead-pixels`` and ``later``."""
+    """Steps of each training of ``overhead``, ``overhead-pixels`` and ``overhead-batched``."""
     evaluation_episodes: int = 100
     """Episodes for the decision whether a policy has solved its task."""
     service_workers: int = 16

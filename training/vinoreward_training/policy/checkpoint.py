@@ -98,7 +98,6 @@ def build_model(
     seed: int,
     device: str = "cpu",
     replay_size: int | None = None,
-    later: bool = False,
     learner: str = "sb3",
 ) -> BaseAlgorithm:
     """Build an untrained SB3 model.
@@ -107,7 +106,7 @@ def build_model(
     ``action_noise`` may be a standard deviation. ``replay_size`` is the replay capacity unless
     ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate. With N
     environments off-policy algorithms make N gradient steps where they would make one, unless
-    ``gradient_steps`` is given. ``later`` defers rewards, see :class:`~vinoreward.RewardLater`.
+    ``gradient_steps`` is given.
     In a batch off-policy algorithms train while it steps, see :class:`~vinoreward.TrainMeanwhile`.
     ``learner`` ``"device"``, ``"skrl"`` and ``"sbx"`` train the same networks by other code, see
     ``TrainConfig``.
@@ -116,10 +115,6 @@ def build_model(
     """
     check_numbering(env.action_space)
     kind: Any = algorithm_class(algorithm)
-    if later:
-        from vinoreward.wrappers.later import RewardLater
-
-        kind = RewardLater.of(kind)
     # A deep copy: SB3 writes into policy_kwargs.
     given: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value

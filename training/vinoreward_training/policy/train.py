@@ -28,7 +28,6 @@ from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.policy.checkpoint import (
     ALGORITHMS,
     OF_ENV,
-    OFF_POLICY,
     build_model,
     discount,
     policy_for,
@@ -264,7 +263,6 @@ def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
     own = has_own_reward(config.env)
     _check_service(config, own=own)
-    _check_later(config, own=own)
     if config.wrap_bundle and not own:
         if config.backend == "oracle" and not config.resume:
             refuse_ignored(
@@ -305,25 +303,6 @@ def _check_service(config: TrainConfig, *, own: bool) -> None:
         )
 
 
-def _check_later(config: TrainConfig, *, own: bool) -> None:
-    """Refuse to defer what is not there, or cannot be deferred."""
-    if not config.later:
-        return
-    found = None
-    if config.algorithm not in OFF_POLICY:
-        found = f"{config.algorithm}, which learns from whole rollouts. Expected "
-        found += f"{', '.join(OFF_POLICY)}"
-    elif config.backend == "oracle" or not (own or config.wrap_bundle):
-        found = "no classifier. Expected a learned reward (--wrap-bundle, and not --backend oracle)"
-    elif config.encoder is not None:
-        found = "an encoder, whose latent the next action needs. Expected none"
-    elif config.vec_env == "batched":
-        found = "--vec-env batched, which is judged while the learner trains in any case. Expected "
-        found += "subproc or dummy"
-    if found is not None:
-        raise ConfigError(f"found --later with {found}; leave --later out.")
-
-
 def _check_learner(config: TrainConfig) -> None:
     """Refuse what only Stable-Baselines3 itself can do."""
     if config.learner == "sb3":
@@ -332,8 +311,6 @@ def _check_learner(config: TrainConfig) -> None:
     known = ("SAC", "PPO") if config.learner == "skrl" else ("SAC",)
     if config.algorithm not in known:
         found = f"--algorithm {config.algorithm}. Expected {' or '.join(known)}"
-    elif config.later:
-        found = "--later. Expected --vec-env batched, which is judged while the learner trains"
     elif config.learner == "sbx" and config.device not in ("cpu", "auto"):
         found = f"--device {config.device}. Expected cpu"
     if found is not None:
@@ -361,7 +338,6 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             seed=config.seed,
             device=config.device,
             replay_size=max(total, 1000),
-            later=config.later,
             learner=config.learner or "sb3",
         )
         _say_policy(config, env)
@@ -417,8 +393,7 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
         return env, often, final
     alone = _make(config)
     try:
-        together = config.num_envs > 1 or config.later
-        return _make_all(config) if together else _make(config), alone, alone
+        return _make_all(config) if config.num_envs > 1 else _make(config), alone, alone
     except VinorewardError:
         alone.close()
         raise
@@ -440,7 +415,6 @@ def _make_all(config: TrainConfig) -> Any:
         config.env_kwargs,
         processes=processes,
         start_method=config.start_method,
-        draw_later=config.later,
         **_of_env(config),
     )
 

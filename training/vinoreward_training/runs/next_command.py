@@ -268,7 +268,7 @@ def to_play(run: Path, policy: Mapping[str, Any]) -> str:
 
 ON_TRUTH = "-oracle"
 """End of the name of a run's folder whose reward is the truth."""
-OF_REWARD = ("reward_mode", "hold", "exit_threshold", "on_ood", "service", "later")
+OF_REWARD = ("reward_mode", "hold", "exit_threshold", "on_ood", "service")
 """Options of ``train`` that it refuses where the truth pays."""
 
 
@@ -278,8 +278,7 @@ def to_compare(run: Path, policy: Mapping[str, Any]) -> str:
     words += [*naming(policy.get("truth"), "--truth"), "--backend", "oracle"]
     for name, value in recorded(run).items():
         if name in OF_REWARD and value != (usual := getattr(TrainConfig(), name)):
-            option = name.replace("_", "-")
-            words += ["--no-later"] if name == "later" else [f"--{option}", usual]
+            words += [f"--{name.replace('_', '-')}", usual]
     return command(*words, "--out", beside(run, "oracle"))
 
 

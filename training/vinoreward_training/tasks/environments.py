@@ -270,7 +270,6 @@ def make_env(
     gamma: float = 0.99,
     service: str | None = None,
     judged: bool = True,
-    draw_later: bool = False,
 ) -> gym.Env[Any, Any]:
     """Make one environment.
 
@@ -301,7 +300,6 @@ def make_env(
         gamma: the learner's discount, for ``reward_mode="potential"``.
         service: as ``LearnedReward``'s, also for the encoder.
         judged: False leaves learned reward and encoder to :func:`make_envs`.
-        draw_later: then render only what cannot be rendered after a step.
     """
     read = truth_reader(truth_key, truth)
     if frame_stack != 1 and encoder is None:
@@ -349,7 +347,7 @@ def make_env(
         renders = takes_render(taken)
         env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given} if renders else given))
         if not judged:
-            return PictureInInfo(env, only_last=draw_later) if renders else env
+            return PictureInInfo(env) if renders else env
         try:
             arguments_of_reward = reward_arguments(env.observation_space, **options)
             return LearnedReward(env, found_bundle(bundle), **arguments_of_reward)
@@ -362,7 +360,7 @@ def make_env(
         scene["bundle"] = own.get("bundle")  # says how the pictures are drawn
         env = _made(env_id, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
         rendered = default_source(env.observation_space, "rgb_array") == "render"
-        return PictureInInfo(env, only_last=draw_later) if rendered else env
+        return PictureInInfo(env) if rendered else env
 
     if encoder is None or not judged:
         return made(render_mode)

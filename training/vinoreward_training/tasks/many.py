@@ -49,8 +49,7 @@ def make_envs(
 ) -> VecEnv:
     """Make many environments whose pictures are classified, and encoded, in one call per step.
 
-    With ``service`` and ``processes`` each of them asks the service by itself instead, unless
-    pictures are drawn later.
+    With ``service`` and ``processes`` each of them asks the service by itself instead.
 
     Args:
         count: of environments.
@@ -67,7 +66,7 @@ def make_envs(
     from vinoreward.wrappers.sb3 import VecEncodedObservation, VecLearnedReward
 
     method = start_method if processes else None
-    if processes and options.get("service") is not None and not options.get("draw_later"):
+    if processes and options.get("service") is not None:
         return _together(count, env_id, env_kwargs or {}, method, {**options, "judged": True})
     options["judged"] = False
     encoder = options.get("encoder")

@@ -1,4 +1,4 @@
-"""A step whose pictures are being scored, and the thread that scores them."""
+"""A thread that makes one call after another."""
 
 from __future__ import annotations
 
@@ -7,52 +7,9 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Generic, TypeVar
 
 _Result = TypeVar("_Result")
-
-
-class Answer(NamedTuple):
-    """What a step earned and ended, ``(num_envs,)`` each."""
-
-    rewards: NDArray[np.float32]
-    dones: NDArray[np.bool_]
-    timeouts: NDArray[np.bool_]
-    """Ends that are no terminations."""
-
-
-class Unscored:
-    """A step of a vector environment while its pictures are being scored.
-
-    Args:
-        next_observations: the batch of observations that the transitions ended with, also where an
-            episode ended.
-        ready: whether :meth:`answer` would return at once.
-        answer: waits for the scores.
-    """
-
-    def __init__(
-        self, next_observations: Any, ready: Callable[[], bool], answer: Callable[[], Answer]
-    ) -> None:
-        self.next_observations = next_observations
-        self._ready = ready
-        self._answer = answer
-
-    @property
-    def ready(self) -> bool:
-        """Whether :meth:`answer` returns at once."""
-        return self._ready()
-
-    def answer(self) -> Answer:
-        """Return what the step earned; wait for the scores if need be.
-
-        Raises:
-            VinorewardError: the pictures cannot be scored, as for a step.
-        """
-        return self._answer()
 
 
 class Call(Generic[_Result]):
@@ -72,11 +29,6 @@ class Call(Generic[_Result]):
         except BaseException as error:  # noqa: BLE001  (who waits for the result gets it)
             self._error = error
         self._over.release()
-
-    @property
-    def over(self) -> bool:
-        """Whether it has returned or failed."""
-        return not self._over.locked()
 
     def wait(self) -> None:
         """Wait until it is over."""
