@@ -28,8 +28,6 @@ class Encoder(Runner):
         device: device name of that backend, e.g. ``"CPU"``.
         precision: ``"auto"`` (INT8 if it passed the bundle's gate), ``"fp32"``, ``"int8"``, …
         threads: threads that one inference may use.
-        service: ``"shared"``: one process runs the network for all workers of this machine; None:
-            it runs in this one.
 
     Raises:
         ConfigError: the bundle is a classifier's, or the backend does not support the arguments.
@@ -114,8 +112,4 @@ class Encoder(Runner):
         pictures = self.prepare(images)
         if pictures is None:
             return np.zeros((0, self.bundle.spec.width), np.float32)
-        backend = self.backend
-        outputs, version = backend.infer_versioned(pictures)
-        if version != self._version:
-            self._follow(backend)  # an error
-        return outputs
+        return self.backend.infer(pictures)

@@ -23,8 +23,7 @@
     ├── QuantizationRefusedError (RuntimeError)  INT8 flips more decisions than allowed
     ├── UselessClassifierError (RuntimeError)    a classifier that fails its tests
     ├── RunFolderError (OSError)                 a run folder that is locked, full or unwritable
-    ├── SharedMemoryError (OSError)              shared memory that cannot be allocated, or changed
-    └── ServiceError (RuntimeError)              a shared service that cannot be started or used
+    └── SharedMemoryError (OSError)              shared memory that cannot be allocated, or changed
 
 Each message says what was found, what was expected and what to do about it.
 """
@@ -157,7 +156,3 @@ class RunFolderError(VinorewardError, OSError):
 
 class SharedMemoryError(VinorewardError, OSError):
     """Shared memory that cannot be allocated, or was changed by others."""
-
-
-class ServiceError(VinorewardError, RuntimeError):
-    """A shared service cannot be started or reached, or failed again and again."""

@@ -120,8 +120,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         randomization: ranges of what differs between episodes, a
             :class:`~vinoreward_envs.randomization.DomainRandomization`, a table of its fields, or
             ``"lab"``; None: nothing. Needs the kinematic motion and the fast camera.
-        service: ``"shared"``: one process runs the network for all workers of this machine; None:
-            it runs in this one.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -155,7 +153,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         on_ood: OnOdd = "withhold",
         accept_foreign_pictures: bool = False,
         randomization: DomainRandomization | Mapping[str, Any] | str | None = None,
-        service: str | None = None,
     ) -> None:
         check_choice("fidelity", fidelity, (None, "article"))
         check_choice("observation", observation, ("state", "pixels"))
@@ -204,7 +201,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 threshold=success_threshold,
                 exit_threshold=success_exit_threshold,
                 guarded=on_ood != "ignore" and fidelity is None,
-                service=service,
             )
             threshold = self._classifier.threshold
         rewards = RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS)
@@ -383,8 +379,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         if self._network_size is not None:
             frame = resized(frame, *self._network_size)
         judged = self._classifier.judge(frame[None])
-        if self._classifier.service is not None:
-            self._core.follow(self._classifier.threshold, self._classifier.exit_threshold)
         info["reward_prob"] = float(judged.probability[0])
         if judged.odd is not None:
             info["reward_ood"] = float(judged.odd[0])

@@ -126,26 +126,6 @@ def test_loading_quantizing_and_bench_connect_to_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the service needs Linux")
-def test_a_shared_service_connects_to_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, folder = tmp_path / "home", tmp_path / "runtime"
-    home.mkdir()
-    monkeypatch.setenv("VINOREWARD_RUNTIME_DIR", str(folder))
-    code = (
-        "from vinoreward.rewards.classifier import Classifier\n"
-        "with Classifier('panda-hover-classifier', service='shared') as classifier:\n"
-        "    classifier.judge(classifier.bundle.golden.images)\n"
-        "    import sys\n"
-        "    assert 'openvino' not in sys.modules\n"  # it is in the service
-    )
-    seen = watched(home, sys.executable, "-c", code)
-    assert (seen.addresses, seen.names, written(home)) == (set(), set(), set())
-    assert list(folder.iterdir()) == []  # the watcher waits for the service too
-
-
-@pytest.mark.slow
 def test_ray_reports_no_usage(tmp_path: Path) -> None:
     """Ray asks whether it is in a cloud, at addresses that stay within it, and reports nothing."""
     pytest.importorskip("ray")

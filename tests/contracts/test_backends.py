@@ -357,7 +357,7 @@ def test_unknown_device(backend: Backend, spec: NetworkSpec) -> None:
 
 
 def test_unknown_backend(spec: NetworkSpec) -> None:
-    with pytest.raises(UnknownBackendError, match="onnxruntime, openvino, shared, torch"):
+    with pytest.raises(UnknownBackendError, match="onnxruntime, openvino, torch"):
         load_backend("tensorflow", spec)
 
 

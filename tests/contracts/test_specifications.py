@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from toy_environments import (
 )
 
 from vinoreward import EncodedObservation, LearnedReward
-from vinoreward.backends.serving.places import FOLDER
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import BundleError, ModelNotFoundError
 
@@ -47,7 +45,6 @@ EVERY_ARGUMENT: dict[str, Any] = {
     "gamma": 0.9,
     "hold_in_observation": False,
     "accept_foreign_pictures": True,
-    "service": "shared" if sys.platform == "linux" else None,
 }
 
 
@@ -89,12 +86,7 @@ def rollout(env: gym.Env[Any, Any]) -> list[tuple[float, bool, float]]:
 
 
 @pytest.mark.parametrize("way", ["spec", "json"])
-def test_every_argument_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv(FOLDER, str(runtime))
+def test_every_argument_is_made_again(tmp_path: Path, way: str) -> None:
     bundle = save_toy_bundle(tmp_path / "toy")
     assert set(EVERY_ARGUMENT) == set(inspect.signature(LearnedReward).parameters) - {
         "env",
@@ -107,7 +99,7 @@ def test_every_argument_is_made_again(
     assert again.spec == env.spec
     assert again.classifier.threshold == 0.99
     assert again.classifier.bundle == bundle
-    for name in ("backend_name", "device", "precision", "threads", "service"):
+    for name in ("backend_name", "device", "precision", "threads"):
         assert getattr(again.classifier, name) == getattr(env.classifier, name)
     assert rollout(again) == rollout(env)
 

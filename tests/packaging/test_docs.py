@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -289,3 +290,23 @@ def test_the_documented_commands_of_actors_are_settled(
     for line in lines:
         assert main(shlex.split(line, comments=True)) == 0
     assert {one.engine for one in settled} == {"local", "ray"}
+
+
+@pytest.mark.slow
+def test_a_classifier_behind_ray_serve(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray.serve", exc_type=ImportError)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    code = block(project_root / "docs" / "many-workers.md", "from ray import serve")
+    steps = (
+        "single = gym.make('PandaHover-v0', render_mode='rgb_array')\n"
+        "env.reset(seed=1), single.reset(seed=1)\n"
+        "for _ in range(5):\n"
+        "    action = single.action_space.sample()\n"
+        "    print(env.step(action)[1] == single.step(action)[1] or 'differs')\n"
+        "serve.shutdown()\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)  # else other tests would join this cluster
+        assert run_example(code + steps, tmp_path).split() == ["True"] * 5

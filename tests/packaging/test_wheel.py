@@ -96,7 +96,7 @@ def test_the_wheel_registers_command_backends_and_bundle(wheel: Path) -> None:
     parser.read_string(text)
     assert dict(parser["vinoreward.commands"]) == {"actors": "vinoreward_actors.command:COMMAND"}
     assert dict(parser["console_scripts"]) == {"vinoreward": "vinoreward_training.cli:main"}
-    assert set(parser["vinoreward.backends"]) == {"openvino", "onnxruntime", "shared", "torch"}
+    assert set(parser["vinoreward.backends"]) == {"openvino", "onnxruntime", "torch"}
     assert set(parser["vinoreward.bundles"]) == {"panda-hover-classifier", "panda-hover-encoder"}
 
 

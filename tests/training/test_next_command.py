@@ -475,12 +475,12 @@ def test_a_training_prints_what_its_images_suffice_for(
 
 def test_a_run_on_the_truth_leaves_out_what_it_refuses(tmp_path: Path) -> None:
     options = {"hold": 3, "exit_threshold": 0.4, "reward_mode": "potential"}
-    learned = dataclasses.replace(LEARNED, truth=None, on_ood="warn", service="shared", **options)
+    learned = dataclasses.replace(LEARNED, truth=None, on_ood="warn", **options)
     run = tmp_path / "policy"
     with RunFolder(run, learned):
         pass
     compared = parsed(to_compare(run, vars(learned)))
-    changed = {name: getattr(TrainConfig(), name) for name in (*options, "on_ood", "service")}
+    changed = {name: getattr(TrainConfig(), name) for name in (*options, "on_ood")}
     assert vars(compared) == vars(learned) | changed | {
         "learner": "sb3", "backend": "oracle", "out": tmp_path / "policy-oracle",
         "config": run / "config.yaml",

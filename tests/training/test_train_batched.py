@@ -115,7 +115,6 @@ def test_a_run_that_stopped_goes_on_with_the_next_objects(tmp_path: Path) -> Non
     ("changes", "words"),
     [
         ({"env": "CartPole-v1", "algorithm": "DQN"}, "no batch that pays a learned reward"),
-        ({"backend": "openvino", "service": "shared"}, "--service shared with --vec-env batched"),
         ({"truth": "os:getcwd"}, "--truth os:getcwd with --vec-env batched"),
         ({"env_kwargs": {"motion": "dynamics"}}, "motion"),
         ({"env_kwargs": {"nonsense": 1}}, "does not take these arguments"),

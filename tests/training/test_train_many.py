@@ -25,7 +25,7 @@ from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
-from vinoreward_training.policy.train import SETTINGS, train
+from vinoreward_training.policy.train import SETTINGS, crowd, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env
 from vinoreward_training.tasks.many import make_envs
@@ -480,3 +480,36 @@ def test_the_callback_leaves_out_what_nobody_knows(capsys: pytest.CaptureFixture
     named = ClaimedVsTrue("at_goal")
     with pytest.raises(ConfigError, match="without 'at_goal'"):
         model.learn(120, callback=named)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "by_user"), [("forkserver", None), ("spawn", "2"), ("fork", None)]
+)
+def test_each_process_computes_on_one_thread_unless_the_user_says_otherwise(
+    method: str, by_user: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    if by_user is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", by_user)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)  # which a forked process would inherit
+    try:
+        made = make_envs(2, "counting_threads:CountsThreads-v0", start_method=method)
+        with contextlib.closing(made) as env:
+            expected = by_user or "1"
+            assert env.env_method("threads") == [(int(expected), expected, expected)] * 2
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_is_said_of_processes_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert crowd(2, 4).endswith("computes on 1 thread.")
+    assert "share 2 cores" in crowd(16, 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert "4 threads, as OMP_NUM_THREADS says" in crowd(2, 4)

@@ -68,8 +68,6 @@ class Backend(Closing):
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     resources: ClassVar[tuple[str, ...]] = ()
     """Attributes made by ``_load`` that only this process can use; dropped in this order."""
-    version: int = 0
-    """Of the network that gave the last answer; above 0 once a service has swapped it."""
 
     def __init__(
         self,
@@ -163,11 +161,6 @@ class Backend(Closing):
             result = np.array(self._infer(batch), dtype=np.float32, order="C")
         check_output(result, self.output, len(batch), self.name)
         return result
-
-    def infer_versioned(self, batch: NDArray[Any]) -> tuple[NDArray[np.float32], int]:
-        """Return :meth:`infer`'s answer and the version of the network that gave it."""
-        with self._lock:
-            return self.infer(batch), self.version
 
     def close(self) -> None:
         """Free the network. May be called more than once; :meth:`infer` is an error afterwards."""
@@ -322,9 +315,8 @@ def load_backend(
     ``device``, ``precision``, ``threads`` and ``cache_dir`` are as in :class:`Backend`.
 
     Args:
-        name: ``"openvino"``, ``"onnxruntime"``, ``"torch"``, ``"shared"`` (OpenVINO in one process
-            for all workers), or one that another package registers in the entry-point group
-            ``vinoreward.backends``.
+        name: ``"openvino"``, ``"onnxruntime"``, ``"torch"``, or one that another package registers
+            in the entry-point group ``vinoreward.backends``.
         spec: the network.
 
     Raises:

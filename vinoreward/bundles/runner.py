@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,13 +12,11 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import BACKENDS
 from vinoreward.backends.runtime import building
-from vinoreward.backends.serving import service_name
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.golden import check_parity
 from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.schema import Picture
 from vinoreward.closing import Closing
-from vinoreward.errors import BundleParityError, ConfigError
+from vinoreward.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,11 +44,9 @@ class Runner(Closing):
         device: str = "CPU",
         precision: str = "auto",
         threads: int = 1,
-        service: str | None = None,
     ) -> None:
         self.bundle: Bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
         """The bundle that is run."""
-        self._own = self.bundle  # which a service's swap does not change
         spec = self.bundle.spec
         if spec.kind != self.kind:
             article = {"classifier": "a", "encoder": "an"}
@@ -66,17 +61,12 @@ class Runner(Closing):
         """The backend's device."""
         self.threads = threads
         """Threads that one inference may use."""
-        if service is not None:
-            service_name(service)
-        self.service = service
-        """The service that runs the networks; None: they run in this process."""
         self.precision = self.bundle.resolve_precision(backend, precision)
         """The resolved precision."""
         self.band = self.bundle.second_look_band(self.precision)
         """Within this many log-odds of the threshold FP32 decides; None: nowhere."""
         self._backends: list[Backend] = []
         self._closed = False
-        self._version = 0
         self._like: Runner | None = None
 
     @property
@@ -112,69 +102,24 @@ class Runner(Closing):
                 f"{type(self).__name__}."
             )
         if not self._backends:
-            band = self._own.second_look_band(self.precision)
-            precisions = (self.precision, *(["fp32"] if band is not None else []))
+            precisions = (self.precision, *(["fp32"] if self.band is not None else []))
             like = self._like
             verify = like is None or not like._backends
             with contextlib.ExitStack() as stack:
-                if self.service is None:
-                    self._backends = [
-                        stack.enter_context(
-                            self.bundle.backend(
-                                self.backend_name,
-                                device=self.device,
-                                precision=precision,
-                                threads=self.threads,
-                                verify=verify,
-                            )
+                self._backends = [
+                    stack.enter_context(
+                        self.bundle.backend(
+                            self.backend_name,
+                            device=self.device,
+                            precision=precision,
+                            threads=self.threads,
+                            verify=verify,
                         )
-                        for precision in precisions
-                    ]
-                else:
-                    self._backends = self._shared(precisions, self.service, stack)
+                    )
+                    for precision in precisions
+                ]
                 stack.pop_all()
         return self._backends
-
-    def _shared(
-        self, precisions: Sequence[str], service: str, stack: contextlib.ExitStack
-    ) -> list[Backend]:
-        """Return backends that ask one service, checked like others; closed by ``stack``."""
-        from vinoreward.backends.serving.client import shared  # Linux only
-
-        backends = shared(
-            self.backend_name,
-            [(self._own.network(precision), precision) for precision in precisions],
-            device=self.device,
-            threads=self.threads,
-            service=service,
-        )
-        for backend in backends:
-            stack.enter_context(backend.load())
-            self._check(backend)
-        return [*backends]
-
-    def _check(self, backend: Backend) -> None:
-        """Check a service's answers with the golden frames of the bundle that it runs by now."""
-        while True:
-            self._follow(backend)
-            if not self.bundle.saved:
-                return
-            try:
-                check_parity(backend, self.bundle.golden, self.bundle.spec)
-            except BundleParityError:
-                if backend.version == self._version:
-                    raise
-            if backend.version == self._version:
-                return
-
-    def _follow(self, backend: Backend) -> None:
-        """Take over the bundle whose networks now answer, if a service swapped them."""
-        if backend.version != self._version:
-            raise ConfigError(
-                f"the service {self.service!r} swapped its networks and this {self.kind} cannot "
-                "follow: what was learned from its vectors holds for the old network only. "
-                "Expected swaps of classifiers; give this one a service of its own."
-            )
 
     def twin(self) -> Self:
         """Return another of the same bundle, for another thread of this process.

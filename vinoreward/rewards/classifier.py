@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.serving import service_name
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import columns
 from vinoreward.bundles.picture import in_color, layout_of
@@ -22,7 +21,6 @@ from vinoreward.rewards.guard import PictureGuard, guard_of
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import Backend
-    from vinoreward.backends.serving.client import SharedBackend
     from vinoreward.bundles.schema import BundleSpec
 
 RewardKind = Literal["claim", "probability", "log_odds"]
@@ -67,8 +65,6 @@ class Classifier(Runner):
         exit_threshold: probability below which a claim ends, for hysteresis; second looks are
             around it too. ``None`` is the threshold.
         guarded: whether the bundle's guard, if it has one, looks at the pictures too.
-        service: ``"shared"``: one process runs the networks for all workers of this machine; None:
-            they run in this one. The guard stays in this process.
 
     Raises:
         ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or a
@@ -89,7 +85,6 @@ class Classifier(Runner):
         threshold: float | None = None,
         exit_threshold: float | None = None,
         guarded: bool = True,
-        service: str | None = None,
     ) -> None:
         self.guarded = guarded
         """Whether the guard looks at the pictures too."""
@@ -100,7 +95,6 @@ class Classifier(Runner):
             device=device,
             precision=precision,
             threads=threads,
-            service=service,
         )
         spec = self.bundle.spec
         if threshold is not None and not 0.0 <= threshold <= 1.0:
@@ -117,7 +111,6 @@ class Classifier(Runner):
             )
         self.exit_threshold = self.threshold if exit_threshold is None else float(exit_threshold)
         """Success that is claimed goes on while the probability is at least this."""
-        self._thresholds = (threshold, exit_threshold)
         self.prepared: NDArray[np.uint8] | None = None
         """Pictures of the last :meth:`judge`, as the network got them; None if there were none."""
         self.looks = 0
@@ -191,7 +184,6 @@ class Classifier(Runner):
             threshold=self.threshold,
             exit_threshold=self.exit_threshold,
             guarded=self.guarded,
-            service=self.service,
         )
         return _RewardFunction(exact, reward)
 
@@ -205,19 +197,7 @@ class Classifier(Runner):
         if pictures is None:
             return np.zeros(0)
         first, *again = self.backends
-        odds = None
-        while odds is None:  # again if a service swaps its networks between the two looks
-            odds = self._look(first, again, pictures)
-        self.looks += len(odds)
-        return odds
-
-    def _look(
-        self, first: Backend, again: list[Backend], pictures: NDArray[np.uint8]
-    ) -> NDArray[np.float64] | None:
-        """Return log-odds of the networks of one version; None if it changed."""
         scores = self._scores_on(first, pictures)
-        if scores is None:
-            return None
         odds = self._odds(scores)
         exact = first
         if again and self.band is not None:
@@ -225,18 +205,15 @@ class Classifier(Runner):
             rows = self._near(odds, self.band)
             if len(rows):
                 seen = self._scores_on(exact, pictures[rows])
-                if seen is None:
-                    return None
                 scores[rows], odds[rows] = seen, self._odds(seen)
                 self.second_looks += len(rows)
         if shift_band := self.bundle.spec.decision.shift_band:
             rows = self._near(odds, shift_band)
             if len(rows):
                 moved = self._scores_on(exact, np.concatenate(shifts_of(pictures[rows])[1:]))
-                if moved is None:
-                    return None
                 left, right = np.split(moved, 2)
                 odds[rows] = self._odds((scores[rows] + left + right) / 3)
+        self.looks += len(odds)
         return odds
 
     def _near(self, odds: NDArray[np.float64], band: float) -> NDArray[np.intp]:
@@ -250,89 +227,9 @@ class Classifier(Runner):
         spec = self.bundle.spec
         return log_odds(scores, spec.success_index, spec.decision.temperature)
 
-    def _scores_on(
-        self, backend: Backend, pictures: NDArray[np.uint8]
-    ) -> NDArray[np.float64] | None:
-        """Return logits (N, K); None if another version answered than that of the bundle."""
-        outputs, version = backend.infer_versioned(pictures)
-        if version != self._version:
-            self._follow(backend)
-            return None
-        return scores_of(outputs, self.bundle.spec)
-
-    def swap(self, bundle: Bundle | str | Path) -> None:
-        """Let all callers of this classifier's service judge by another bundle from now on.
-
-        Each request is answered wholly by one bundle; network, calibration, threshold and guard
-        change together. Callers that gave a threshold of their own keep it.
-
-        Args:
-            bundle: a saved one, of the same pictures and labels.
-
-        Raises:
-            ConfigError: the service has no name (``service="shared:NAME"``), or the bundle is of
-                another kind.
-            VinorewardError: the bundle cannot be loaded; then nothing is changed.
-        """
-        new = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-        self._check_swap(new)
-        first, *again = self.backends
-        precisions = [one.precision for one in (first, *again)]
-        for precision in precisions:  # checked here, before anybody is judged by it
-            new.backend(
-                self.backend_name, device=self.device, precision=precision, threads=self.threads
-            ).close()
-        note = {"bundle": str(new.path), "sha256": new.sha256, "trusted": new.trusted}
-        networks = [new.network(precision) for precision in precisions]
-        cast("SharedBackend", first).swap(networks, note)
-        self._follow(first)
-
-    def _check_swap(self, new: Bundle) -> None:
-        if self.service is None or not service_name(self.service):
-            raise ConfigError(
-                f"a swap was asked of a classifier with service={self.service!r}. Expected "
-                "service='shared:NAME', with a name of this training's own: nobody else's rewards "
-                "may change."
-            )
-        ours, theirs = self.bundle.spec, new.spec
-        for name in ("kind", "picture", "labels", "success_index", "output"):
-            if getattr(ours, name) != getattr(theirs, name):
-                raise ConfigError(
-                    f"a swap was asked to the bundle {theirs.name!r}, whose {name} differs from "
-                    f"that of {ours.name!r}. Expected the same kind, pictures, labels and output; "
-                    "start new workers with it instead."
-                )
-        new.resolve_precision(self.backend_name, self.precision)
-        if new.second_look_band(self.precision) is not None and len(self.backends) == 1:
-            raise ConfigError(
-                f"a swap was asked to the bundle {theirs.name!r}, which needs second looks and "
-                f"{ours.name!r} does not. Expected both alike; start new workers with it instead."
-            )
-
-    def _follow(self, backend: Backend) -> None:
-        if backend.version == self._version:
-            return
-        note, version = cast("SharedBackend", backend).note()
-        if version == 0:  # of a new service, while this is a copy of a classifier that had followed
-            self.bundle = self._own
-        elif set(note) == {"bundle", "sha256", "trusted"}:
-            self.bundle = Bundle.load(
-                note["bundle"], sha256=note["sha256"], trusted=note["trusted"]
-            )
-        else:
-            raise ConfigError(
-                f"the service {self.service!r} swapped its networks and does not say to which "
-                "bundle. Expected a swap by Classifier.swap."
-            )
-        decision = self.bundle.spec.decision
-        if self._thresholds[0] is None:
-            self.threshold = decision.threshold
-        leave = self._thresholds[1]
-        self.exit_threshold = self.threshold if leave is None else min(leave, self.threshold)
-        self.band = self.bundle.second_look_band(self.precision)
-        if "guard" in self.__dict__:
-            del self.guard
-        self._version = version
+    def _scores_on(self, backend: Backend, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Return logits (N, K)."""
+        return scores_of(backend.infer(pictures), self.bundle.spec)
 
 
 _METHODS = {"claim": "compute_reward", "probability": "probability", "log_odds": "log_odds"}

@@ -259,10 +259,6 @@ class RewardCore:
         self._lengths = np.zeros(num_envs, np.int64)
         self._began = np.full(num_envs, time.perf_counter())
 
-    def follow(self, threshold: float, exit_threshold: float) -> None:
-        """Take the thresholds of a classifier, which a service's swap may have changed."""
-        self.detector.enter, self.detector.exit = float(threshold), float(exit_threshold)
-
     @property
     def needs_first_pictures(self) -> bool:
         """Whether :meth:`begin` needs the probability of the episode's first picture."""

@@ -183,7 +183,6 @@ class EncodedObservationBase(Form[AnyEnv]):
         sample: bool = False,
         seed: int | None = None,
         picture_in_info: bool = False,
-        service: str | None = None,
     ) -> None:
         options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
         encoder = Encoder(
@@ -192,7 +191,6 @@ class EncodedObservationBase(Form[AnyEnv]):
             device=device,
             precision=precision,
             threads=threads,
-            service=service,
         )
         arguments = {
             "bundle": recorded(bundle, encoder.bundle),
@@ -201,7 +199,6 @@ class EncodedObservationBase(Form[AnyEnv]):
             "precision": precision,
             "threads": threads,
             "image_source": image_source,
-            "service": service,
             **vars(options),
         }
         inside = self._inside(env)
@@ -255,8 +252,6 @@ class EncodedObservation(EncodedObservationBase[Env], SingleForm):
         seed: of the draws, together with the seeds that ``reset`` is given; None: random where
             ``reset`` is given none.
         picture_in_info: put the newest picture into ``info["picture"]``, ``(H, W, 3)`` uint8.
-        service: ``"shared"``: one process runs the network for all workers of this machine that
-            ask for the same bundle and settings (``docs/serving.md``). None: it runs in this one.
 
     Raises:
         ConfigError: arguments that cannot work, on their own or with this environment.

@@ -96,7 +96,6 @@ class LearnedRewardBase(Form[AnyEnv]):
         on_ood: OnOdd = "withhold",
         frozen_check: bool = True,
         accept_foreign_pictures: bool = False,
-        service: str | None = None,
     ) -> None:
         options = RewardOptions(
             success_reward=success_reward,
@@ -122,7 +121,6 @@ class LearnedRewardBase(Form[AnyEnv]):
             threshold=success_threshold,
             exit_threshold=success_exit_threshold,
             guarded=on_ood != "ignore",
-            service=service,
         )
         source = sources_of(image_source, self._classifier.bundle, self._default_source)
         if success_threshold is None:
@@ -139,7 +137,6 @@ class LearnedRewardBase(Form[AnyEnv]):
                 None if success_exit_threshold is None else self._classifier.exit_threshold
             ),
             "accept_foreign_pictures": accept_foreign_pictures,
-            "service": service,
             **vars(options),
         }
         self._claims: dict[int, NDArray[np.uint8]] = {}
@@ -243,10 +240,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             raise
 
     def _judge(self, pictures: NDArray[np.uint8]) -> Judged:
-        judged = self._classifier.judge(pictures)
-        if self._classifier.service is not None:
-            self._core.follow(self._classifier.threshold, self._classifier.exit_threshold)
-        return judged
+        return self._classifier.judge(pictures)
 
     def claimed_picture(self, index: int = 0) -> NDArray[np.uint8] | None:
         """Return the picture of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
@@ -433,8 +427,6 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             that is a picture and nothing else, nothing looks for it.
         accept_foreign_pictures: around an environment that says what draws its pictures (a
             ``picture_scene``, as PandaHover has), take a bundle that does not say it.
-        service: ``"shared"``: one process runs the network for all workers of this machine that
-            ask for the same bundle and settings (``docs/serving.md``). None: it runs in this one.
 
     Raises:
         ConfigError: arguments that cannot work, on their own or with this environment.

@@ -208,7 +208,7 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorForm):
         core, options = self._core, self._core.options
         if self._mode is not AutoresetMode.SAME_STEP or not hasattr(observations, "detach"):
             return False
-        if options.keep or options.sample or options.picture_in_info or core.encoder.service:
+        if options.keep or options.sample or options.picture_in_info:
             return False
         from vinoreward.wrappers.encoded_on_device import encodes_on
 

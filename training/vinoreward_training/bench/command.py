@@ -31,7 +31,6 @@ _BY_MODULE = {
     "encoders": "encoders joint",
     "command": "memory install",
     "gpu": "gpu",
-    "services": "service",
     "labelling": "labelling",
     "searches": "search",
     "audits": "audit mend",

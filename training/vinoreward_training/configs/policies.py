@@ -30,7 +30,7 @@ class TrainConfig:
         vinoreward train --vec-env batched --out runs/fast
         vinoreward train --env PandaHoverRandom-v0 --num-envs 4 --out runs/four
         vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --num-envs 16 \\
-            --service shared --out runs/sixteen
+            --out runs/sixteen
         vinoreward train --config my.yaml --algorithm-kwargs gamma 0.95 batch_size 128
     """
 
@@ -107,10 +107,6 @@ class TrainConfig:
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """How processes of --num-envs start. fork is fast and copies what this process holds, which
     some libraries do not survive."""
-    service: str | None = None
-    """shared: one process of the machine runs the networks for all that ask for the same, also for
-    other trainings. With --num-envs in processes, each environment then judges, and encodes, its
-    own pictures; shared:NAME for a service that others may swap. None: this process runs them."""
     success_reward: float = 1.0
     """Reward of a claimed success, with --wrap-bundle."""
     step_reward: float = 0.0
@@ -253,12 +249,12 @@ class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
     Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
-    memory, install, gpu, service, labelling, search, audit, mend, label-order, overhead-batched,
+    memory, install, gpu, labelling, search, audit, mend, label-order, overhead-batched,
     seconds, learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms,
     and those of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
     actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
     ``quick`` for the first ones, which need no training, ``all`` for all. search, audit, mend,
-    label-order, alarms and service take about 20 minutes each.
+    label-order and alarms take about 20 minutes each.
     Rows with pixels, and most of encoders, need an encoder (--encoder) and are skipped with a note
     without one. labelling needs Chromium, gpu a CUDA device.
 
@@ -324,7 +320,3 @@ class BenchConfig:
     """Steps of each training of ``overhead``, ``overhead-pixels`` and ``overhead-batched``."""
     evaluation_episodes: int = 100
     """Episodes for the decision whether a policy has solved its task."""
-    service_workers: int = 16
-    """Processes of ``service``."""
-    service_calls: int = 1_000_000
-    """Calls of ``service`` in which it and its workers are killed at random."""

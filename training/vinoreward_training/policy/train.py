@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from vinoreward.backends.serving import service_name
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, needed_for
 from vinoreward.files import read_json, write_json
@@ -262,7 +261,6 @@ _OF_OURS = ("hold", "exit_threshold", "on_ood")
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
     own = has_own_reward(config.env)
-    _check_service(config, own=own)
     if config.wrap_bundle and not own:
         if config.backend == "oracle" and not config.resume:
             refuse_ignored(
@@ -287,20 +285,6 @@ def _check_reward_used(config: TrainConfig) -> None:
                 f"found {option} {value}, an option of a learned reward, but {config.env} {what}. "
                 f"Expected a reward that --wrap-bundle puts around the environment; {cure}."
             )
-
-
-def _check_service(config: TrainConfig, *, own: bool) -> None:
-    """Refuse a service that would run nothing."""
-    if config.service is None:
-        return
-    service_name(config.service)
-    judged = config.backend != "oracle" and (own or config.wrap_bundle)
-    if not judged and config.encoder is None:
-        raise ConfigError(
-            f"found --service {config.service}, but no network is asked for: "
-            f"{config.env} is trained on its own reward or on the truth. Expected a classifier "
-            "(--wrap-bundle, and not --backend oracle) or an --encoder; leave --service out."
-        )
 
 
 def _check_learner(config: TrainConfig) -> None:
@@ -408,7 +392,7 @@ def _make_all(config: TrainConfig) -> Any:
         return make_batch(config.num_envs, config.env, kwargs, **_of_env(config))
     processes = config.vec_env == "subproc" and config.num_envs > 1
     if processes:
-        print(crowd(config.num_envs, usable_cores(), service=config.service is not None))
+        print(crowd(config.num_envs, usable_cores()))
     return make_envs(
         config.num_envs,
         config.env,
@@ -428,21 +412,19 @@ def _device(config: TrainConfig) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def crowd(count: int, cores: int, *, service: bool) -> str:
+def crowd(count: int, cores: int) -> str:
     """Return what a training says of its environments' processes and the cores they share."""
     limits = thread_limits()
     threads = limits["OMP_NUM_THREADS"]
     each = "1 thread" if threads == "1" else f"{threads} threads, as OMP_NUM_THREADS says"
     said = f"{count} environments in processes of their own, each of which computes on {each}"
-    if service:
-        said += "; one service runs the network for all"
     if count > cores:
         said += f". They share {cores} core{'s' if cores > 1 else ''}"
     return f"{said}."
 
 
 def _of_env(config: TrainConfig) -> dict[str, Any]:
-    named = {name: getattr(config, name) for name in (*OF_ENV, "service")}
+    named = {name: getattr(config, name) for name in OF_ENV}
     return {**named, "gamma": discount(config.algorithm_kwargs)}
 
 

@@ -29,7 +29,7 @@ from vinoreward_envs.panda_hover import ORACLE, UNJUDGED, PandaHoverEnv
 OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
 OF_JUDGE = (
     "backend", "bundle", "precision", "device", "threads", "success_threshold",
-    "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_pictures", "service",
+    "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_pictures",
 )  # fmt: skip
 """Arguments of our environments that ``LearnedReward`` takes by the same name."""
 _ID = re.compile(r"[\w:./-]+")
@@ -268,7 +268,6 @@ def make_env(
     exit_threshold: float | None = None,
     on_ood: OnOdd = "withhold",
     gamma: float = 0.99,
-    service: str | None = None,
     judged: bool = True,
 ) -> gym.Env[Any, Any]:
     """Make one environment.
@@ -298,7 +297,6 @@ def make_env(
         exit_threshold: ``success_exit_threshold``.
         on_ood: as ``LearnedReward``'s.
         gamma: the learner's discount, for ``reward_mode="potential"``.
-        service: as ``LearnedReward``'s, also for the encoder.
         judged: False leaves learned reward and encoder to :func:`make_envs`.
     """
     read = truth_reader(truth_key, truth)
@@ -321,7 +319,6 @@ def make_env(
         "exit_threshold": exit_threshold,
         "on_ood": on_ood,
         "gamma": gamma,
-        "service": service,
     }
 
     def with_truth(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
@@ -373,9 +370,7 @@ def make_env(
             # Its observation is no picture, so it has to render one.
             env.close()
             env = made("rgb_array")
-        encoding = encoder_arguments(
-            backend=backend, precision=precision, frame_stack=frame_stack, service=service
-        )
+        encoding = encoder_arguments(backend=backend, precision=precision, frame_stack=frame_stack)
         return EncodedObservation(env, loaded, **encoding)
     except VinorewardError:
         env.close()
@@ -392,7 +387,6 @@ def own_arguments(
     hold: int = 1,
     exit_threshold: float | None = None,
     on_ood: OnOdd = "withhold",
-    service: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
     """Return the arguments of an environment that has a learned reward itself."""
@@ -405,8 +399,6 @@ def own_arguments(
         own["success_exit_threshold"] = exit_threshold
     if on_ood != "withhold":
         own["on_ood"] = on_ood
-    if service is not None and backend != ORACLE:
-        own["service"] = service
     given = {key: tupled(value) for key, value in env_kwargs.items()}
     return {**own, "backend": backend, "precision": precision, **given}
 
@@ -426,7 +418,6 @@ def reward_arguments(
     exit_threshold: float | None = None,
     on_ood: OnOdd = "withhold",
     gamma: float = 0.99,
-    service: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
     """Return the arguments of ``LearnedReward``, or of its form for many environments."""
@@ -446,7 +437,6 @@ def reward_arguments(
         # Else an agent that is paid for looking like success would stay just short of it.
         "terminate_on_success": reward_mode in ("sparse", "potential"),
         "gamma": gamma,
-        "service": service,
     }
 
 
@@ -455,7 +445,6 @@ def encoder_arguments(
     backend: str = "openvino",
     precision: str = "auto",
     frame_stack: int = 1,
-    service: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
     """Return the arguments of ``EncodedObservation``, or of its form for many environments."""
@@ -463,7 +452,6 @@ def encoder_arguments(
         "backend": "openvino" if backend == ORACLE else backend,
         "precision": precision,
         "frame_stack": frame_stack,
-        "service": service,
     }
 
 

@@ -49,8 +49,6 @@ def make_envs(
 ) -> VecEnv:
     """Make many environments whose pictures are classified, and encoded, in one call per step.
 
-    With ``service`` and ``processes`` each of them asks the service by itself instead.
-
     Args:
         count: of environments.
         env_id: as :func:`make_env`, like all others but:
@@ -66,8 +64,6 @@ def make_envs(
     from vinoreward.wrappers.sb3 import VecEncodedObservation, VecLearnedReward
 
     method = start_method if processes else None
-    if processes and options.get("service") is not None:
-        return _together(count, env_id, env_kwargs or {}, method, {**options, "judged": True})
     options["judged"] = False
     encoder = options.get("encoder")
     loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))
@@ -112,8 +108,7 @@ def make_batch(
     Args:
         count: of environments.
         env_id: of one that pays a learned reward itself and has a vector entry point.
-        env_kwargs: as :func:`make_env`, like all others; ``truth`` and ``service`` must be
-            None.
+        env_kwargs: as :func:`make_env`, like all others; ``truth`` must be None.
         options: see there.
 
     Raises:
@@ -125,12 +120,11 @@ def make_batch(
             f"found --vec-env batched, but {env_id} is no batch that pays a learned reward. "
             f"Expected one of ours, such as PandaHover-v0; {cure}."
         )
-    for name in ("truth", "service"):
-        if options.get(name) is not None:
-            raise ConfigError(
-                f"found --{name} {options[name]} with --vec-env batched, whose environments are "
-                f"one object in this process. Expected none; leave it out, or {cure}."
-            )
+    if options.get("truth") is not None:
+        raise ConfigError(
+            f"found --truth {options['truth']} with --vec-env batched, whose environments are "
+            f"one object in this process. Expected none; leave it out, or {cure}."
+        )
     own = own_arguments(env_kwargs or {}, **options)
     encoder = options.get("encoder")
     loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))

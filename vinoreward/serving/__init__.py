@@ -1,1 +1,0 @@
-"""Services of learned rewards beyond one machine."""
