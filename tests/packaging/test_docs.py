@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import shlex
@@ -299,14 +300,22 @@ def test_a_classifier_behind_ray_serve(
     pytest.importorskip("ray.serve", exc_type=ImportError)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     code = block(project_root / "docs" / "many-workers.md", "from ray import serve")
-    steps = (
-        "single = gym.make('PandaHover-v0', render_mode='rgb_array')\n"
-        "env.reset(seed=1), single.reset(seed=1)\n"
-        "for _ in range(5):\n"
-        "    action = single.action_space.sample()\n"
-        "    print(env.step(action)[1] == single.step(action)[1] or 'differs')\n"
+    checks = (
+        "import json\n"
+        "from pathlib import Path\n"
+        "here, handle = Classifier('panda-hover-classifier'), serve.get_app_handle('reward')\n"
+        "images = here.bundle.golden.images\n"
+        "waiting = [handle.remote(image) for image in images]\n"
+        "env.reset(seed=1)\n"
+        "step = env.step(env.action_space.sample())\n"
+        "claimed = here.compute_reward(env.render()[None]).tolist()\n"
+        "found = [one.result() for one in waiting], [step[1]]\n"
+        "expected = here.compute_reward(images).tolist(), claimed\n"
+        "Path('answers.json').write_text(json.dumps([found, expected]))\n"
         "serve.shutdown()\n"
     )
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)  # else other tests would join this cluster
-        assert run_example(code + steps, tmp_path).split() == ["True"] * 5
+        run_example(code + checks, tmp_path)
+    found, expected = json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))
+    assert found == expected and set(found[0]) == {0.0, 1.0}
