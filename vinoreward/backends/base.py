@@ -55,8 +55,6 @@ class Backend(Closing):
         precision: ``"fp32"``, ``"bf16"`` or ``"int8"``, with PyTorch also ``"fp16"``. INT8 is a
             property of the file in ``spec``.
         threads: threads that one inference may use, at least 1.
-        cache_dir: folder for compiled models; only OpenVINO uses it. Off by default: on a CPU it
-            saves a tenth of a second, and damage in it is not noticed.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -76,7 +74,6 @@ class Backend(Closing):
         device: str = "CPU",
         precision: str = "fp32",
         threads: int = 1,
-        cache_dir: Path | None = None,
     ) -> None:
         if precision not in self.precisions:
             raise ConfigError(
@@ -96,7 +93,6 @@ class Backend(Closing):
         self.device = device.upper()
         self.precision = precision
         self.threads = threads
-        self.cache_dir = cache_dir
         self._closed = False
         self._start()
 
@@ -308,11 +304,10 @@ def load_backend(
     device: str = "CPU",
     precision: str = "fp32",
     threads: int = 1,
-    cache_dir: Path | None = None,
 ) -> Backend:
     """Make a backend for a network. The network is read on first use, or by ``.load()``.
 
-    ``device``, ``precision``, ``threads`` and ``cache_dir`` are as in :class:`Backend`.
+    ``device``, ``precision`` and ``threads`` are as in :class:`Backend`.
 
     Args:
         name: ``"openvino"``, ``"onnxruntime"``, ``"torch"``, or one that another package registers
@@ -328,7 +323,7 @@ def load_backend(
     problem = _missing(backend)
     if problem is not None:
         raise MissingExtraError(problem)
-    return backend(spec, device=device, precision=precision, threads=threads, cache_dir=cache_dir)
+    return backend(spec, device=device, precision=precision, threads=threads)
 
 
 def available_backends() -> dict[str, str | None]:

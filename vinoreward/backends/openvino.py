@@ -92,8 +92,6 @@ class OpenVINOBackend(Backend):
         options["INFERENCE_PRECISION_HINT"] = "bf16" if self.precision == "bf16" else "f32"
         if self.device == "CPU":
             options |= {"INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False}
-        if self.cache_dir is not None:
-            options["CACHE_DIR"] = str(self.cache_dir)
         try:
             model.reshape(shape)
             if not self.spec.trusted:

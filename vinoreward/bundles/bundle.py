@@ -259,7 +259,6 @@ class Bundle(FromOthers):
         device: str = "CPU",
         precision: str = "auto",
         threads: int = 1,
-        cache_dir: Path | None = None,
         verify: bool = True,
     ) -> Backend:
         """Return a backend for this network, checked with the golden frames.
@@ -269,7 +268,6 @@ class Bundle(FromOthers):
             device: device name, in capitals.
             precision: ``"auto"``, ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"int8"``.
             threads: threads that one inference may use.
-            cache_dir: folder for compiled models (OpenVINO only).
             verify: load the network now and run the golden frames. Otherwise, and for a bundle
                 that is not saved, the network is loaded on first use.
 
@@ -285,7 +283,6 @@ class Bundle(FromOthers):
             device=device,
             precision=resolved,
             threads=threads,
-            cache_dir=cache_dir,
         )
         if verify and self.saved:
             with contextlib.ExitStack() as on_error:
