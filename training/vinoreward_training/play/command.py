@@ -135,11 +135,11 @@ def _open(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> 
         )
     if config.env is None:
         recorded = config.run / "policy.json"
-        agree_to_import(description.get("env"), recorded, trusted=config.trust_run)
+        agree_to_import(description.get("env"), recorded, trust_run=config.trust_run)
     _, truth = _truth(config, description)
     if truth is not None and config.truth is None:
         recorded = config.run / "policy.json"
-        agree_to_import(truth, recorded, trusted=config.trust_run, option="--truth")
+        agree_to_import(truth, recorded, trust_run=config.trust_run, option="--truth")
     env = _make(config, description, mode)
     stack.callback(env.close)
     return Opened(env, load_policy(config.run, env), description)
@@ -272,7 +272,7 @@ def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, dict[str, s
         same = config.env is None or config.env == run.task
         if same and config.truth is None and run.truth is not None:
             recorded = config.run / "config.yaml"
-            agree_to_import(run.truth, recorded, trusted=config.trust_run, option="--truth")
+            agree_to_import(run.truth, recorded, trust_run=config.trust_run, option="--truth")
         options = evaluation_options(run) if same else {}
         recorded_truth = {"truth_key": run.truth_key, "truth": run.truth} if same else {}
         return config.env or run.task, options, run.backend, recorded_truth

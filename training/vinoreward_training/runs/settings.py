@@ -150,11 +150,13 @@ class Settings(Generic[_Config]):
                 )
         for name in (self.environment, "truth"):
             if file is not None and values.get(name) is not None and name not in named:
-                agree_to_import(values[name], file, trusted=values["trust_run"], option=f"--{name}")
+                agree_to_import(
+                    values[name], file, trust_run=values["trust_run"], option=f"--{name}"
+                )
         for name in self.functions:
             if file is not None and values[name] is not None and name not in named:
                 option = f"--{name.replace('_', '-')}"
-                agree_to_run(values[name], file, trusted=values["trust_run"], option=option)
+                agree_to_run(values[name], file, trust_run=values["trust_run"], option=option)
         return self.check(config, base if resumed else None)
 
 

@@ -36,7 +36,7 @@ _ID = re.compile(r"[\w:./-]+")
 
 
 def agree_to_import(
-    env_id: object, named_by: Path, *, trusted: bool = False, option: str = "--env"
+    env_id: object, named_by: Path, *, trust_run: bool = False, option: str = "--env"
 ) -> None:
     """Raise ConfigError unless the user agrees to import what a file names: that runs its code.
 
@@ -54,7 +54,7 @@ def agree_to_import(
         )
     module = env_id.rpartition(":")[0]
     ours = module.partition(".")[0] in OURS and re.fullmatch(r"[\w.]+(?<!\.py)", module)
-    if trusted or not module or module in sys.modules or ours:
+    if trust_run or not module or module in sys.modules or ours:
         return
     asked = (
         f"{named_by} names the {kind} {env_id}, for which Python would import {module} and "
@@ -81,9 +81,9 @@ def names_function(text: str) -> bool:
     return bool(where) and name.isidentifier() and not Path(text).exists()
 
 
-def agree_to_run(function: object, named_by: Path, *, trusted: bool, option: str) -> None:
+def agree_to_run(function: object, named_by: Path, *, trust_run: bool, option: str) -> None:
     """Raise ConfigError unless the user agrees to run the code of a function that a file names."""
-    if not isinstance(function, str) or not names_function(function) or trusted:
+    if not isinstance(function, str) or not names_function(function) or trust_run:
         return
     asked = f"{named_by} names the function {function}, whose module Python would run."
     _agree(asked, "Run it?", f"name it yourself, {option} {function}")
