@@ -99,26 +99,27 @@ def overhead_batched_rows(config: BenchConfig) -> list[Row]:
     """Compare wall time of a training in one batch with the learned and the oracle's reward."""
     settled = SETTINGS.of(env=ENVIRONMENT, timesteps=config.overhead_steps)
     compiled = _compiled(settled, TOGETHER)
-    timed = ("sb3", "sbx") if is_installed("sbx") else ("sb3",)
+    timed: list[Learner] = ["sb3", "sbx"] if is_installed("sbx") else ["sb3"]
 
-    def seconds(arm: tuple[str, str], seed: int) -> Any:
-        learner, reward = arm
-        of_reward = {"backend": "oracle"} if reward == "oracle" else {"bundle": config.bundle}
+    def seconds(arm: str, seed: int) -> Any:
+        learner: Learner = "sbx" if arm.startswith("sbx") else "sb3"
+        options: dict[str, Any] = {"bundle": config.bundle}
+        if arm.endswith("oracle"):
+            options = {"backend": "oracle"}
         spent = train_seconds(
-            make_batch(TOGETHER, ENVIRONMENT, **of_reward),
+            make_batch(TOGETHER, ENVIRONMENT, **options),
             dataclasses.replace(settled, learner=learner),
             seed,
             # JAX compiles in the first gradient steps, which are not counted. The steps before are.
             uncounted=(compiled - 3 * TOGETHER, compiled) if learner == "sbx" else (0, 0),
         )
-        print(f"  {learner}, {reward} reward, seed {seed}: {spent[0]:.1f} s", flush=True)
+        print(f"  {arm} reward, seed {seed}: {spent[0]:.1f} s", flush=True)
         return spent
 
-    arms = [(learner, reward) for learner in timed for reward in ("learned", "oracle")]
+    arms = [f"{learner} {reward}" for learner in timed for reward in ("learned", "oracle")]
     times = paired(config, arms, config.seeds, seconds)
     wall, cpu, thread = (
-        {" ".join(arm): [float(one[at]) for one in found] for arm, found in times.items()}
-        for at in range(3)
+        {arm: [float(one[at]) for one in found] for arm, found in times.items()} for at in range(3)
     )
 
     def ratios(seconds: dict[str, list[float]], learner: str) -> Any:
