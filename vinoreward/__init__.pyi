@@ -3,9 +3,9 @@ from .bundles.bundle import Bundle
 from .encoders import Encoder
 from .rewards.alarms import FalseClaimAlarm, RateAlarm
 from .rewards.classifier import Classifier
+from .rewards.decision import SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
 from .rewards.precision import PrecisionBound
-from .rewards.success import SuccessDetector
 from .rewards.trust import TrustMonitor
 from .wrappers.batched import BatchedVecEnv, TrainMeanwhile
 from .wrappers.curriculum import RandomizationCurriculum

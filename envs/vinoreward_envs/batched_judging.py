@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.rewards.classifier import Classifier, Judged
-from vinoreward.rewards.success import RewardCore
+from vinoreward.rewards.decision import Decision
 from vinoreward_envs.arrays import Array
 from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_pictures import BatchedPictures
@@ -98,7 +98,7 @@ class HostJudging:
     on_device: ClassVar[bool] = False
 
     def __init__(
-        self, pictures: BatchedPictures, classifier: Classifier | None, core: RewardCore, count: int
+        self, pictures: BatchedPictures, classifier: Classifier | None, core: Decision, count: int
     ) -> None:
         self._pictures, self._judged, self._core = pictures, classifier is not None, core
         self._count = count
@@ -119,7 +119,7 @@ class HostJudging:
 
     def begin(self, mask: NDArray[np.bool_]) -> None:
         """See :class:`Judging`."""
-        self._core.begin(mask, np.zeros(self._count, np.float32))
+        self._core.reset(mask)
 
     def pictures_of(self, hover: BatchedHover) -> Pixels:
         """See :class:`Judging`."""
@@ -153,8 +153,8 @@ class HostJudging:
             claim = truth.astype(np.float32)
             judged = Judged(claim, claim, None)
         no_end = np.zeros(self._count, np.bool_)
-        scores = self._core.transition(
-            valid, judged.probability, judged.log_odds, own, no_end, odd=judged.odd
+        scores = self._core.decide(
+            valid, judged.probability, judged.log_odds, own, no_end, ood_score=judged.odd
         )
         return scores, drawn
 

@@ -6,15 +6,15 @@ Importing this imports torch.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 
-from vinoreward.backends.cuda_graph import FiniteCheck, equal_pieces
+from vinoreward.arrays import Arrays
+from vinoreward.backends.cuda_graph import equal_pieces
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.on_device import DeviceClassifier
-from vinoreward.rewards.success import RewardOptions
+from vinoreward.rewards.decision import Decision, RewardOptions, Scores
 from vinoreward_envs.arrays import CPU
 from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_judging import Judging
@@ -55,9 +55,10 @@ class DeviceJudging:
         count: int,
     ) -> None:
         self._spec, self._device, self._count = spec, device, count
-        self._rewards = DeviceReward(options, thresholds, count, device)
+        arrays = Arrays(torch, torch.device(device))
+        self._rewards = Decision(options, thresholds[0], count, thresholds[1], arrays)
+        self._unended = arrays.full(count, False, "bool")
         self._made = _Made(spec, classifier, device, piece_of(count, device))
-        self._check = FiniteCheck(device)
         self._looks: VaryingLooks | None = None
 
     def vary_looks(self) -> VaryingLooks:
@@ -72,11 +73,12 @@ class DeviceJudging:
 
     def check(self) -> None:
         """See ``Judging``; waits for the device."""
-        self._check.check("network", "they earned no success")
+        if self._made.judges:
+            self._made.classifier.check()
 
     def begin(self, mask: Tensor) -> None:
         """See ``Judging``."""
-        self._rewards.begin(mask)
+        self._rewards.reset(mask)
 
     def pictures_of(self, hover: BatchedHover) -> Tensor:
         """See ``Judging``."""
@@ -94,18 +96,18 @@ class DeviceJudging:
 
     def score(
         self, hover: BatchedHover, valid: Tensor, own: Tensor, truth: Tensor, *, pictures: bool
-    ) -> tuple[DeviceScores, Tensor | None]:
+    ) -> tuple[Scores, Tensor | None]:
         """See ``Judging``."""
         odd = None
         if self._made.judges:
-            log_odds, odd, drawn = self._judge(hover, pictures=pictures)
-            finite = self._check.of(log_odds)
-            # Infinity would be a sure success, and half precision overflows to it.
-            probability = torch.sigmoid(log_odds).float().masked_fill(~finite, torch.nan)
+            probability, odd, drawn = self._judge(hover, pictures=pictures)
         else:
             drawn = self.pictures_of(hover) if pictures else None
             probability = truth.float()
-        return self._rewards.transition(valid, probability, own, odd), drawn
+        scores = self._rewards.decide(
+            valid, probability, probability, own, self._unended, ood_score=odd
+        )
+        return scores, drawn
 
     def close(self) -> None:
         """Free camera and recorded work; may be called more than once."""
@@ -114,20 +116,20 @@ class DeviceJudging:
     def _judge(
         self, hover: BatchedHover, *, pictures: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return log-odds ``(N,)``, how odd the pictures are, and these if they are wanted."""
+        """Return probabilities ``(N,)``, how odd the pictures are, and these if they are wanted."""
         kept = self._room() if pictures else None
-        odds = torch.empty(self._count, dtype=torch.float64, device=self._device)
+        probability = torch.empty(self._count, device=self._device)
         odd: Tensor | None = None
         for piece in equal_pieces(self._count, self._made.size):
             drawn = self._draw(hover, piece)
             judged = self._made.classifier.judge(drawn)
-            odds[piece] = judged.log_odds
+            probability[piece] = judged.probability
             if judged.odd is not None:
-                odd = torch.zeros_like(odds, dtype=torch.float32) if odd is None else odd
+                odd = torch.zeros_like(probability) if odd is None else odd
                 odd[piece] = judged.odd
             if kept is not None:
                 kept[piece] = drawn
-        return odds, odd, kept
+        return probability, odd, kept
 
     def _draw(self, hover: BatchedHover, piece: slice, wanted: Tensor | None = None) -> Tensor:
         places = hover.gripper[piece], hover.objects[piece]
@@ -153,9 +155,9 @@ class _Made:
         return DeviceCamera(self._spec, self._device, self.size)
 
     @cached_property
-    def classifier(self) -> DeviceClassifier:
+    def classifier(self) -> Classifier:
         classifier: Any = self._classifier
-        return DeviceClassifier(classifier, self.size)
+        return classifier  # type: ignore[no-any-return]
 
     def close(self) -> None:
         for name in ("camera", "classifier"):
@@ -165,73 +167,3 @@ class _Made:
 def piece_of(count: int, device: str) -> int:
     """Return how many of N scenes are drawn and judged at once by a batch on a device."""
     return int(equal_pieces(count, CHUNK if device == CPU else PIECE)[0].stop)
-
-
-class DeviceScores(NamedTuple):
-    """What a step earned; tensors ``(N,)``, zero or False where nothing was scored."""
-
-    rewards: Tensor
-    """float64."""
-    claimed: Tensor
-    probability: Tensor
-    """float32."""
-    odd: Tensor | None
-
-
-class DeviceReward:
-    """:class:`~vinoreward.rewards.success.RewardCore` for rewards of claims, on a device.
-
-    Args:
-        options: ``reward_mode`` is ``"sparse"``, there is no guard of one's own, and ``on_ood`` is
-            ``"withhold"`` or ``"ignore"``.
-        thresholds: probability from which frames count, and from which they go on to count.
-        num_envs: N.
-        device: where the tensors are.
-    """
-
-    def __init__(
-        self,
-        options: RewardOptions,
-        thresholds: tuple[float, float],
-        num_envs: int,
-        device: str,
-    ) -> None:
-        self._options = options
-
-        def number(value: float, dtype: torch.dtype) -> Tensor:
-            return torch.full((), value, dtype=dtype, device=device)
-
-        self._enter, self._exit = (number(each, torch.float32) for each in thresholds)
-        self._paid = number(options.success_reward, torch.float64)
-        self._unpaid = number(options.step_reward, torch.float64)
-        self._counter = torch.zeros(num_envs, dtype=torch.int64, device=device)
-
-    def begin(self, mask: Tensor) -> None:
-        """Start an episode where ``mask`` is True."""
-        self._counter = self._counter * ~mask
-
-    def transition(
-        self, mask: Tensor, probability: Tensor, env_rewards: Tensor, odd: Tensor | None
-    ) -> DeviceScores:
-        """Score the steps where ``mask``, bool, is True; all ``(N,)``.
-
-        ``probability`` and ``odd`` are float32, ``env_rewards`` float; a NaN claims nothing.
-        """
-        options = self._options
-        counts = mask & (probability >= torch.where(self._counter > 0, self._exit, self._enter))
-        if odd is not None and options.on_ood == "withhold":
-            counts &= ~(odd > 1.0)
-        longer = (self._counter + 1).clamp(max=options.success_hold_steps)
-        following = longer * counts
-        self._counter = torch.where(mask, following, self._counter)
-        claimed = mask & (self._counter >= options.success_hold_steps)
-        own = options.env_reward_weight * env_rewards
-        if options.success_replaces_env_reward:
-            own = own.masked_fill(claimed, 0.0)
-        rewards = torch.where(claimed, self._paid, self._unpaid) + own
-        return DeviceScores(
-            rewards.masked_fill(~mask, 0.0),
-            claimed,
-            probability.masked_fill(~mask, 0.0),
-            None if odd is None else odd.masked_fill(~mask, 0.0),
-        )

@@ -18,8 +18,8 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_scene
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError
 from vinoreward.rewards.classifier import Classifier, Judged, check_origin
+from vinoreward.rewards.decision import Decision, OnOdd, RewardOptions
 from vinoreward.rewards.interventions import Intervention, SearchSpace
-from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions
 from vinoreward_envs import constants as c
 from vinoreward_envs.actuation import Actuation
 from vinoreward_envs.arrays import Arrays
@@ -56,7 +56,7 @@ REWARDS: dict[str, Any] = {
     "success_replaces_env_reward": True,
 }
 """Of a learned reward: the scene pays for the move, but for one that ends in a claimed success."""
-# For RewardCore: every step is scored; the task itself ends no episode.
+# For Decision: every step is scored; the task itself ends no episode.
 _SCORED, _NO_END = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 
 
@@ -204,7 +204,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             )
             threshold = self._classifier.threshold
         rewards = RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS)
-        self._core = RewardCore(rewards, threshold, exit_threshold=success_exit_threshold)
+        self._core = Decision(rewards, threshold, exit_threshold=success_exit_threshold)
         article: dict[str, Any] = {"motion": "dynamics", "ik": "article"}
         self.scene = HoverScene(camera=spec, **(article if fidelity else {"motion": motion}))
         self._pixels = observation == "pixels"
@@ -252,7 +252,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self._vary()
         self.scene.place_object(place)
         self.scene.home()
-        self._core.begin(_SCORED, np.zeros(1, np.float32))
+        self._core.reset(_SCORED)
         self._steps = 0
         self._show()
         distance = self.scene.distance()
@@ -283,8 +283,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         }
         judged = self._look(info)
         paid = np.array([c.REWARD_REFUSED if refused else c.REWARD_STEP])
-        scores = self._core.transition(
-            _SCORED, judged.probability, judged.log_odds, paid, _NO_END, odd=judged.odd
+        scores = self._core.decide(
+            _SCORED, judged.probability, judged.log_odds, paid, _NO_END, ood_score=judged.odd
         )
         claimed, reward = bool(scores.claimed[0]), float(scores.rewards[0])
         if self._judged:

@@ -18,7 +18,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier, check_origin
-from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions
+from vinoreward.rewards.decision import Decision, OnOdd, RewardOptions
 from vinoreward_envs import constants as c
 from vinoreward_envs.arrays import CPU, Array, Arrays, Kind
 from vinoreward_envs.batched_hover import BatchedHover
@@ -472,7 +472,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def _make_judging(
         self, options: RewardOptions, threshold: float, leave: float | None, *, on_device: bool
     ) -> Judging:
-        core = RewardCore(options, threshold, self.num_envs, leave)
+        core = Decision(options, threshold, self.num_envs, leave)
         if not on_device:
             return HostJudging(self._pictures, self._classifier, core, self.num_envs)
         from vinoreward_envs.device_judging import DeviceJudging

@@ -19,7 +19,7 @@ from vinoreward.rewards.calibration import (
     threshold_for_fpr,
     threshold_for_recall,
 )
-from vinoreward.rewards.success import shaping
+from vinoreward.rewards.decision import shaping
 
 COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from vinoreward.errors import ConfigError, MissingExtraError
-from vinoreward.rewards.success import Truth
+from vinoreward.rewards.truth import Truth
 from vinoreward_training.tasks.environments import make_env
 
 

@@ -24,7 +24,8 @@ from vinoreward import (
     VectorLearnedReward,
 )
 from vinoreward.errors import ConfigError, InputError, OddPictureError
-from vinoreward.rewards.success import RewardCore, RewardOptions, Truth, claim_of
+from vinoreward.rewards.decision import Decision, RewardOptions
+from vinoreward.rewards.truth import Truth, claim_of
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +104,9 @@ def test_a_reward_that_counts_has_to_be_finite(toy: Bundle, form: Form, reward: 
 
 
 def test_a_reward_of_no_step_does_not_count() -> None:
-    core = RewardCore(RewardOptions(env_reward_weight=1.0), 0.5, 2)
+    core = Decision(RewardOptions(env_reward_weight=1.0), 0.5, 2)
     half, both = np.full(2, 0.1, np.float32), np.zeros(2, np.bool_)
-    scores = core.transition(np.array([True, False]), half, half, np.array([2.0, np.nan]), both)
+    scores = core.decide(np.array([True, False]), half, half, np.array([2.0, np.nan]), both)
     assert scores.rewards.tolist() == [2.0, 0.0]
 
 
@@ -134,12 +135,12 @@ def test_an_odd_picture_that_raises_ends_the_hold_as_one_that_is_withheld() -> N
     odd = np.array([0.1, 3.0], np.float32)
     claims = []
     for on_ood in ("withhold", "raise"):
-        core = RewardCore(RewardOptions(success_hold_steps=2, on_ood=on_ood), 0.5, 2)
+        core = Decision(RewardOptions(success_hold_steps=2, on_ood=on_ood), 0.5, 2)
         args = everyone, sure, sure, np.zeros(2), ~everyone
-        core.transition(*args, odd=odd * 0)
+        core.decide(*args, ood_score=odd * 0)
         with contextlib.suppress(OddPictureError):
-            core.transition(*args, odd=odd)
-        claims.append(bool(core.transition(*args, odd=odd * 0).claimed[1]))
+            core.decide(*args, ood_score=odd)
+        claims.append(bool(core.decide(*args, ood_score=odd * 0).claimed[1]))
     assert claims == [False, False]
 
 
@@ -170,7 +171,7 @@ def one_ends_as_the_other_is_odd(tmp_path: Path, mode: AutoresetMode | None, **o
         )
         env.reset(seed=0)
     ends.first_cells = (5,)
-    env._core.detector._counter[0] = 1
+    env._model.decision.detector._counter[0] = 1
     odd.cell = 1
     with pytest.raises(OddPictureError):
         env.step(np.array([0, 1]))
@@ -215,7 +216,7 @@ def test_no_hold_goes_on_over_a_step_that_was_not_judged(
     else:
         env = VecLearnedReward(DummyVecEnv([lambda: at(cell)]), toy.path, **options)
         env.reset()
-    env._core.detector._counter[0] = 1
+    env._model.decision.detector._counter[0] = 1
 
     def fails(*_: Any) -> None:
         raise error
@@ -224,7 +225,7 @@ def test_no_hold_goes_on_over_a_step_that_was_not_judged(
         patch.setattr(env.classifier, "judge", fails)
         with pytest.raises(error):
             env.step(0 if form == "one" else np.array([0]))
-    assert env._core.detector.counter.tolist() == [0]
+    assert env._model.hold_counter.tolist() == [0]
     env.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Array, is_tensor
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import columns
 from vinoreward.bundles.picture import in_color, layout_of
@@ -20,37 +22,39 @@ from vinoreward.errors import ConfigError, InputError, OutputError, PictureMisma
 from vinoreward.rewards.guard import PictureGuard, guard_of
 
 if TYPE_CHECKING:
-    from vinoreward.backends.base import Backend
     from vinoreward.bundles.schema import BundleSpec
+    from vinoreward.rewards.on_device import DeviceClassifier
 
 RewardKind = Literal["claim", "probability", "log_odds"]
 
 # Smallest probability of a float32 softmax; the logarithm of 0 would be infinite.
 _LEAST = float(np.finfo(np.float32).tiny)
+PARALLEL = 16
+"""Images for each thread from which a batch is scored in several."""
 
 
 class Judged(NamedTuple):
-    """What a classifier and its guard say of N pictures."""
+    """What a classifier and its OOD detector say of N images: arrays of the caller's library."""
 
-    probability: NDArray[np.float32]
-    """(N,) Calibrated, from 0 to 1."""
-    log_odds: NDArray[np.float32]
-    """(N,) Of the same."""
-    odd: NDArray[np.float32] | None
-    """(N,) How strange the pictures are: above 1 the classifier cannot judge them. None without a
-    guard."""
+    probability: Array
+    """(N,) float32, calibrated, from 0 to 1; on a device NaN where the network gave no number."""
+    log_odds: Array
+    """(N,) float32, of the same."""
+    odd: Array | None
+    """(N,) float32, how unlike the training images: above 1 the classifier cannot judge. None
+    without a detector."""
 
 
 class Classifier(Runner):
-    """A bundle on a backend: calibrated probabilities of success for batches of pictures.
+    """A bundle on a backend: calibrated probabilities of success for batches of images.
 
-    It can be pickled: each process builds its own network at the first picture, and runs the
-    bundle's golden frames then.
+    It can be pickled: each process builds its own network at the first image, and runs the
+    bundle's golden images then.
 
-    With INT8 the bundle's FP32 network looks again at pictures close to the threshold
+    With INT8 the bundle's FP32 network scores images close to the threshold again
     (``decision.int8_band``), and its answer counts. :attr:`looks` and :attr:`second_looks` count
-    both in this process. Closer still (``decision.shift_band``) scores are means over the picture
-    and its copies moved by a pixel: test-time augmentation.
+    both in this process. Closer still (``decision.shift_band``) scores are means over the image
+    and its one-pixel translations: test-time augmentation.
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
@@ -59,12 +63,13 @@ class Classifier(Runner):
         precision: ``"auto"`` (INT8 where the bundle's gate passed it), ``"fp32"``, ``"int8"``, …
             INT8 is checked for its decisions: if you use the numbers themselves, ask for
             ``"fp32"``.
-        threads: threads that one inference may use.
+        threads: threads that one call may use: of one inference, or in a large batch each with a
+            network of its own.
         threshold: probability from which success is claimed; ``None`` is the bundle's. Second
             looks are around it, so give it here rather than compare with another number.
         exit_threshold: probability below which a claim ends, for hysteresis; second looks are
             around it too. ``None`` is the threshold.
-        guarded: whether the bundle's guard, if it has one, looks at the pictures too.
+        guarded: whether the bundle's OOD detector, if it has one, sees the images too.
 
     Raises:
         ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or a
@@ -87,22 +92,18 @@ class Classifier(Runner):
         guarded: bool = True,
     ) -> None:
         self.guarded = guarded
-        """Whether the guard looks at the pictures too."""
+        """Whether the OOD detector sees the images too."""
         self._auto = precision == "auto"
         super().__init__(
-            bundle,
-            backend=backend,
-            device=device,
-            precision=precision,
-            threads=threads,
+            bundle, backend=backend, device=device, precision=precision, threads=threads
         )
-        spec = self.bundle.spec
+        decision = self.bundle.spec.decision
         if threshold is not None and not 0.0 <= threshold <= 1.0:
             raise ConfigError(
                 f"the threshold is {threshold}. Expected a probability from 0 to 1, or None for the"
                 " bundle's."
             )
-        self.threshold: float = spec.decision.threshold if threshold is None else float(threshold)
+        self.threshold: float = decision.threshold if threshold is None else float(threshold)
         """Success is claimed where the probability is at least this (compared in float32)."""
         if exit_threshold is not None and not 0.0 <= exit_threshold <= self.threshold:
             raise ConfigError(
@@ -112,25 +113,59 @@ class Classifier(Runner):
         self.exit_threshold = self.threshold if exit_threshold is None else float(exit_threshold)
         """Success that is claimed goes on while the probability is at least this."""
         self.prepared: NDArray[np.uint8] | None = None
-        """Pictures of the last :meth:`judge`, as the network got them; None if there were none."""
+        """Images of the last :meth:`judge`, as the network got them; None if there were none."""
         self.looks = 0
-        """Pictures scored in this process."""
+        """Images scored in this process."""
         self.second_looks = 0
-        """Those of them that the FP32 network looked at again."""
+        """Those of them that the FP32 network scored again."""
+        self.busy_cores = 0
+        """Cores that someone else computes on: so many threads fewer are used in a batch."""
+        self._clones: list[Classifier] = []
+        self._on_device: DeviceClassifier | None = None
 
     @cached_property
     def guard(self) -> PictureGuard | None:
-        """The bundle's guard; None if it has none, or shall not look. BundleError if damaged."""
+        """The bundle's OOD detector; None if it has none, or is not used. BundleError if
+        damaged."""
         return guard_of(self.bundle) if self.guarded else None
 
-    def judge(self, images: NDArray[np.uint8]) -> Judged:
-        """Return what network and guard say; images and errors are as for :meth:`probability`."""
+    def judge(self, images: Array) -> Judged:
+        """Return what network and OOD detector say of ``(N, H, W, 3)`` uint8 images.
+
+        Tensors that :meth:`takes` are scored on their device, without waiting for it: see
+        :class:`~vinoreward.rewards.on_device.DeviceClassifier`. Errors as :meth:`probability`.
+        """
+        if is_tensor(images):
+            self.looks += len(images)
+            return self._device().judge(images)
         pictures = self.prepared = self.prepare(images)
-        odds = self._log_odds_of(pictures)
-        odd = None
-        if self.guard is not None:
-            odd = np.zeros(0, np.float32) if pictures is None else self.guard.odd(pictures)
-        return Judged(sigmoid(odds).astype(np.float32), odds.astype(np.float32), odd)
+        if pictures is None:
+            empty = np.zeros(0, np.float32)
+            return Judged(empty, empty, None if self.guard is None else empty)
+        threads = max(1, self.threads - self.busy_cores)
+        if threads > 1 and len(pictures) >= threads * PARALLEL:
+            return self._judge_in_threads(pictures, threads)
+        return self._judge(pictures)
+
+    def takes(self, images: object) -> bool:
+        """Return whether images are tensors that can be scored where they are."""
+        if not is_tensor(images) or self.backend_name != "torch":
+            return False
+        tensor: Any = images
+        picture, spec = self.picture, self.bundle.spec
+        device = self.device.lower()
+        return (
+            tuple(tensor.shape[1:]) == (picture.height, picture.width, 3)
+            and picture.crop is None
+            and not picture.views
+            and spec.output == "logits"
+            and str(tensor.device) in (device, f"{device}:0")
+        )
+
+    def check(self) -> None:
+        """Raise OutputError, once, if the network gave NaN or infinity on a device."""
+        if self._on_device is not None:
+            self._on_device.check()
 
     def probability(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the calibrated probability of success.
@@ -157,13 +192,13 @@ class Classifier(Runner):
     def compute_reward(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return 1.0 where success is claimed and 0.0 elsewhere, ``(N,)`` float32.
 
-        None is claimed of a picture that the guard finds odd.
+        None is claimed of an image that is out of distribution.
         """
         judged = self.judge(images)
         claimed = judged.probability >= np.float32(self.threshold)
         if judged.odd is not None:
             claimed &= judged.odd <= 1.0
-        return claimed.astype(np.float32)
+        return np.asarray(claimed.astype(np.float32))
 
     def as_reward_fn(self, reward: RewardKind = "claim") -> Callable[..., NDArray[np.float32]]:
         """Return the reward function that the ``imitation`` library calls; it can be pickled.
@@ -187,33 +222,74 @@ class Classifier(Runner):
         )
         return _RewardFunction(exact, reward)
 
+    def close(self) -> None:
+        """Free the networks; may be called more than once."""
+        clones, self._clones, self._on_device = self._clones, [], None
+        for one in clones:
+            one.close()
+        super().close()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "prepared": None, "looks": 0, "second_looks": 0}
+        own = {"prepared": None, "looks": 0, "second_looks": 0, "_clones": [], "_on_device": None}
+        return {**super().__getstate__(), **own}
+
+    def _device(self) -> DeviceClassifier:
+        if self._on_device is None:
+            from vinoreward.rewards.on_device import DeviceClassifier
+
+            self._on_device = DeviceClassifier(self)
+        return self._on_device
+
+    def _judge(self, pictures: NDArray[np.uint8]) -> Judged:
+        odds = self._log_odds_of(pictures)
+        odd = None if self.guard is None else self.guard.odd(pictures)
+        return Judged(sigmoid(odds).astype(np.float32), odds.astype(np.float32), odd)
+
+    def _judge_in_threads(self, pictures: NDArray[np.uint8], threads: int) -> Judged:
+        """Score a part of a batch in each thread, with networks of its own.
+
+        The networks leave Python's lock alone, and two of one thread each are faster than one of
+        two.
+        """
+        while len(self._clones) < threads:
+            clone = (self._clones or [self])[0].twin()
+            clone.threads = 1
+            self._clones.append(clone)
+        clones = self._clones[:threads]
+        with ThreadPoolExecutor(threads, thread_name_prefix="vinoreward-scores") as pool:
+            parts = list(pool.map(Classifier._judge, clones, np.array_split(pictures, threads)))
+        for clone in clones:
+            self.looks += clone.looks
+            self.second_looks += clone.second_looks
+            clone.looks = clone.second_looks = 0
+        odd = None if parts[0].odd is None else np.concatenate([part.odd for part in parts])
+        probability = np.concatenate([part.probability for part in parts])
+        return Judged(probability, np.concatenate([part.log_odds for part in parts]), odd)
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        return self._log_odds_of(self.prepare(images))
+        pictures = self.prepare(images)
+        return np.zeros(0) if pictures is None else self._log_odds_of(pictures)
 
-    def _log_odds_of(self, pictures: NDArray[np.uint8] | None) -> NDArray[np.float64]:
-        if pictures is None:
-            return np.zeros(0)
+    def _log_odds_of(self, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
+        spec = self.bundle.spec
         first, *again = self.backends
-        scores = self._scores_on(first, pictures)
+        scores = scores_of(first.infer(pictures), spec)
         odds = self._odds(scores)
+        self.looks += len(odds)
         exact = first
         if again and self.band is not None:
             exact = again[0]
             rows = self._near(odds, self.band)
             if len(rows):
-                seen = self._scores_on(exact, pictures[rows])
-                scores[rows], odds[rows] = seen, self._odds(seen)
+                scores[rows] = scores_of(exact.infer(pictures[rows]), spec)
+                odds[rows] = self._odds(scores[rows])
                 self.second_looks += len(rows)
-        if shift_band := self.bundle.spec.decision.shift_band:
+        if shift_band := spec.decision.shift_band:
             rows = self._near(odds, shift_band)
             if len(rows):
-                moved = self._scores_on(exact, np.concatenate(shifts_of(pictures[rows])[1:]))
-                left, right = np.split(moved, 2)
+                moved = exact.infer(np.concatenate(shifts_of(pictures[rows])[1:]))
+                left, right = np.split(scores_of(moved, spec), 2)
                 odds[rows] = self._odds((scores[rows] + left + right) / 3)
-        self.looks += len(odds)
         return odds
 
     def _near(self, odds: NDArray[np.float64], band: float) -> NDArray[np.intp]:
@@ -226,10 +302,6 @@ class Classifier(Runner):
     def _odds(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         spec = self.bundle.spec
         return log_odds(scores, spec.success_index, spec.decision.temperature)
-
-    def _scores_on(self, backend: Backend, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Return logits (N, K)."""
-        return scores_of(backend.infer(pictures), self.bundle.spec)
 
 
 _METHODS = {"claim": "compute_reward", "probability": "probability", "log_odds": "log_odds"}

@@ -1,84 +1,92 @@
-"""A classifier and its guard for pictures that are torch tensors, where they are.
+"""A classifier and its OOD detector for images that are torch tensors, where they are.
 
-What :class:`~vinoreward.Classifier` does with NumPy arrays, without a copy to the host. Importing
-this imports torch.
+Importing this imports torch.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vinoreward.backends.cuda_graph import Replayed
+from vinoreward.backends.cuda_graph import FiniteCheck, Replayed, equal_pieces
 from vinoreward.backends.torch import TorchBackend
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.classifier import Classifier, logit
+from vinoreward.rewards.classifier import Classifier, Judged, logit
 from vinoreward.rewards.guard import PictureGuard
 
-
-class DeviceJudged(NamedTuple):
-    """What a classifier and its guard say of N pictures; tensors on the pictures' device."""
-
-    log_odds: Tensor
-    """``(N,)`` float64 of the calibrated probability of success."""
-    odd: Tensor | None
-    """``(N,)`` float32, above 1 where the classifier cannot judge; None without a guard."""
+PIECES = {"cpu": 64, "cuda": 1024}
+"""Images that a device scores at once; a processor takes what its cache holds."""
 
 
 class DeviceClassifier:
-    """Judges pictures on the device where they are; the network is the given classifier's.
+    """Scores images on the device where they are; the network is the given classifier's.
 
-    A picture whose score is close to the threshold is judged by the mean over it and its copies
-    moved by a pixel, as :class:`~vinoreward.Classifier` does. Each call scores the copies of
-    equally many pictures, the closest ones (:func:`scored_again`): to count those that need it, the
+    An image whose score is close to the threshold gets the mean over it and its one-pixel
+    translations, as :class:`~vinoreward.Classifier` does. Each call scores the translations of
+    equally many images, the closest ones (:func:`scored_again`): to count those that need it, the
     host would have to wait for the device. If more need it, the others keep their own score.
 
-    On CUDA the work on ``batch`` pictures is recorded once (a CUDA graph) and then replayed.
+    On CUDA the work on the pieces of the first batch is recorded once (a CUDA graph) and then
+    replayed for pieces of their size.
 
     Args:
-        classifier: of the torch backend, on CUDA or the CPU. It stays open, and closing it is the
-            caller's.
-        batch: number of pictures in most calls.
+        classifier: of the torch backend, on CUDA or the CPU. It stays open.
 
     Raises:
         ConfigError: another backend, or outputs that are no logits.
     """
 
-    def __init__(self, classifier: Classifier, batch: int) -> None:
+    def __init__(self, classifier: Classifier) -> None:
         backend, spec = classifier.backend, classifier.bundle.spec
         if not isinstance(backend, TorchBackend) or spec.output != "logits":
             raise ConfigError(
                 f"found a classifier of the {classifier.backend_name} backend whose outputs are "
-                f"{spec.output}. Expected the torch backend and logits to judge on a device; use "
-                "Classifier."
+                f"{spec.output}. Expected the torch backend and logits to score tensors; give "
+                "NumPy arrays."
             )
-        self._classifier = classifier
         self._module = backend.module
         self._success, self._temperature = spec.success_index, spec.decision.temperature
         self._band = spec.decision.shift_band
         entered, left = logit(classifier.threshold), logit(classifier.exit_threshold)
         self._edges = [entered] if left == entered else [entered, left]
+        self._most = PIECES[backend.device.lower()]
         device = torch.device(backend.device.lower())
         guard = classifier.guard
         self._guard = None if guard is None else _DeviceGuard(guard, device)
-        picture = spec.picture
-        shape = (batch, picture.height, picture.width, 3)
-        self._judged: Replayed[DeviceJudged] = Replayed(shape)
+        self._finite = FiniteCheck(device)
+        self._piece: Replayed[tuple[Tensor, Tensor | None]] | None = None
 
-    def judge(self, pictures: Tensor) -> DeviceJudged:
-        """Return what network and guard say of ``(N, H, W, 3)`` uint8, of the bundle's size.
+    @torch.inference_mode(mode=False)  # a caller's mode can come and go
+    @torch.no_grad()
+    def judge(self, images: Tensor) -> Judged:
+        """Return what network and OOD detector say of ``(N, H, W, 3)`` uint8, in new memory.
 
-        Nothing is checked, as the host would have to wait: a network that gives NaN gives NaN. On
-        CUDA the next call may overwrite the tensors that are returned.
+        Nothing is checked, as the host would have to wait: where a network gives NaN or infinity
+        the probability is NaN, and :meth:`check` tells.
         """
-        self._classifier.looks += len(pictures)
-        return self._judged(self._judge, pictures)
+        pieces = equal_pieces(len(images), self._most)
+        if self._piece is None:
+            self._piece = Replayed((pieces[0].stop, *images.shape[1:]))
+        odds = torch.empty(len(images), dtype=torch.float64, device=images.device)
+        odd = None if self._guard is None else torch.empty_like(odds, dtype=torch.float32)
+        for piece in pieces:
+            odds[piece], strange = self._piece(self._judge, images[piece])
+            if odd is not None:
+                odd[piece] = strange
+        # Infinity would be a sure success, and half precision overflows to it.
+        finite = self._finite.of(odds)
+        probability = torch.sigmoid(odds).float().masked_fill(~finite, torch.nan)
+        return Judged(probability, odds.float(), odd)
+
+    def check(self) -> None:
+        """Raise OutputError, once, if the network gave NaN or infinity; waits for the device."""
+        self._finite.check("network", "they earned no success")
 
     @torch.no_grad()
-    def _judge(self, pictures: Tensor) -> DeviceJudged:
+    def _judge(self, pictures: Tensor) -> tuple[Tensor, Tensor | None]:
         odd = None if self._guard is None else self._guard.odd(pictures)
         own = self._module(pictures).double()
         odds = self._odds(own)
@@ -91,7 +99,7 @@ class DeviceClassifier:
             moved = self._module(torch.cat([left, right])).double().chunk(2)
             mean = self._odds((own[rows] + moved[0] + moved[1]) / 3)
             odds[rows] = torch.where(away[rows] < self._band, mean, odds[rows])
-        return DeviceJudged(odds, odd)
+        return odds, odd
 
     def _odds(self, logits: Tensor) -> Tensor:
         scaled = logits / self._temperature

@@ -300,16 +300,7 @@ class TrainMeanwhile(OffPolicyAlgorithm):
         Raises:
             ConfigError: it is not off-policy.
         """
-        if not (isinstance(algorithm, type) and issubclass(algorithm, OffPolicyAlgorithm)):
-            raise ConfigError(
-                f"TrainMeanwhile was given {getattr(algorithm, '__name__', algorithm)}. Expected "
-                "an off-policy algorithm of Stable-Baselines3, such as SAC, TD3 or DQN: others "
-                "learn from whole rollouts and leave no time to train in."
-            )
-        if issubclass(algorithm, TrainMeanwhile):
-            return algorithm
-        about = {"__doc__": algorithm.__doc__, "__module__": TrainMeanwhile.__module__}
-        return cast("type[Algorithm]", type(algorithm.__name__, (TrainMeanwhile, algorithm), about))
+        return extended(TrainMeanwhile, algorithm)
 
     def learn(self, *arguments: Any, **options: Any) -> Any:
         """Learn as the algorithm does."""
@@ -352,6 +343,24 @@ class TrainMeanwhile(OffPolicyAlgorithm):
         if due:
             super().train(gradient_steps=due, batch_size=self.batch_size)
             self.policy.set_training_mode(False)
+
+
+def extended(mixin: type[OffPolicyAlgorithm], algorithm: type[Algorithm]) -> type[Algorithm]:
+    """Return an off-policy algorithm's class with a mixin before it; the name stays.
+
+    Raises:
+        ConfigError: another algorithm.
+    """
+    if not (isinstance(algorithm, type) and issubclass(algorithm, OffPolicyAlgorithm)):
+        raise ConfigError(
+            f"{mixin.__name__} was given {getattr(algorithm, '__name__', algorithm)}. Expected an "
+            "off-policy algorithm of Stable-Baselines3, such as SAC, TD3 or DQN: others learn from "
+            "whole rollouts and leave no time to score in."
+        )
+    if issubclass(algorithm, mixin):
+        return algorithm
+    about = {"__doc__": algorithm.__doc__, "__module__": mixin.__module__}
+    return cast("type[Algorithm]", type(algorithm.__name__, (mixin, algorithm), about))
 
 
 @contextlib.contextmanager

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, SupportsFloat
+from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.rewards.classifier import Classifier, Judged, check_origin, warn_uncalibrated
+from vinoreward.rewards.classifier import Classifier, check_origin, warn_uncalibrated
+from vinoreward.rewards.decision import Guard, OnOdd, RewardMode, RewardOptions, Scores
 from vinoreward.rewards.frozen import FrozenCheck
-from vinoreward.rewards.success import (
-    Guard,
-    OnOdd,
-    RewardCore,
-    RewardMode,
-    RewardOptions,
-    Scores,
-)
+from vinoreward.rewards.reward_model import RewardModel
 from vinoreward.wrappers.render_once import layers
 from vinoreward.wrappers.sources import (
     AnyBundle,
@@ -46,24 +40,6 @@ GYMNASIUM_RECORDER, SB3_RECORDER = "return_queue", "get_episode_rewards"
 RELABELS = "compute_reward"
 """What hindsight experience replay calls in a goal environment."""
 _NONE: Mapping[int, Any] = MappingProxyType({})
-
-
-class Looked(NamedTuple):
-    """What classifier and guard say of the pictures of a step; arrays are ``(num_envs,)``.
-
-    Zero where no picture was looked at.
-    """
-
-    probability: NDArray[np.float32]
-    log_odds: NDArray[np.float32]
-    odd: NDArray[np.float32] | None
-    """How strange the picture is; None without a guard."""
-    first: NDArray[np.float32]
-    """Probability of an episode's first picture, for the potential; zero if that is odd."""
-    pictures: NDArray[np.uint8] | None
-    """Those that were looked at, ``(n, H, W, 3)``, as the network got them."""
-    states: NDArray[np.float64] | None
-    """``(num_envs, D)`` The numbers of the observations; None where nobody compares them."""
 
 
 class LearnedRewardBase(Form[AnyEnv]):
@@ -111,45 +87,43 @@ class LearnedRewardBase(Form[AnyEnv]):
             on_ood=on_ood,
             frozen_check=frozen_check,
         )
-        self._classifier = Classifier(
+        inside = self._inside(env)
+        self._model = RewardModel(
             located(bundle),
+            options,
+            inside.num_envs,
             backend=backend,
             device=device,
-            # INT8 is checked for its decisions at the threshold and nowhere else.
-            precision="fp32" if precision == "auto" and reward_mode != "sparse" else precision,
+            precision=precision,
             threads=threads,
             threshold=success_threshold,
             exit_threshold=success_exit_threshold,
-            guarded=on_ood != "ignore",
         )
-        source = sources_of(image_source, self._classifier.bundle, self._default_source)
+        loaded = self.classifier.bundle
+        source = sources_of(image_source, loaded, self._default_source)
         if success_threshold is None:
-            warn_uncalibrated(self._classifier.bundle)
+            warn_uncalibrated(loaded)
         arguments = {
-            "bundle": recorded(bundle, self._classifier.bundle),
+            "bundle": recorded(bundle, loaded),
             "backend": backend,
             "device": device,
             "precision": precision,
             "threads": threads,
             "image_source": source,
-            "success_threshold": None if success_threshold is None else self._classifier.threshold,
+            "success_threshold": None if success_threshold is None else self.classifier.threshold,
             "success_exit_threshold": (
-                None if success_exit_threshold is None else self._classifier.exit_threshold
+                None if success_exit_threshold is None else self.classifier.exit_threshold
             ),
             "accept_foreign_pictures": accept_foreign_pictures,
             **vars(options),
         }
-        self._claims: dict[int, NDArray[np.uint8]] = {}
-        inside = self._inside(env)
         if isinstance(inside.scene, Mapping) and not (callable(source) or accept_foreign_pictures):
-            check_origin(self._classifier.bundle)
-        self._core = RewardCore(
-            options, self._classifier.threshold, inside.num_envs, self._classifier.exit_threshold
-        )
+            check_origin(loaded)
         self._enclose(env, source, arguments)
-        self._source = picture_source(source, inside, self._classifier.bundle)
+        self._source = picture_source(source, inside, loaded)
         if frozen_check and on_ood != "ignore" and has_state(inside.space):
-            self._core.frozen = FrozenCheck(inside.num_envs)
+            self._model.frozen = FrozenCheck(inside.num_envs)
+        self._claimed_images: dict[int, NDArray[np.uint8]] = {}
         if hold_in_observation:
             self._show(_with_hold(inside.space, success_hold_steps))
 
@@ -167,105 +141,72 @@ class LearnedRewardBase(Form[AnyEnv]):
 
     @property
     def classifier(self) -> Classifier:
-        """What scores the pictures. It loads at the first one."""
-        return self._classifier
+        """What scores the images. It loads at the first one."""
+        return self._model.classifier
 
     def close(self, **kwargs: Any) -> None:
         """Close the environment and free the network."""
-        self._classifier.close()
+        self._model.close()
         super().close(**kwargs)  # type: ignore[misc]
+
+    def claimed_picture(self, index: int = 0) -> NDArray[np.uint8] | None:
+        """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
+        return self._claimed_images.get(index)
 
     def _score(
         self,
         env: Any,
         observations: Any,
-        ends: NDArray[np.bool_],
-        begins: NDArray[np.bool_],
-        last: Mapping[int, Any] = _NONE,
-    ) -> Looked:
-        """Score last pictures of steps and, in potential mode, first ones of episodes in one call.
+        mask: NDArray[np.bool_],
+        env_rewards: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        final: Mapping[int, Any] = _NONE,
+    ) -> Scores:
+        """Score the images that the transitions of ``mask`` ended with.
 
-        ``ends`` and ``begins`` are ``(num_envs,)`` bool; see :meth:`PictureSource.batch`.
+        Arrays are ``(num_envs,)``; ``final`` has an environment's final observation where
+        ``observations`` has the next episode's first.
         """
-        old = np.flatnonzero(ends).tolist()
-        scored = self._core.needs_first_pictures
-        new = np.flatnonzero(begins).tolist() if scored or self._source.remembers else []
-        pictures = self._source.batch(observations, old, new, last, env)[:, -1]
-        judged = self._judge(pictures if scored else pictures[: len(old)])
-        self._seen = pictures[: len(old)]
-        probability, log_odds, odd, first = np.zeros((4, len(ends)), np.float32)
-        probability[old], log_odds[old] = (
-            judged.probability[: len(old)],
-            judged.log_odds[: len(old)],
+        rows = np.flatnonzero(mask).tolist()
+        images = self._source.batch(observations, rows, last=final, env=env)[:, -1]
+        ended_with = None
+        if self._model.options.guard is not None or self._model.frozen is not None:
+            ended_with = [final.get(i, o) for i, o in enumerate(self._source.rows(observations))]
+        scores = self._model.score(
+            images,
+            env_rewards,
+            terminated,
+            mask,
+            observations=ended_with,
+            states=None if self._model.frozen is None else _states(ended_with or ()),
         )
-        if judged.odd is not None:
-            odd[old] = judged.odd[: len(old)]
-        if scored:
-            first[new] = self._potential(judged)[len(old) :]
-        return Looked(
-            probability,
-            log_odds,
-            None if judged.odd is None else odd,
-            first,
-            None if self._classifier.prepared is None else self._classifier.prepared[: len(old)],
-            self._states(observations, last),
-        )
+        for i in np.flatnonzero(scores.claimed).tolist():
+            # A copy: the environment may write its next image into the same array.
+            self._claimed_images[i] = np.array(images[rows.index(i)])
+        return scores
 
-    def _states(
-        self, observations: Any, last: Mapping[int, Any] = _NONE
-    ) -> NDArray[np.float64] | None:
-        """Return ``(num_envs, D)`` numbers of observations for the frozen-camera check, if any."""
-        if self._core.frozen is None:
-            return None
-        states = [state_of(last.get(i, o)) for i, o in enumerate(self._source.rows(observations))]
-        if len(set(map(len, states))) > 1:  # of a space whose sequences have any length
-            return None
-        return np.stack(states)
+    def _begin(self, env: Any, observations: Any, mask: NDArray[np.bool_]) -> None:
+        """Start episodes where ``mask`` is True; ``observations`` has their first ones."""
+        images = None
+        if self._model.needs_first_images or self._source.remembers:
+            rows = np.flatnonzero(mask).tolist()
+            images = self._source.batch(observations, (), rows, env=env)[:, -1]
+        self._model.reset(mask, images)
 
     @contextlib.contextmanager
-    def _begin_even_on_error(
-        self, begins: NDArray[np.bool_], ends: NDArray[np.bool_] | None = None
+    def _forget_on_error(
+        self, begun: NDArray[np.bool_], ended: NDArray[np.bool_] | None = None
     ) -> Iterator[None]:
-        """If this block fails, still begin episodes, and end the holds of what was stepped.
+        """If this block fails, still start episodes, and end the holds of what was stepped.
 
-        The environments have gone on by then, and the caller may go on after the error. ``begins``
-        and ``ends`` are ``(num_envs,)``; None: nothing was stepped.
+        The environments have gone on by then, and the caller may go on after the error. ``begun``
+        and ``ended`` are ``(num_envs,)``; None: nothing was stepped.
         """
         try:
             yield
         except BaseException:
-            if ends is not None:
-                self._core.detector.reset(ends)
-            self._core.begin(begins, np.zeros(len(begins), np.float32))
+            self._model.forget(begun if ended is None else ended, begun)
             raise
-
-    def _judge(self, pictures: NDArray[np.uint8]) -> Judged:
-        return self._classifier.judge(pictures)
-
-    def claimed_picture(self, index: int = 0) -> NDArray[np.uint8] | None:
-        """Return the picture of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
-        return self._claims.get(index)
-
-    def _keep(self, claimed: NDArray[np.bool_], scored: NDArray[np.bool_] | None = None) -> None:
-        """Keep the pictures of a step's claims; ``scored`` says which were, None all."""
-        rows = np.arange(len(claimed)) if scored is None else np.cumsum(scored) - 1
-        for i in np.flatnonzero(claimed).tolist():
-            # A copy: the environment may write its next picture into the same array.
-            self._claims[i] = np.array(self._seen[rows[i]])
-
-    def _potential(self, judged: Judged) -> NDArray[np.float32]:
-        """Return the probability of first pictures, zero where one is withheld."""
-        everyone = np.ones(len(judged.probability), np.bool_)
-        withheld = self._core.withheld(everyone, judged.odd)
-        if withheld is None:
-            return judged.probability
-        return np.where(withheld, np.float32(0), judged.probability)
-
-    def _guarded(self, observations: Any, last: Mapping[int, Any]) -> list[Any] | None:
-        """Return each environment's last observation of the step, for the guard; None without."""
-        if self._core.options.guard is None:
-            return None
-        return [last.get(i, item) for i, item in enumerate(self._source.rows(observations))]
 
     @staticmethod
     def _record(info: dict[str, Any], scores: Scores, i: int, env_reward: Any) -> None:
@@ -281,10 +222,18 @@ class LearnedRewardBase(Form[AnyEnv]):
 
     def _observed(self, observations: Any) -> Any:
         """Return one or a batch of observations as the learner sees them."""
-        if not self._core.options.hold_in_observation:
+        if not self._model.options.hold_in_observation:
             return observations
-        counter = self._core.detector.counter
+        counter = self._model.hold_counter
         return append_hold(observations, counter if observations.ndim == 2 else counter[0])
+
+
+def _states(observations: Sequence[Any]) -> NDArray[np.float64] | None:
+    """Return ``(num_envs, D)`` numbers of observations; None where D differs between them."""
+    states = [state_of(one) for one in observations]
+    if len(set(map(len, states))) > 1:  # of a space whose sequences have any length
+        return None
+    return np.stack(states)
 
 
 def _number(reward: Any) -> float:
@@ -437,7 +386,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
 
     def _enclose(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         refuse_autoreset(env, "it would be scored and paid as if an action had led there")
-        if self._core.options.terminate_on_success:
+        if self._model.options.terminate_on_success:
             for layer in layers(env):
                 if hasattr(layer, SB3_RECORDER) and not getattr(layer, "allow_early_resets", True):
                     raise strict_monitor()
@@ -449,40 +398,36 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode; the reset frame earns nothing."""
         observation, info = self.env.reset(seed=seed, options=options)
-        first = np.zeros(1, np.float32)
-        with self._begin_even_on_error(_ALL):
-            if self._core.needs_first_pictures or self._source.remembers:
-                picture = self._picture(observation, first=True)
-                if self._core.needs_first_pictures:
-                    first = self._potential(self._judge(picture))
-            self._core.begin(_ALL, first)
+        with self._forget_on_error(_ALL):
+            images = None
+            if self._model.needs_first_images or self._source.remembers:
+                images = self._source.single(self.env, observation, first=True)[:, -1]
+            self._model.reset(_ALL, images)
         return self._observed(observation), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the environment and score the picture it ended with.
+        """Step the environment and score the image it ended with.
 
         Raises:
-            InputError: the picture has a wrong shape or dtype.
+            InputError: the image has a wrong shape or dtype.
             OutputError: the network returned NaN or infinity.
-            OddPictureError: the picture is odd, with ``on_ood="raise"``.
+            OddPictureError: the image is out of distribution, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        with self._begin_even_on_error(~_ALL, _ALL):
+        with self._forget_on_error(~_ALL, _ALL):
             own = _number(reward)
-            self._seen = self._picture(observation)
-            judged = self._judge(self._seen)
-            scores = self._core.transition(
-                _ALL,
-                judged.probability,
-                judged.log_odds,
+            images = self._source.single(self.env, observation)[:, -1]
+            scores = self._model.score(
+                images,
                 np.array([own]),
                 np.array([terminated], np.bool_),
-                [observation],
-                judged.odd,
-                self._classifier.prepared,
-                None if self._core.frozen is None else state_of(observation)[None],
+                _ALL,
+                observations=[observation],
+                states=None if self._model.frozen is None else state_of(observation)[None],
             )
-        self._keep(scores.claimed)
+        if scores.claimed[0]:
+            # A copy: the environment may write its next image into the same array.
+            self._claimed_images[0] = np.array(images[0])
         info = dict(info)
         self._record(info, scores, 0, own)
         if scores.terminated[0] or truncated:
@@ -498,7 +443,3 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             bool(truncated),
             info,
         )
-
-    def _picture(self, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
-        """Return the picture of this step, ``(1, H, W, 3)``; ``first``: of an episode's reset."""
-        return self._source.single(self.env, observation, first=first)[:, -1]

@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
+from vinoreward.arrays import is_tensor
 from vinoreward.errors import ConfigError, MissingDisplayError
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ class VectorRenderOnce(VectorWrapper[Any, Any, Any, Any, Any]):
             return self.env.render()
         if self._frames is None:
             self._frames = self.env.render()
-        return None if self._frames is None else tuple(_own(frame) for frame in self._frames)
+        if self._frames is None or is_tensor(self._frames):
+            return self._frames
+        return tuple(_own(frame) for frame in self._frames)
 
 
 class PictureInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):

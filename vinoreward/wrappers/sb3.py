@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import gymnasium as gym
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
-from vinoreward.rewards.success import Scores, Truth, claim_of
+from vinoreward.rewards.decision import Scores
 from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMonitor
+from vinoreward.rewards.truth import Truth, claim_of
 from vinoreward.wrappers.batched import BatchedVecEnv
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import (
     RELABELS,
     LearnedRewardBase,
-    Looked,
     append_hold,
     strict_monitor,
 )
@@ -114,17 +113,6 @@ class _Rendered:
     def render(self) -> list[Any]:
         """Return each environment's picture."""
         return [info[PICTURE] for info in self._infos]
-
-
-@dataclass
-class _Step:
-    """A step of the environments before its pictures are scored."""
-
-    observations: Any
-    env_rewards: NDArray[np.float32]
-    dones: NDArray[np.bool_]
-    infos: list[dict[str, Any]]
-    last: dict[int, Any]
 
 
 def _with_rows(observations: Any, rows: Mapping[int, Any]) -> Any:
@@ -235,15 +223,16 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     _takes_rendered = True
 
     def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        if self._core.options.terminate_on_success:
+        if self._model.options.terminate_on_success:
             _check_restarts(env)
         super()._enclose(env, source, arguments)
+        self._all = np.ones(env.num_envs, np.bool_)
 
     def reset(self) -> Any:
         """Start new episodes everywhere."""
         observations = self.venv.reset()
         self.reset_infos = list(self.venv.reset_infos)
-        self._begin(observations, np.ones(self.num_envs, np.bool_))
+        self._restarted(observations, self._all)
         return self._observed(observations)
 
     def step_wait(self) -> Any:
@@ -254,10 +243,33 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             InputError: a picture of a wrong shape or dtype, or no ``terminal_observation``.
             OutputError: the network returned NaN or infinity.
         """
-        step = self._stepped()
-        with self._begin_even_on_error(step.dones, np.ones(self.num_envs, np.bool_)):
-            scores = self._earn(step, self._look(step))
-        return self._told(step, scores)
+        observations, env_rewards, dones, env_infos = self.venv.step_wait()
+        dones, infos = np.array(dones, np.bool_), [dict(info) for info in env_infos]
+        # A claim's reset is not among those that the inner environment knows of.
+        for i in np.flatnonzero(dones).tolist():
+            self.reset_infos[i] = self.venv.reset_infos[i]
+        final = self._finals(self._source, dones, observations, infos)
+        truncated = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        with self._forget_on_error(dones, self._all):
+            scores = self._score(
+                _Rendered(infos),
+                observations,
+                self._all,
+                np.asarray(env_rewards, np.float64),
+                dones & ~np.array(truncated, np.bool_),
+                final,
+            )
+        counter = self._model.hold_counter
+        if (scores.terminated & ~dones).any():
+            observations = self._restart(scores.terminated & ~dones, observations, infos)
+        ended = dones | scores.terminated
+        for i, info in enumerate(infos):
+            self._record(info, scores, i, env_rewards[i])
+            if ended[i]:
+                self._end(info, i, scores, counter[i])
+        if ended.any():
+            self._restarted(observations, ended)
+        return self._observed(observations), scores.rewards.astype(np.float32), ended, infos
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
@@ -273,54 +285,6 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             self.compute_reward()
         return super().get_attr(attr_name, indices)
 
-    def _stepped(self) -> _Step:
-        observations, env_rewards, dones, env_infos = self.venv.step_wait()
-        dones = np.array(dones, np.bool_)
-        infos = [dict(info) for info in env_infos]
-        # A claim's reset is not among those that the inner environment knows of.
-        for i in np.flatnonzero(dones).tolist():
-            self.reset_infos[i] = self.venv.reset_infos[i]
-        last = self._finals(self._source, dones, observations, infos)
-        return _Step(observations, env_rewards, dones, infos, last)
-
-    def _look(self, step: _Step) -> Looked:
-        everyone = np.ones(self.num_envs, np.bool_)
-        rendered = _Rendered(step.infos)
-        return self._score(rendered, step.observations, everyone, ~everyone, step.last)
-
-    def _earn(self, step: _Step, looked: Looked) -> Scores:
-        """Turn what was seen into rewards."""
-        everyone = np.ones(self.num_envs, np.bool_)
-        truncated = [bool(info.get("TimeLimit.truncated", False)) for info in step.infos]
-        scores = self._core.transition(
-            everyone,
-            looked.probability,
-            looked.log_odds,
-            np.asarray(step.env_rewards, np.float64),
-            step.dones & ~np.array(truncated, np.bool_),
-            self._guarded(step.observations, step.last),
-            looked.odd,
-            looked.pictures,
-            looked.states,
-        )
-        self._keep(scores.claimed)
-        return scores
-
-    def _told(self, step: _Step, scores: Scores) -> Any:
-        """Return what a step tells the learner; reset where a claim ended an episode."""
-        observations, infos = step.observations, step.infos
-        counter = self._core.detector.counter
-        if (scores.terminated & ~step.dones).any():
-            observations = self._restart(scores.terminated & ~step.dones, observations, infos)
-        ended = step.dones | scores.terminated
-        for i, info in enumerate(infos):
-            self._record(info, scores, i, step.env_rewards[i])
-            if ended[i]:
-                self._end(info, i, scores, counter[i])
-        if ended.any():
-            self._begin(observations, ended)
-        return self._observed(observations), scores.rewards.astype(np.float32), ended, infos
-
     def _restart(
         self, mask: NDArray[np.bool_], observations: Any, infos: list[dict[str, Any]]
     ) -> Any:
@@ -333,7 +297,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
 
     def _end(self, info: dict[str, Any], i: int, scores: Scores, counter: np.int64) -> None:
         info["TimeLimit.truncated"] = not scores.terminated[i]
-        if self._core.options.hold_in_observation:
+        if self._model.options.hold_in_observation:
             info["terminal_observation"] = append_hold(
                 info["terminal_observation"], np.asarray(counter)
             )
@@ -341,12 +305,10 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             info["original_episode"] = info["episode"]
         info["episode"] = scores.episode(i)
 
-    def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
-        """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
-        rendered = _Rendered(self.reset_infos)
-        with self._begin_even_on_error(mask):
-            looked = self._score(rendered, observations, np.zeros_like(mask), mask)
-            self._core.begin(mask, looked.first)
+    def _restarted(self, observations: Any, mask: NDArray[np.bool_]) -> None:
+        """Start episodes where ``mask`` is True; ``observations`` has their first ones."""
+        with self._forget_on_error(mask):
+            self._begin(_Rendered(self.reset_infos), observations, mask)
 
 
 def _check_restarts(venv: VecEnv) -> None:
@@ -409,7 +371,7 @@ class ClaimedVsTrue(BaseCallback):
 
     Args:
         truth_key: key of the truth in ``info``; None finds the usual ones, see
-            :class:`~vinoreward.rewards.success.Truth`.
+            :class:`~vinoreward.rewards.truth.Truth`.
         window: episodes behind a logged rate, at least 1.
         alarm: tests whether claims are still true successes; None: no test.
         odd_alarm: tests whether episodes of which a tenth or more is odd to the bundle's guard

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
+from vinoreward.arrays import is_tensor
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.bundles.picture import Layout, check_scene, from_grey, in_color, layout_of, on_host
@@ -181,6 +182,16 @@ class PictureSource:
                 )
             pictures[i] = one[0]
         return pictures
+
+    def tensors(self, observations: Any, env: Any) -> Any:
+        """Return the images of a batch where they are torch tensors, ``(N, ...)``; else None."""
+        if self._call is not None:
+            return None
+        if self.renders:
+            images = drawn(env)
+        else:
+            images = observations if self.key is None else part_at(observations, self.key)
+        return images if is_tensor(images) else None
 
     def rows(self, observations: Any) -> list[Any]:
         """Return a batch of observations one by one, as views."""

@@ -9,7 +9,7 @@ import gymnasium as gym
 
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.success import as_truth
+from vinoreward.rewards.truth import as_truth
 from vinoreward.wrappers.sources import Env
 
 

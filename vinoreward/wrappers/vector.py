@@ -11,7 +11,7 @@ environment's infos ``infos[key]`` holds one value per sub-environment and the m
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -21,8 +21,9 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Arrays, is_tensor, to_numpy
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.rewards.success import Scores
+from vinoreward.rewards.decision import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import (
     LearnedRewardBase,
@@ -74,12 +75,13 @@ class VectorForm(Form[Envs], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         self, seed: int | list[int | None] | None, options: dict[str, Any] | None
     ) -> tuple[Mask, Any, dict[str, Any]]:
         """Reset; return the mask of what was reset, ``(num_envs,)``, observations and infos."""
-        mask = np.ones(self.num_envs, np.bool_)
+        mask: Any = np.ones(self.num_envs, np.bool_)
         if options is not None and "reset_mask" in options:
-            mask = np.asarray(options["reset_mask"], np.bool_).copy()
+            mask = options["reset_mask"] & True  # a copy
         # Copied, because Gymnasium takes the mask out of the dictionary it is given.
         given = None if options is None else dict(options)
         observations, infos = self.env.reset(seed=seed, options=given)  # type: ignore[arg-type]
+        mask = Arrays.like(self._over).cast(mask, "bool")
         self._over = self._over & ~mask
         return mask, observations, infos
 
@@ -282,72 +284,136 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
             self._recorded_in_parts = bool(
                 _asked(env, "allow_early_resets") or "episode" in _asked(env, "_stats_key")
             )
-        self._unaware = np.zeros(env.num_envs, np.bool_)
+        self._needs_reset = np.zeros(env.num_envs, np.bool_)
         """Whether a claimed success ended an episode that its sub-environment would continue."""
+        self._started = False
+        self._outside = Arrays()
+        """Library and device of what the environment gives, and the caller gets."""
+        self._kept: tuple[Any, Any] | None = None
+        """On a device: images of claims, and which there are."""
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
+        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says.
+
+        Raises:
+            OutputError: on a device, where a step does not check it: the network gave NaN since.
+                Not with a mask that is a tensor, which must not wait.
+        """
+        if options is None or not is_tensor(options.get("reset_mask")):
+            self._model.check()
         mask, observations, infos = self._reset(seed, options)
-        self._unaware = self._unaware & ~mask
-        self._begin(observations, mask)
+        if not self._started:
+            self._start(observations)
+            mask = self._model.arrays.cast(mask, "bool")
+        self._needs_reset = self._needs_reset & ~mask
+        if not self._model.arrays.on_host:
+            images = None
+            if self._model.needs_first_images:
+                images = self._source.tensors(observations, self.env)
+            self._model.reset(mask, images)
+            return observations, infos
+        with self._forget_on_error(mask):
+            self._begin(self.env, observations, mask)
         return self._observed(observations), infos
 
     def step(self, actions: Any) -> Step:
-        """Step all sub-environments and score the pictures their transitions ended with.
+        """Step all sub-environments and score the images their transitions ended with.
 
         Raises:
             ConfigError: DISABLED mode, and an episode that ended was not reset; or SAME_STEP mode,
                 and last pictures are overwritten by resets.
-            InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
-            OutputError: the network returned NaN or infinity.
+            InputError: an image has a wrong shape, or SAME_STEP and no ``final_obs``.
+            OutputError: the network returned NaN or infinity; on a device :meth:`reset` tells.
         """
+        if not self._model.arrays.on_host:
+            return self._step_on_device(actions)
         observations, env_rewards, terminations, truncations, infos = self._step(actions)
-        terminations, truncations = np.array(terminations), np.array(truncations)
-        env_rewards = np.array(env_rewards, np.float64)
-        if self._mode is AutoresetMode.NEXT_STEP and self._unaware.any():
-            observations = self._reset_where(self._unaware, observations, infos)
+        terminations, truncations = to_numpy(terminations) & True, to_numpy(truncations) & True
+        env_rewards = np.array(to_numpy(env_rewards), np.float64)
+        if not self._outside.on_host:
+            infos = _converted(infos, to_numpy)
+        if self._mode is AutoresetMode.NEXT_STEP and self._needs_reset.any():
+            observations = self._reset_where(self._needs_reset, observations, infos)
             for values in (env_rewards, terminations, truncations):
-                values[self._unaware] = 0
+                values[self._needs_reset] = 0
         ended = terminations | truncations
-        scored, starting, last = self._split(self._source, ended, observations, infos)
-        # Before judging, which may raise: the caller may step on after the error.
-        self._over, self._unaware = ended, np.zeros_like(ended)
-        with self._begin_even_on_error(starting, scored):
-            looked = self._score(self.env, observations, scored, starting, last)
-            if self._mode is not AutoresetMode.SAME_STEP:
-                self._core.begin(starting, looked.first)
-            scores = self._core.transition(
-                scored,
-                looked.probability,
-                looked.log_odds,
-                env_rewards,
-                terminations,
-                self._guarded(observations, last),
-                looked.odd,
-                looked.pictures,
-                looked.states,
-            )
-        self._keep(scores.claimed, scored)
-        self._unaware = scores.terminated & ~ended
+        scored, starting, final = self._split(self._source, ended, observations, infos)
+        # Before scoring, which may raise: the caller may step on after the error.
+        self._over, self._needs_reset = ended, np.zeros_like(ended)
+        counter = None
+        with self._forget_on_error(starting, scored):
+            scores = self._score(self.env, observations, scored, env_rewards, terminations, final)
+            if self._model.options.hold_in_observation:
+                counter = self._model.hold_counter
+            self._begin(self.env, observations, starting)
+        self._needs_reset = scores.terminated & ~ended
         self._over = scores.terminated | (truncations & scored)
-        if self._mode is AutoresetMode.SAME_STEP:
-            counter = self._core.detector.counter
-            self._core.begin(starting, looked.first)
-            if self._unaware.any():
-                observations = self._restart_now(observations, infos)
-            infos = self._report(infos, scores, scored, env_rewards)
+        same_step = self._mode is AutoresetMode.SAME_STEP
+        if same_step and self._needs_reset.any():
+            observations = self._restart_now(observations, infos)
+        infos = self._report(infos, scores, scored, env_rewards)
+        if same_step and counter is not None:
             self._extend_final(infos, counter)
-        else:
-            infos = self._report(infos, scores, scored, env_rewards)
-        return self._observed(observations), scores.rewards, scores.terminated, truncations, infos
+        seen, rewards, terminated = self._observed(observations), scores.rewards, scores.terminated
+        if self._outside.on_host:
+            return seen, rewards, terminated, truncations, infos
+        give = self._outside.cast
+        infos = _converted(infos, lambda values: give(values, str(values.dtype)))
+        ends = give(terminated, "bool"), give(truncations, "bool")
+        return seen, give(rewards, "float32"), *ends, infos
 
-    def _begin(self, observations: Any, mask: Mask) -> None:
-        """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
-        with self._begin_even_on_error(mask):
-            looked = self._score(self.env, observations, np.zeros_like(mask), mask)
-            self._core.begin(mask, looked.first)
+    def _start(self, observations: Any) -> None:
+        """Score on a device from now on, if the images of a first reset can be."""
+        self._started = True
+        leaf = observations
+        while isinstance(leaf, (dict, tuple)) and leaf:
+            leaf = next(iter(leaf.values() if isinstance(leaf, dict) else leaf))
+        self._outside = Arrays.like(leaf)
+        if self._model.options.hold_in_observation:
+            return
+        images = self._source.tensors(observations, self.env)
+        if images is None or not self._model.stays_on(images):
+            return
+        self._model.use(Arrays.like(images))
+        self._model.frozen = None
+        self._over = self._needs_reset = self._model.arrays.full(self.num_envs, False, "bool")
+
+    def _step_on_device(self, actions: Any) -> Step:
+        """Step where images are tensors on the network's device; nothing waits for it."""
+        observations, env_rewards, terminations, truncations, infos = self.env.step(actions)
+        images = self._source.tensors(observations, self.env)
+        ended = terminations | truncations
+        scored, starting = ended | True, ended & False
+        shown = images
+        if self._mode is AutoresetMode.NEXT_STEP:
+            scored, starting = ~self._over, self._over
+        elif self._mode is AutoresetMode.SAME_STEP:
+            starting = ended
+            final = self._source.tensors(infos["final_obs"], self.env)
+            shown = self._model.arrays.xp.where(ended[:, None, None, None], final, images)
+        scores = self._model.score(shown, env_rewards, terminations, scored)
+        self._keep_claimed(scores.claimed, shown)
+        self._model.reset(starting, images)
+        self._over = scores.terminated | (truncations & scored)
+        infos = self._report(infos, scores, scored, env_rewards)
+        rewards = self._model.arrays.cast(scores.rewards, "float32")
+        return observations, rewards, scores.terminated, truncations, infos
+
+    def _keep_claimed(self, claimed: Any, images: Any) -> None:
+        if self._kept is None:
+            self._kept = images * 0, claimed
+        kept, ever = self._kept
+        where = self._model.arrays.xp.where
+        self._kept = where(claimed[:, None, None, None], images, kept), ever | claimed
+
+    def claimed_picture(self, index: int = 0) -> NDArray[np.uint8] | None:
+        """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
+        if self._kept is None:
+            return super().claimed_picture(index)
+        images, ever = self._kept
+        return to_numpy(images[index]) if bool(ever[index]) else None
 
     def _reset_where(self, mask: Mask, observations: Any, infos: dict[str, Any]) -> Any:
         """Reset some sub-environments; write their first observations and infos into the batch."""
@@ -363,7 +429,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
 
     def _restart_now(self, observations: Any, infos: dict[str, Any]) -> Any:
         """SAME_STEP: put observations and infos into ``final_obs`` and ``final_info``; reset."""
-        mask, last = self._unaware, self._source.rows(observations)
+        mask, last = self._needs_reset, self._source.rows(observations)
         # Copied before the reset, which may write to the same memory.
         finals = {
             i: {"final_obs": copy.deepcopy(last[i]), "final_info": _row(infos, i)}
@@ -372,31 +438,35 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
         result = self._reset_where(mask, observations, infos)
         for i, final in finals.items():
             self._put(infos, final, i)
-        self._begin(result, mask)
-        self._unaware = np.zeros_like(mask)
+        with self._forget_on_error(mask):
+            self._begin(self.env, result, mask)
+        self._needs_reset = np.zeros_like(mask)
         return result
 
     def _report(
-        self, infos: dict[str, Any], scores: Scores, scored: Mask, env_rewards: NDArray[np.float64]
+        self, infos: dict[str, Any], scores: Scores, scored: Any, env_rewards: Any
     ) -> dict[str, Any]:
-        infos = dict(infos)
+        where, infos = self._model.arrays.xp.where, dict(infos)
         final = infos.get("final_info")
         places = [infos] if not isinstance(final, dict) else [infos, final]
         for place in places:
             if "reward_prob" not in place:  # else it is an inner learned reward's claim
-                _keep_original(place, "is_success", self.num_envs)
+                _keep_original(place, "is_success", scored | True)
         ours = {
             "is_success": scores.claimed,
             "reward_prob": scores.probability,
-            "original_env_rew": np.where(scored, env_rewards, 0.0),
+            "original_env_rew": where(scored, env_rewards, 0.0),
         }
         if scores.odd is not None:
             ours["reward_ood"] = scores.odd
         for key, values in ours.items():
-            infos[key], infos[f"_{key}"] = values, scored.copy()
+            infos[key], infos[f"_{key}"] = values, scored & True
             if isinstance(final, dict):
-                mask = self._over.copy()
-                final[key], final[f"_{key}"] = np.where(mask, values, values.dtype.type(0)), mask
+                mask = self._over & True
+                nothing = self._model.arrays.xp.zeros_like(values)
+                final[key], final[f"_{key}"] = where(mask, values, nothing), mask
+        if not self._model.arrays.on_host:
+            return infos
         if isinstance(final, dict) and "true_success" in final:
             if "true_success" in infos:  # not written to: it may be the environment's own memory
                 infos["true_success"] = np.array(infos["true_success"])
@@ -409,9 +479,10 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
         """Write ``episode`` where a recorder inside writes it, and keep what it wrote."""
         final = infos.get("final_info")
         inner = final if isinstance(final, dict) else infos
-        self._recorded |= _keep_original(infos, "episode", self.num_envs)
+        everywhere = np.ones(self.num_envs, np.bool_)
+        self._recorded |= _keep_original(infos, "episode", everywhere)
         if inner is not infos:
-            self._recorded_in_parts |= _keep_original(inner, "episode", self.num_envs)
+            self._recorded_in_parts |= _keep_original(inner, "episode", everywhere)
         places = [infos] if self._recorded else []
         if self._recorded_in_parts and (inner is not infos or not places):
             places.append(inner)
@@ -420,7 +491,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
                 self._put(place, {"episode": scores.episode(i)}, i)
 
     def _extend_final(self, infos: dict[str, Any], counter: NDArray[np.int64]) -> None:
-        if self._core.options.hold_in_observation and self._over.any():
+        if self._over.any():
             # New memory: a native vector environment may keep its own.
             last = np.full(self.num_envs, None, object)
             for i in np.flatnonzero(self._over).tolist():
@@ -466,6 +537,19 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
     return mode
 
 
+def _converted(infos: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return infos whose arrays of numbers are converted, those of observations as they are."""
+    result = {}
+    for key, values in infos.items():
+        if isinstance(values, Mapping):
+            result[key] = values if key == "final_obs" else _converted(values, convert)
+        else:
+            kind = getattr(getattr(values, "dtype", None), "kind", "f")  # torch's have none
+            numbers = key != "final_obs" and hasattr(values, "dtype") and kind != "O"
+            result[key] = convert(values) if numbers else values
+    return result
+
+
 def _asked(env: Envs, name: str) -> tuple[Any, ...]:
     """Return an attribute of each sub-environment; none where it is not there for all of them."""
     base = env.unwrapped
@@ -508,17 +592,16 @@ def _withdraw(infos: dict[str, Any], index: int) -> None:
             values[index] = None if values.dtype == object else np.zeros((), values.dtype)
 
 
-def _mask_of(infos: dict[str, Any], key: str, default: Mask) -> Mask:
+def _mask_of(infos: dict[str, Any], key: str, default: Any) -> Any:
     """Return the mask of a key's values; ``default`` if, as in native ones, there is none."""
-    mask = infos.get(f"_{key}")
-    return default.copy() if mask is None else np.array(mask, np.bool_)
+    return infos.get(f"_{key}", default) & True  # a copy
 
 
-def _keep_original(infos: dict[str, Any], key: str, num_envs: int) -> bool:
+def _keep_original(infos: dict[str, Any], key: str, default: Any) -> bool:
     """Move a key and its mask to ``original_<key>``, in place; return whether it was there."""
     if key not in infos:
         return False
-    mask = _mask_of(infos, key, np.ones(num_envs, np.bool_))
+    mask = _mask_of(infos, key, default)
     infos[f"original_{key}"], infos[f"_original_{key}"] = infos.pop(key), mask
     infos.pop(f"_{key}", None)
     return True

@@ -66,6 +66,9 @@ class ViewSource:
         }
         return self._together(ends, begins, parts)
 
+    def tensors(self, observations: Any, env: Any) -> None:
+        """Return None: several views are put together on the host."""
+
     def rows(self, observations: Any) -> list[Any]:
         """Return a batch of observations one by one, as views."""
         return next(iter(self._cameras.values())).rows(observations)

@@ -72,7 +72,7 @@ from vinoreward_training.tasks.environments import (
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from vinoreward.rewards.success import Truth
+    from vinoreward.rewards.truth import Truth
 
 UNSAFE = 3
 """Exit status where something is paid that should not be."""

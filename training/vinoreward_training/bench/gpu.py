@@ -25,7 +25,6 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.guard import GUARD_FILE, LEAST_EPISODES, PictureGuard
-from vinoreward.rewards.on_device import DeviceClassifier
 from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.device_camera import DeviceCamera
 from vinoreward_envs.device_judging import piece_of
@@ -199,7 +198,7 @@ def _parts(
     classifier = stack.enter_context(
         Classifier(bundle, backend="torch", device=on, precision=precision)
     )
-    judge = DeviceClassifier(classifier, piece)
+    judge = classifier
     pictures = camera.draw(grippers, objects).clone()
 
     def drawn() -> None:

@@ -17,7 +17,7 @@ from vinoreward.bundles.schema import MAX_VIEWS
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
-from vinoreward.rewards.success import Truth
+from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH

@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from vinoreward.rewards.success import OnOdd, RewardMode
+from vinoreward.rewards.decision import OnOdd, RewardMode
 
 Scalar = bool | int | float | str
 

@@ -17,7 +17,8 @@ import gymnasium as gym
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
-from vinoreward.rewards.success import OnOdd, RewardMode, Truth
+from vinoreward.rewards.decision import OnOdd, RewardMode
+from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.render_once import PictureInInfo

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, InputError, VinorewardError
-from vinoreward.rewards.success import Truth, claim_of
 from vinoreward.rewards.trust import OddPictures
+from vinoreward.rewards.truth import Truth, claim_of
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_actors.policies.spec import PolicySpec
 
@@ -161,7 +161,7 @@ class EnvironmentSpec:
             for a function that returns an environment.
         kwargs: for the factory; plain data.
         truth_key: key of ``info`` with the truth about success; None: found automatically, see
-            :class:`~vinoreward.rewards.success.Truth`.
+            :class:`~vinoreward.rewards.truth.Truth`.
         truth: instead of a key, a function of the environment, see
             :class:`~vinoreward.TrueSuccess`.
 

@@ -1,0 +1,82 @@
+"""Decisions on torch tensors are those on NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vinoreward.arrays import Arrays
+from vinoreward.rewards.decision import Decision, RewardOptions
+
+COUNT = 4
+TORCH = Arrays(torch, torch.device("cpu"))
+PROBABILITY = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0])
+STEP = st.tuples(
+    *(
+        st.lists(values, min_size=COUNT, max_size=COUNT)
+        for values in (PROBABILITY, st.sampled_from([0.5, 1.0, 2.0]), st.booleans(), st.booleans())
+    )
+)
+
+
+@given(
+    steps=st.lists(STEP, min_size=1, max_size=8),
+    mode=st.sampled_from(["sparse", "probability", "log_odds", "potential"]),
+    hold=st.integers(1, 3),
+    leave=st.sampled_from([0.0, 0.2, 0.5]),
+    detected=st.booleans(),
+    on_ood=st.sampled_from(["withhold", "ignore"]),
+    replaces=st.booleans(),
+)
+def test_tensors_are_paid_as_arrays(
+    steps: list[Any],
+    mode: Any,
+    hold: int,
+    leave: float,
+    detected: bool,
+    on_ood: Any,
+    replaces: bool,
+) -> None:
+    options = RewardOptions(
+        success_reward=100.0,
+        step_reward=0.25,
+        env_reward_weight=0.5,
+        success_replaces_env_reward=replaces,
+        reward_mode=mode,
+        success_hold_steps=hold,
+        on_ood=on_ood,
+    )
+    host = Decision(options, 0.5, COUNT, leave)
+    device = Decision(options, 0.5, COUNT, leave, TORCH)
+    own, ended = np.array([-1.0, -5.0, -1.0, 2.0]), np.array([False, True, False, False])
+    for probabilities, scores, stepped, begun in steps:
+        probability = np.array(probabilities, np.float32)
+        log_odds = np.log(probability + np.float32(1e-3))
+        arrays = [np.array(stepped), probability, log_odds, own, ended]
+        odd = np.array(scores, np.float32) if detected else None
+        expected = host.decide(*arrays, ood_score=odd)
+        tensors = [torch.tensor(array) for array in arrays]
+        found = device.decide(*tensors, ood_score=None if odd is None else torch.tensor(odd))
+        names = ("rewards", "claimed", "terminated", "probability", "returns", "lengths", "odd")
+        for name in names:
+            one, other = getattr(found, name), getattr(expected, name)
+            assert (one is None) == (other is None)
+            if one is not None:
+                np.testing.assert_array_equal(one.numpy(), other)
+                assert one.numpy().dtype == other.dtype
+        host.reset(np.array(begun), probability)
+        device.reset(torch.tensor(begun), torch.tensor(probability))
+
+
+def test_what_is_no_number_claims_nothing_and_pays_as_a_failure() -> None:
+    every, zeros = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.float64)
+    probability = torch.tensor([float("nan"), 0.0])
+    for mode, paid in (("sparse", 0.0), ("probability", 0.0), ("log_odds", -20.0)):
+        decision = Decision(RewardOptions(reward_mode=mode), 0.0, 2, arrays=TORCH)
+        found = decision.decide(every, probability, probability, zeros, ~every)
+        assert found.claimed.tolist() == [False, True]
+        assert found.rewards[0] == paid
