@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.rewards.classifier import Classifier, Judged
+from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.decision import Decision
+from vinoreward.rewards.prediction import Judged
 from vinoreward_envs.arrays import Array
 from vinoreward_envs.batched_hover import BatchedHover
 from vinoreward_envs.batched_pictures import BatchedPictures

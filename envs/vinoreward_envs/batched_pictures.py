@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import CHUNKS
 from vinoreward.closing import Closing
-from vinoreward.rewards.classifier import Classifier, Judged
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.prediction import Judged
 from vinoreward_envs.arrays import CPU
 from vinoreward_envs.camera.fast import CHUNK, FastCamera
 from vinoreward_envs.camera.looks import Looks

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_scene
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError
-from vinoreward.rewards.classifier import Classifier, Judged, check_origin
+from vinoreward.rewards.classifier import Classifier, check_origin
 from vinoreward.rewards.decision import Decision, OnOdd, RewardOptions
 from vinoreward.rewards.interventions import Intervention, SearchSpace
+from vinoreward.rewards.prediction import Judged
 from vinoreward_envs import constants as c
 from vinoreward_envs.actuation import Actuation
 from vinoreward_envs.arrays import Arrays

@@ -17,7 +17,7 @@ from vinoreward import Classifier, SuccessDetector
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.rewards.classifier import log_odds, sigmoid
+from vinoreward.rewards.prediction import log_odds, sigmoid
 
 PROBABILITIES = st.floats(0, 1, width=32)
 

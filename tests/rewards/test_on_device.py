@@ -22,7 +22,7 @@ from vinoreward.backends.network import TensorSpec
 from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import with_rectifiers_fused
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.on_device import DeviceClassifier, scored_again
+from vinoreward.rewards.on_device import scored_again
 
 NAME = "panda-hover-classifier"
 
@@ -58,7 +58,7 @@ def test_it_says_the_same(options: dict[str, Any], precision: str) -> None:
         Classifier(bundle, backend="torch", precision=precision, **options) as classifier,
     ):
         expected = exact.judge(seen)
-        found = DeviceClassifier(classifier).judge(torch.tensor(seen))
+        found = classifier.judge(torch.tensor(seen))
     near = {"fp32": 1e-4, "fp16": 5e-3}[precision]
     np.testing.assert_allclose(found.log_odds, expected.log_odds, rtol=near, atol=10 * near)
     assert (found.odd is None) == (expected.odd is None)
@@ -77,7 +77,7 @@ def test_means_over_shifts_count_near_the_threshold_alone() -> None:
     judged = []
     for one in (bundle, plain):
         with Classifier(one, backend="torch") as classifier:
-            judged.append(DeviceClassifier(classifier).judge(seen).log_odds.numpy())
+            judged.append(classifier.judge(seen).log_odds.numpy())
     changed = judged[0] != judged[1]
     assert 0 < changed.sum() < len(seen)
     edge = np.log(bundle.spec.decision.threshold / (1 - bundle.spec.decision.threshold))
@@ -91,7 +91,7 @@ def test_the_closest_are_scored_again_where_not_all_can_be() -> None:
     seen = np.concatenate([one, np.repeat(bundle.golden.images[:1], 120, axis=0)])
     with Classifier(bundle, backend="torch") as classifier:
         expected = classifier.judge(one).log_odds
-        found = DeviceClassifier(classifier).judge(torch.tensor(seen)).log_odds[: len(one)]
+        found = classifier.judge(torch.tensor(seen)).log_odds[: len(one)]
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
@@ -100,8 +100,10 @@ def test_on_cuda_the_recorded_work_is_replayed_for_its_number_of_pictures(
 ) -> None:
     bundle = Bundle.load(NAME)
     seen = torch.tensor(pictures(bundle))
-    with Classifier(bundle, backend="torch") as classifier:
-        plain, replayed = (DeviceClassifier(classifier) for _ in range(2))
+    with (
+        Classifier(bundle, backend="torch") as plain,
+        Classifier(bundle, backend="torch") as replayed,
+    ):
         parts = [seen[:16], seen[16:32], seen[:9]]
         expected = [plain.judge(part) for part in parts]
         graphs = recorded_on_cpu(monkeypatch)
@@ -113,7 +115,7 @@ def test_on_cuda_the_recorded_work_is_replayed_for_its_number_of_pictures(
 
 def test_another_backend_is_refused() -> None:
     with Classifier(NAME) as classifier, pytest.raises(ConfigError, match="torch backend"):
-        DeviceClassifier(classifier)
+        classifier.judge(torch.zeros((1, 96, 128, 3), dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])

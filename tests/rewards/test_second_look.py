@@ -32,7 +32,8 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
 from vinoreward.errors import BundleParityError, ConfigError
 from vinoreward.files import sha256
-from vinoreward.rewards.classifier import Classifier, logit, shifts_of, sigmoid, unsure
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.prediction import logit, shifts_of, sigmoid, unsure
 
 THRESHOLD = 0.7
 BAND = 1.5

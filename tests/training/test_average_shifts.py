@@ -12,7 +12,8 @@ from toy_environments import HEIGHT, WIDTH, save_column_bundle
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
-from vinoreward.rewards.classifier import Classifier, sigmoid
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.prediction import sigmoid
 from vinoreward_training.classifier import calibrate
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.cli import main

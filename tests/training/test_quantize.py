@@ -25,7 +25,8 @@ from vinoreward.errors import (
     ModelNotFoundError,
     QuantizationRefusedError,
 )
-from vinoreward.rewards.classifier import Classifier, unsure
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.prediction import unsure
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.quantize import command as quantize
 from vinoreward_training.quantize.gate import (

@@ -18,7 +18,8 @@ from PIL import Image
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import Decision, Picture
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward.rewards.classifier import Classifier, Judged
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.prediction import Judged
 from vinoreward_training.capture import command as capture
 from vinoreward_training.classifier import score
 from vinoreward_training.classifier.evaluation import episode_rates, reliability, roc_area

@@ -130,7 +130,7 @@ class SuccessDetector:
         if indices is None:
             self._counter = self._counter * 0
             return
-        chosen = indices
+        chosen: Any = indices
         if self._arrays.on_host:
             chosen = np.asarray(indices)
             if chosen.dtype != np.bool_:

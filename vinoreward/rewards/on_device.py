@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vinoreward.backends.base import Backend
 from vinoreward.backends.cuda_graph import FiniteCheck, Replayed, equal_pieces
 from vinoreward.backends.torch import TorchBackend
+from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.classifier import Classifier, Judged, logit
 from vinoreward.rewards.guard import PictureGuard
+from vinoreward.rewards.prediction import Judged, logit
 
 PIECES = {"cpu": 64, "cuda": 1024}
 """Images that a device scores at once; a processor takes what its cache holds."""
@@ -33,28 +35,35 @@ class DeviceClassifier:
     replayed for pieces of their size.
 
     Args:
-        classifier: of the torch backend, on CUDA or the CPU. It stays open.
+        backend: the torch backend, on CUDA or the CPU. It stays open.
+        spec: the bundle's.
+        thresholds: probabilities from which, and down to which, success is claimed.
+        guard: the OOD detector, if one sees the images.
 
     Raises:
         ConfigError: another backend, or outputs that are no logits.
     """
 
-    def __init__(self, classifier: Classifier) -> None:
-        backend, spec = classifier.backend, classifier.bundle.spec
+    def __init__(
+        self,
+        backend: Backend,
+        spec: BundleSpec,
+        thresholds: tuple[float, float],
+        guard: PictureGuard | None,
+    ) -> None:
         if not isinstance(backend, TorchBackend) or spec.output != "logits":
             raise ConfigError(
-                f"found a classifier of the {classifier.backend_name} backend whose outputs are "
+                f"found a classifier of the {backend.name} backend whose outputs are "
                 f"{spec.output}. Expected the torch backend and logits to score tensors; give "
                 "NumPy arrays."
             )
         self._module = backend.module
         self._success, self._temperature = spec.success_index, spec.decision.temperature
         self._band = spec.decision.shift_band
-        entered, left = logit(classifier.threshold), logit(classifier.exit_threshold)
+        entered, left = map(logit, thresholds)
         self._edges = [entered] if left == entered else [entered, left]
         self._most = PIECES[backend.device.lower()]
         device = torch.device(backend.device.lower())
-        guard = classifier.guard
         self._guard = None if guard is None else _DeviceGuard(guard, device)
         self._finite = FiniteCheck(device)
         self._piece: Replayed[tuple[Tensor, Tensor | None]] | None = None
@@ -74,7 +83,7 @@ class DeviceClassifier:
         odd = None if self._guard is None else torch.empty_like(odds, dtype=torch.float32)
         for piece in pieces:
             odds[piece], strange = self._piece(self._judge, images[piece])
-            if odd is not None:
+            if odd is not None and strange is not None:
                 odd[piece] = strange
         # Infinity would be a sure success, and half precision overflows to it.
         finite = self._finite.of(odds)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, Arrays
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.rewards.classifier import Classifier, Judged
+from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.decision import Decision, RewardOptions, Scores
 from vinoreward.rewards.frozen import FrozenCheck
+from vinoreward.rewards.prediction import Judged
 
 
 class RewardModel:

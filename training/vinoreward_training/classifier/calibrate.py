@@ -19,7 +19,7 @@ from vinoreward.bundles.picture import read_picture
 from vinoreward.bundles.save import front_matter, replace_fp32
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.rewards.classifier import log_odds, logit, scores_of, shifts_of, unsure
+from vinoreward.rewards.prediction import log_odds, logit, scores_of, shifts_of, unsure
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
     Dead,

@@ -24,7 +24,8 @@ from vinoreward.errors import (
     needed_for,
 )
 from vinoreward.files import open_plain, open_to_read, read_json, write_json, write_text
-from vinoreward.rewards.classifier import Classifier, logit
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.prediction import logit
 from vinoreward_training.classifier.evaluation import (
     EpisodeRates,
     Floats,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vinoreward.errors import DatasetError, InputError, PictureMismatchError
-from vinoreward.rewards.classifier import Classifier, logit
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.prediction import logit
 from vinoreward_training.labelling.labels import Label, contradictions
 from vinoreward_training.labelling.sources import Floats, Image, Source
 

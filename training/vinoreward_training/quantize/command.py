@@ -19,7 +19,8 @@ from vinoreward.bundles.golden import means
 from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
-from vinoreward.rewards.classifier import Classifier, logit, success_log_odds, unsure
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.prediction import logit, success_log_odds, unsure
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import (

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from vinoreward.bundles.golden import means, moved, unit
 from vinoreward.errors import QuantizationRefusedError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward.rewards.classifier import unsure
+from vinoreward.rewards.prediction import unsure
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import Encoding
