@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +198,7 @@ VARIANTS: dict[str, Variant] = {
 def bundles() -> dict[str, Any]:
     """Return the small bundles by name."""
     folder = Path(tempfile.mkdtemp(prefix="golden-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     toy = save_toy_bundle(folder / "toy")
     return {
         "toy": toy,
