@@ -251,7 +251,17 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
       wrapper's keys and ``true_success`` of the transition. An environment that returns the same
       array every time overwrites its last picture there: a ``SyncVectorEnv``'s is copied in time,
       elsewhere such an environment is refused once that is seen.
-    - DISABLED: the caller resets with ``options={"reset_mask": mask}``.
+    - DISABLED: the caller resets with ``options={"reset_mask": mask}``; or
+      :class:`~vinoreward.wrappers.autoreset.VectorAutoreset` does.
+
+    Observations that are torch tensors are scored where they are, and rewards, ends and infos are
+    tensors there, too: with the backend ``"torch"`` on their device, for images ``(N, H, W, 3)`` of
+    the bundle's size, and options that need no number on the host (no guard, ``on_ood`` neither
+    ``"warn"`` nor ``"raise"``, no ``hold_in_observation``). No step waits for the device. The
+    frozen-camera check is for cameras, not for simulators on a device, and does not look there.
+    Else images are copied to the host.
+
+    An environment whose ``infos["invalid_action"]`` is True made no transition and earns 0.
 
     With a ``RecordEpisodeStatistics`` or ``Monitor`` inside, ``episode`` is of the learned reward
     and ``original_episode`` of the recorder, as in :class:`~vinoreward.LearnedReward`: in
@@ -339,17 +349,18 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
             for values in (env_rewards, terminations, truncations):
                 values[self._needs_reset] = 0
         ended = terminations | truncations
-        scored, starting, final = self._split(self._source, ended, observations, infos)
+        stepped, starting, final = self._split(self._source, ended, observations, infos)
+        scored = stepped & ~_invalid(infos, stepped)
         # Before scoring, which may raise: the caller may step on after the error.
         self._over, self._needs_reset = ended, np.zeros_like(ended)
         counter = None
-        with self._forget_on_error(starting, scored):
+        with self._forget_on_error(starting, stepped):
             scores = self._score(self.env, observations, scored, env_rewards, terminations, final)
             if self._model.options.hold_in_observation:
                 counter = self._model.hold_counter
             self._begin(self.env, observations, starting)
         self._needs_reset = scores.terminated & ~ended
-        self._over = scores.terminated | (truncations & scored)
+        self._over = scores.terminated | (truncations & stepped)
         same_step = self._mode is AutoresetMode.SAME_STEP
         if same_step and self._needs_reset.any():
             observations = self._restart_now(observations, infos)
@@ -385,18 +396,19 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
         observations, env_rewards, terminations, truncations, infos = self.env.step(actions)
         images = self._source.tensors(observations, self.env)
         ended = terminations | truncations
-        scored, starting = ended | True, ended & False
+        stepped, starting = ended | True, ended & False
         shown = images
         if self._mode is AutoresetMode.NEXT_STEP:
-            scored, starting = ~self._over, self._over
+            stepped, starting = ~self._over, self._over
         elif self._mode is AutoresetMode.SAME_STEP:
             starting = ended
             final = self._source.tensors(infos["final_obs"], self.env)
             shown = self._model.arrays.xp.where(ended[:, None, None, None], final, images)
+        scored = stepped & ~_invalid(infos, stepped)
         scores = self._model.score(shown, env_rewards, terminations, scored)
         self._keep_claimed(scores.claimed, shown)
         self._model.reset(starting, images)
-        self._over = scores.terminated | (truncations & scored)
+        self._over = scores.terminated | (truncations & stepped)
         infos = self._report(infos, scores, scored, env_rewards)
         rewards = self._model.arrays.cast(scores.rewards, "float32")
         return observations, rewards, scores.terminated, truncations, infos
@@ -535,6 +547,12 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
             "Expected shared_memory=True or another autoreset mode."
         )
     return mode
+
+
+def _invalid(infos: Mapping[str, Any], scored: Any) -> Any:
+    """Return where an action was invalid, so that no image shows what it led to."""
+    final = infos.get("final_info", {})
+    return infos.get("invalid_action", scored & False) | final.get("invalid_action", False)
 
 
 def _converted(infos: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
