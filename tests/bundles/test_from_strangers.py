@@ -25,8 +25,7 @@ from tiny_network import (
     rewrite,
 )
 
-from vinoreward.backends import network as network_file
-from vinoreward.backends.onnx_graph import rewrite as rewritten
+from vinoreward.backends import probe
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
@@ -174,14 +173,14 @@ COSTLY: dict[str, Callable[[], bytes]] = {
     "ConstantOfShape": made_by("ConstantOfShape", HUGE, "size"),
     "Expand": made_by("Expand", HUGE),
     "Tile": made_by("Tile", np.array([1 << 10] * 4, np.int64)),
-    "Range": made_by("Range", np.int64(1), "zero", "end", "size"),
+    "Range": made_by("Range", np.float32(1), "zero", "end", "size"),
     "Resize": made_by("Resize", np.float32([1, 1, 1e6, 1e6]), "start", "", "size"),
     "Pad": made_by("Pad", np.array([0, 0, 0, 0, 0, 0, 1 << 20, 1 << 20], np.int64)),
     "padded Conv": made_by(
         "Conv", np.zeros((1, 1, 1, 1), np.float32), pads=[1 << 20] * 4
     ),
     "outer product": made_by("MatMul", np.zeros((1, 1 << 15), np.float32), "column_of", "size"),
-    "Einsum": made_by("Einsum", HUGE, "start", "start", "start", equation="abcd,efgh,ijkl->a"),
+    "Einsum": made_by("Einsum", np.zeros(1 << 15, np.float32), "size", "size", equation="a,b->ab"),
     "NonZero": made_by("NonZero", HUGE, "start"),
     "power of the batch": lambda: graph(
         [
@@ -205,8 +204,8 @@ def costly(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param in ("Range", "outer product"):
         model = onnx.load_model_from_string(content)
         more = {
-            "zero": np.int64(0),
-            "end": np.int64(1 << 40),
+            "zero": np.float32(0),
+            "end": np.float32(1 << 30),
             "column_of": np.zeros((1 << 15, 1), np.float32),
         }
         model.graph.initializer.extend(
@@ -260,7 +259,7 @@ def test_a_loop_of_someone_trusted_runs(bundle: Bundle, name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", GRAPH_BACKENDS)
 def test_what_claims_to_be_large_is_not_made_large(bundle: Bundle, name: str) -> None:
     forge(bundle, "model.onnx", lying())
-    with pytest.raises(ModelCorruptError, match="in 16 bytes"):
+    with pytest.raises(ModelCorruptError, match="does not match the number of elements"):
         Bundle.load(bundle.path).backend(name)
 
 
@@ -362,27 +361,6 @@ def test_a_runtime_does_not_choose_the_format_of_what_is_trusted(tmp_path: Path)
             np.testing.assert_allclose(backend.infer(images), expected_logits(images), atol=1e-4)
 
 
-def test_a_runtime_gets_only_what_a_network_needs(tmp_path: Path) -> None:
-    """Everything else that could hold a second file or name one is gone; the network is not."""
-    model = onnx.load(network(tmp_path / "network.onnx"))
-    graph_of, secret = model.graph, "secret"
-    places = [model, graph_of, *graph_of.node, *graph_of.initializer, *graph_of.input]
-    for place in [*places, *(attribute for node in graph_of.node for attribute in node.attribute)]:
-        place.doc_string = secret
-    for place in [model, *graph_of.node, *graph_of.initializer]:
-        place.metadata_props.add(key=secret, value=secret)
-    model.producer_name = model.producer_version = model.domain = secret
-    graph_of.input[0].type.denotation = secret
-    graph_of.value_info.add(name=secret)
-    graph_of.quantization_annotation.add(tensor_name=secret)
-    content = rewritten(model.SerializeToString() + field(15, secret.encode()))
-    assert secret.encode() not in content
-    kept = onnx.load_model_from_string(content)
-    onnx.checker.check_model(kept, full_check=True)
-    plain = onnx.load(network(tmp_path / "network.onnx"))
-    assert kept.graph == plain.graph and kept.opset_import == plain.opset_import
-
-
 def seeing(*nodes: Any, **constants: Any) -> Callable[[], bytes]:
     """Makes ``extra`` out of ``seen``, the picture as floats, or ``counted``, its mean."""
 
@@ -425,9 +403,9 @@ HARMFUL: dict[str, Callable[[], bytes]] = {
     "chain": seeing(
         *[
             helper.make_node("Add", ["seen", f"x{turn}" if turn else "seen"], [f"x{turn + 1}"])
-            for turn in range(130)
+            for turn in range(1000)
         ],
-        helper.make_node("Identity", ["x130"], ["extra"]),
+        helper.make_node("Identity", ["x1000"], ["extra"]),
     ),
 }
 
@@ -461,21 +439,10 @@ def test_a_division_by_0_of_someone_trusted_ends_in_a_sentence(tmp_path: Path) -
         own.backend("openvino").load()
 
 
-def test_sizes_that_our_rules_miss_are_those_that_openvino_finds(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    side = (1 << 26) // (HEIGHT * WIDTH * 3) + 1
-    tile = helper.make_node("Tile", ["seen", "times"], ["extra"])
-    forge(bundle, "model.onnx", seeing(tile, times=np.array([1, 1, 1, side]))())
-    monkeypatch.setattr(network_file, "check_graph", lambda *_: None)  # as if it saw nothing
-    with pytest.raises(ModelRefusedError, match=r"result of \w+ has the shape .*trusted=True"):
-        Bundle.load(bundle.path).backend("openvino", verify=False).load()
-
-
 @pytest.mark.parametrize("name", GRAPH_BACKENDS)
 def test_a_file_is_read_once(bundle: Bundle, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who changes it after it was hashed comes too late: here it is gone by then."""
-    read = network_file.read_bytes
+    read = probe.read_bytes
 
     def once(path: Path, *more: Any) -> bytes:
         content = read(path, *more)
@@ -483,7 +450,7 @@ def test_a_file_is_read_once(bundle: Bundle, name: str, monkeypatch: pytest.Monk
         return content
 
     loaded = Bundle.load(bundle.path)
-    monkeypatch.setattr(network_file, "read_bytes", once)
+    monkeypatch.setattr(probe, "read_bytes", once)
     images = golden_images()
     with loaded.backend(name, verify=False) as backend:
         np.testing.assert_allclose(backend.infer(images), expected_logits(images), atol=1e-4)

@@ -340,9 +340,8 @@ def test_damaged_file(backend: Backend, spec: NetworkSpec, tmp_path: Path) -> No
     assert cut.weights is not None
     cut.path.write_bytes(spec.path.read_bytes()[:-100_000])
     cut.weights.write_bytes(spec.weights.read_bytes()[:-100_000])
-    with pytest.raises(ModelCorruptError, match="again") as caught:
+    with pytest.raises(ModelCorruptError, match="again"):
         load_backend(backend.name, cut).load()
-    assert caught.value.__cause__ is not None
 
 
 def test_edited_file(backend: Backend, spec: NetworkSpec) -> None:

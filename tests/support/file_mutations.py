@@ -135,7 +135,7 @@ def mutate_graph(data: bytes, rng: random.Random) -> bytes:
         return mutate_bytes(data, rng)
     import onnx
 
-    from vinoreward.backends.onnx_rules import OPERATORS
+    from vinoreward.backends.onnx_file import OPERATORS
 
     model = onnx.load_model_from_string(data)
     names = [name for node in model.graph.node for name in (*node.input, *node.output)]
@@ -144,7 +144,7 @@ def mutate_graph(data: bytes, rng: random.Random) -> bytes:
         node = rng.choice(model.graph.node)
         match rng.randrange(9):
             case 0:
-                node.op_type = rng.choice([*OPERATORS, "Loop", "NonZero", "\0"])
+                node.op_type = rng.choice([*sorted(OPERATORS), "Loop", "NonZero", "\0"])
             case 1 if node.input:
                 node.input[rng.randrange(len(node.input))] = rng.choice([*names, "", "none"])
             case 2:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.network import Preprocess, check_network, read_bytes
+from vinoreward.backends.network import Preprocess, read_bytes
 from vinoreward.backends.onnxruntime import preprocess_numpy
+from vinoreward.backends.probe import try_network
 from vinoreward.backends.runtime import import_nncf
 from vinoreward.errors import (
     InputError,
@@ -143,7 +144,8 @@ def quantize_onnx(
         return frame if preprocess is None else preprocess_numpy(frame, preprocess)
 
     shape = prepared(frames[:1]).shape
-    content = check_network(model, read_bytes(model, None), shape[1:], (1,))
+    content = read_bytes(model, None)
+    try_network(model, content)
     nncf = import_nncf()
     with needed_for("quantizing", "train"):
         import onnx

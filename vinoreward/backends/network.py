@@ -6,24 +6,19 @@ bytes that were hashed and checked.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from vinoreward.backends.onnx_check import check_graph
-from vinoreward.backends.onnx_graph import Malformed, NotSupported, read_graph, rewrite
 from vinoreward.errors import (
     BundleEditedError,
     ConfigError,
     ModelCorruptError,
     ModelNotFoundError,
-    ModelRefusedError,
 )
 from vinoreward.files import read_plain
 
@@ -34,7 +29,6 @@ FINE = "fine_resnet"
 
 MAX_BYTES = 512 << 20
 """Of one file."""
-_KINDS = "Expected an ONNX file; the file is damaged or of another kind"
 
 
 @dataclass(frozen=True)
@@ -108,8 +102,10 @@ class NetworkSpec:
         std: per-channel standard deviation of the same.
         views: camera and height of each view, from top to bottom of the picture; only for a torch
             network of several views.
-        trusted: run any operators, of any cost. Otherwise only allowed operators of bounded cost,
-            see ``SECURITY.md``.
+        trusted: run it as it is. Otherwise a child process with limits tries it first, see
+            :mod:`vinoreward.backends.probe`.
+        golden: ``golden.npz``, whose images the child process runs.
+        content: of ``path``, where it was read before.
     """
 
     path: Path
@@ -126,31 +122,14 @@ class NetworkSpec:
     std: tuple[float, ...] = IMAGENET_STD
     views: tuple[tuple[str, int], ...] = ()
     trusted: bool = False
+    golden: Path | None = None
+    content: bytes | None = field(default=None, repr=False)
 
     @property
     def outputs(self) -> tuple[int, ...]:
         """The outputs of the graph in the result, in order."""
         first = (self.output_index,)
         return first if self.joined_index is None else (*first, self.joined_index)
-
-
-def read_network(spec: NetworkSpec, batches: Sequence[int]) -> bytes:
-    """Read a network's file, compare its hash and check the cost of its batches; return its ONNX.
-
-    Raises:
-        ConfigError: it is no ONNX file.
-        ModelNotFoundError: the file is missing.
-        BundleEditedError: the file has another hash than recorded.
-        ModelCorruptError: not a network that can be read.
-        ModelRefusedError: operators that are not allowed, or too much memory or work.
-    """
-    content = read_bytes(spec.path, spec.sha256)
-    if spec.trusted:
-        return content
-    shape = tuple(size or 1 for size in spec.input.shape[1:])  # open sizes are 1
-    if spec.preprocess is not None and spec.preprocess.layout == "NCHW" and len(shape) == 3:
-        shape = (shape[2], shape[0], shape[1])
-    return check_network(spec.path, content, shape, batches)
 
 
 def openvino_model(openvino: Any, path: Path, content: bytes) -> Any:
@@ -163,8 +142,17 @@ def openvino_model(openvino: Any, path: Path, content: bytes) -> Any:
         return onnx.convert(onnx.load(io.BytesIO(content)))
     except Exception as error:  # the front end's errors have no base class
         raise ModelCorruptError(
-            f"{path} cannot be read as a network. {_KINDS}, export it again."
+            f"{path} cannot be read as a network: OpenVINO says {first_line(error)!r}. Expected an "
+            "ONNX file; the file is damaged or of another kind, export it again."
         ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the useful part of OpenVINO's C++ message."""
+    wrapping = ("Exception from", "Check '", "FrontEnd API", "Model wasn't", "--", "While ")
+    lines = [line.strip() for line in str(error).splitlines()]
+    useful = [line for line in lines if line and not line.startswith(wrapping)]
+    return useful[0] if useful else str(error)
 
 
 def check_ends(path: Path, inputs: int, outputs: int, highest: int) -> None:
@@ -176,41 +164,14 @@ def check_ends(path: Path, inputs: int, outputs: int, highest: int) -> None:
         )
 
 
-def check_network(
-    path: Path, content: bytes, shape: Sequence[int], batches: Sequence[int]
-) -> bytes:
-    """Check a file's content, with ``shape`` for open sizes; errors as :func:`read_network`.
-
-    Return the content for the runtimes, which holds what was checked and nothing else.
-    """
-    with naming_file(path):
-        check_graph(read_graph(content), shape, batches)
-        return rewrite(content)
-
-
-@contextlib.contextmanager
-def naming_file(path: Path) -> Iterator[None]:
-    """Add the file and a remedy to the errors of the checks in the block."""
-    try:
-        yield
-    except Malformed as error:
-        raise ModelCorruptError(
-            f"{path} cannot be read as a network: {error}. {_KINDS}, export it again."
-        ) from error
-    except NotSupported as error:
-        raise ModelRefusedError(f"{path} is refused: {error}.") from error
-    except ModelRefusedError as error:
-        raise ModelRefusedError(
-            f"{path} is refused: {error}. Expected a network whose memory and time are bounded, "
-            "without loops, branches and calculated indices; if you trust its source, load it with "
-            "trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)."
-        ) from error
-
-
 def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) -> bytes:
-    """Return a file's content after checking its SHA-256, if given; errors as :func:`read_network`.
+    """Return a file's content after checking its SHA-256, if given.
 
-    A file of more than ``limit`` bytes is a ModelCorruptError.
+    Raises:
+        ConfigError: an OpenVINO IR.
+        ModelNotFoundError: the file is missing.
+        BundleEditedError: it has another hash.
+        ModelCorruptError: it cannot be read, or has more than ``limit`` bytes.
     """
     if path.suffix == ".xml":
         raise ConfigError(

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS, Backend, batch_sizes, in_pieces
-from vinoreward.backends.network import Preprocess, check_ends, read_network
+from vinoreward.backends.base import Backend, batch_sizes, in_pieces
+from vinoreward.backends.network import Preprocess, check_ends
+from vinoreward.backends.probe import read_network
 from vinoreward.errors import (
     ConfigError,
     ModelCorruptError,
@@ -54,7 +55,7 @@ class ONNXRuntimeBackend(Backend):
         with needed_for("the onnxruntime backend", "onnxruntime"):
             import onnxruntime
             from onnxruntime.capi import onnxruntime_pybind11_state as failures
-        model = read_network(self.spec, CHUNKS)
+        model = read_network(self.spec, self.name)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1

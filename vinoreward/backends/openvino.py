@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS, Backend, batch_sizes, in_pieces
+from vinoreward.backends.base import Backend, batch_sizes, in_pieces
 from vinoreward.backends.network import (
     Preprocess,
     TensorSpec,
     check_ends,
-    naming_file,
+    first_line,
     openvino_model,
-    read_network,
 )
-from vinoreward.backends.onnx_check import check_elements, check_totals
+from vinoreward.backends.probe import read_network
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import (
     ConfigError,
     ModelCorruptError,
-    ModelRefusedError,
     OutputError,
     UnknownDeviceError,
 )
@@ -56,9 +54,7 @@ class OpenVINOBackend(Backend):
         core = shared_core(ov)
         self._check_device(core)
         self._core = core
-        self._model = self._read(ov)
-        batch = self._model.input(0).partial_shape[0]
-        self._sizes = batch_sizes(self.spec.path, None if batch.is_dynamic else batch.get_length())
+        self._model, self._sizes = self._read(ov)
         self._requests: dict[int, _Request] = {}
         self._request(self._sizes[-1])  # compile one now, so that errors appear on loading
 
@@ -75,7 +71,7 @@ class OpenVINOBackend(Backend):
         except RuntimeError as error:
             raise OutputError(
                 f"OpenVINO failed while running {self.spec.path} on {self.device}. Expected it to "
-                f"return {self.output}; OpenVINO says: {_first_line(error)}"
+                f"return {self.output}; OpenVINO says: {first_line(error)}"
             ) from error
         return one.result
 
@@ -84,39 +80,50 @@ class OpenVINOBackend(Backend):
             self._requests[size] = self._compile(size)
         return self._requests[size]
 
+    def shaped_models(self) -> Iterator[tuple[int, Any]]:
+        """Yield each batch size and the model of that size; nothing is compiled."""
+        self._model, sizes = self._read(import_openvino())
+        for size in sizes:
+            yield size, self._shaped(size)
+
+    def _shaped(self, size: int) -> Any:
+        model = self._model.clone()
+        try:
+            model.reshape([size, *(axis or 1 for axis in self.input.shape[1:])])
+        except (RuntimeError, ValueError) as error:
+            raise self._unfit(size, error) from error
+        return model
+
+    def _unfit(self, size: int, error: Exception) -> ModelCorruptError:
+        shape = (size, *(axis or 1 for axis in self.input.shape[1:]))
+        return ModelCorruptError(
+            f"OpenVINO cannot compile {self.spec.path} for inputs of shape {shape}. "
+            "Expected a network that runs at this size; export it again, or correct the size "
+            f"in its description. OpenVINO says: {first_line(error)}"
+        )
+
     def _compile(self, size: int) -> _Request:
         ov = import_openvino()
-        model = self._model.clone()
-        shape = [size, *(axis or 1 for axis in self.input.shape[1:])]
+        model = self._shaped(size)
         options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
         options["INFERENCE_PRECISION_HINT"] = "bf16" if self.precision == "bf16" else "f32"
         if self.device == "CPU":
             options |= {"INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False}
         try:
-            model.reshape(shape)
-            if not self.spec.trusted:
-                # The shapes of an ONNX network were inferred by our rules, these by OpenVINO.
-                with naming_file(self.spec.path):
-                    _check_sizes(model, size)
             compiled = self._core.compile_model(model, self.device, options)
-        except ModelRefusedError:
-            raise
         except (RuntimeError, ValueError) as error:
-            raise ModelCorruptError(
-                f"OpenVINO cannot compile {self.spec.path} for inputs of shape {tuple(shape)}. "
-                "Expected a network that runs at this size; export it again, or correct the size "
-                f"in its description. OpenVINO says: {_first_line(error)}"
-            ) from error
+            raise self._unfit(size, error) from error
         request = compiled.create_infer_request()
-        source = np.zeros(shape, dtype=self.input.dtype)
+        source = np.zeros(model.input(0).shape, dtype=self.input.dtype)
         request.set_input_tensor(ov.Tensor(source, shared_memory=True))
         joined = self.spec.joined_index is not None  # then _read made one output of the two
         result = request.get_output_tensor(0 if joined else self.spec.output_index).data
         return _Request(compiled, request, source, result)
 
-    def _read(self, ov: Any) -> Any:
+    def _read(self, ov: Any) -> tuple[Any, tuple[int, ...]]:
+        """Return the model, with the preprocessing in front, and its batch sizes."""
         path = self.spec.path
-        model = openvino_model(ov, path, read_network(self.spec, CHUNKS))
+        model = openvino_model(ov, path, read_network(self.spec, self.name))
         check_ends(path, len(model.inputs), len(model.outputs), max(self.spec.outputs))
         kind, steps = model.input(0).element_type, self.spec.preprocess
         floats = [ov.Type.f32, ov.Type.f16]
@@ -133,7 +140,7 @@ class OpenVINOBackend(Backend):
             raise ConfigError(
                 f"the preprocessing described for {path} does not fit its input "
                 f"{model.input(0).partial_shape}. Expected pictures {self.input}; correct layout "
-                f"and size in the description. OpenVINO says: {_first_line(error)}"
+                f"and size in the description. OpenVINO says: {first_line(error)}"
             ) from error
         if not fits or kind not in expected:
             raise ConfigError(
@@ -142,7 +149,8 @@ class OpenVINOBackend(Backend):
                 f"{'' if steps is None else f' after {steps}'}. Expected the same; correct the "
                 "description, or give a preprocess if the network takes normalised floats."
             )
-        return model
+        batch = model.input(0).partial_shape[0]
+        return model, batch_sizes(path, None if batch.is_dynamic else batch.get_length())
 
     def _check_device(self, core: Any) -> None:
         present = list(core.available_devices)
@@ -174,23 +182,6 @@ class OpenVINOBackend(Backend):
         return described
 
 
-def _check_sizes(network: Any, rows: int) -> None:
-    """Raise ModelRefusedError unless all results for ``rows`` pictures are within the limits."""
-    total = 0
-    for operation in network.get_ops():
-        kind = operation.get_type_name()
-        for output in operation.outputs():
-            if output.partial_shape.is_dynamic:
-                raise ModelRefusedError(
-                    f"the size of a result of {kind} depends on what is in the picture"
-                )
-            # To iterate over a shape costs twenty times as much: it ends with an exception in C++.
-            shape = [output.shape[axis] for axis in range(len(output.shape))]
-            check_elements(shape, rows, f"a result of {kind}")
-            total += math.prod(shape)
-    check_totals(total, 0, rows)
-
-
 def _joined(ov: Any, model: Any, outputs: tuple[int, ...]) -> Any:
     """Return the model with these outputs concatenated into one."""
     # Results cannot be concatenated, only their sources.
@@ -212,10 +203,3 @@ def _with_preprocess(ov: Any, model: Any, steps: Preprocess, picture: TensorSpec
         actions = actions.convert_color(ov.preprocess.ColorFormat.BGR)
     actions.scale(steps.scale).mean(list(steps.mean)).scale(list(steps.std))
     return builder.build()
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the useful part of OpenVINO's C++ message."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    useful = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-    return useful[0] if useful else str(error)

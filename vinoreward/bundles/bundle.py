@@ -248,6 +248,7 @@ class Bundle(FromOthers):
             weights_sha256=None if weights is None else spec.files[weights],
             views=tuple((view.name, view.height) for view in picture.views),
             trusted=self.trusted,
+            golden=self.path / "golden.npz" if self.saved else None,
             mean=picture.mean,
             std=picture.std,
         )

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS
 from vinoreward.backends.network import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     check_ends,
-    check_network,
     openvino_model,
     read_bytes,
 )
-from vinoreward.backends.onnx_graph import read_metadata
+from vinoreward.backends.onnx_file import read_metadata
+from vinoreward.backends.probe import try_network
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles import foreign_encoder
 from vinoreward.bundles.golden import made_up_pictures
@@ -37,7 +36,7 @@ from vinoreward.bundles.schema import (
     Output,
     Picture,
 )
-from vinoreward.errors import BundleError, ConfigError, ModelCorruptError
+from vinoreward.errors import BundleError, ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,8 +50,6 @@ UNBOUNDED = 1e6
 GoldenFrame = tuple[str | Path | NDArray[np.uint8], str | Path | NDArray[np.floating[Any]]]
 
 
-_SIDE = 224
-"""Side in pixels to check a network with while its picture size is unknown."""
 _KEYS = (
     "labels", "mean_values", "scale_values", "reverse_input_channels", "orig_width", "orig_height",
     "confidence_threshold",
@@ -155,7 +152,7 @@ class FromOthers:
         """
         path = Path(path)
         given = GivenPicture(height, width, mean, std, scale, color_order, layout, crop, resize)
-        model = read_model(path, given, trusted=trusted)
+        model = read_model(path, trusted=trusted)
         check_shape(path, model, output_index)
         info = read_model_info(path)
         names = tuple(labels) if labels is not None else info.labels or ()
@@ -240,7 +237,7 @@ class FromOthers:
         """
         path = Path(path)
         given = GivenPicture(height, width, mean, std, scale, color_order, layout, crop, resize)
-        model = read_model(path, given, trusted=trusted)
+        model = read_model(path, trusted=trusted)
         chosen = foreign_encoder.outputs_of(path, model, outputs)
         for index in chosen:
             check_shape(path, model, index)
@@ -456,28 +453,13 @@ def describing(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be described with these arguments: {error}") from error
 
 
-def read_model(path: Path, given: GivenPicture, *, trusted: bool) -> Any:
+def read_model(path: Path, *, trusted: bool) -> Any:
     """Return the OpenVINO model of an ``.onnx`` file; errors as ``from_model``."""
     if path.suffix not in (".onnx", ".xml"):
         raise ConfigError(f"{path} is no .onnx file. Expected one; export the network as ONNX.")
     content = read_bytes(path, None)
     if not trusted:
-        # Open sizes are checked again once they are known.
-        sides = (given.height or _SIDE, given.width or _SIDE)
-        fills = [(3, *sides)] * (given.layout != "NHWC") + [(*sides, 3)] * (given.layout != "NCHW")
-        errors: list[ModelCorruptError] = []
-        for fill in fills:
-            try:
-                content = check_network(path, content, fill, CHUNKS)
-                break
-            except ModelCorruptError as error:
-                errors.append(error)
-        if len(errors) == len(fills):
-            if given.height is not None and given.width is not None:
-                raise errors[0]
-            raise ModelCorruptError(
-                f"{errors[0]} If the file leaves the size of pictures open, give height=, width=."
-            ) from errors[0]
+        try_network(path, content)
     return openvino_model(import_openvino(), path, content)
 
 

@@ -1,0 +1,317 @@
+"""Files of strangers, tried once in a process with limits: networks, and weights of ``torch.save``.
+
+A network is a program, and a file of ``torch.save`` is one, too: a few hundred bytes can ask for a
+terabyte or for a year. So a child process does what we would do, and only what it survives is done
+here. It reads an ONNX file's operators, loads the network in the runtime that will be used and
+runs it on a blank image and on the bundle's golden images. That a network passed is remembered in
+``$XDG_CACHE_HOME/vinoreward/networks`` (``~/.cache``), by SHA-256 of everything that it depends on.
+
+What is enforced, on Linux: 896 MiB of memory beyond the imported libraries, with a few times the
+file's own size (``RLIMIT_AS``), 20 s of processor time (``RLIMIT_CPU``), 45 s on the clock, no
+byte written to a file (``RLIMIT_FSIZE``), and no file, socket or pipe opened (``RLIMIT_NOFILE`` 0).
+Without ``/proc`` the libraries' own memory is not known and 4 GiB are allowed in all. macOS does
+not enforce the limit of memory. Windows has only that of the clock.
+
+What is not: these are limits for networks and files that ask for too much, no sandbox. Who finds a
+hole in a runtime that runs code runs it as you, in the child as here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import json
+import math
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward import errors
+from vinoreward.backends.base import BACKENDS
+from vinoreward.backends.network import NetworkSpec, openvino_model, read_bytes
+from vinoreward.backends.onnx_file import NeedsExport, NotOnnx, check_operators
+from vinoreward.backends.runtime import import_openvino, shared_core
+from vinoreward.errors import (
+    ModelCorruptError,
+    ModelRefusedError,
+    OutputError,
+    RunFolderError,
+    VinorewardError,
+)
+from vinoreward.files import read_json, read_plain, write_json
+from vinoreward.processes import python_command, thread_limits
+from vinoreward.saved_state import read_npz, reason_of
+
+VERSION = 1
+"""Of these checks. A network that passed those of another version is tried again."""
+MEMORY = 896 << 20
+SECONDS = 20
+PATIENCE = 45.0
+MAX_GOLDEN = 8
+MAX_GOLDEN_BYTES = 64 << 20
+MAX_NUMBERS = 1 << 26
+"""Numbers in one result per image of a batch: 256 MiB of float32."""
+SHIPPED = frozenset(
+    {
+        "9dce687ed9ef641e4bc6df7282a8deb1a92e2d36a62fb972aa583a6c2c7b6d2c",
+        "06a33818f5b7c893c7406ee7887a8ac62a10e7e464fd196e76054beaaf71edf4",
+        "4c072319c4d50f0f989eb329c59f8f8f5177184fae68f8e1383bbe0a1eeefdb0",
+        "353db1ac88e449569fa83b53fd313fb4c5059fd5959c20066a12042630e9ed1f",
+    }
+)
+"""SHA-256 of the networks of the shipped bundles, which need no trial."""
+_UNKNOWN_MEMORY = 4 << 30
+_REMEDY = (
+    "Expected a network of known operators whose memory and time are bounded; if you trust its "
+    "source, load it with trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)"
+)
+
+
+def read_network(spec: NetworkSpec, backend: str) -> bytes:
+    """Return the ONNX file of a network for a backend, tried in a child unless it is trusted.
+
+    Raises:
+        ConfigError: it is no ONNX file.
+        ModelNotFoundError: the file is missing.
+        BundleEditedError: the file has another hash than recorded.
+        ModelCorruptError: not a network that can be read.
+        ModelRefusedError: operators that are not allowed, or too much memory or work.
+    """
+    if spec.content is not None:
+        return spec.content
+    content = read_bytes(spec.path, spec.sha256)
+    if not spec.trusted:
+        try_network(spec.path, content, spec, backend)
+    return content
+
+
+def try_network(
+    path: Path, content: bytes, spec: NetworkSpec | None = None, backend: str = "openvino"
+) -> None:
+    """Raise unless a network passed in a child; errors as :func:`read_network`.
+
+    Without ``spec`` it is only read, not run.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    if digest in SHIPPED:
+        return
+    facts = spec and (spec.input, spec.preprocess, spec.outputs)
+    versions = [getattr(sys.modules.get(name), "__version__", "") for name in (backend, "openvino")]
+    known = repr((VERSION, digest, facts, backend, versions))
+    entry = _cache_folder() / f"{hashlib.sha256(known.encode()).hexdigest()}.json"
+    with contextlib.suppress(OSError, ValueError):
+        if read_json(entry) == {"passed": known}:
+            return
+    _ask("network", len(content), path, content, spec, backend)
+    with contextlib.suppress(RunFolderError):
+        write_json(entry, {"passed": known})
+
+
+def _cache_folder() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(folder) / "vinoreward" / "networks"
+
+
+def _ask(job: str, size: int, path: Path, *arguments: Any) -> bytes:
+    """Return what a job of :data:`_JOBS` returns in a child; raise the error that it raises."""
+    command = python_command("from vinoreward.backends.probe import child\nchild()")
+    given = pickle.dumps((job, MEMORY + 6 * size, path, arguments))
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    try:
+        with subprocess.Popen(command, **pipes, env={**os.environ, **thread_limits()}) as process:
+            try:
+                answer, said = process.communicate(given, timeout=PATIENCE)
+            finally:  # of Ctrl-C, too
+                process.kill()
+                process.wait()
+    except OSError as error:
+        raise _refused(path, f"no process can start to try it ({reason_of(error)})") from error
+    except subprocess.TimeoutExpired:
+        raise _refused(path, f"it takes more than {PATIENCE:.0f} s to try") from None
+    head, _, body = answer.partition(b"\n")
+    if process.returncode == 0 and head:
+        error, text = json.loads(head)
+        if not error:
+            return body
+        raise getattr(errors, error)(text)
+    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
+    raise _refused(path, _end_of(process.returncode, reason_of("".join(last))))
+
+
+def _end_of(code: int, last: str) -> str:
+    """Return how a child ended, in words."""
+    if code == -getattr(signal, "SIGXCPU", 0):
+        return f"it takes more than {SECONDS} s of processor time to try"
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"it ended the process that tried it ({name}), for want of memory or by a fault"
+    return f"the process that tried it failed ({last or code})"
+
+
+def _refused(path: Path, reason: str) -> ModelRefusedError:
+    return ModelRefusedError(f"{path} is refused: {reason}. {_REMEDY}.")
+
+
+# In the child
+
+
+def child() -> None:
+    """Do one job with limits; its pickled arguments come by standard input, from the parent.
+
+    Standard output gets a line of JSON, the error's class and text, and what the job returns.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries print
+    for name, value in (("CORE", 0), ("CPU", SECONDS), ("FSIZE", 0)):
+        _limit(name, value)
+    if hasattr(signal, "alarm"):
+        signal.alarm(math.ceil(PATIENCE))  # for a parent that is gone
+    if hasattr(os, "sched_setaffinity"):  # so that libraries start one thread, not one per core
+        os.sched_setaffinity(0, [random.choice(sorted(os.sched_getaffinity(0)))])
+    job, memory, path, arguments = pickle.loads(sys.stdin.buffer.read())
+    answer, body = ["", ""], b""
+    try:
+        body = _JOBS[job](memory, path, *arguments)
+    except (VinorewardError, RuntimeError, MemoryError) as error:
+        answer = [type(error).__name__, str(error)]
+        if isinstance(error, MemoryError) or "alloc" in f"{error} {error.__cause__}":
+            why = f"it takes more than {memory >> 20} MiB of memory to try"
+            answer = ["ModelRefusedError", str(_refused(path, why))]
+        elif not isinstance(error, VinorewardError):
+            answer = ["ModelRefusedError", str(_refused(path, reason_of(error)))]
+    answers.write(json.dumps(answer).encode() + b"\n" + body)
+    answers.flush()
+    os._exit(0)  # without the libraries' farewell
+
+
+def _limit(name: str, value: int) -> None:
+    with contextlib.suppress(ImportError, AttributeError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+
+
+def _close(memory: int) -> None:
+    """Set the limits under which nothing can be imported any more."""
+    used = _UNKNOWN_MEMORY
+    with contextlib.suppress(OSError, ValueError):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    _limit("AS", used + memory)
+    _limit("NOFILE", 0)
+
+
+def _network(
+    memory: int, path: Path, content: bytes, spec: NetworkSpec | None, backend: str
+) -> bytes:
+    """Read a network, and run it if there is a ``spec``."""
+    openvino = import_openvino()
+    shared_core(openvino).get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin
+    importlib.import_module("openvino.passes")
+    manager = openvino.frontend.FrontEndManager()
+    manager.load_by_framework("onnx")
+    openvino.frontend.FrontEndManager = lambda: manager  # a new one would look for its libraries
+    reading, running = BACKENDS.find("openvino"), BACKENDS.find(backend)
+    importlib.import_module(running.library)
+    images = [] if spec is None else _images(spec)
+    _close(memory)
+    try:
+        check_operators(content)
+    except NotOnnx as error:
+        raise ModelCorruptError(
+            f"{path} cannot be read as a network: {error}. Expected an ONNX file; the file is "
+            "damaged or of another kind, export it again."
+        ) from error
+    except NeedsExport as error:
+        raise ModelRefusedError(f"{path} is refused: {error}.") from error
+    except ModelRefusedError as error:
+        raise _refused(path, str(error)) from error
+    if spec is None:
+        openvino_model(openvino, path, content)
+        return b""
+    known = dataclasses.replace(spec, content=content)
+    reader: Any = reading(known)
+    try:
+        for size, model in reader.shaped_models():
+            _check_model(openvino, model, size)
+    except ModelRefusedError as error:
+        raise _refused(path, str(error)) from error
+    with running(known) as own:
+        own.load()
+        for image in images:
+            with contextlib.suppress(OutputError):  # what it returns is checked where it is used
+                own.infer(image[None])
+    return b""
+
+
+def _check_model(openvino: Any, model: Any, rows: int) -> None:
+    """Refuse what an image could make harmful: sizes, indices and divisors that depend on it.
+
+    The runtimes take any index and any divisor, and a trial with other images shows nothing.
+    """
+    manager = openvino.passes.Manager()
+    manager.register_pass(openvino.passes.ConstantFolding())
+    manager.run_passes(model)
+    for node in model.get_ops():
+        kind = node.get_type_name()
+        for output in node.outputs():
+            if output.partial_shape.is_dynamic:
+                raise ModelRefusedError(f"the size of a result of {kind} depends on the image")
+            # To iterate over a shape costs twenty times as much: it ends with an exception in C++.
+            sizes = [output.shape[axis] for axis in range(len(output.shape))]
+            if math.prod(sizes) > MAX_NUMBERS * rows:
+                raise ModelRefusedError(
+                    f"a result of {kind} has the shape {'x'.join(map(str, sizes))}, more than "
+                    f"{MAX_NUMBERS} numbers per image"
+                )
+        if kind in ("Gather", "GatherND", "ScatterNDUpdate"):
+            _check_indices(node, kind)
+        elif kind in ("Divide", "FloorMod", "Mod") and node.get_element_type().is_integral():
+            divisor = _constant(node, 1)
+            if divisor is None or not (divisor > 0).all():
+                raise ModelRefusedError(f"its {kind} divides integers by what may be 0")
+
+
+def _check_indices(node: Any, kind: str) -> None:
+    indices, shape, first = _constant(node, 1), list(node.input_value(0).shape), 0
+    axis = _constant(node, 2) if kind == "Gather" else None
+    ends = np.array(shape)
+    if axis is not None and indices is not None:
+        ends, indices = ends[[axis.item()]], indices.reshape(-1, 1)
+        first = -ends[0]
+    elif kind == "Gather" or node.get_attributes().get("batch_dims", 0):
+        indices = None
+    if indices is None:
+        raise ModelRefusedError(f"the indices of its {kind} depend on the image")
+    ends = ends[: indices.shape[-1]]
+    if not ((indices >= first) & (indices < ends)).all():
+        raise ModelRefusedError(f"the indices of its {kind} point outside of {shape}")
+
+
+def _constant(node: Any, place: int) -> NDArray[Any] | None:
+    """Return an input's value, None if it is calculated from the image."""
+    source = node.input_value(place).get_node()
+    return source.data if source.get_type_name() == "Constant" else None
+
+
+def _images(spec: NetworkSpec) -> list[NDArray[Any]]:
+    """Return a blank image and the first golden ones."""
+    blank = np.zeros([size or 1 for size in spec.input.shape[1:]], spec.input.dtype)
+    golden: list[NDArray[Any]] = []
+    if spec.golden is not None:
+        with contextlib.suppress(OSError, ModelCorruptError, KeyError):
+            data = read_plain(spec.golden, MAX_GOLDEN_BYTES)
+            golden = [*read_npz(data, MAX_GOLDEN_BYTES)["images"][:MAX_GOLDEN]]
+    return [blank, *(image for image in golden if image.shape == blank.shape)]
+
+
+_JOBS = {"network": _network}
