@@ -17,7 +17,7 @@ from tiny_network import SPEC, expected_logits, forge, golden_images, network
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import BundleError, ModelCorruptError
-from vinoreward.saved_state import read_npz
+from vinoreward.files import read_npz
 from vinoreward_actors.actor_learner.compressor import read_state
 
 SIZE = 16 << 20

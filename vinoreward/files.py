@@ -1,22 +1,46 @@
-"""Atomic writing, never through links; reading of untrusted files; hashes."""
+"""Atomic writing, never through links; reading of untrusted files, archives and arrays; hashes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
+import io
 import json
+import math
 import os
+import pickle
 import stat
+import struct
 import tempfile
-from collections.abc import Iterator
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from vinoreward.errors import RunFolderError
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ModelCorruptError, RunFolderError
 
 MAX_DEPTH = 32
 """Nesting of lists and tables in JSON."""
+MAX_STATE = 64 << 30
+"""Bytes of a checkpoint, which may hold a replay of pictures."""
+MAX_DIRECTORY = 8 << 20
+"""Bytes of an archive's table of members; in Python it takes about ten times as many."""
+MAX_ARRAY_HEADER = 10_000
+MAX_HEADER = 1 << 20
+"""Bytes of the table of tensors in a safetensors file; one of 10,000 tensors needs as many."""
+
+DAMAGED = (
+    OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, TypeError, LookupError,
+    AttributeError, NotImplementedError, RuntimeError, MemoryError, ArithmeticError, SyntaxError,
+    struct.error, tokenize.TokenError,
+)  # fmt: skip
+"""What Python's readers raise for damaged files."""
 
 
 @contextlib.contextmanager
@@ -229,3 +253,174 @@ def sha256(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a dict of tensors and plain data for :func:`read_state`, atomically.
+
+    Memory holds it twice meanwhile. RunFolderError if the disk is full or the folder not writable.
+    """
+    import torch
+
+    # torch.save reports a full disk as an unclear RuntimeError; writing bytes names it.
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    write_bytes(path, stream.getvalue())
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read a dict that :func:`save_state` wrote: your own, its size and cost are not limited.
+
+    ``torch.load`` runs no code of it. Values are CPU tensors and plain data.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelCorruptError: it holds anything else or is damaged; the message has only the reason.
+    """
+    try:
+        with open_to_read(path, MAX_STATE) as stream:
+            state = load_tensors(stream)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ModelCorruptError(reason_of(error)) from error
+    if not isinstance(state, dict):
+        raise ModelCorruptError(f"it holds a {type(state).__name__}, where a table is expected")
+    return state
+
+
+def load_tensors(stream: IO[bytes]) -> Any:
+    """Return what ``torch.load`` reads without running code; ModelCorruptError, only the reason."""
+    import torch
+
+    try:
+        return torch.load(stream, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, *DAMAGED) as error:
+        # Without PyTorch's advice to trust the file.
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0]
+        raise ModelCorruptError(reason_of(ValueError(reason or type(error).__name__))) from error
+
+
+def check_names(state: Mapping[str, Any], **known: Collection[str]) -> None:
+    """Raise ModelCorruptError, with only the reason, unless parts are dicts of known names."""
+    for part, names in known.items():
+        table = state.get(part)
+        if not isinstance(table, dict) or not set(table) <= set(names):
+            raise ModelCorruptError(f"its {part} are {shown(list(table) if table else table)}")
+
+
+def check_counts(counts: Mapping[str, object]) -> None:
+    """Raise ModelCorruptError, as :func:`check_names` does, unless these are numbers from 0 on."""
+    for name, count in counts.items():
+        if type(count) not in (int, float) or not 0 <= count < 1 << 63:  # type: ignore[operator]
+            raise ModelCorruptError(f"{shown(name)} is {shown(count)}")
+
+
+def check_header(content: bytes) -> None:
+    """Raise ValueError if a safetensors file, of which 8 bytes do, has too many tensors to read."""
+    if (size := int.from_bytes(content[:8], "little")) > MAX_HEADER:
+        raise ValueError(f"its table of tensors has {size} bytes, more than {MAX_HEADER}")
+
+
+def open_archive(stream: IO[bytes], limit: int, *, packed: bool = True) -> zipfile.ZipFile:
+    """Open a zip archive whose members, unpacked, have at most ``limit`` bytes together.
+
+    Raises one of ``DAMAGED`` otherwise. Members may be deflated if ``packed``; Python unpacks BZ2
+    and LZMA without any bound. Read members with :func:`member_bytes`, or in bounded parts.
+    """
+    _check_directory(stream)
+    archive = zipfile.ZipFile(stream)
+    allowed = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} if packed else {zipfile.ZIP_STORED}
+    for member in archive.infolist():
+        if member.compress_type not in allowed or member.flag_bits & 1:
+            raise ValueError(
+                f"{shown(member.filename)} is packed by method {member.compress_type}"
+                f"{' and encrypted' * (member.flag_bits & 1)}, which is not read"
+            )
+    size = sum(member.file_size for member in archive.infolist())
+    if size > limit:
+        raise ValueError(f"it unpacks to {size} bytes, more than {limit}")
+    return archive
+
+
+def _check_directory(stream: IO[bytes]) -> None:
+    """Raise ValueError if the table of members, which zipfile reads as a whole, is too large."""
+    end = stream.seek(0, io.SEEK_END)
+    stream.seek(max(0, end - 98))
+    tail = stream.read(98)
+    if len(tail) < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
+        raise ValueError("it is no zip archive, or continues after its end")
+    size = int.from_bytes(tail[-10:-6], "little")
+    if tail[-42:-38] == b"PK\6\7":  # above 4 GiB the sizes are in the record before the end
+        if int.from_bytes(tail[-34:-26], "little") != end - 98:
+            raise ValueError("it is no zip archive")
+        size = max(size % 0xFFFFFFFF, int.from_bytes(tail[-58:-50], "little"))
+    if size > MAX_DIRECTORY:
+        raise ValueError(f"its table of members has {size} bytes")
+
+
+def member_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Return a member's content; one of ``DAMAGED`` if it is damaged or not of its stated size."""
+    with archive.open(member) as stream:
+        # One byte more than stated, to notice a member that unpacks to more.
+        data = stream.read(member.file_size + 1)
+    if len(data) != member.file_size:
+        raise ValueError(f"{shown(member.filename)} does not have its {member.file_size} bytes")
+    return data
+
+
+def read_npz(data: bytes, limit: int, *, packed: bool = True) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an ``.npz`` file, of at most ``limit`` bytes together, by name.
+
+    ModelCorruptError, with only the reason, if it holds anything but numbers, flags and text, or is
+    damaged. Only if ``packed`` may it be of ``numpy.savez_compressed``.
+    """
+    try:
+        with open_archive(io.BytesIO(data), limit, packed=packed) as archive:
+            return {
+                member.filename.removesuffix(".npy"): _array(member_bytes(archive, member))
+                for member in archive.infolist()
+            }
+    except DAMAGED as error:
+        raise ModelCorruptError(reason_of(error)) from error
+
+
+def read_npy(data: bytes) -> NDArray[Any]:
+    """Return the array of an ``.npy`` file, see :func:`read_npz`."""
+    try:
+        return _array(data)
+    except DAMAGED as error:
+        raise ModelCorruptError(reason_of(error)) from error
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    """Return the array of an ``.npy`` file; it must be as long as its header says."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        header = np.lib.format.read_array_header_1_0(stream, MAX_ARRAY_HEADER)
+    elif version == (2, 0):
+        header = np.lib.format.read_array_header_2_0(stream, MAX_ARRAY_HEADER)
+    else:
+        raise ValueError(f"an array of format {version}")
+    shape, by_columns, dtype = header
+    if dtype.kind not in "biufU" or dtype.itemsize == 0:
+        raise ValueError(f"an array of {shown(dtype)}, where numbers, flags and text are known")
+    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell() or min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
+    flat = np.frombuffer(data, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if by_columns else "C").copy()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's text for a message: short, in one line, never empty."""
+    text = shown(error).rstrip(".")
+    if not text or isinstance(error, LookupError):  # whose text is only the key
+        return f"{type(error).__name__} {text}".strip()
+    return text
+
+
+def shown(value: object, most: int = 200) -> str:
+    """Return a text from a file for a message: short, printable, in one line."""
+    text = " ".join(str(value).split())[:most]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -16,6 +16,7 @@ from toy_environments import save_toy_bundle
 
 from vinoreward import Bundle, Classifier
 from vinoreward.errors import BundleError, InputError
+from vinoreward.files import read_npz
 from vinoreward.rewards.guard import (
     FALSE_ALARMS,
     GUARD_FILE,
@@ -23,7 +24,6 @@ from vinoreward.rewards.guard import (
     PictureGuard,
     guard_of,
 )
-from vinoreward.saved_state import read_npz
 
 HEIGHT, WIDTH = 40, 56
 

@@ -342,7 +342,7 @@ class Runs:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "cannot be read as a state dict.*Expected names and tensors only"),
+        ({}, "cannot be read as a state dict.*Expected names and tensors"),
         ({"architecture": "resnet19"}, "torchvision has no classifier 'resnet19'"),
         ({"architecture": None}, "Expected also --architecture"),
         ({"size": None}, "Expected also --size HEIGHT WIDTH"),
@@ -389,7 +389,7 @@ def test_a_torchscript_program_is_called_that(tmp_path: Path) -> None:
     with pytest.warns(FutureWarning):
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "weights.pt")
     given = {"architecture": "resnet18", "size": SIZE}
-    with pytest.raises(VinorewardError, match=r"TorchScript program.*state_dict\(\)"):
+    with pytest.raises(VinorewardError, match=r"TorchScript.*state_dict\(\)"):
         import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "weights.pt", **given))
 
 

@@ -27,7 +27,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
     RunFolderError,
 )
-from vinoreward.saved_state import read_state, save_state
+from vinoreward.files import read_state, save_state
 from vinoreward_training.policy.checkpoint import (
     build_model,
     read_description,

@@ -45,10 +45,6 @@ class NotOnnx(ValueError):
     """The bytes are no ONNX file that can be read."""
 
 
-class NeedsExport(ModelRefusedError):
-    """A network that would do if it were exported otherwise; the message says how."""
-
-
 def check_operators(data: bytes) -> None:
     """Check that an ONNX file is one graph of known operators with all weights inside.
 
@@ -127,7 +123,7 @@ def _check_attribute(attribute: memoryview) -> None:
 def _check_tensor(tensor: memoryview) -> None:
     for number, _, value in _fields(tensor, "tensor"):
         if number == 13 or (number == 14 and value != 0):
-            raise NeedsExport(
+            raise ModelRefusedError(
                 "it keeps weights in other files (external data). Expected one file; export it "
                 "with its weights inside the file: torch.onnx.export(..., external_data=False), or "
                 "onnx.save(onnx.load(path), other_path)"

@@ -6,11 +6,11 @@ here. It reads an ONNX file's operators, loads the network in the runtime that w
 runs it on a blank image and on the bundle's golden images. That a network passed is remembered in
 ``$XDG_CACHE_HOME/vinoreward/networks`` (``~/.cache``), by SHA-256 of everything that it depends on.
 
-What is enforced, on Linux: 896 MiB of memory beyond the imported libraries, with a few times the
-file's own size (``RLIMIT_AS``), 20 s of processor time (``RLIMIT_CPU``), 45 s on the clock, no
-byte written to a file (``RLIMIT_FSIZE``), and no file, socket or pipe opened (``RLIMIT_NOFILE`` 0).
-Without ``/proc`` the libraries' own memory is not known and 4 GiB are allowed in all. macOS does
-not enforce the limit of memory. Windows has only that of the clock.
+What is enforced, on Linux: 896 MiB of memory beyond the imported libraries, and six times the
+file's own size (``RLIMIT_DATA``, and ``RLIMIT_AS`` where there is ``/proc``), 20 s of processor
+time (``RLIMIT_CPU``), 45 s on the clock, no byte written to a file (``RLIMIT_FSIZE``), and no file,
+socket or pipe opened (``RLIMIT_NOFILE`` of 0). macOS does not enforce the limits of memory; Windows
+has only that of the clock.
 
 What is not: these are limits for networks and files that ask for too much, no sandbox. Who finds a
 hole in a runtime that runs code runs it as you, in the child as here.
@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import io
 import json
 import math
 import os
@@ -30,8 +31,9 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +41,7 @@ from numpy.typing import NDArray
 from vinoreward import errors
 from vinoreward.backends.base import BACKENDS
 from vinoreward.backends.network import NetworkSpec, openvino_model, read_bytes
-from vinoreward.backends.onnx_file import NeedsExport, NotOnnx, check_operators
+from vinoreward.backends.onnx_file import NotOnnx, check_operators
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import (
     ModelCorruptError,
@@ -48,15 +50,29 @@ from vinoreward.errors import (
     RunFolderError,
     VinorewardError,
 )
-from vinoreward.files import read_json, read_plain, write_json
+from vinoreward.files import (
+    DAMAGED,
+    check_header,
+    load_tensors,
+    open_to_read,
+    read_json,
+    read_npz,
+    read_plain,
+    reason_of,
+    write_json,
+)
 from vinoreward.processes import python_command, thread_limits
-from vinoreward.saved_state import read_npz, reason_of
+
+if TYPE_CHECKING:
+    import torch
 
 VERSION = 1
 """Of these checks. A network that passed those of another version is tried again."""
 MEMORY = 896 << 20
 SECONDS = 20
 PATIENCE = 45.0
+MAX_WEIGHTS = 8 << 30
+"""Bytes of a network's weights."""
 MAX_GOLDEN = 8
 MAX_GOLDEN_BYTES = 64 << 20
 MAX_NUMBERS = 1 << 26
@@ -70,15 +86,17 @@ SHIPPED = frozenset(
     }
 )
 """SHA-256 of the networks of the shipped bundles, which need no trial."""
-_UNKNOWN_MEMORY = 4 << 30
 _REMEDY = (
     "Expected a network of known operators whose memory and time are bounded; if you trust its "
     "source, load it with trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)"
 )
 
 
-def read_network(spec: NetworkSpec, backend: str) -> bytes:
-    """Return the ONNX file of a network for a backend, tried in a child unless it is trusted.
+def read_network(spec: NetworkSpec, runtime: str = "openvino") -> bytes:
+    """Return the ONNX file of a network, tried in a child unless it is trusted.
+
+    The child runs it in ``runtime``, ``"openvino"`` or ``"onnxruntime"``; backends of other
+    libraries, which may need files, are content with OpenVINO's trial.
 
     Raises:
         ConfigError: it is no ONNX file.
@@ -91,12 +109,12 @@ def read_network(spec: NetworkSpec, backend: str) -> bytes:
         return spec.content
     content = read_bytes(spec.path, spec.sha256)
     if not spec.trusted:
-        try_network(spec.path, content, spec, backend)
+        try_network(spec.path, content, spec, runtime)
     return content
 
 
 def try_network(
-    path: Path, content: bytes, spec: NetworkSpec | None = None, backend: str = "openvino"
+    path: Path, content: bytes, spec: NetworkSpec | None = None, runtime: str = "openvino"
 ) -> None:
     """Raise unless a network passed in a child; errors as :func:`read_network`.
 
@@ -106,15 +124,46 @@ def try_network(
     if digest in SHIPPED:
         return
     facts = spec and (spec.input, spec.preprocess, spec.outputs)
-    versions = [getattr(sys.modules.get(name), "__version__", "") for name in (backend, "openvino")]
-    known = repr((VERSION, digest, facts, backend, versions))
+    versions = [getattr(sys.modules.get(name), "__version__", "") for name in (runtime, "openvino")]
+    known = repr((VERSION, digest, facts, runtime, versions))
     entry = _cache_folder() / f"{hashlib.sha256(known.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):
         if read_json(entry) == {"passed": known}:
             return
-    _ask("network", len(content), path, content, spec, backend)
+    try:
+        _ask("network", len(content), path, content, spec, runtime)
+    except ModelRefusedError as error:
+        remedy = "" if "Expected" in str(error) else f". {_REMEDY}"
+        raise ModelRefusedError(f"{path} is refused: {error}{remedy}.") from error
     with contextlib.suppress(RunFolderError):
         write_json(entry, {"passed": known})
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a stranger's state dict by name: ``.safetensors``, or ``torch.save``'s.
+
+    Of the latter they may be the file's ``state_dict`` or ``model_state_dict``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelCorruptError: it is damaged or too large, or holds no tensors; only the reason.
+        ImportError: torch or safetensors is not installed.
+    """
+    import safetensors
+    import safetensors.torch
+
+    try:
+        with open_to_read(path, MAX_WEIGHTS) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            content = stream.read() if path.suffix == ".safetensors" else None
+        if content is None:
+            content = _ask("weights", size, path, size)
+        check_header(content)
+        return safetensors.torch.load(content)
+    except FileNotFoundError:
+        raise
+    except (safetensors.SafetensorError, ModelRefusedError, *DAMAGED) as error:
+        raise ModelCorruptError(reason_of(error)) from error
 
 
 def _cache_folder() -> Path:
@@ -122,10 +171,13 @@ def _cache_folder() -> Path:
     return Path(folder) / "vinoreward" / "networks"
 
 
-def _ask(job: str, size: int, path: Path, *arguments: Any) -> bytes:
-    """Return what a job of :data:`_JOBS` returns in a child; raise the error that it raises."""
+def _ask(job: str, size: int, *arguments: Any) -> bytes:
+    """Return what a job of :data:`_JOBS` returns in a child; raise the error that it raises.
+
+    Other ends are a ModelRefusedError with only the reason.
+    """
     command = python_command("from vinoreward.backends.probe import child\nchild()")
-    given = pickle.dumps((job, MEMORY + 6 * size, path, arguments))
+    given = pickle.dumps((job, MEMORY + 6 * size, arguments))
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     try:
         with subprocess.Popen(command, **pipes, env={**os.environ, **thread_limits()}) as process:
@@ -135,31 +187,25 @@ def _ask(job: str, size: int, path: Path, *arguments: Any) -> bytes:
                 process.kill()
                 process.wait()
     except OSError as error:
-        raise _refused(path, f"no process can start to try it ({reason_of(error)})") from error
+        raise ModelRefusedError(f"no process to try it can start ({reason_of(error)})") from error
     except subprocess.TimeoutExpired:
-        raise _refused(path, f"it takes more than {PATIENCE:.0f} s to try") from None
+        raise ModelRefusedError(f"it takes more than {PATIENCE:.0f} s to try") from None
     head, _, body = answer.partition(b"\n")
-    if process.returncode == 0 and head:
-        error, text = json.loads(head)
-        if not error:
+    code = process.returncode
+    if code == 0 and head:
+        error_class, text = json.loads(head)
+        if not error_class:
             return body
-        raise getattr(errors, error)(text)
-    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
-    raise _refused(path, _end_of(process.returncode, reason_of("".join(last))))
-
-
-def _end_of(code: int, last: str) -> str:
-    """Return how a child ended, in words."""
+        raise getattr(errors, error_class)(text)
     if code == -getattr(signal, "SIGXCPU", 0):
-        return f"it takes more than {SECONDS} s of processor time to try"
+        raise ModelRefusedError(f"it takes more than {SECONDS} s of processor time to try")
     if code < 0:
-        name = signal.Signals(-code).name
-        return f"it ended the process that tried it ({name}), for want of memory or by a fault"
-    return f"the process that tried it failed ({last or code})"
-
-
-def _refused(path: Path, reason: str) -> ModelRefusedError:
-    return ModelRefusedError(f"{path} is refused: {reason}. {_REMEDY}.")
+        raise ModelRefusedError(
+            f"it ended the process that tried it ({signal.Signals(-code).name}), for want of "
+            "memory or by a fault"
+        )
+    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
+    raise ModelRefusedError(f"the process that tried it failed ({reason_of(''.join(last))})")
 
 
 # In the child
@@ -178,17 +224,16 @@ def child() -> None:
         signal.alarm(math.ceil(PATIENCE))  # for a parent that is gone
     if hasattr(os, "sched_setaffinity"):  # so that libraries start one thread, not one per core
         os.sched_setaffinity(0, [random.choice(sorted(os.sched_getaffinity(0)))])
-    job, memory, path, arguments = pickle.loads(sys.stdin.buffer.read())
+    job, memory, arguments = pickle.loads(sys.stdin.buffer.read())
     answer, body = ["", ""], b""
     try:
-        body = _JOBS[job](memory, path, *arguments)
+        body = _JOBS[job](memory, *arguments)
     except (VinorewardError, RuntimeError, MemoryError) as error:
         answer = [type(error).__name__, str(error)]
         if isinstance(error, MemoryError) or "alloc" in f"{error} {error.__cause__}":
-            why = f"it takes more than {memory >> 20} MiB of memory to try"
-            answer = ["ModelRefusedError", str(_refused(path, why))]
+            answer = ["ModelRefusedError", f"it takes more than {memory >> 20} MiB of memory"]
         elif not isinstance(error, VinorewardError):
-            answer = ["ModelRefusedError", str(_refused(path, reason_of(error)))]
+            answer = ["ModelRefusedError", reason_of(error)]
     answers.write(json.dumps(answer).encode() + b"\n" + body)
     answers.flush()
     os._exit(0)  # without the libraries' farewell
@@ -203,15 +248,19 @@ def _limit(name: str, value: int) -> None:
 
 def _close(memory: int) -> None:
     """Set the limits under which nothing can be imported any more."""
-    used = _UNKNOWN_MEMORY
+    with contextlib.suppress(ImportError):
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        _limit("DATA", used + memory)
     with contextlib.suppress(OSError, ValueError):
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    _limit("AS", used + memory)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _limit("AS", pages * os.sysconf("SC_PAGE_SIZE") + memory)
     _limit("NOFILE", 0)
 
 
 def _network(
-    memory: int, path: Path, content: bytes, spec: NetworkSpec | None, backend: str
+    memory: int, path: Path, content: bytes, spec: NetworkSpec | None, runtime: str
 ) -> bytes:
     """Read a network, and run it if there is a ``spec``."""
     openvino = import_openvino()
@@ -220,7 +269,7 @@ def _network(
     manager = openvino.frontend.FrontEndManager()
     manager.load_by_framework("onnx")
     openvino.frontend.FrontEndManager = lambda: manager  # a new one would look for its libraries
-    reading, running = BACKENDS.find("openvino"), BACKENDS.find(backend)
+    reading, running = BACKENDS.find("openvino"), BACKENDS.find(runtime)
     importlib.import_module(running.library)
     images = [] if spec is None else _images(spec)
     _close(memory)
@@ -231,20 +280,13 @@ def _network(
             f"{path} cannot be read as a network: {error}. Expected an ONNX file; the file is "
             "damaged or of another kind, export it again."
         ) from error
-    except NeedsExport as error:
-        raise ModelRefusedError(f"{path} is refused: {error}.") from error
-    except ModelRefusedError as error:
-        raise _refused(path, str(error)) from error
     if spec is None:
         openvino_model(openvino, path, content)
         return b""
     known = dataclasses.replace(spec, content=content)
     reader: Any = reading(known)
-    try:
-        for size, model in reader.shaped_models():
-            _check_model(openvino, model, size)
-    except ModelRefusedError as error:
-        raise _refused(path, str(error)) from error
+    for size, model in reader.shaped_models():
+        _check_model(openvino, model, size)
     with running(known) as own:
         own.load()
         for image in images:
@@ -314,4 +356,33 @@ def _images(spec: NetworkSpec) -> list[NDArray[Any]]:
     return [blank, *(image for image in golden if image.shape == blank.shape)]
 
 
-_JOBS = {"network": _network}
+def _weights(memory: int, path: Path, size: int) -> bytes:
+    """Return the tensors of a state dict as safetensors."""
+    import safetensors.torch
+    import torch
+
+    sample = io.BytesIO()  # saved and loaded once, they import what they need
+    torch.save({"sample": torch.zeros(1)}, sample)
+    sample.seek(0)
+    safetensors.torch.save(torch.load(sample, weights_only=True))
+    with open_to_read(path, size) as stream:
+        _close(memory)
+        state = load_tensors(stream)
+    for key in ("state_dict", "model_state_dict"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    items = state.items() if isinstance(state, dict) else ()
+    tensors = {name: value for name, value in items if isinstance(value, torch.Tensor)}
+    if not tensors or not all(isinstance(name, str) for name in tensors):
+        raise ModelCorruptError("it holds no table of names and tensors")
+    if sum(value.nbytes for value in tensors.values()) > 2 * size:  # two names may share one
+        raise ModelCorruptError("its tensors are larger than the file")
+    return safetensors.torch.save(
+        {
+            name: value.clone(memory_format=torch.contiguous_format)
+            for name, value in tensors.items()
+        }
+    )
+
+
+_JOBS: dict[str, Callable[..., bytes]] = {"network": _network, "weights": _weights}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vinoreward.backends.base import Backend
 from vinoreward.backends.network import read_bytes
 from vinoreward.errors import ConfigError, ModelCorruptError, UnknownDeviceError, needed_for
-from vinoreward.saved_state import check_header
+from vinoreward.files import check_header
 
 
 class TorchBackend(Backend):

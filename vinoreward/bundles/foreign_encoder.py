@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
+from vinoreward.backends.probe import read_weights
 from vinoreward.bundles.golden import means, row
 from vinoreward.bundles.picture import read_picture
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
@@ -27,8 +28,7 @@ from vinoreward.errors import (
     install_command,
     needed_for,
 )
-from vinoreward.files import read_plain
-from vinoreward.saved_state import read_npy, read_state, shown
+from vinoreward.files import read_npy, read_plain
 
 if TYPE_CHECKING:
     from torch import nn
@@ -300,9 +300,7 @@ def load_state(path: Path) -> Mapping[str, Any]:
         MissingExtraError: safetensors is not installed.
     """
     try:
-        import torch
-
-        state: Mapping[str, Any] = read_state(path)
+        return read_weights(path)
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"there are no weights at {path}. Expected a state dict; check the path."
@@ -313,14 +311,10 @@ def load_state(path: Path) -> Mapping[str, Any]:
             f"{install_command('train')}"
         ) from error
     except ModelCorruptError as error:
-        raise _corrupt(path, error) from error
-    for key in ("state_dict", "model_state_dict"):
-        if isinstance(state.get(key), Mapping):
-            state = state[key]
-    other = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
-    if other:
-        raise _corrupt(path, f"{shown(other[0])} is no tensor")
-    return state
+        raise ModelCorruptError(
+            f"{path} cannot be read as a state dict: {error}. Expected names and tensors; save it "
+            "with torch.save(module.state_dict(), path) of PyTorch 1.6 or newer, or as safetensors."
+        ) from error
 
 
 def without_prefix(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
@@ -335,10 +329,3 @@ def without_prefix(state: Mapping[str, Any], names: Collection[str]) -> Mapping[
             return state
         bare = {name.removeprefix(prefix): value for name, value in bare.items()}
     return bare
-
-
-def _corrupt(path: Path, reason: object) -> ModelCorruptError:
-    return ModelCorruptError(
-        f"{path} cannot be read as a state dict: {reason}. Expected names and tensors only; save "
-        "it with torch.save(module.state_dict(), path) of PyTorch 1.6 or newer, or as safetensors."
-    )

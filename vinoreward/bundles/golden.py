@@ -17,7 +17,7 @@ from vinoreward.backends.base import Backend
 from vinoreward.backends.network import read_bytes
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
 from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
-from vinoreward.saved_state import read_npz, reason_of
+from vinoreward.files import read_npz, reason_of
 
 MAX_GOLDEN = 256
 MADE_UP = 4

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vinoreward.backends.network import read_bytes
 from vinoreward.bundles import locate
 from vinoreward.errors import BundleError, InputError, ModelCorruptError
-from vinoreward.saved_state import read_npz, reason_of
+from vinoreward.files import read_npz, reason_of
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, ModelCorruptError
-from vinoreward.saved_state import MAX_CHECKPOINT, read_state, reason_of, save_state
+from vinoreward.files import read_state, reason_of, save_state
 from vinoreward_actors.actor_learner.compressor import STATE_FILE, check_state
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.progress import Totals
@@ -169,7 +169,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / CHECKPOINT
     try:
-        value = read_state(path, MAX_CHECKPOINT)
+        value = read_state(path)
     except FileNotFoundError:
         return None
     except ModelCorruptError as why:

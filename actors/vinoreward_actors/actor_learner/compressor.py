@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, VinorewardError
-from vinoreward.files import atomic_path, open_plain, read_plain
-from vinoreward.saved_state import read_npz, reason_of
+from vinoreward.files import atomic_path, open_plain, read_npz, read_plain, reason_of
 from vinoreward_actors.actor_learner.transport.link import NONE, ActorSettings, CompressorLink
 from vinoreward_actors.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward_actors.compression.chain import (

@@ -18,10 +18,17 @@ import numpy as np
 
 from vinoreward.closing import Closing
 from vinoreward.errors import RunFolderError, needed_for
-from vinoreward.files import open_plain, parse_json, read_json, read_plain, write_bytes, write_text
+from vinoreward.files import (
+    check_counts,
+    open_plain,
+    parse_json,
+    read_json,
+    read_plain,
+    write_bytes,
+    write_text,
+)
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.trust import Ended, TrustMonitor
-from vinoreward.saved_state import check_counts
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluator, Pair, Played
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import CHECKPOINT

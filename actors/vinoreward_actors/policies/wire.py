@@ -25,8 +25,15 @@ from vinoreward.errors import (
     ModelNotFoundError,
     install_command,
 )
-from vinoreward.files import read_json, read_plain, write_bytes, write_json
-from vinoreward.saved_state import DAMAGED, check_header, reason_of
+from vinoreward.files import (
+    DAMAGED,
+    check_header,
+    read_json,
+    read_plain,
+    reason_of,
+    write_bytes,
+    write_json,
+)
 from vinoreward_actors.policies.policy import (
     ActivationRange,
     Parameter,

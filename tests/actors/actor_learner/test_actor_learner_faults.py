@@ -26,7 +26,7 @@ from faulty_environments import Remembers, pushes_counted
 from waiting import until
 
 from vinoreward.errors import ConfigError, OutputError
-from vinoreward.saved_state import read_state, save_state
+from vinoreward.files import read_state, save_state
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.checkpoint import load_checkpoint
 from vinoreward_actors.actor_learner.engines.base import EngineError

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
-from vinoreward.saved_state import read_state, save_state
+from vinoreward.files import read_state, save_state
 from vinoreward_actors.actor_learner.learners.sb3 import SB3Config, SB3Learner
 from vinoreward_actors.actor_learner.learners.sb3_network import own_outputs, policy_of
 from vinoreward_actors.policies.distributions import Exploration, act

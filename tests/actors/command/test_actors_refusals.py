@@ -17,7 +17,7 @@ import yaml
 from task_runs import evaluator
 
 from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, install_command
-from vinoreward.saved_state import save_state
+from vinoreward.files import save_state
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.checkpoint import CHECKPOINT, load_checkpoint
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig

@@ -20,11 +20,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vinoreward.backends.probe import MAX_WEIGHTS, read_weights
 from vinoreward.bundles.picture import shown_name
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ModelCorruptError
-from vinoreward.files import open_to_read
-from vinoreward.saved_state import DAMAGED, MAX_WEIGHTS, member_bytes, open_archive, reason_of
+from vinoreward.files import DAMAGED, member_bytes, open_archive, open_to_read, reason_of
 from vinoreward_actors.actor_learner.acting.environments import as_config_error, check_actions
 from vinoreward_actors.actor_learner.acting.evaluation import Player
 from vinoreward_actors.command.settings import SETTINGS as ACTORS
@@ -36,7 +36,6 @@ from vinoreward_training.policy.checkpoint import (
     load_policy,
     read_description,
 )
-from vinoreward_training.runs.run_folder import read_tensors
 from vinoreward_training.tasks.environments import names_function
 
 Act = Callable[[Any], Any]
@@ -157,7 +156,7 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
             data = json.loads(member_bytes(archive, archive.getinfo("data")))
             weights = Path(scratch) / "policy.pth"
             weights.write_bytes(member_bytes(archive, archive.getinfo("policy.pth")))
-            state = read_tensors(weights)
+            state = read_weights(weights)
         kind = data["policy_class"]["__module__"]
         spaces = data["observation_space"], data["action_space"]
         if not all(isinstance(space, dict) for space in spaces):

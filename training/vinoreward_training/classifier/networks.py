@@ -18,9 +18,9 @@ from vinoreward.backends.torch_classifiers import (
     check_name,
     head_of,
 )
+from vinoreward.bundles.foreign_encoder import load_state
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward_training.configs import FinetuneConfig
-from vinoreward_training.runs.run_folder import read_tensors
 
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 Weights = Mapping[str, Tensor]
@@ -152,13 +152,7 @@ def read_weights(path: Path) -> Weights:
             f"there are no weights at {path}. Expected a .safetensors or .pt file; correct "
             "--weights or leave it out to train from scratch."
         )
-    state = read_tensors(path)
-    inner = state.get("state_dict", state)
-    values = inner.items() if isinstance(inner, dict) else ()
-    given = {name: value for name, value in values if isinstance(value, Tensor)}
-    if not given:
-        raise ModelCorruptError(f"{path} holds no tensors. Expected a state dict; save one anew.")
-    return given
+    return dict(load_state(path))
 
 
 def pretrained_weights(architecture: str) -> Weights:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import DatasetError, ModelCorruptError
+from vinoreward.files import check_header
 from vinoreward.rewards.calibration import temperature
-from vinoreward.saved_state import check_header
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.dead_camera import SHARE, judged, of_step
 from vinoreward_training.classifier.evaluation import average_precision, log_loss, saved_by

@@ -21,9 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, get_args
 
 from vinoreward.errors import DatasetError, MissingExtraError, RunFolderError
-from vinoreward.files import open_plain, parse_json, read_plain
+from vinoreward.files import open_plain, parse_json, read_plain, shown
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward.saved_state import shown
 
 LABELS = "labels.jsonl"
 MAX_LOG_BYTES = 512 * 2**20

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from vinoreward.bundles.picture import read_picture, shown_name
 from vinoreward.errors import ConfigError, DatasetError, InputError
-from vinoreward.files import open_to_read
-from vinoreward.saved_state import shown
+from vinoreward.files import open_to_read, shown
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (

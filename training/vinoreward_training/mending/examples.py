@@ -72,7 +72,7 @@ class Examples:
         """Write them; :meth:`load` reads them again."""
         import torch
 
-        from vinoreward.saved_state import save_state
+        from vinoreward.files import save_state
 
         arrays = (self.images, self.labels, *self.hard)
         save_state(path, {"arrays": [torch.from_numpy(one) for one in arrays]})

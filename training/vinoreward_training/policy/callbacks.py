@@ -12,11 +12,10 @@ import gymnasium as gym
 from tqdm import tqdm
 
 from vinoreward.errors import DatasetError, RunFolderError
-from vinoreward.files import read_json, write_json
+from vinoreward.files import read_json, shown, write_json
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.precision import PrecisionBound
 from vinoreward.rewards.trust import TESTS, Ended, TrustMonitor
-from vinoreward.saved_state import shown
 from vinoreward.wrappers.batched import BatchedVecEnv
 from vinoreward.wrappers.sb3 import ClaimedVsTrue, claimed_picture
 from vinoreward_training.configs import TrainConfig

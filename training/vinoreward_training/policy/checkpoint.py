@@ -2,7 +2,7 @@
 
 SB3's own ``save`` keeps attributes as pickled bytes and its replay buffer as one pickle: reading
 either runs whatever code the file holds. Here a checkpoint is tensors, numbers and text in one
-file, see :mod:`vinoreward.saved_state`.
+file, see :mod:`vinoreward.files`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 
 from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
-from vinoreward.files import read_json, write_json
-from vinoreward.saved_state import check_counts, check_names, save_state
+from vinoreward.files import check_counts, check_names, read_json, save_state, write_json
 from vinoreward.wrappers.sources import parts_below
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.runs.next_command import again, recorded, short_text

@@ -16,8 +16,14 @@ import numpy as np
 import yaml
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, RunFolderError
-from vinoreward.files import open_plain, refuse_links, write_bytes, write_text
-from vinoreward.saved_state import MAX_CHECKPOINT, read_state, reason_of
+from vinoreward.files import (
+    open_plain,
+    read_state,
+    reason_of,
+    refuse_links,
+    write_bytes,
+    write_text,
+)
 
 CONFIG = "config.yaml"
 NEVER_FROM_A_FILE = ("trust_run",)
@@ -72,9 +78,9 @@ def reading(path: Path, expected: str) -> Iterator[None]:
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
-    """Read a file of ``torch.save`` or a ``.safetensors``; executes nothing of it."""
+    """Read what a training wrote with :func:`~vinoreward.files.save_state`."""
     try:
-        return read_state(path, MAX_CHECKPOINT)
+        return read_state(path)
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"no file {path}. Expected what a training of vinoreward writes; check the folder, or "
@@ -82,8 +88,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
         ) from error
     except (ModelCorruptError, OSError) as error:
         raise ModelCorruptError(
-            f"{path} cannot be read as plain tensors: {error}. Expected a whole file of a state "
-            "dict, as safetensors or torch.save write it; restore it or make it anew."
+            f"{path} cannot be read as plain tensors: {error}. Expected a whole file, as a "
+            "training of vinoreward writes it; restore it or make it anew."
         ) from error
 
 

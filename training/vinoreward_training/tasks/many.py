@@ -12,8 +12,8 @@ import gymnasium as gym
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.files import shown
 from vinoreward.processes import limit_threads, starting_processes, thread_limits
-from vinoreward.saved_state import shown
 from vinoreward.wrappers.sources import default_source, located
 from vinoreward.wrappers.views import sources_of
 from vinoreward_envs.panda_hover import DEFAULT_BUNDLE, ORACLE, REWARDS

@@ -24,7 +24,7 @@ from vinoreward_actors.policies.torch_policy import TorchPolicy, from_policy, to
 
 State = dict[str, Any]
 """Tensors, numbers and text, nested in dictionaries and lists, as
-:func:`~vinoreward.saved_state.read_state` reads them."""
+:func:`~vinoreward.files.read_state` reads them."""
 ROWS_AT_A_TIME = 4096
 
 

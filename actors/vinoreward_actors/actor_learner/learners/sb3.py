@@ -27,7 +27,7 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import configure_logger
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
-from vinoreward.saved_state import check_counts, check_names
+from vinoreward.files import check_counts, check_names
 from vinoreward_actors.actor_learner.learners import base, sb3_network
 from vinoreward_actors.actor_learner.learners.base import Consumption, State
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
