@@ -277,3 +277,45 @@ def test_ctrl_c_ends_the_child(bundle: Bundle, tmp_path: Path, cache: Path) -> N
         _, told = parent.communicate(timeout=30)
     assert "KeyboardInterrupt" in told
     assert ids and not Path(f"/proc/{ids[0]}").exists()
+
+
+def convnext(models: Any) -> Any:
+    block = models.convnext.CNBlockConfig
+    return models.convnext.ConvNeXt([block(8, 16, 1), block(16, None, 1)], num_classes=2)
+
+
+def vit(models: Any) -> Any:
+    return models.VisionTransformer(SIDE, 16, 1, 2, 32, 64, num_classes=2)
+
+
+def swin(models: Any) -> Any:
+    return models.SwinTransformer([4, 4], 8, [1, 1], [2, 2], [4, 4], num_classes=2)
+
+
+def mobilenet(models: Any) -> Any:
+    return models.mobilenet_v3_small(num_classes=2)
+
+
+def googlenet(models: Any) -> Any:
+    """With slices of channels."""
+    return models.googlenet(num_classes=2, transform_input=True, init_weights=False, weights=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [convnext, vit, swin, mobilenet, googlenet])
+def test_networks_that_people_export_pass(
+    build: Callable[[Any], Any], tmp_path: Path, cache: Path
+) -> None:
+    models = pytest.importorskip("torchvision.models")
+    from vinoreward.backends.convert import export_onnx
+    from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
+    from vinoreward.backends.torch_networks import WithPreprocess
+
+    path = tmp_path / "network.onnx"
+    net = build(models).eval()
+    export_onnx(WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD), path, SIDE, SIDE)
+    assert b".py" not in path.read_bytes(), "the file names sources of this machine"
+    own = Bundle.from_model(path, labels=["no", "yes"], success_label="yes", output="logits")
+    for backend in ("openvino", "onnxruntime"):
+        own.backend(backend).load().close()
+    assert len(list(cache.iterdir())) == 3  # read once, run twice

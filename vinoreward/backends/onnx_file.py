@@ -150,10 +150,10 @@ def _fields(data: memoryview, message: str = "") -> Iterator[_Field]:
             raise NotOnnx(f"a field of wire type {kind}")
         if place + size > end:
             raise NotOnnx("a field is longer than its message")
-        value = data[place : place + size]
+        content = data[place : place + size]
         if tag >> 3 in names:
-            _text(value)
-        yield tag >> 3, kind, value
+            _text(content)
+        yield tag >> 3, kind, content
         place += size
 
 

@@ -59,6 +59,7 @@ from vinoreward.files import (
     read_npz,
     read_plain,
     reason_of,
+    shown,
     write_json,
 )
 from vinoreward.processes import python_command, thread_limits
@@ -178,9 +179,12 @@ def _ask(job: str, size: int, *arguments: Any) -> bytes:
     """
     command = python_command("from vinoreward.backends.probe import child\nchild()")
     given = pickle.dumps((job, MEMORY + 6 * size, arguments))
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipe = subprocess.PIPE
+    environment = {**os.environ, **thread_limits()}
     try:
-        with subprocess.Popen(command, **pipes, env={**os.environ, **thread_limits()}) as process:
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
+        ) as process:
             try:
                 answer, said = process.communicate(given, timeout=PATIENCE)
             finally:  # of Ctrl-C, too
@@ -190,8 +194,8 @@ def _ask(job: str, size: int, *arguments: Any) -> bytes:
         raise ModelRefusedError(f"no process to try it can start ({reason_of(error)})") from error
     except subprocess.TimeoutExpired:
         raise ModelRefusedError(f"it takes more than {PATIENCE:.0f} s to try") from None
-    head, _, body = answer.partition(b"\n")
     code = process.returncode
+    head, _, body = answer.partition(b"\n")
     if code == 0 and head:
         error_class, text = json.loads(head)
         if not error_class:
@@ -205,7 +209,7 @@ def _ask(job: str, size: int, *arguments: Any) -> bytes:
             "memory or by a fault"
         )
     last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
-    raise ModelRefusedError(f"the process that tried it failed ({reason_of(''.join(last))})")
+    raise ModelRefusedError(f"the process that tried it failed ({shown(''.join(last))})")
 
 
 # In the child
