@@ -20,7 +20,7 @@ from little_memory import memory_below
 torch = pytest.importorskip("torch")
 
 from vinoreward.bundles.bundle import Bundle  # noqa: E402
-from vinoreward.bundles.foreign_encoder import load_state  # noqa: E402
+from vinoreward.bundles.importers.modules import load_state  # noqa: E402
 from vinoreward.errors import ModelCorruptError, VinorewardError  # noqa: E402
 from vinoreward.files import read_state, save_state  # noqa: E402
 from vinoreward_actors.actor_learner.checkpoint import load_checkpoint  # noqa: E402

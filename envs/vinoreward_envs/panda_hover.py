@@ -15,8 +15,8 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.picture import check_scene
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError
+from vinoreward.images import check_scene
 from vinoreward.rewards.classifier import Classifier, check_origin
 from vinoreward.rewards.decision import Decision, OnOdd, RewardOptions
 from vinoreward.rewards.interventions import Intervention, SearchSpace

@@ -192,7 +192,7 @@ def test_a_golden_frame_of_another_kind_is_an_error(
         ("two", {"low": (0.0, 1.0)}, "every dimension"),
         ("two", {"low": 3.0, "high": 2.0}, "low below high"),
         ("two", {"mean": None}, "mean="),
-        ("two", {"latent_std": (0.0,) * SIZE}, "positive"),
+        ("two", {"latent_std": (0.0,) * SIZE}, "greater than 0"),
     ],
 )
 def test_facts_that_are_missing_or_contradict(

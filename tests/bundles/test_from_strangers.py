@@ -291,7 +291,7 @@ def test_an_openvino_ir_is_refused_with_the_way_out(bundle: Bundle, tmp_path: Pa
     rewrite(
         bundle, lambda spec: spec["files"].update({"model.xml": spec["files"].pop("model.onnx")})
     )
-    with pytest.raises(BundleError, match=r"Expected model\.onnx.*from ONNX if .* OpenVINO IR"):
+    with pytest.raises(BundleError, match=r"Expected model\.onnx.*network as ONNX"):
         Bundle.load(bundle.path)
 
 
@@ -497,7 +497,7 @@ def test_files_that_are_large_together_are_not_hashed(bundle: Bundle) -> None:
         with (bundle.path / name).open("wb") as stream:
             stream.truncate(512 << 20)  # takes no room on the disk
     rewrite(bundle, lambda spec: spec["files"].update(dict.fromkeys(names, 64 * "0")))
-    with pytest.raises(BundleError, match="bytes together"):
+    with pytest.raises(BundleError, match=r"all its files of .* bytes\. Expected at most"):
         Bundle.load(bundle.path)
 
 

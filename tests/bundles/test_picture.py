@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vinoreward.bundles.picture import decode_picture, from_grey, prepare, read_picture, tiled
-from vinoreward.bundles.schema import Picture
 from vinoreward.errors import InputError, PictureMismatchError
+from vinoreward.images import Picture, as_image, decode_picture, prepare, read_picture, tiled
 
 
 def pictures(count: int, height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -37,9 +36,25 @@ def test_views_of_another_width_or_number_are_refused(odd: np.ndarray) -> None:
 @pytest.mark.parametrize("shape", [(6, 8), (6, 8, 1), (1, 6, 8)])
 def test_a_grey_picture_becomes_rgb(shape: tuple[int, ...]) -> None:
     grey = np.arange(48, dtype=np.uint8).reshape(shape)
-    np.testing.assert_array_equal(from_grey(grey), np.stack([grey.reshape(6, 8)] * 3, axis=-1))
+    rgb = np.stack([grey.reshape(6, 8)] * 3, axis=-1)
+    np.testing.assert_array_equal(as_image(grey, "render()"), rgb)
     colour = pictures(1, 6, 8)[0]
-    assert from_grey(colour) is colour
+    assert as_image(colour, "render()") is colour
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_a_stack_or_batch_of_one_is_an_image(tensor: bool) -> None:
+    """As SERL, HIL-SERL and ManiSkill give it."""
+    torch = pytest.importorskip("torch")
+    one = pictures(1, 6, 8)
+    given = torch.from_numpy(one) if tensor else one
+    np.testing.assert_array_equal(as_image(given, "render()"), one[0])
+    stacks = pictures(3, 6, 8)[:, None]
+    prepared = prepare(stacks, Picture(6, 8))
+    np.testing.assert_array_equal(prepared, stacks[:, 0])
+    assert np.shares_memory(prepared, stacks)
+    with pytest.raises(InputError, match=r"\(3, 2, 6, 8, 3\)"):
+        prepare(np.repeat(stacks, 2, axis=1), Picture(6, 8))
 
 
 def test_a_fitting_batch_comes_back_itself() -> None:

@@ -21,7 +21,7 @@ from vinoreward.backends.torch_networks import ENCODERS, WithPreprocess, build_e
 from vinoreward.bundles import golden as latents
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import add_int8, save_bundle
-from vinoreward.bundles.schema import BundleSpec, Encoding, Picture, Quantization
+from vinoreward.bundles.schema import BundleSpec, Encoding, Quantization
 from vinoreward.errors import (
     BundleError,
     BundleParityError,
@@ -29,6 +29,7 @@ from vinoreward.errors import (
     InputError,
     PictureMismatchError,
 )
+from vinoreward.images import Picture
 
 
 @pytest.fixture(scope="module", params=ENCODERS)
@@ -210,10 +211,13 @@ def test_distances_are_in_units_of_the_posterior() -> None:
     [
         ({"low": (0.0,), "high": (0.0,)}, "low below high"),
         ({"low": (0.0,), "high": (1.0, 2.0)}, "every dimension"),
-        ({"low": (0.0,), "high": (1.0,), "std": (0.0,)}, "positive"),
+        ({"low": (0.0,), "high": (1.0,), "std": (0.0,)}, "greater than 0"),
         ({"low": (float("nan"),), "high": (1.0,)}, "encoding.low"),
-        ({"low": (0.0,), "high": (1.0,), "posterior": 1}, "true or false"),
-        ({"low": (0.0,), "high": (1.0,), "posterior": False, "log_variance_output": 1}, "0 to 99"),
+        ({"low": (0.0,), "high": (1.0,), "posterior": 1}, "posterior is 1.*boolean"),
+        (
+            {"low": (0.0,), "high": (1.0,), "posterior": False, "log_variance_output": 1},
+            "null without posterior",
+        ),
     ],
 )
 def test_an_encoding_is_checked(wrong: dict[str, Any], message: str) -> None:

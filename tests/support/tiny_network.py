@@ -13,7 +13,8 @@ import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import BundleSpec, Decision, Picture, Quantization
+from vinoreward.bundles.schema import BundleSpec, Decision, Quantization
+from vinoreward.images import Picture
 
 HEIGHT, WIDTH = 6, 8
 MEAN = (0.4, 0.5, 0.3)

@@ -20,14 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 from vinoreward import PictureInInfo
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import add_int8, save_bundle
-from vinoreward.bundles.schema import (
-    BundleSpec,
-    Decision,
-    Encoding,
-    Picture,
-    Quantization,
-    View,
-)
+from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
+from vinoreward.images import Picture, View
 from vinoreward.rewards.guard import GUARD_FILE, PictureGuard
 
 HEIGHT, WIDTH = 6, 8

@@ -29,9 +29,10 @@ from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle, save_view
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import MAX_CARD_BYTES, save_bundle
-from vinoreward.bundles.schema import BundleSpec, Decision, Picture, View
+from vinoreward.bundles.schema import BundleSpec, Decision
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
+from vinoreward.images import Picture, View
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import interventions_of, spaces_of
 from vinoreward_envs.camera.spec import CameraSpec

@@ -17,7 +17,8 @@ from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.torch_networks import WithPreprocess, build_encoder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
+from vinoreward.bundles.schema import BundleSpec, Encoding
+from vinoreward.images import Picture
 from vinoreward_training.bench.encoders import (
     ENVIRONMENT,
     STEPS_PER_TURN,

@@ -20,10 +20,9 @@ import tiny_network as tiny
 from PIL import Image
 
 from vinoreward import LearnedReward
-from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError, RunFolderError
+from vinoreward.images import Picture, prepare
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.camera.spec import camera_eye

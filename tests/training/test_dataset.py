@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import DatasetError, InputError
+from vinoreward.images import read_picture
 from vinoreward.machine import free_memory
 from vinoreward_training.data.dataset import (
     load_dataset,

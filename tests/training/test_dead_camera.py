@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from picture_folders import write_views
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.schema import View
+from vinoreward.images import View
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier.dead_camera import (
     FAMILIES,

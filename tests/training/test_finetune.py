@@ -26,7 +26,6 @@ from safetensors.torch import save as safetensors_bytes
 from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.schema import View
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
@@ -35,6 +34,7 @@ from vinoreward.errors import (
     TooFewNegativesError,
     UselessClassifierError,
 )
+from vinoreward.images import View
 from vinoreward.rewards.calibration import negatives_needed, threshold_for_fpr
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.bundle import golden_indices

@@ -23,9 +23,10 @@ from tiny_network import rewrite
 from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.schema import Decision, View
+from vinoreward.bundles.schema import Decision
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
+from vinoreward.images import View
 from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_training.audit.command import audit
 from vinoreward_training.audit.report import AuditReport, Measure

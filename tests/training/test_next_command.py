@@ -21,8 +21,9 @@ from PIL import Image
 from tiny_network import rewrite
 from toy_environments import save_toy_bundle, save_toy_encoder
 
-from vinoreward.bundles.schema import BundleSpec, Picture
+from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import PictureMismatchError
+from vinoreward.images import Picture
 from vinoreward_training.classifier import finetune
 from vinoreward_training.cli import commands, main
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig

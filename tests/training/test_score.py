@@ -16,8 +16,9 @@ from lerobot_folders import write_lerobot
 from PIL import Image
 
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import Decision, Picture
+from vinoreward.bundles.schema import Decision
 from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.images import Picture
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.prediction import Judged
 from vinoreward_training.capture import command as capture

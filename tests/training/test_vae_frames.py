@@ -47,8 +47,7 @@ def test_a_capture_gives_places_and_episodes(tmp_path: Path) -> None:
 
 
 def test_frames_are_resized_as_the_run_time_does(tmp_path: Path) -> None:
-    from vinoreward.bundles.picture import prepare
-    from vinoreward.bundles.schema import Picture
+    from vinoreward.images import Picture, prepare
 
     folder = write_folder(tmp_path / "any")
     frames = load_frames(folder, size=(64, 48))

@@ -40,7 +40,7 @@ def test_a_dataset_says_what_its_pictures_are_views_of(tmp_path: Path) -> None:
     [
         (VIEWS[:1], r"dataset.json: views is \[40\]. Expected heights that add up to 72"),
         ([{"name": "front"}], "no 'height'"),
-        ("two", "a list of objects"),
+        ("two", "a valid list"),
     ],
 )
 def test_views_that_are_not_the_pictures_are_refused(

@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend, load_backend
 from vinoreward.backends.network import NetworkSpec, Preprocess, TensorSpec
-from vinoreward.bundles import hub, locate
+from vinoreward.bundles import locate
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
-from vinoreward.bundles.importer import FromOthers
-from vinoreward.bundles.picture import prepare
-from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.importers.mixin import BundleImportMixin
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError
 from vinoreward.files import sha256 as hash_of
+from vinoreward.images import prepare
 
+WEIGHTS_FILE = "model.safetensors"
 INT8_BACKENDS = ("openvino", "onnxruntime")
 
 
 @dataclass(frozen=True)
-class Bundle(FromOthers):
+class Bundle(BundleImportMixin):
     """A network with everything needed to run and check it. Plain data; can be pickled.
 
     Example::
@@ -96,7 +96,9 @@ class Bundle(FromOthers):
             MissingExtraError: the extra ``hub`` is not installed.
             BundleError, BundleEditedError: as :meth:`load`, or the bundle is too large.
         """
-        return cls.load(hub.download(name), sha256=sha256, trusted=trusted)
+        from vinoreward.bundles.hub import download
+
+        return cls.load(download(name), sha256=sha256, trusted=trusted)
 
     @property
     def sha256(self) -> str:
@@ -150,7 +152,7 @@ class Bundle(FromOthers):
     @property
     def golden(self) -> Golden:
         """The recorded frames, read from disk; BundleError if there are none."""
-        return read_golden(self._file("golden.npz", "golden frames"), self.spec)
+        return read_golden(self._file(locate.GOLDEN_FILE, "golden frames"), self.spec)
 
     def _file(self, name: str, what: str) -> Path:
         if not self.saved:
@@ -169,9 +171,8 @@ class Bundle(FromOthers):
         Raises:
             ConfigError: INT8 was requested, but is missing, failed the gate or cannot run there.
         """
-        quantization = self.spec.quantization
-        passed = quantization is not None and quantization.passed
-        ready = passed and locate.int8_name(self.spec) is not None
+        gate = self.spec.quantization
+        ready = gate is not None and gate.passed and locate.INT8_FILE in self.spec.files
         if precision == "auto":
             return "int8" if ready and backend in INT8_BACKENDS else "fp32"
         if precision not in ("fp32", "bf16", "fp16", "int8"):
@@ -179,29 +180,27 @@ class Bundle(FromOthers):
                 f"precision is {precision!r}. Expected auto, fp32, bf16, int8 or, with the torch "
                 "backend, fp16; choose one."
             )
+        if (precision, backend) == ("int8", "torch") or (
+            precision == "fp16" and backend != "torch"
+        ):
+            others = ("torch",) if precision == "fp16" else INT8_BACKENDS
+            raise ConfigError(
+                f"precision {precision!r} was requested from the {backend} backend, which has none."
+                f" Expected the {' or '.join(others)} backend; choose that, or precision='auto'."
+            )
         if precision == "int8" and not ready:
             reason = "it has no INT8 network"
-            if quantization is not None and not quantization.passed:
+            if gate is not None and not gate.passed:
                 kind = self.spec.kind
                 what = "decisions flipped" if kind == "classifier" else "vectors moved too far"
                 reason = (
-                    f"its INT8 network failed the gate ({quantization.flips} of "
-                    f"{quantization.frames} {what}, allowed are {quantization.max_flip_rate:.2%})"
+                    f"its INT8 network failed the gate ({gate.flips} of {gate.frames} {what}, "
+                    f"allowed are {gate.max_flip_rate:.2%})"
                 )
             raise ConfigError(
                 f"precision 'int8' was requested from the bundle {self.spec.name!r}, but {reason}. "
                 "Expected one that passed the gate; use precision='auto' or 'fp32', or run: "
                 f"vinoreward quantize --bundle {self.path}"
-            )
-        if precision == "fp16" and backend != "torch":
-            raise ConfigError(
-                f"precision 'fp16' was requested from the {backend} backend. Expected the torch "
-                "backend for it; choose that, or bf16 or fp32 here."
-            )
-        if precision == "int8" and backend == "torch":
-            raise ConfigError(
-                "precision 'int8' was requested from the torch backend, which has none. Expected "
-                f"one of {', '.join(INT8_BACKENDS)}; choose another backend or precision='auto'."
             )
         return precision
 
@@ -213,11 +212,11 @@ class Bundle(FromOthers):
     def second_look_band(self, precision: str) -> float | None:
         """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
 
-        None for other precisions than INT8, if the INT8 network decides alone, and without an FP32
-        network. Where means over shifts count, they are FP32's. ``precision`` is a resolved one.
+        None for other precisions than INT8, and if the INT8 network decides alone. Where means over
+        shifts count, they are FP32's. ``precision`` is a resolved one.
         """
         decision = self.spec.decision
-        if precision != "int8" or locate.model_name(self.spec) is None or not decision.int8_band:
+        if precision != "int8" or not decision.int8_band:
             return None
         return max(decision.int8_band, decision.shift_band or 0.0)
 
@@ -225,13 +224,12 @@ class Bundle(FromOthers):
         """Return the network as backends take it; ``"auto"`` is OpenVINO's choice."""
         spec, picture = self.spec, self.spec.picture
         int8 = precision != "fp16" and self.resolve_precision("openvino", precision) == "int8"
-        name = locate.int8_name(spec) if int8 else locate.model_name(spec)
-        weights = "model.safetensors" if "model.safetensors" in spec.files else None
+        name = locate.INT8_FILE if int8 else locate.MODEL_FILE
         return NetworkSpec(
-            path=self.path if name is None else self.path / name,
+            path=self.path / name if self.saved else self.path,
             input=TensorSpec((None, picture.height, picture.width, 3), "uint8"),
             output=TensorSpec((None, spec.width), "float32"),
-            sha256=None if name is None else spec.files[name],
+            sha256=spec.files.get(name),
             preprocess=None
             if picture.in_graph
             else Preprocess(
@@ -244,8 +242,8 @@ class Bundle(FromOthers):
             output_index=spec.output_index,
             joined_index=None if spec.encoding is None else spec.encoding.log_variance_output,
             architecture=spec.architecture,
-            weights=None if weights is None else self.path / weights,
-            weights_sha256=None if weights is None else spec.files[weights],
+            weights=self.path / WEIGHTS_FILE if WEIGHTS_FILE in spec.files else None,
+            weights_sha256=spec.files.get(WEIGHTS_FILE),
             views=tuple((view.name, view.height) for view in picture.views),
             trusted=self.trusted,
             golden=self.path / "golden.npz" if self.saved else None,
@@ -293,7 +291,7 @@ class Bundle(FromOthers):
         return backend
 
     def prepare(self, images: NDArray[Any]) -> NDArray[np.uint8]:
-        """Crop and resize pictures, see :func:`vinoreward.bundles.picture.prepare`."""
+        """Crop and resize pictures, see :func:`vinoreward.images.prepare`."""
         return prepare(images, self.spec.picture)
 
     def save(
@@ -324,8 +322,27 @@ class Bundle(FromOthers):
         self, path: str | Path, images: NDArray[np.uint8], *, overwrite: bool = False
     ) -> Bundle:
         """Write the bundle as :meth:`save` does, with pictures as :meth:`prepare` returns them."""
+        from vinoreward.bundles.save import save_bundle
+
         with self.backend("openvino", precision="fp32", verify=False) as backend:
             logits = backend.infer(images)
-        files = {"model.onnx": self.path}
+        files = {locate.MODEL_FILE: self.path}
         saved = save_bundle(Path(path), self.spec, files, images, logits, overwrite=overwrite)
         return dataclasses.replace(Bundle.load(saved, verify=False), trusted=self.trusted)
+
+
+AnyBundle = Bundle | str | Path | Mapping[str, Any]
+"""A loaded bundle, its folder or registered name, or what :func:`bundle_spec` returned."""
+
+
+def resolve_bundle(bundle: AnyBundle) -> Bundle:
+    """Return the bundle, loaded; errors as :meth:`Bundle.load`."""
+    if isinstance(bundle, Bundle):
+        return bundle
+    return Bundle.from_recipe(bundle) if isinstance(bundle, Mapping) else Bundle.load(bundle)
+
+
+def bundle_spec(given: AnyBundle, bundle: Bundle) -> str | dict[str, Any]:
+    """Return what ``env.spec`` says of a bundle: its registered name, else plain data of it."""
+    registered = isinstance(given, str) and given in locate.known_names()
+    return given if registered else bundle.recipe()  # type: ignore[return-value]

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
 from vinoreward.backends.network import read_bytes
-from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
+from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
 from vinoreward.files import read_npz, reason_of
+from vinoreward.images import Picture
 
 MAX_GOLDEN = 256
 MADE_UP = 4

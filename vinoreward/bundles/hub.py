@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from vinoreward.bundles.locate import (
-    MAX_FILE_BYTES,
-    MAX_SPEC_BYTES,
-    MAX_TOTAL_BYTES,
+    GOLDEN_FILE,
     SPEC_FILE,
     SPEC_HASH_FILE,
     check_files,
+    check_sizes,
     read_spec,
 )
-from vinoreward.bundles.reader import shown
 from vinoreward.bundles.save import MODEL_FILES
 from vinoreward.errors import (
     BundleError,
@@ -34,6 +32,7 @@ from vinoreward.errors import (
     RunFolderError,
     needed_for,
 )
+from vinoreward.strict_model import shown
 
 PREFIX = "hf:"
 _PART = r"[A-Za-z0-9](?:[\w-]|\.(?!\.)){0,95}"
@@ -78,7 +77,7 @@ def download(name: str) -> Path:
         size, commit = _facts(repository, revision, SPEC_FILE)
         if (parent / commit).is_dir():
             return parent / commit
-        _check_size(name, SPEC_FILE, size, MAX_SPEC_BYTES)
+        check_sizes(name, {SPEC_FILE: size})
         return _fetched(name, repository, commit, parent, size)
 
 
@@ -112,19 +111,16 @@ def _fetched(name: str, repository: str, commit: str, parent: Path, spec_size: i
         part.mkdir()
         fetch(SPEC_FILE, spec_size)
         hash_size, _ = _facts(repository, commit, SPEC_HASH_FILE)
-        _check_size(name, SPEC_HASH_FILE, hash_size, 1024)
+        check_sizes(name, {SPEC_HASH_FILE: hash_size})
         fetch(SPEC_HASH_FILE, hash_size)
-        spec, sizes = read_spec(part, recorded=True), dict[str, int]()
-        for file in spec.files:
-            if file not in (*MODEL_FILES, "golden.npz"):
-                raise BundleError(
-                    f"{SPEC_FILE} of {name} lists {shown(file)}. Expected a bundle's own files, "
-                    f"{', '.join(MODEL_FILES)} and golden.npz; nothing was kept."
-                )
-            size, _ = _facts(repository, commit, file)
-            _check_size(name, file, size, MAX_FILE_BYTES)
-            sizes[file] = size
-            _check_size(name, "all its files", sum(sizes.values()), MAX_TOTAL_BYTES)
+        spec = read_spec(part, recorded=True)
+        if others := set(spec.files) - {*MODEL_FILES, GOLDEN_FILE}:
+            raise BundleError(
+                f"{SPEC_FILE} of {name} lists {shown(min(others))}. Expected a bundle's own files, "
+                f"{', '.join(MODEL_FILES)} and {GOLDEN_FILE}; nothing was kept."
+            )
+        sizes = {file: _facts(repository, commit, file)[0] for file in spec.files}
+        check_sizes(name, sizes)
         for file, size in sizes.items():
             fetch(file, size)
         check_files(part, spec, hashes=True)
@@ -146,14 +142,6 @@ def _facts(repository: str, revision: str, file: str) -> tuple[int, str]:
     if facts.size is None or not _COMMIT.fullmatch(commit):
         raise ValueError(f"{url} has no size or no commit")
     return facts.size, commit
-
-
-def _check_size(name: str, file: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise BundleError(
-            f"{file} of {name} would be {size} bytes. Expected at most {limit}, as of any bundle; "
-            "nothing was kept."
-        )
 
 
 @contextlib.contextmanager

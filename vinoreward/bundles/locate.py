@@ -6,19 +6,24 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from vinoreward.bundles.reader import parse, shown
 from vinoreward.bundles.schema import BundleSpec, check_file_name
 from vinoreward.errors import BundleEditedError, BundleError, ConfigError, ModelNotFoundError
 from vinoreward.files import followed, is_inside, read_plain, sha256
+from vinoreward.strict_model import parse, shown
 
 GROUP = "vinoreward.bundles"
 SPEC_FILE = "bundle.json"
 SPEC_HASH_FILE = "bundle.sha256"
+CARD_FILE = "README.md"
+MODEL_FILE = "model.onnx"
+INT8_FILE = "model.int8.onnx"
+GOLDEN_FILE = "golden.npz"
 MAX_SPEC_BYTES = 1 << 20
+MAX_HASH_BYTES = 1024
 MAX_FILE_BYTES = 512 << 20
 MAX_TOTAL_BYTES = 2 << 30
 
@@ -97,11 +102,10 @@ def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None
     spec = BundleSpec.from_dict(parse(data, str(path)), str(path))
     if recorded:
         _check_recorded(folder, digest)
-    if model_name(spec) is None or "golden.npz" not in spec.files:
+    if not {MODEL_FILE, GOLDEN_FILE} <= set(spec.files):
         raise BundleError(
-            f"{path} lists the files {', '.join(spec.files) or 'none'}. Expected model.onnx and "
-            "golden.npz among them; save the bundle again, from ONNX if its network is an OpenVINO "
-            "IR (.xml)."
+            f"{path} lists the files {', '.join(spec.files) or 'none'}. Expected {MODEL_FILE} and "
+            f"{GOLDEN_FILE} among them; save the bundle again, its network as ONNX."
         )
     return spec
 
@@ -150,16 +154,6 @@ def _check_recorded(folder: Path, digest: str) -> None:
         )
 
 
-def model_name(spec: BundleSpec) -> str | None:
-    """Return the name of the FP32 model file."""
-    return "model.onnx" if "model.onnx" in spec.files else None
-
-
-def int8_name(spec: BundleSpec) -> str | None:
-    """Return the name of the INT8 model file, or None if the bundle has none."""
-    return "model.int8.onnx" if "model.int8.onnx" in spec.files else None
-
-
 def inside(folder: Path, name: str) -> Path:
     """Return ``folder/name``; BundleError if a link leads out of the folder."""
     check_file_name(name)
@@ -177,7 +171,7 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
 
     Errors are those of :meth:`~vinoreward.Bundle.load`.
     """
-    total = 0
+    sizes = {}
     for name in spec.files:
         path = inside(folder, name)
         if not path.is_file():
@@ -185,18 +179,8 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
                 f"the bundle {folder} has no {name}. Expected every file that {SPEC_FILE} lists; "
                 "copy the complete folder."
             )
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise BundleError(
-                f"{path} has {size} bytes. Expected at most {MAX_FILE_BYTES}; give a bundle's "
-                "folder."
-            )
-        total += size
-        if total > MAX_TOTAL_BYTES:
-            raise BundleError(
-                f"the files of {folder} have more than {MAX_TOTAL_BYTES} bytes together. Expected "
-                "one or two small networks; remove other files."
-            )
+        sizes[name] = path.stat().st_size
+    check_sizes(str(folder), sizes)
     for name, expected in spec.files.items() if hashes else ():
         with readable(path := folder / name, "a readable file; check its permissions"):
             digest = sha256(path)
@@ -205,6 +189,18 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
                 f"{path} was changed after the bundle was saved: its SHA-256 is {digest}. Expected "
                 f"{expected}, as recorded in {SPEC_FILE}; restore the file, or make a new bundle "
                 "(vinoreward finetune, vinoreward quantize) instead of editing one."
+            )
+
+
+def check_sizes(bundle: str, sizes: Mapping[str, int]) -> None:
+    """Raise BundleError if files of these names, or all together, are larger than a bundle's."""
+    limits = {SPEC_FILE: MAX_SPEC_BYTES, SPEC_HASH_FILE: MAX_HASH_BYTES}
+    for name, size in {**sizes, "all its files": sum(sizes.values())}.items():
+        most = MAX_TOTAL_BYTES if name == "all its files" else limits.get(name, MAX_FILE_BYTES)
+        if size > most:
+            raise BundleError(
+                f"{name} of {bundle} would be {size} bytes. Expected at most {most}, as of any "
+                "bundle; nothing was read."
             )
 
 

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from vinoreward.backends.base import BACKENDS
 from vinoreward.backends.runtime import building
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.picture import prepare
-from vinoreward.bundles.schema import Picture
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
+from vinoreward.images import Picture, prepare
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, is_tensor
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.picture import in_color, layout_of
 from vinoreward.bundles.runner import Runner
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.images import in_color, layout_of
 from vinoreward.rewards.guard import PictureGuard, guard_of
 from vinoreward.rewards.prediction import (
     Judged,

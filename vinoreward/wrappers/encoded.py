@@ -11,10 +11,10 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.bundles.bundle import AnyBundle, bundle_spec, resolve_bundle
 from vinoreward.encoders import Encoder
 from vinoreward.errors import ConfigError
 from vinoreward.wrappers.sources import (
-    AnyBundle,
     AnyEnv,
     Env,
     Form,
@@ -23,8 +23,6 @@ from vinoreward.wrappers.sources import (
     PictureSource,
     SingleForm,
     default_source,
-    located,
-    recorded,
     refuse_autoreset,
 )
 
@@ -186,14 +184,14 @@ class EncodedObservationBase(Form[AnyEnv]):
     ) -> None:
         options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
         encoder = Encoder(
-            located(bundle),
+            resolve_bundle(bundle),
             backend=backend,
             device=device,
             precision=precision,
             threads=threads,
         )
         arguments = {
-            "bundle": recorded(bundle, encoder.bundle),
+            "bundle": bundle_spec(bundle, encoder.bundle),
             "backend": backend,
             "device": device,
             "precision": precision,

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.bundles.bundle import AnyBundle, bundle_spec, resolve_bundle
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.classifier import Classifier, check_origin, warn_uncalibrated
 from vinoreward.rewards.decision import Guard, OnOdd, RewardMode, RewardOptions, Scores
@@ -19,15 +20,12 @@ from vinoreward.rewards.frozen import FrozenCheck
 from vinoreward.rewards.reward_model import RewardModel
 from vinoreward.wrappers.render_once import layers
 from vinoreward.wrappers.sources import (
-    AnyBundle,
     AnyEnv,
     Env,
     Form,
     ImageSource,
     SingleForm,
     has_state,
-    located,
-    recorded,
     refuse_autoreset,
     state_of,
 )
@@ -89,7 +87,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         )
         inside = self._inside(env)
         self._model = RewardModel(
-            located(bundle),
+            resolve_bundle(bundle),
             options,
             inside.num_envs,
             backend=backend,
@@ -104,7 +102,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         if success_threshold is None:
             warn_uncalibrated(loaded)
         arguments = {
-            "bundle": recorded(bundle, loaded),
+            "bundle": bundle_spec(bundle, loaded),
             "backend": backend,
             "device": device,
             "precision": precision,

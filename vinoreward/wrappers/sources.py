@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.locate import known_names
-from vinoreward.bundles.picture import Layout, check_scene, from_grey, in_color, layout_of, on_host
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.images import Layout, as_image, check_scene, in_color, layout_of, on_host
 from vinoreward.wrappers.render_once import drawn, layers, render_once
 
 AnyEnv = TypeVar("AnyEnv")
@@ -29,9 +27,6 @@ OneSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 
 ImageSource = OneSource | Sequence[OneSource] | Mapping[str, OneSource]
 """One, or one for each camera of a bundle of several views: in its order, or by name."""
-
-AnyBundle = Bundle | str | Path | Mapping[str, Any]
-"""A loaded bundle, its folder or registered name, or what :func:`recorded` returned."""
 
 
 class Inside(NamedTuple):
@@ -130,7 +125,7 @@ class PictureSource:
         says that an episode begins.
         """
         if self.renders:
-            return _picture(drawn(env), "render()")[None, None]
+            return as_image(drawn(env), "render()")[None, None]
         if self._call is not None:
             try:
                 made: Any = self._call(env, observation)
@@ -143,7 +138,7 @@ class PictureSource:
                     "reset the environment already; or put vinoreward.LearnedReward around each "
                     "environment before it is vectorised, which gives the function that one."
                 ) from error
-            return _picture(made, "the image_source function")[None, None]
+            return as_image(made, "the image_source function")[None, None]
         return self._apart(np.asarray(self._part(observation))[None])
 
     def batch(
@@ -164,7 +159,7 @@ class PictureSource:
         chosen = [*ends, *begins]
         if self.renders:
             frames = drawn(env) if chosen else ()
-            return _joined([_picture(frames[i], "render()")[None, None] for i in chosen])
+            return _joined([as_image(frames[i], "render()")[None, None] for i in chosen])
         if self._call is not None:
             rows = self.rows(observations)
             given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
@@ -367,18 +362,6 @@ def refuse_autoreset(env: Env, harm: str) -> None:
         )
 
 
-def located(bundle: AnyBundle) -> Bundle:
-    """Return the bundle, loaded; errors as :meth:`Bundle.load`."""
-    if isinstance(bundle, Bundle):
-        return bundle
-    return Bundle.from_recipe(bundle) if isinstance(bundle, Mapping) else Bundle.load(bundle)
-
-
-def recorded(given: AnyBundle, bundle: Bundle) -> str | dict[str, Any]:
-    """Return what ``env.spec`` says of a bundle: its registered name, else plain data of it."""
-    return given if isinstance(given, str) and given in known_names() else bundle.recipe()
-
-
 def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
     """Return where pictures are: the observation, its only picture key, else ``"render"``."""
     if isinstance(space, gym.spaces.Dict):
@@ -427,20 +410,6 @@ def _checked(picture: gym.Space[Any], source: str) -> tuple[int, ...]:
     else:
         return picture.shape
     raise ConfigError(f"image_source is {source!r}, which is {picture}. Expected {expected}")
-
-
-def _picture(value: Any, where: str) -> NDArray[np.uint8]:
-    value = on_host(value)
-    if isinstance(value, np.ndarray):
-        value = from_grey(value)
-    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:
-        array = isinstance(value, np.ndarray)
-        what = f"{value.dtype} of shape {value.shape}" if array else type(value).__name__
-        raise InputError(
-            f"{where} gave {what}. Expected one picture, (height, width, 3) uint8 RGB; look at the "
-            "environment's render_mode or at the function."
-        )
-    return value
 
 
 def _joined(pictures: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:

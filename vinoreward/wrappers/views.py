@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.picture import prepare, tiled
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.images import prepare, tiled
 from vinoreward.wrappers.sources import ImageSource, Inside, OneSource, PictureSource
 
 

@@ -20,8 +20,8 @@ import waiting
 from label_logs import write_pictures
 from PIL import Image
 
-from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import RunFolderError
+from vinoreward.images import read_picture
 from vinoreward_training.bench.labelling import Client, Labelling, labels_lost
 from vinoreward_training.cli import main
 from vinoreward_training.configs import LabelConfig

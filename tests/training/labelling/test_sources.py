@@ -12,8 +12,8 @@ import pytest
 from label_logs import TIME, write_pictures
 from PIL import Image
 
-from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.images import read_picture
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.videos import count, decoded, find_videos, frame_at, second_of
 from vinoreward_training.labelling.labels import Answer, Label

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 from scipy.spatial.distance import cdist
 
-from vinoreward.bundles.schema import View
+from vinoreward.images import View
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.frozen import CLAIMED, distance, visible_change

@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.locate import model_name
-from vinoreward.bundles.picture import prepare
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, DatasetError, needed_for
 from vinoreward.files import write_json
+from vinoreward.images import prepare
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import (
@@ -227,7 +226,7 @@ def audit(
         if pairs is not None:
             by_pair = pair_rows(classifier, pairs, found)
         exact = None
-        if classifier.precision != "fp32" and model_name(spec) is not None:
+        if classifier.precision != "fp32":
             exact = closing.enter_context(opened(classifier.bundle, precision="fp32"))
         shifts = partial(
             shift_rows, classifier, exact, images, success, found, seed=seed, views=dataset.views

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import DatasetError
+from vinoreward.images import read_picture
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.battery import Battery, look

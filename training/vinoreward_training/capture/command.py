@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from vinoreward.bundles.picture import MAX_PIXELS, read_picture
-from vinoreward.bundles.schema import MAX_VIEWS
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
+from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_picture
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
 from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.true_success import TrueSuccess

@@ -21,10 +21,10 @@ import gymnasium as gym
 import numpy as np
 
 from vinoreward.backends.probe import MAX_WEIGHTS, read_weights
-from vinoreward.bundles.picture import shown_name
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward.files import DAMAGED, member_bytes, open_archive, open_to_read, reason_of
+from vinoreward.images import shown_name
 from vinoreward_actors.actor_learner.acting.environments import as_config_error, check_actions
 from vinoreward_actors.actor_learner.acting.evaluation import Player
 from vinoreward_actors.command.settings import SETTINGS as ACTORS

@@ -10,9 +10,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import tiled
-from vinoreward.bundles.schema import View
 from vinoreward.errors import ConfigError, InputError
+from vinoreward.images import View, tiled
 from vinoreward_training.data.dataset_files import picture_source
 
 Picture = npt.NDArray[np.uint8]

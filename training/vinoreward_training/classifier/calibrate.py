@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from vinoreward.backends.base import Backend
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.foreign_encoder import other_pictures
-from vinoreward.bundles.picture import read_picture
-from vinoreward.bundles.save import front_matter, replace_fp32
-from vinoreward.bundles.schema import BundleSpec, Picture
+from vinoreward.bundles.card import front_matter
+from vinoreward.bundles.importers.encoder import other_pictures
+from vinoreward.bundles.save import replace_fp32
+from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, InputError, needed_for
+from vinoreward.images import Picture, read_picture
 from vinoreward.rewards.prediction import log_odds, logit, scores_of, shifts_of, unsure
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from vinoreward.bundles.schema import View
+    from vinoreward.images import View
     from vinoreward_training.data.dataset import Dataset
 
 Picture = npt.NDArray[np.uint8]

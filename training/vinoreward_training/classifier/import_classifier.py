@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.foreign_encoder import load_state, without_prefix
 from vinoreward.bundles.golden import made_up_pictures
-from vinoreward.bundles.lerobot_classifier import (
+from vinoreward.bundles.importers.lerobot import (
     LABELS,
     is_reward_classifier,
     read_reward_classifier,
 )
-from vinoreward.bundles.schema import ONE_COLUMN, View
+from vinoreward.bundles.importers.modules import load_state, without_prefix
+from vinoreward.bundles.schema import ONE_COLUMN
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, needed_for
+from vinoreward.images import View
 from vinoreward_training.configs import ImportClassifierConfig
 from vinoreward_training.runs.imports import in_options
 from vinoreward_training.runs.next_command import after_import
@@ -132,7 +133,7 @@ def _of_lerobot(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
     several = len(found.cameras) > 1
     bundle = Bundle.from_module(
         found.module(),
-        found.weights,
+        None,
         onnx_path,
         height=height,
         width=width,

@@ -18,7 +18,7 @@ from vinoreward.backends.torch_classifiers import (
     check_name,
     head_of,
 )
-from vinoreward.bundles.foreign_encoder import load_state
+from vinoreward.bundles.importers.modules import load_state
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward_training.configs import FinetuneConfig
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import read_picture, shown_name
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
@@ -24,6 +23,7 @@ from vinoreward.errors import (
     needed_for,
 )
 from vinoreward.files import open_plain, open_to_read, read_json, write_json, write_text
+from vinoreward.images import read_picture, shown_name
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.prediction import logit
 from vinoreward_training.classifier.evaluation import (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.schema import View
+from vinoreward.images import View
 
 Picture = npt.NDArray[np.uint8]
 Random = np.random.Generator

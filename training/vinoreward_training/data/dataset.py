@@ -13,9 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import prepare
-from vinoreward.bundles.schema import Picture, View
 from vinoreward.errors import BundleError, DatasetError
+from vinoreward.images import Picture, View, prepare
 from vinoreward_training.data.dataset_files import (
     ABOUT,
     MAX_NAME,

@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import (
+from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
+from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
+from vinoreward.images import (
     alone,
-    from_grey,
+    as_image,
     in_color,
     layout_of,
     on_host,
     read_picture,
     shown_name,
 )
-from vinoreward.bundles.reader import parse, plain
-from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
-from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
 from vinoreward.machine import free_memory
+from vinoreward.strict_model import parse, plain
 from vinoreward.wrappers.render_once import drawn
 from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_envs.camera.spec import resized
@@ -339,11 +339,10 @@ def say_parts(images: npt.NDArray[np.uint8], parts: Iterable[Indices], more: str
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
     """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders."""
-    image = from_grey(np.array(on_host(drawn(env))))
+    image = np.array(as_image(drawn(env), name))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-        what = "nothing" if image.dtype == object else f"{image.dtype} {image.shape}"
         raise ConfigError(
-            f"{name} renders {what}. Expected uint8 (height, width, 3) "
+            f"{name} renders {image.dtype} {image.shape}. Expected uint8 (height, width, 3) "
             "pictures from render_mode='rgb_array'; give another environment, or a folder of "
             "pictures with --data."
         )

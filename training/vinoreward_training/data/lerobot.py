@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import MAX_PIXELS, decode_picture, shown_name
 from vinoreward.errors import DatasetError, InputError, needed_for
 from vinoreward.files import open_to_read, read_json
+from vinoreward.images import MAX_PIXELS, decode_picture, shown_name
 from vinoreward_training.data.dataset_files import inside
 
 INFO = "meta/info.json"

@@ -21,9 +21,9 @@ from typing import IO, cast
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import MAX_PIXELS, shown_name
 from vinoreward.errors import DatasetError, needed_for
 from vinoreward.files import open_to_read, shown
+from vinoreward.images import MAX_PIXELS, shown_name
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,

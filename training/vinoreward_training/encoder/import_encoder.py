@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.schema import Encoding, Picture
+from vinoreward.bundles.schema import Encoding
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, PictureMismatchError
+from vinoreward.images import Picture
 from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.data.dataset import FRAME_SHARES, LOWEST_COUNT, load_frames
 from vinoreward_training.data.dataset_files import read_about

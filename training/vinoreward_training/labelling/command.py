@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vinoreward.bundles.picture import shown_name
 from vinoreward.errors import ConfigError, needed_for
+from vinoreward.images import shown_name
 from vinoreward_training.configs import LabelConfig
 from vinoreward_training.data.dataset_files import inside
 from vinoreward_training.labelling.labels import (

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import read_picture, shown_name
 from vinoreward.errors import ConfigError, DatasetError, InputError
 from vinoreward.files import open_to_read, shown
+from vinoreward.images import read_picture, shown_name
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (

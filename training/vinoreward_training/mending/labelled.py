@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.images import Picture
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices, inside
 from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
 from vinoreward.files import check_counts, check_names, read_json, save_state, write_json
+from vinoreward.strict_model import shown
 from vinoreward.wrappers.sources import parts_below
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.runs.next_command import again, recorded, short_text

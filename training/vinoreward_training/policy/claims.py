@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import DatasetError, InputError
 from vinoreward.files import write_bytes
+from vinoreward.images import read_picture
 from vinoreward.rewards.precision import PrecisionBound
 from vinoreward_training.labelling.labels import LABELS, Label, read_labels, settled
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, digest_of

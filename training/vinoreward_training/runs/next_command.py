@@ -324,7 +324,7 @@ def _program(bundle: Path, kind: str) -> str:
         f"in Python, for each image of a folder ({IMAGES} stands for yours):",
         "from pathlib import Path",
         f"from vinoreward import {runner}",
-        "from vinoreward.bundles.picture import read_picture",
+        "from vinoreward.images import read_picture",
         f"model = {runner}({str(bundle)!r})",
         f"for path in sorted(Path({IMAGES!r}).iterdir()):",
         f"    print(path, model.{method}(read_picture(path)[None]))",

@@ -17,10 +17,10 @@ from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, 
 
 import yaml
 
-from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import MAX_DEPTH, read_plain
 from vinoreward.files import shown as short
+from vinoreward.strict_model import shown
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE, plain
 from vinoreward_training.tasks.environments import agree_to_import, agree_to_run
 

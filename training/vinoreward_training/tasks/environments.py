@@ -15,14 +15,14 @@ from typing import Any
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
-from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
 from vinoreward.rewards.decision import OnOdd, RewardMode
 from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.render_once import PictureInInfo
-from vinoreward.wrappers.sources import ImageSource, default_source, located, takes_render
+from vinoreward.wrappers.sources import ImageSource, default_source, takes_render
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward.wrappers.views import sources_of
 from vinoreward_envs.panda_hover import ORACLE, UNJUDGED, PandaHoverEnv
@@ -341,7 +341,7 @@ def make_env(
                 f"{env_id} has no learned reward of its own and no bundle was named. Expected the "
                 "name or folder of a bundle to wrap it with; add --bundle."
             )
-        taken = sources_of(unpacked(image_source), located(found_bundle(bundle)), "render")
+        taken = sources_of(unpacked(image_source), resolve_bundle(found_bundle(bundle)), "render")
         renders = takes_render(taken)
         env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given} if renders else given))
         if not judged:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.files import shown
 from vinoreward.processes import limit_threads, starting_processes, thread_limits
-from vinoreward.wrappers.sources import default_source, located
+from vinoreward.wrappers.sources import default_source
 from vinoreward.wrappers.views import sources_of
 from vinoreward_envs.panda_hover import DEFAULT_BUNDLE, ORACLE, REWARDS
 from vinoreward_training.tasks.environments import (
@@ -69,7 +69,7 @@ def make_envs(
     loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))
     wrapped = options.get("wrap_bundle") and not has_own_reward(env_id)
     if wrapped and options.get("backend") != ORACLE and options.get("bundle") is not None:
-        judge_bundle = located(found_bundle(options["bundle"]))
+        judge_bundle = resolve_bundle(found_bundle(options["bundle"]))
         given = unpacked(options.get("image_source"))
         options["image_source"] = sources_of(given, judge_bundle, "render")
     env = _together(count, env_id, env_kwargs or {}, method, options)

@@ -1,8 +1,13 @@
-"""Pictures: reading files of untrusted origin, and preparing pictures for a network."""
+"""Images: what a network was trained on, what a camera gives, and files of untrusted origin.
+
+An image is ``(H, W, 3)`` uint8 RGB. :func:`as_image` makes one of what an environment gives;
+:func:`prepare` checks dtype and shape, once, and makes the network's input.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 import struct
@@ -10,18 +15,33 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import PIL.Image
 from numpy.typing import NDArray
-from PIL import Image
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.files import open_to_read
+from vinoreward.strict_model import (
+    STRICT,
+    Flag,
+    Name,
+    Number,
+    StrictModel,
+    Table,
+    Text,
+    Whole,
+    wrong,
+)
 
 Layout = Literal["HWC", "CHW", "HW"]
-"""Where a picture has its channels: last, first, or none as it is grey."""
+"""Where an image has its channels: last, first, or none as it is grey."""
+MAX_SIDE = 4096
+MAX_VIEWS = 32
+MAX_AGE = 100
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 """PIL opens many more, some by starting other programs."""
 MAX_PIXELS = 4096 * 4096
@@ -39,19 +59,152 @@ _DAMAGED = (
     AttributeError, struct.error, zlib.error,
 )  # fmt: skip
 
+Side = Annotated[Whole, Field(ge=1, le=MAX_SIDE)]
+Positive = Annotated[Number, Field(gt=0)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class View(StrictModel):
+    """One of several images that the network takes together; a row of ``picture.views``.
+
+    Views of one camera have its name, source and height, and different ages.
+    """
+
+    _place: ClassVar[str] = "picture.views"
+
+    name: Name
+    """Of the camera."""
+    height: Side
+    """Pixels; the width is the picture's."""
+    source: Annotated[Text, Field(pattern="^(render|obs|obs:.+)$")] = "render"
+    """Where it comes from: ``render``, ``obs`` or ``obs:<key>``, as ``image_source`` names it."""
+    age: Annotated[Whole, Field(ge=0, le=MAX_AGE)] = 0
+    """How many steps old: 0 is the newest. In an episode's first steps its first image."""
+
+    def __str__(self) -> str:
+        age = f", {self.age} steps ago" if self.age else ""
+        return f"{self.name}{age} ({self.source}, {self.height} pixels high)"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Picture(StrictModel):
+    """The image that the network was trained on, and how it becomes the network's input.
+
+    Callers always give RGB. Order of steps: crop, resize (both in :func:`prepare`), then in the
+    network ``(pixel / scale - mean) / std`` per channel.
+
+    Several cameras, or the last images of one, are *views* below each other in one image; see
+    :func:`tiled`. The network takes them apart again.
+    """
+
+    _place: ClassVar[str] = "picture"
+
+    height: Side
+    """Pixels, 1 to 4096."""
+    width: Side
+    """Pixels, 1 to 4096."""
+    color_order: Literal["RGB", "BGR"] = "RGB"
+    """Order that the bare network takes. The graph or the backend reverses it, never the caller."""
+    mean: tuple[Number, Number, Number] = (0.485, 0.456, 0.406)
+    """Per channel of the bare network, in units of ``pixel / scale``."""
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    """As ``mean``."""
+    crop: tuple[Whole, Whole, Whole, Whole] | None = None
+    """``(top, left, height, width)`` in pixels of the image given."""
+    resize: Literal["none", "pil_bilinear"] = "none"
+    """``none``: any other size is an error. ``pil_bilinear``: antialiased, as Pillow does it."""
+    scene: Table = dataclasses.field(default_factory=dict)
+    """What drew the training images (a camera's ``as_dict``); empty when unknown."""
+    in_graph: Flag = True
+    """Whether the graph takes RGB uint8 (N, H, W, 3) itself. False: a float network, the backend
+    puts the conversion in front."""
+    layout: Literal["NHWC", "NCHW"] = "NHWC"
+    """Layout of the graph's input; always NHWC where ``in_graph``."""
+    scale: Positive = 255.0
+    """What a pixel is divided by."""
+    views: Annotated[tuple[View, ...], Field(max_length=MAX_VIEWS)] = ()
+    """From top to bottom; empty for one image. ``resize`` is of each one."""
+
+    def __post_init__(self) -> None:
+        if self.in_graph and self.layout != "NHWC":
+            wrong("picture.layout", self.layout, "NHWC where the graph takes uint8 (in_graph)")
+        if self.crop is not None:
+            self._check_crop(self.crop)
+        for key, item in self.scene.items():
+            if isinstance(item, (dict, list)) or item is None:
+                wrong(f"picture.scene.{key}", item, "a string, number, true or false")
+        if self.views:
+            self._check_views()
+
+    def _check_crop(self, crop: tuple[int, ...]) -> None:
+        if min(crop[:2]) < 0 or min(crop[2:]) < 1 or max(crop) > MAX_SIDE:
+            wrong("picture.crop", crop, f"(top, left, height, width) within {MAX_SIDE} pixels")
+        if self.resize == "none" and crop[2:] != (self.height, self.width):
+            expected = f"a crop of {self.height} x {self.width} pixels, or a resize"
+            wrong("picture.crop", crop, expected)
+
+    def _check_views(self) -> None:
+        heights = [view.height for view in self.views]
+        if sum(heights) != self.height:
+            wrong("picture.views", heights, f"heights that add up to {self.height}, the picture's")
+        if self.crop is not None:
+            wrong("picture.crop", self.crop, "null in a picture of several views")
+        cameras = self.cameras
+        for view in self.views:
+            first = cameras[view.name]
+            if (view.source, view.height) != (first.source, first.height):
+                expected = "one source and height for all views of a camera"
+                wrong("picture.views", (view.name, view.source, view.height), expected)
+        pairs = [(view.name, view.age) for view in self.views]
+        if len(set(pairs)) < len(pairs):
+            wrong("picture.views", pairs, "different names, or different ages of one name")
+
+    @property
+    def cameras(self) -> dict[str, View]:
+        """The first view of each camera, by name, in order; empty for one image."""
+        cameras: dict[str, View] = {}
+        for view in self.views:
+            cameras.setdefault(view.name, view)
+        return cameras
+
+    def of_view(self, view: View) -> Picture:
+        """Return what a single image for a view is like."""
+        return dataclasses.replace(self, height=view.height, views=())
+
+
+def as_image(value: Any, where: str) -> NDArray[Any]:
+    """Return what an environment gives as one image, ``(H, W, 3)``.
+
+    It may be an array or a tensor on any device, grey, and in a stack or batch of one. Its dtype
+    and shape are checked by :func:`prepare`. ``where`` it comes from goes into the error.
+
+    Raises:
+        InputError: no array.
+    """
+    image = on_host(value)
+    if not isinstance(image, np.ndarray):
+        raise InputError(
+            f"{where} gave {type(image).__name__}. Expected one picture, (height, width, 3) uint8 "
+            "RGB; look at the environment's render_mode or at the function."
+        )
+    image = alone(image)
+    ends = image.shape[::2] if image.ndim == 3 else ()
+    if image.ndim == 2 or (1 in ends and 3 not in ends):
+        return in_color(image, layout_of(image.shape, where))
+    return image
+
 
 def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
     """Crop and resize ``(N, h, w, 3)`` or ``(h, w, 3)`` uint8 RGB for training and inference.
 
-    Returns ``(N, H, W, 3)``, a view of ``images`` where possible. Colour order and normalising are
-    part of the network.
+    Stacks of one, ``(N, 1, h, w, 3)``, are images. Returns ``(N, H, W, 3)``, a view of ``images``
+    where possible. Colour order and normalising are part of the network.
 
     Raises:
         InputError: not uint8, or not three channels in the last axis.
         PictureMismatchError: a size that the picture's crop and resize do not allow.
     """
-    check_pictures(images)
-    batch = images if images.ndim == 4 else images[None]
+    batch = _as_batch(images)
     if picture.crop is not None:
         top, left, height, width = picture.crop
         if batch.shape[1] < top + height or batch.shape[2] < left + width:
@@ -68,7 +221,7 @@ def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
         raise PictureMismatchError(
             f"the picture is {_size(batch)}. Expected {picture.height} x {picture.width} (height x "
             f"width): {len(picture.views)} views below each other, of heights {heights}; put them "
-            "together with vinoreward.bundles.picture.tiled, or name the cameras with image_source."
+            "together with vinoreward.images.tiled, or name the cameras with image_source."
         )
     if picture.resize == "none":
         raise PictureMismatchError(
@@ -79,15 +232,52 @@ def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
         )
     resized = np.empty((len(batch), picture.height, picture.width, 3), dtype=np.uint8)
     for source, target in zip(batch, resized, strict=True):
-        image = Image.fromarray(np.ascontiguousarray(source))
+        image = PIL.Image.fromarray(np.ascontiguousarray(source))
         target[:] = np.asarray(
-            image.resize((picture.width, picture.height), Image.Resampling.BILINEAR)
+            image.resize((picture.width, picture.height), PIL.Image.Resampling.BILINEAR)
         )
     return resized
 
 
+def _as_batch(images: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return ``(N, h, w, 3)`` uint8 of one image, several, or stacks of one."""
+    if not isinstance(images, np.ndarray):
+        raise InputError(
+            f"the pictures are a {type(images).__name__}. Expected a numpy array of uint8, "
+            "(N, height, width, 3); use numpy.stack on a list of pictures."
+        )
+    if images.dtype != np.uint8:
+        raise InputError(
+            f"the pictures are {images.dtype}. Expected uint8 from 0 to 255; if they are floats "
+            "from 0 to 1 use (pictures * 255).round().astype('uint8'), and do not normalise them: "
+            "the network does."
+        )
+    batch = images[None] if images.ndim == 3 else images
+    batch = batch[:, 0] if batch.ndim == 5 and batch.shape[1] == 1 else batch
+    if batch.ndim != 4 or batch.shape[-1] != 3 or 0 in batch.shape:
+        raise InputError(
+            f"the pictures have shape {images.shape}. Expected (N, height, width, 3) RGB with N at "
+            f"least 1, or one picture (height, width, 3); {_remedy(batch)}."
+        )
+    return batch
+
+
+def _remedy(batch: NDArray[Any]) -> str:
+    if batch.ndim == 4 and batch.shape[-1] == 4:
+        return "drop the alpha channel with pictures[..., :3]"
+    if batch.ndim == 4 and batch.shape[1] == 3:
+        return "move the channels to the end with numpy.moveaxis(pictures, -3, -1)"
+    if batch.ndim == 4 and batch.shape[-1] == 1:
+        return "repeat the grey channel with numpy.repeat(pictures, 3, axis=-1)"
+    return "look at what the camera returns"
+
+
+def _size(batch: NDArray[Any]) -> str:
+    return f"{batch.shape[1]} x {batch.shape[2]} pixels"
+
+
 def tiled(views: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> NDArray[np.uint8]:
-    """Put several views of a moment below each other: the one picture that a network looks at.
+    """Put several views of a moment below each other: the one image that a network takes.
 
     Args:
         views: ``(N, height, width, 3)`` or ``(height, width, 3)`` uint8 RGB each, of one width and
@@ -98,25 +288,22 @@ def tiled(views: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> NDArray[n
         ``(N, sum of heights, width, 3)``, or without the N.
 
     Raises:
-        InputError: views of different widths or numbers of pictures, or not uint8 RGB.
+        InputError: views of different widths or numbers of images.
     """
-    shapes = {}
+    first = views[0].shape
     for name, view in zip(names, views, strict=True):
-        check_pictures(view)
-        shapes[name] = view.shape
-        first = next(iter(shapes))
-        if (view.shape[:-3], view.shape[-2]) != (shapes[first][:-3], shapes[first][-2]):
+        if (view.shape[:-3], view.shape[-2:]) != (first[:-3], first[-2:]):
             raise InputError(
-                f"the view {name!r} has shape {view.shape} and the view {first!r} "
-                f"{shapes[first]}. Expected one width and as many pictures of each, as they go "
-                "below each other; render them at one width, and give the same moments of both."
+                f"the view {name!r} has shape {view.shape} and the view {names[0]!r} {first}. "
+                "Expected one width and as many pictures of each, as they go below each other; "
+                "render them at one width, and give the same moments of both."
             )
     return np.concatenate(list(views), axis=-3)
 
 
-def alone(picture: NDArray[Any]) -> NDArray[Any]:
-    """Return the picture in a batch or stack of one, ``(1, H, W, 3)``; any other array as it is."""
-    return picture[0] if picture.ndim == 4 and len(picture) == 1 else picture
+def alone(image: NDArray[Any]) -> NDArray[Any]:
+    """Return the image in a batch or stack of one, ``(1, H, W, 3)``; any other array as it is."""
+    return image[0] if image.ndim == 4 and len(image) == 1 else image
 
 
 def layout_of(shape: tuple[int, ...], where: str) -> Layout:
@@ -161,38 +348,6 @@ def on_host(value: Any) -> Any:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
-def from_grey(picture: NDArray[Any]) -> NDArray[Any]:
-    """Return a grey ``(H, W)``, ``(H, W, 1)`` or ``(1, H, W)`` picture in colour, ``(H, W, 3)``.
-
-    Any other array is returned as it is, but for a batch of one, as the picture in it.
-    """
-    picture = alone(picture)
-    ends = picture.shape[::2] if picture.ndim == 3 else ()
-    if picture.ndim != 2 and (1 not in ends or 3 in ends):
-        return picture
-    return in_color(picture, layout_of(picture.shape, "the picture"))
-
-
-def check_pictures(images: NDArray[Any]) -> None:
-    """Raise InputError unless ``images`` are uint8 (N, h, w, 3) or (h, w, 3) with N >= 1."""
-    if not isinstance(images, np.ndarray):
-        raise InputError(
-            f"the pictures are a {type(images).__name__}. Expected a numpy array of uint8, "
-            "(N, height, width, 3); use numpy.stack on a list of pictures."
-        )
-    if images.dtype != np.uint8:
-        raise InputError(
-            f"the pictures are {images.dtype}. Expected uint8 from 0 to 255; if they are floats "
-            "from 0 to 1 use (pictures * 255).round().astype('uint8'), and do not normalise them: "
-            "the network does."
-        )
-    if images.ndim not in (3, 4) or images.shape[-1] != 3 or 0 in images.shape:
-        raise InputError(
-            f"the pictures have shape {images.shape}. Expected (N, height, width, 3) RGB with N at "
-            f"least 1, or one picture (height, width, 3); {_remedy(images)}."
-        )
-
-
 def check_scene(
     found: Mapping[str, object], expected: Mapping[str, object], bundle: str, remedy: str
 ) -> None:
@@ -208,20 +363,6 @@ def check_scene(
             f"the environment's picture has {ours}. Expected {theirs}, on which the bundle "
             f"{bundle!r} was trained; {remedy}, or capture and fine-tune at this picture."
         )
-
-
-def _remedy(images: NDArray[Any]) -> str:
-    if images.ndim in (3, 4) and images.shape[-1] == 4:
-        return "drop the alpha channel with pictures[..., :3]"
-    if images.ndim in (3, 4) and images.shape[-3] == 3:
-        return "move the channels to the end with numpy.moveaxis(pictures, -3, -1)"
-    if images.ndim in (3, 4) and images.shape[-1] == 1:
-        return "repeat the grey channel with numpy.repeat(pictures, 3, axis=-1)"
-    return "look at what the camera returns"
-
-
-def _size(batch: NDArray[Any]) -> str:
-    return f"{batch.shape[1]} x {batch.shape[2]} pixels"
 
 
 def read_picture(path: str | Path) -> NDArray[np.uint8]:
@@ -247,18 +388,18 @@ def _read(
     try:
         with source() as stream:
             _check_scans(stream)
-            with Image.open(stream, formats=FORMATS) as opened:
+            with PIL.Image.open(stream, formats=FORMATS) as opened:
                 width, height = opened.size
                 if width * height > MAX_PIXELS:
                     raise InputError(f"it has {width}x{height} pixels (width x height)")
                 return _upright(_in_rgb(opened), opened.info.get("exif", b""))
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+    except (PIL.Image.DecompressionBombWarning, PIL.Image.DecompressionBombError) as error:
         raise _unreadable(path, "it has far too many pixels") from error
     except _DAMAGED as error:
         raise _unreadable(path, str(error) or type(error).__name__) from error
 
 
-def _in_rgb(opened: Image.Image) -> NDArray[np.uint8]:
+def _in_rgb(opened: PIL.Image.Image) -> NDArray[np.uint8]:
     """Return an open image as ``(H, W, 3)``; InputError if that would change what is seen."""
     sixteen_bits = opened.mode.startswith("I")  # of grey; no format here has more
     if opened.has_transparency_data and (

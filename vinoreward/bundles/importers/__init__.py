@@ -1,0 +1,1 @@
+"""Bundles made of other people's models."""

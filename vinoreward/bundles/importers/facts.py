@@ -1,0 +1,259 @@
+"""What an ``.onnx`` file says of itself: its input, its outputs, and Intel's ``model_info``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.network import check_ends, openvino_model, read_bytes
+from vinoreward.backends.onnx_file import read_metadata
+from vinoreward.backends.probe import try_network
+from vinoreward.backends.runtime import import_openvino
+from vinoreward.bundles.schema import BundleSpec, Output
+from vinoreward.errors import BundleError, ConfigError
+from vinoreward.images import Picture
+from vinoreward.strict_model import shown
+
+_SCALING = ("mean", "std", "scale")
+_OF_PICTURE = ("height", "width", "color_order", "layout", "crop", "resize", *_SCALING)
+_ORDERS = {
+    **dict.fromkeys(("true", "yes", "1"), "RGB"),
+    **dict.fromkeys(("false", "no", "0", ""), "BGR"),
+}
+"""Of a network's channels, by what ``reverse_input_channels`` says."""
+
+
+GoldenFrame = tuple[str | Path | NDArray[np.uint8], str | Path | NDArray[np.floating[Any]]]
+Run = Callable[[BundleSpec, NDArray[np.uint8]], NDArray[np.float32]]
+"""Returns a network's outputs ``(N, K)`` for images, if a specification describes it."""
+
+
+class PictureFacts(TypedDict, total=False):
+    """What a caller may say of a network's images; what is left out is read from the file."""
+
+    height: int | None
+    """Pixels of the network's input."""
+    width: int | None
+    """Pixels of the network's input."""
+    mean: Sequence[float] | None
+    """Per channel, in the network's channel order, in units of ``pixel / scale``."""
+    std: Sequence[float] | None
+    """As ``mean``."""
+    scale: float | None
+    """What pixels are divided by first; 255 unless given."""
+    color_order: Literal["RGB", "BGR"] | None
+    """Of the training images; RGB unless given here or in the file."""
+    layout: Literal["NCHW", "NHWC"] | None
+    """Of the network's input."""
+    crop: tuple[int, int, int, int] | None
+    """``(top, left, height, width)`` cut out of the given image first."""
+    resize: Literal["none", "pil_bilinear"]
+    """How other sizes are brought to ``height`` and ``width``; ``"none"`` unless given."""
+
+    name: str | None
+    """The bundle's name; the file's name unless given."""
+
+
+class ClassifierFacts(PictureFacts, total=False):
+    """What a caller may say of a classifier."""
+
+    labels: Sequence[str] | None
+    """One per output, in order. For a network with one output: two, of which it gives the
+    second."""
+    success_label: str | None
+    """Which label means success."""
+    output: Output | None
+    """Whether the graph returns ``"logits"`` or ``"probabilities"``, one per label; or one
+    ``"logit"`` or ``"probability"`` (of a sigmoid) for the second of two labels."""
+    output_index: int
+    """Which output of the graph; 0 unless given."""
+    threshold: float | None
+    """Lowest probability of success; 0.5 unless given."""
+
+
+class EncoderFacts(PictureFacts, total=False):
+    """What a caller may say of an encoder."""
+
+    latent_size: int | None
+    """D, the length of the vectors."""
+    posterior: bool | None
+    """Whether one output of 2 D columns holds means and log variances (True) or the vector itself
+    (False). Not needed with ``latent_size`` or two outputs."""
+    outputs: Sequence[str | int] | str | int | None
+    """Names or numbers of the outputs: the vector, or means then log variances. None: the only
+    output, or two with names like ``mu`` and ``logvar``."""
+    low: Sequence[float] | float | None
+    """Lower bounds of the vectors, (D,) or one for all, to which they are clipped. None is -1e6:
+    nothing is clipped."""
+    high: Sequence[float] | float | None
+    """Upper bounds, likewise."""
+    latent_std: Sequence[float] | None
+    """(D,) mean posterior standard deviation, if known; backends are compared in this unit."""
+    golden: GoldenFrame | None
+    """An image, ``(h, w, 3)`` uint8 RGB or a file, and its expected vector, (D,) or an ``.npy``
+    file. Checks size, colour order and value range."""
+
+
+@contextlib.contextmanager
+def describing(path: Path) -> Iterator[None]:
+    """Turn a BundleError about a value into a ConfigError about the arguments."""
+    try:
+        yield
+    except BundleError as error:
+        raise ConfigError(f"{path} cannot be described with these arguments: {error}") from error
+
+
+def read_model(path: Path, *, trusted: bool) -> Any:
+    """Return the OpenVINO model of an ``.onnx`` file; errors as ``from_model``."""
+    if path.suffix not in (".onnx", ".xml"):
+        raise ConfigError(f"{path} is no .onnx file. Expected one; export the network as ONNX.")
+    content = read_bytes(path, None)
+    if not trusted:
+        try_network(path, content)
+    return openvino_model(import_openvino(), path, content)
+
+
+def check_shape(path: Path, model: Any, output_index: int) -> None:
+    """Raise ConfigError unless the model maps pictures to rows of numbers."""
+    check_ends(path, len(model.inputs), len(model.outputs), output_index)
+    source, target = model.input(0).partial_shape, model.output(output_index).partial_shape
+    if source.rank.is_dynamic or len(source) != 4 or target.rank.is_dynamic or len(target) != 2:
+        raise ConfigError(
+            f"{path} turns {source} into {target}. Expected pictures (N, 3, H, W) or (N, H, W, 3) "
+            "to (N, columns); give a network of that form, flattened at its end."
+        )
+
+
+def columns_of(model: Any, index: int) -> int | None:
+    """Return how many numbers an output has for each image; None where that is open."""
+    size = model.output(index).partial_shape[1]
+    return None if size.is_dynamic else int(size.get_length())
+
+
+def read_picture(
+    path: Path,
+    model: Any,
+    info: dict[str, Any],
+    given: PictureFacts,
+    method: str,
+    also: Mapping[str, object] | None = None,
+) -> Picture:
+    """Return the network's image specification, from its file and the caller's arguments.
+
+    ``info`` is of :func:`read_model_info`. Messages name ``method`` of Bundle; values of ``also``
+    that are None are missing too.
+    """
+    kind = model.input(0).element_type.get_type_name()
+    if kind not in ("u8", "f16", "f32"):
+        raise ConfigError(
+            f"{path} takes numbers of the type {kind}. Expected float32, float16 or, where the "
+            "graph converts pictures itself, uint8; export it with an input of float32."
+        )
+    in_graph = kind == "u8"
+    said = {key: value for key, value in given.items() if value is not None}
+    scaling = [key for key in _SCALING if key in said]
+    if in_graph and scaling:
+        raise ConfigError(
+            f"{path} takes uint8 pictures, so {', '.join(f'{name}=' for name in scaling)} would "
+            "never be applied. Expected a graph that normalises them itself and no such argument; "
+            "leave out the argument, or export the network with an input of float32."
+        )
+    if in_graph or scaling:
+        info = {key: value for key, value in info.items() if key not in _SCALING}
+    if in_graph:
+        info |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    facts = {"color_order": "RGB", **info, **_sizes(path, model, given.get("layout")), **said}
+    needed = {key: facts.get(key) for key in ("layout", "height", "width")} | dict(also or {})
+    needed |= {key: facts.get(key) for key in ("mean", "std")}
+    if missing := [key for key, value in needed.items() if value is None]:
+        raise ConfigError(
+            f"{path} does not say {', '.join(missing)}. Expected these facts, which cannot be "
+            f"guessed; give Bundle.{method} the arguments {', '.join(f'{m}=' for m in missing)}."
+        )
+    if in_graph and (facts["layout"] != "NHWC" or facts["color_order"] != "RGB"):
+        raise ConfigError(
+            f"{path} takes uint8 pictures in {facts['layout']} and {facts['color_order']}. "
+            "Expected NHWC and RGB where the graph converts pictures itself; export it without its "
+            "preprocessing, or with a transposition and channel reversal inside the graph (pass "
+            "color_order='RGB' then)."
+        )
+    with describing(path):
+        known = {key: facts[key] for key in _OF_PICTURE if key in facts}
+        return Picture(in_graph=in_graph, **known)
+
+
+def _sizes(path: Path, model: Any, layout: str | None) -> dict[str, Any]:
+    """Return layout, height and width of a graph's input, those that it tells."""
+    sizes = model.input(0).partial_shape
+    shape = [None if size.is_dynamic else size.get_length() for size in sizes]
+    axes = {"NCHW": (1,), "NHWC": (3,)}.get(layout or "", (1, 3))
+    if not {shape[axis] for axis in axes} & {3, None}:
+        raise ConfigError(
+            f"{path} takes inputs of shape {sizes}, no pictures of 3 channels. Expected RGB or "
+            "BGR; export it with the conversion from colour in its graph."
+        )
+    if layout is None and (shape[1] == 3) != (shape[3] == 3):
+        layout = "NCHW" if shape[1] == 3 else "NHWC"
+    if layout is None:
+        return {}
+    rows, columns = (2, 3) if layout == "NCHW" else (1, 2)
+    told = {"layout": layout, "height": shape[rows], "width": shape[columns]}
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def read_model_info(path: Path) -> dict[str, Any]:
+    """Return what ``model_info`` in the metadata of an ``.onnx`` file says.
+
+    The keys are ``labels``, ``threshold`` and those of :class:`PictureFacts`. model_api gives
+    networks BGR pictures: ``reverse_input_channels`` is true for a network that takes RGB.
+    ``resize_type`` is ignored: it means OpenCV's resizing, and a bundle has only the antialiased
+    one.
+    """
+    raw = {
+        key.removeprefix("model_info").strip(" ./:"): value.strip()
+        for key, value in read_metadata(path.read_bytes()).items()
+        if key.startswith("model_info")
+    }
+    info: dict[str, Any] = {}
+    if raw.get("labels"):
+        info["labels"] = tuple(raw["labels"].split())
+    mean, std = (_numbers(path, raw, key) for key in ("mean_values", "scale_values"))
+    if mean or std:  # in grey levels, and in the network's channel order
+        info |= {"mean": ((mean or (0.0,)) * 3)[:3], "std": ((std or (1.0,)) * 3)[:3], "scale": 1.0}
+    reverse = raw.get("reverse_input_channels")
+    if reverse is not None:
+        if (word := reverse.lower()) not in _ORDERS:
+            raise _wrong(path, "reverse_input_channels", reverse, "True or False")
+        info["color_order"] = _ORDERS[word]
+    for key, name in (("height", "orig_height"), ("width", "orig_width")):
+        if (numbers := _numbers(path, raw, name)) and numbers[0] > 0:
+            info[key] = int(numbers[0])
+    if numbers := _numbers(path, raw, "confidence_threshold"):
+        info["threshold"] = numbers[0]
+    return info
+
+
+def _numbers(path: Path, raw: Mapping[str, str], key: str) -> tuple[float, ...] | None:
+    """Return one number or three; None if the file has none."""
+    if key not in raw:
+        return None
+    try:
+        values = tuple(float(item) for item in raw[key].replace(",", " ").split())
+    except ValueError:
+        values = ()
+    if len(values) not in (1, 3) or not all(map(math.isfinite, values)):
+        raise _wrong(path, key, raw[key], "one finite number or three")
+    return values
+
+
+def _wrong(path: Path, key: str, value: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{path} has model_info {key} = {shown(value)}. Expected {expected}; correct the file's "
+        "metadata, or export the model again."
+    )

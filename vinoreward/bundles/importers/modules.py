@@ -1,0 +1,127 @@
+"""Other people's networks in torch: their weights, read as tensors only, and the export."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vinoreward.backends.convert import export_onnx
+from vinoreward.backends.probe import read_weights
+from vinoreward.errors import (
+    ConfigError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    needed_for,
+)
+from vinoreward.images import Picture
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def export_module(
+    module: nn.Module, weights: str | Path | None, path: Path, picture: Picture, *, pair: bool
+) -> bool:
+    """Load the weights into the module and write it as ONNX: uint8 RGB ``(N, H, W, 3)`` to rows.
+
+    Without ``weights`` the module has them. Return whether it returned means and log variances
+    apart, which are one output now. Only with ``pair`` it may.
+    """
+    with needed_for("exporting a module", "train"):
+        import torch
+
+        from vinoreward.backends.torch_networks import WithPreprocess
+    if path.suffix != ".onnx":
+        raise ConfigError(f"the export is named {path}. Expected a name that ends in .onnx.")
+    module = copy.deepcopy(module).eval().to("cpu")
+    if weights is not None:
+        state = without_prefix(load_state(Path(weights)), module.state_dict())
+        try:
+            module.load_state_dict(state, strict=True)
+        except RuntimeError as error:
+            raise ModelCorruptError(
+                f"{weights} does not hold the weights of {type(module).__name__}. Expected its "
+                "complete state dict; give the module that the file belongs to. "
+                f"{str(error)[:300]}"
+            ) from error
+    shape = (2, 3, picture.height, picture.width)
+    try:
+        with torch.no_grad():
+            output = module(torch.zeros(shape))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{type(module).__name__} does not run on floats of shape {shape}: {error} Expected a "
+            "module from pictures to vectors; correct height and width, or give the encoder alone."
+        ) from error
+    parts = list(output) if isinstance(output, (tuple, list)) else [output]
+    if len(parts) > 1 + pair or any(
+        not isinstance(part, torch.Tensor) or part.ndim != 2 or len(part) != 2 for part in parts
+    ):
+        kinds = ", ".join(
+            str(tuple(part.shape)) if isinstance(part, torch.Tensor) else type(part).__name__
+            for part in parts
+        )
+        raise ConfigError(
+            f"{type(module).__name__} returns {kinds} for two pictures. Expected (2, D)"
+            f"{' or two of them, (mu, logvar)' if pair else ''}; give the "
+            f"{'encoder' if pair else 'classifier'} alone, wrapped in a module if necessary."
+        )
+
+    class SideBySide(torch.nn.Module):
+        """The foreign module for RGB pictures, with one output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, planes: torch.Tensor) -> torch.Tensor:
+            if picture.color_order == "BGR":
+                planes = planes.flip(1)
+            output = self.module(planes)
+            return torch.cat(list(output) if isinstance(output, (tuple, list)) else [output], 1)
+
+    # WithPreprocess divides by 255 and takes RGB; mean and std are in the network's channel order.
+    order = slice(None, None, -1) if picture.color_order == "BGR" else slice(None)
+    mean, std = (
+        [value * picture.scale / 255.0 for value in list(values)[order]]
+        for values in (picture.mean, picture.std)
+    )
+    export_onnx(WithPreprocess(SideBySide(), mean, std), path, picture.height, picture.width)
+    return len(parts) == 2
+
+
+def load_state(path: Path) -> Mapping[str, Any]:
+    """Return a state dict, read without executing anything in the file.
+
+    Raises:
+        ModelNotFoundError, ModelCorruptError: no such file, or it holds something else.
+        MissingExtraError: safetensors is not installed.
+    """
+    try:
+        with needed_for(f"reading {path}", "train"):
+            return read_weights(path)
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"there are no weights at {path}. Expected a state dict; check the path."
+        ) from error
+    except ModelCorruptError as error:
+        raise ModelCorruptError(
+            f"{path} cannot be read as a state dict: {error}. Expected names and tensors; save it "
+            "with torch.save(module.state_dict(), path) of PyTorch 1.6 or newer, or as safetensors."
+        ) from error
+
+
+def without_prefix(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """Return a state dict without what a wrapper put before every name, if ``names`` are left.
+
+    DataParallel puts ``module.`` there, torch.compile ``_orig_mod.``, Lightning often ``model.``.
+    """
+    bare = state
+    while bare and bare.keys() != set(names):
+        prefix = next(iter(bare)).partition(".")[0] + "."
+        if not all(name.startswith(prefix) for name in bare):
+            return state
+        bare = {name.removeprefix(prefix): value for name, value in bare.items()}
+    return bare
