@@ -106,7 +106,7 @@ def test_loading_quantizing_and_bench_connect_to_nothing(
     monkeypatch.setenv("WARP_CACHE_PATH", str(warp.config.kernel_cache_dir))
     code = (
         "from pathlib import Path\n"
-        "from vinoreward.backends.convert import quantize_onnx\n"
+        "from vinoreward_training.quantize.network import quantize_onnx\n"
         "from vinoreward.bundles.bundle import Bundle\n"
         "bundle = Bundle.load('panda-hover-classifier')\n"
         "for name in ('openvino', 'onnxruntime', 'torch'):\n"

@@ -20,7 +20,7 @@ import torch
 from onnx import TensorProto, helper
 
 from vinoreward.backends.base import Backend, available_backends, chunks, load_backend
-from vinoreward.backends.convert import export_onnx, quantize_onnx
+from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec, TensorSpec
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.backends.torch_classifiers import build
@@ -35,6 +35,7 @@ from vinoreward.errors import (
     UnknownBackendError,
     UnknownDeviceError,
 )
+from vinoreward_training.quantize.network import quantize_onnx
 
 NAMES = ("openvino", "onnxruntime", "torch")
 GRAPH_NAMES = ("openvino", "onnxruntime")

@@ -280,7 +280,7 @@ def test_a_machine_with_cudas_files_and_no_gpu_is_not_warned(tmp_path: Path) -> 
         "import logging\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
-        "from vinoreward.backends.convert import quantize_onnx\n"
+        "from vinoreward_training.quantize.network import quantize_onnx\n"
         f"frames = np.zeros((2, {tiny.HEIGHT}, {tiny.WIDTH}, 3), np.uint8)\n"
         f"model = Path({str(model)!r})\n"
         "quantize_onnx(model, model.with_name('int8.onnx'), frames)\n"

@@ -1,10 +1,4 @@
-"""Writing networks: a torch module as ONNX with a dynamic batch, and ONNX as INT8 with NNCF.
-
-An INT8 network is an ONNX file with QuantizeLinear and DequantizeLinear nodes. OpenVINO and ONNX
-Runtime run it fast, so one file serves both. The preprocessing stays in floats, so the file still
-takes uint8 pictures. So does the last convolution, whose rounding errors would be those of the
-logits: on a SqueezeNet 1.1 this reduces the error of the log-odds by 4 % at the same speed.
-"""
+"""Writing a torch module as ONNX with a dynamic batch."""
 
 from __future__ import annotations
 
@@ -14,21 +8,9 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vinoreward.backends.network import Preprocess, read_bytes
-from vinoreward.backends.onnxruntime import preprocess_numpy
-from vinoreward.backends.probe import try_network
-from vinoreward.backends.runtime import import_nncf
-from vinoreward.errors import (
-    InputError,
-    ModelCorruptError,
-    QuantizationRefusedError,
-    needed_for,
-)
+from vinoreward.errors import needed_for
 from vinoreward.files import atomic_path
 
 if TYPE_CHECKING:
@@ -67,7 +49,7 @@ def write_onnx(
     try:
         with (
             atomic_path(path) as part,
-            _quiet("torch.onnx"),
+            quiet("torch.onnx"),
             warnings.catch_warnings(),
             torch.no_grad(),
         ):
@@ -94,7 +76,7 @@ def write_onnx(
 
 
 @contextlib.contextmanager
-def _quiet(*names: str) -> Iterator[None]:
+def quiet(*names: str) -> Iterator[None]:
     """Hide progress bars, and what these loggers say below errors."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
@@ -106,104 +88,3 @@ def _quiet(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-MAX_CALIBRATION_FRAMES = 300
-
-
-def quantize_onnx(
-    model: Path,
-    out: Path,
-    frames: NDArray[np.uint8],
-    *,
-    exact_bias: bool = False,
-    preprocess: Preprocess | None = None,
-) -> None:
-    """Quantize ``model`` into ``out``; deterministic for the same file and frames.
-
-    Args:
-        model: FP32 ``.onnx`` file whose one input is uint8 ``(N, H, W, 3)``, or what
-            ``preprocess`` makes of that.
-        out: the ``.onnx`` file to write, atomically.
-        frames: calibration pictures ``(N, H, W, 3)`` uint8 of every kind that the network will
-            see. The first 300 are used.
-        exact_bias: correct each layer's bias by running the network quantized so far, instead of
-            estimating the shift per layer. Slower to quantize, equally fast to run; for encoders.
-        preprocess: how pictures become the input of a network that takes floats.
-
-    Raises:
-        InputError: the frames are not uint8 pictures of the network's size.
-        ModelNotFoundError, ModelCorruptError, ModelRefusedError: as of ``Bundle.from_model``.
-        QuantizationRefusedError: NNCF cannot quantize this network.
-        MissingExtraError: NNCF or onnx is not installed.
-        RunFolderError: the file cannot be written.
-    """
-    _check_frames(frames)
-
-    def prepared(frame: NDArray[np.uint8]) -> NDArray[Any]:
-        return frame if preprocess is None else preprocess_numpy(frame, preprocess)
-
-    shape = prepared(frames[:1]).shape
-    content = read_bytes(model, None)
-    try_network(model, content)
-    nncf = import_nncf()
-    with needed_for("quantizing", "train"):
-        import onnx
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    try:
-        network = onnx.load_model_from_string(content)
-        onnx.checker.check_model(network)
-    except (DecodeError, onnx.checker.ValidationError) as error:
-        raise ModelCorruptError(
-            f"{model} cannot be read as a network. Expected an ONNX file; export it again."
-        ) from error
-    source = network.graph.input[0]
-    in_floats = nncf.IgnoredScope(names=_left_in_floats(network), validate=False)
-    sizes = [axis.dim_value for axis in source.type.tensor_type.shape.dim]  # 0 where it is open
-    if len(sizes) != 4 or any(size not in (0, shape[at]) for at, size in enumerate(sizes) if at):
-        raise InputError(
-            f"the calibration frames have shape {frames.shape}, {shape[1:]} for the network. "
-            f"Expected pictures of its size, {tuple(sizes[1:])}; prepare them as the bundle does."
-        )
-    calibration = nncf.Dataset(
-        [frames[index : index + 1] for index in range(min(len(frames), MAX_CALIBRATION_FRAMES))],
-        lambda frame: {source.name: np.repeat(prepared(frame), max(1, sizes[0]), axis=0)},
-    )
-    # The second warns of a missing GPU, which is not used.
-    with _quiet("nncf", "torch.utils.cpp_extension"):
-        try:
-            quantized: Any = nncf.quantize(
-                network,
-                calibration,
-                preset=nncf.QuantizationPreset.PERFORMANCE,
-                subset_size=MAX_CALIBRATION_FRAMES,
-                fast_bias_correction=not exact_bias,
-                ignored_scope=in_floats,
-            )
-        except Exception as error:  # NNCF's errors have no base class
-            raise QuantizationRefusedError(
-                f"NNCF cannot quantize {model.name}: {str(error)[:300]}. Expected a graph of usual "
-                "layers; it stays FP32. Export it again with a newer operator set (opset 17, say)."
-            ) from error
-    with atomic_path(out) as part:
-        onnx.save(quantized, str(part))
-
-
-def _left_in_floats(network: Any) -> list[str]:
-    """Return the nodes before the first convolution, and those from the last one on."""
-    nodes = list(network.graph.node)
-    convolutions = [index for index, node in enumerate(nodes) if node.op_type == "Conv"]
-    if len(convolutions) < 2:
-        return []
-    outer = nodes[: convolutions[0]] + nodes[convolutions[-1] :]
-    return [node.name for node in outer if node.name]
-
-
-def _check_frames(frames: NDArray[np.uint8]) -> None:
-    if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4:
-        raise InputError(
-            f"the calibration frames are {getattr(frames, 'dtype', type(frames).__name__)} of "
-            f"shape {getattr(frames, 'shape', None)}. Expected uint8 pictures (N, H, W, 3)."
-        )
-    if len(frames) == 0:
-        raise InputError("there are no calibration frames. Expected at least one picture.")

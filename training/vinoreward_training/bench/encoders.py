@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.backends.base import load_backend
-from vinoreward.backends.convert import quantize_onnx
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.encoders import Encoder
@@ -46,6 +45,7 @@ from vinoreward_training.capture.hover import (
 )
 from vinoreward_training.configs import BenchConfig
 from vinoreward_training.encoder.probe import ProbeError, probe_places
+from vinoreward_training.quantize.network import quantize_onnx
 
 ENVIRONMENT = "PandaHoverPixels-v0"
 STATE_ENVIRONMENT = "PandaHoverRandom-v0"

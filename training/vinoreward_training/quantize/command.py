@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.backends.base import load_backend
-from vinoreward.backends.convert import quantize_onnx
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import means
 from vinoreward.bundles.save import add_int8, card_of
@@ -47,6 +46,7 @@ from vinoreward_training.quantize.gate import (
     gate_latents,
     halves,
 )
+from vinoreward_training.quantize.network import quantize_onnx
 from vinoreward_training.runs.next_command import after_bundle
 from vinoreward_training.runs.report import bullets, own_bundle
 
