@@ -17,13 +17,19 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 # What is public, and where it is, says __init__.pyi; imported when it is first used (PEP 562).
 _public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-_OF_ACTORS = ("ActorLearner", "ActorLearnerConfig", "CompressorChain", "Player")
-_OF_ACTORS += ("load_policy", "save_policy")
+_ELSEWHERE = {
+    "vinoreward_actors": (
+        *("ActorLearner", "ActorLearnerConfig", "CompressorChain", "Player"),
+        *("load_policy", "save_policy"),
+    ),
+    "vinoreward_training.sb3": ("BatchedVecEnv", "OverlappedTraining", "RandomizationCurriculum"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_ACTORS:
-        raise AttributeError(f"{name} is not here: from vinoreward_actors import {name}")
+    for package, names in _ELSEWHERE.items():
+        if name in names:
+            raise AttributeError(f"{name} is not here: from {package} import {name}")
     return _public(name)
 
 

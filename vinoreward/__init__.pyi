@@ -7,8 +7,6 @@ from .rewards.decision import SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
 from .rewards.precision import PrecisionBound
 from .rewards.trust import TrustMonitor
-from .wrappers.batched import BatchedVecEnv, TrainMeanwhile
-from .wrappers.curriculum import RandomizationCurriculum
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
 from .wrappers.render_once import PictureInInfo
@@ -20,7 +18,6 @@ __version__: str
 
 __all__ = [
     "Axis",
-    "BatchedVecEnv",
     "Bundle",
     "ClaimedVsTrue",
     "Classifier",
@@ -31,11 +28,9 @@ __all__ = [
     "LearnedReward",
     "PictureInInfo",
     "PrecisionBound",
-    "RandomizationCurriculum",
     "RateAlarm",
     "SearchSpace",
     "SuccessDetector",
-    "TrainMeanwhile",
     "TrueSuccess",
     "TrustMonitor",
     "VecEncodedObservation",

@@ -13,9 +13,10 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 from toy_environments import Corridor, save_toy_bundle
 
-from vinoreward import BatchedVecEnv, LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
+from vinoreward_training.sb3 import BatchedVecEnv
 
 REFUSED = "a goal that is relabelled has no image"
 

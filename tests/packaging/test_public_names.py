@@ -29,6 +29,8 @@ def test_a_name_that_moved_says_where_it_is() -> None:
 
     with pytest.raises(AttributeError, match="from vinoreward_actors import ActorLearner"):
         _ = vinoreward.ActorLearner
+    with pytest.raises(AttributeError, match=r"from vinoreward_training\.sb3 import BatchedVecEnv"):
+        _ = vinoreward.BatchedVecEnv
 
 
 def test_the_three_forms_of_the_wrappers_mirror_each_other() -> None:

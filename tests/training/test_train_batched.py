@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from train_runs import config
 
-from vinoreward import BatchedVecEnv
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
@@ -19,6 +18,7 @@ from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.evaluate import evaluate, evaluate_batch
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
+from vinoreward_training.sb3 import BatchedVecEnv
 from vinoreward_training.tasks import many
 from vinoreward_training.tasks.environments import make_env
 from vinoreward_training.tasks.many import make_batch

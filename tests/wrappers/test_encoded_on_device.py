@@ -16,9 +16,10 @@ pytest.importorskip("torch")
 import torch
 from graphs_on_cpu import recorded_on_cpu
 
-from vinoreward import BatchedVecEnv, Bundle, VectorEncodedObservation
+from vinoreward import Bundle, VectorEncodedObservation
 from vinoreward.errors import InputError, OutputError
 from vinoreward.wrappers import encoded_on_device
+from vinoreward_training.sb3 import BatchedVecEnv
 
 COUNT = 10
 

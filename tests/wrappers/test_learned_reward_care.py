@@ -16,7 +16,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import Corridor, cell_log_odds, save_toy_bundle
 
 from vinoreward import (
-    BatchedVecEnv,
     Bundle,
     LearnedReward,
     TrueSuccess,
@@ -26,6 +25,7 @@ from vinoreward import (
 from vinoreward.errors import ConfigError, InputError, OddPictureError
 from vinoreward.rewards.decision import Decision, RewardOptions
 from vinoreward.rewards.truth import Truth, claim_of
+from vinoreward_training.sb3 import BatchedVecEnv
 
 
 @pytest.fixture(scope="module")

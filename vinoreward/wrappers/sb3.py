@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, needed_for
@@ -20,7 +21,6 @@ from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.decision import Scores
 from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMonitor
 from vinoreward.rewards.truth import Truth, claim_of
-from vinoreward.wrappers.batched import BatchedVecEnv
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import (
     RELABELS,
@@ -320,11 +320,11 @@ def _check_restarts(venv: VecEnv) -> None:
             "Expected a DummyVecEnv or SubprocVecEnv; put the other wrappers around "
             "VecLearnedReward, or set terminate_on_success=False."
         )
-    if isinstance(venv, BatchedVecEnv):
+    if isinstance(getattr(venv, "batch", None), VectorEnv):
         raise ConfigError(
-            "terminate_on_success is set and the environment is a BatchedVecEnv, which resets its "
-            "environments itself. Expected a DummyVecEnv or SubprocVecEnv, or "
-            "terminate_on_success=False; or put VectorLearnedReward into the BatchedVecEnv."
+            f"terminate_on_success is set and the environment is a {type(venv).__name__}, which "
+            "resets its environments itself. Expected a DummyVecEnv or SubprocVecEnv, or "
+            "terminate_on_success=False; or put VectorLearnedReward into it."
         )
     for i, monitored in enumerate(venv.env_is_wrapped(Monitor)):
         if monitored and not venv.get_attr("allow_early_resets", indices=[i])[0]:

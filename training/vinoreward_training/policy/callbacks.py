@@ -16,7 +16,6 @@ from vinoreward.files import read_json, shown, write_json
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.precision import PrecisionBound
 from vinoreward.rewards.trust import TESTS, Ended, TrustMonitor
-from vinoreward.wrappers.batched import BatchedVecEnv
 from vinoreward.wrappers.sb3 import ClaimedVsTrue, claimed_picture
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
@@ -32,6 +31,7 @@ from vinoreward_training.runs.report import (
     read_table,
     write_table,
 )
+from vinoreward_training.sb3 import BatchedVecEnv
 from vinoreward_training.tasks.environments import truth_reader
 
 EVAL_SEED = 10_000

@@ -106,7 +106,8 @@ def build_model(
     ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate. With N
     environments off-policy algorithms make N gradient steps where they would make one, unless
     ``gradient_steps`` is given.
-    In a batch off-policy algorithms train while it steps, see :class:`~vinoreward.TrainMeanwhile`.
+    In a batch off-policy algorithms train while it steps, see
+    :class:`~vinoreward_training.sb3.OverlappedTraining`.
     ``learner`` ``"device"``, ``"skrl"`` and ``"sbx"`` train the same networks by other code, see
     ``TrainConfig``.
 
@@ -130,10 +131,10 @@ def build_model(
 
         kind, given = SbxSAC, checked_arguments(given, env.observation_space)
     if algorithm in OFF_POLICY:
-        from vinoreward.wrappers.batched import BatchedVecEnv, TrainMeanwhile
+        from vinoreward_training.sb3 import BatchedVecEnv, OverlappedTraining
 
         if isinstance(env.unwrapped, BatchedVecEnv):
-            kind = TrainMeanwhile.of(kind)
+            kind = OverlappedTraining.of(kind)
     policy = given.pop("policy", None) or policy_for(env.observation_space)
     if isinstance(noise := given.get("action_noise"), int | float):
         from stable_baselines3.common.noise import NormalActionNoise

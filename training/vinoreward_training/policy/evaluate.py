@@ -15,7 +15,7 @@ from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.truth import Truth, claim_of
 
 if TYPE_CHECKING:
-    from vinoreward.wrappers.batched import BatchedVecEnv
+    from vinoreward_training.sb3 import BatchedVecEnv
 
 
 class Policy(Protocol):

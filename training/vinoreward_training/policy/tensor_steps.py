@@ -10,7 +10,7 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from vinoreward.wrappers.batched import BatchedVecEnv
+from vinoreward_training.sb3 import BatchedVecEnv
 
 
 @dataclass(frozen=True)

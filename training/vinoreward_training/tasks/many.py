@@ -139,7 +139,7 @@ def make_batch(
     if prepare := getattr(made.unwrapped, "prepare", None):
         prepare()
     # After that: this imports PyTorch, while a thread compiles the networks.
-    from vinoreward.wrappers.batched import BatchedVecEnv
+    from vinoreward_training.sb3 import BatchedVecEnv
 
     arguments = encoder_arguments(**options)
     if arguments["backend"] == "torch" and own.get("device", "cpu") != "cpu":
@@ -156,8 +156,8 @@ def beside(env: VecEnv, count: int, **options: Any) -> VecEnv:
 
     With the same ``options`` they see the same through an encoder, which is loaded again.
     """
-    from vinoreward.wrappers.batched import BatchedVecEnv
     from vinoreward.wrappers.vector import VectorEncodedObservation
+    from vinoreward_training.sb3 import BatchedVecEnv
 
     if not isinstance(env, BatchedVecEnv):
         raise ConfigError(f"found {type(env).__name__}. Expected a batch.")

@@ -13,8 +13,9 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from vinoreward import BatchedVecEnv, ClaimedVsTrue
+from vinoreward import ClaimedVsTrue
 from vinoreward.errors import ConfigError
+from vinoreward_training.sb3 import BatchedVecEnv
 
 RANDOM = "PandaHoverRandom-v0"
 

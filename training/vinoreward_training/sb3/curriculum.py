@@ -1,20 +1,15 @@
-"""Widens what differs between episodes while a policy of Stable-Baselines3 learns.
-
-This module imports SB3. ``vinoreward`` has the class as ``RandomizationCurriculum``.
-"""
+"""Widens what differs between episodes while a policy of Stable-Baselines3 learns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from vinoreward.errors import ConfigError, needed_for
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-with needed_for("vinoreward.wrappers.curriculum", "train"):
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
-
-from vinoreward.wrappers.batched import BatchedVecEnv
+from vinoreward.errors import ConfigError
+from vinoreward_training.sb3.batched import BatchedVecEnv
 
 
 class RandomizationCurriculum(BaseCallback):
@@ -22,13 +17,13 @@ class RandomizationCurriculum(BaseCallback):
 
     Episodes that begin afterwards draw from it; those under way go on as they drew::
 
-        from vinoreward import RandomizationCurriculum
+        from vinoreward_training.sb3 import RandomizationCurriculum
         from vinoreward_envs.randomization import LAB
 
         callback = RandomizationCurriculum(lambda steps: LAB.scaled(min(1.0, steps / 20_000)))
 
-    Works with a batch in :class:`~vinoreward.BatchedVecEnv`, and with environments that have the
-    attribute, one or many, in this process or in others.
+    Works with a batch in :class:`~vinoreward_training.sb3.BatchedVecEnv`, and with
+    environments that have the attribute, one or many, in this process or in others.
 
     Args:
         ranges: takes the steps of the training, and returns what ``randomization`` shall be.

@@ -1,37 +1,27 @@
-"""A Gymnasium vector environment as Stable-Baselines3's: all environments in one object.
-
-This module imports SB3. ``vinoreward`` has the classes as ``BatchedVecEnv`` and
-``TrainMeanwhile``.
-"""
+"""A Gymnasium vector environment as Stable-Baselines3's: all environments in one object."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
+from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward.wrappers.background import Background
-from vinoreward.wrappers.learned_reward import RELABELS, LearnedRewardBase
 from vinoreward.wrappers.render_once import layers, own_last
+from vinoreward_training.sb3.background import Background
 
-with needed_for("vinoreward.wrappers.batched", "train"):
+with needed_for("vinoreward_training.sb3", "train"):
     import torch
-    from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.vec_env import VecEnv
 
-if TYPE_CHECKING:
-    from stable_baselines3.common.type_aliases import RolloutReturn
-
-Algorithm = TypeVar("Algorithm", bound=OffPolicyAlgorithm)
 SWITCH_SECONDS = 1e-4
 """How long a thread may keep Python's lock from another while a batch steps beside a learner."""
 
@@ -78,7 +68,7 @@ class BatchedVecEnv(VecEnv):
 
         import gymnasium as gym
         from stable_baselines3 import SAC
-        from vinoreward import BatchedVecEnv
+        from vinoreward_training.sb3 import BatchedVecEnv
 
         batch = gym.make_vec("PandaHover-v0", 16, vectorization_mode="vector_entry_point")
         SAC("MlpPolicy", BatchedVecEnv(batch)).learn(200)
@@ -115,9 +105,9 @@ class BatchedVecEnv(VecEnv):
             own_last(batch.unwrapped.envs)
         self.batch = batch
         """The environments."""
-        self.meanwhile: Callable[[], None] | None = None
-        """What runs in each step, in this thread, while another thread steps the batch; None:
-        nothing. :class:`~vinoreward.TrainMeanwhile` trains there."""
+        self.overlap_fn: Callable[[], None] | None = None
+        """Callback run while another thread steps the batch; None: the batch steps in this one.
+        :class:`~vinoreward_training.sb3.OverlappedTraining` trains there."""
         self._background = Background("vinoreward-batch")
         self._actions: NDArray[Any] | None = None
         self._returns = np.zeros(batch.num_envs)
@@ -133,7 +123,7 @@ class BatchedVecEnv(VecEnv):
         self._reset_seeds()
         self._reset_options()
         given, infos = self.batch.reset(seed=seeds, options=options)
-        observations = _host(given)
+        observations = on_host(given)
         if not isinstance(observations, np.ndarray | dict):
             raise ConfigError(
                 f"{type(self.batch.unwrapped).__name__} gives observations as "
@@ -155,7 +145,7 @@ class BatchedVecEnv(VecEnv):
         for i in np.flatnonzero(mask).tolist():
             self.reset_infos[i] = rows[i]
         self._returns[mask], self._lengths[mask] = 0.0, 0
-        return _host(observations)
+        return on_host(observations)
 
     def set_options(self, options: Any = None) -> None:
         """Set the options of the next reset, the same for all."""
@@ -173,17 +163,17 @@ class BatchedVecEnv(VecEnv):
     def step_wait(self) -> Any:
         """Return SB3's ``(observations, rewards, dones, infos)`` of a step."""
         step = self.step_batch(self._actions)
-        rewards = np.asarray(_host(step.rewards), np.float32)
-        return _host(step.observations), rewards, step.dones, step.infos
+        rewards = np.asarray(on_host(step.rewards), np.float32)
+        return on_host(step.observations), rewards, step.dones, step.infos
 
     def step_batch(self, actions: Any) -> BatchStep:
         """Take the actions ``(N, ...)``, an array or a tensor; return all of a step."""
         observations, rewards, terminated, truncated, told = self._stepped(actions)
         told = dict(told)
         final, _ = told.pop("final_obs", None), told.pop("_final_obs", None)
-        cut = _host(truncated) & ~_host(terminated)
-        dones = np.asarray(_host(terminated) | cut, np.bool_)
-        self._returns += _host(rewards)
+        cut = on_host(truncated) & ~on_host(terminated)
+        dones = np.asarray(on_host(terminated) | cut, np.bool_)
+        self._returns += on_host(rewards)
         self._lengths += 1
         infos = rows_of(told, self.num_envs)
         for info in infos:
@@ -195,7 +185,7 @@ class BatchedVecEnv(VecEnv):
             ended: dict[str, Any] = infos[i].get("final_info", {})
             infos[i] = {
                 **ended,
-                "terminal_observation": _host(final[i]),
+                "terminal_observation": on_host(final[i]),
                 "TimeLimit.truncated": bool(cut[i]),
                 "episode": {
                     "r": round(float(self._returns[i]), 6),
@@ -207,13 +197,13 @@ class BatchedVecEnv(VecEnv):
         return BatchStep(observations, rewards, final, terminated, dones, infos)
 
     def _stepped(self, actions: Any) -> Any:
-        """Step the batch, in a thread if there is something to do meanwhile."""
-        if (meanwhile := self.meanwhile) is None:
+        """Step the batch, in a thread if there is something to do at the same time."""
+        if (overlap_fn := self.overlap_fn) is None:
             return self.batch.step(actions)
-        with _switching_often(), _beside_a_learner(self.batch.unwrapped):
+        with _switching_often(), _beside_a_learner(self.batch):
             step = self._background.start(lambda: self.batch.step(actions))
             try:
-                meanwhile()
+                overlap_fn()
             finally:
                 step.wait()  # nothing else may touch the batch before
         return step.result()
@@ -224,33 +214,32 @@ class BatchedVecEnv(VecEnv):
         self.batch.close()
 
     def _owner(self, name: str) -> Any:
-        """Return what has an attribute: the batch, but for what a learned reward refuses."""
-        rewards = (layer for layer in layers(self.batch) if isinstance(layer, LearnedRewardBase))
-        batch = self.batch.unwrapped
-        return next(rewards, batch) if name == RELABELS else batch
+        """Return the outermost layer of the batch that has an attribute, else the innermost."""
+        found = (layer for layer in layers(self.batch) if hasattr(layer, name))
+        return next(found, self.batch.unwrapped)
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return an attribute of the batch for each of these environments."""
         numbers = list(self._get_indices(indices))
-        batch = self._owner(attr_name)
-        if attr_name == "np_random" and hasattr(type(batch), "generators"):
-            own: Any = getattr(batch, "generators")  # noqa: B009  (unknown to Gymnasium's type)
-            return [own[i] for i in numbers]
-        return [getattr(batch, attr_name)] * len(numbers)
+        batch: Any = self.batch.unwrapped
+        if attr_name == "np_random" and hasattr(batch, "generators"):
+            return [batch.generators[i] for i in numbers]
+        return [getattr(self._owner(attr_name), attr_name)] * len(numbers)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of the batch; ``np_random`` of these environments alone."""
+        numbers = list(self._get_indices(indices))
         batch: Any = self.batch.unwrapped
-        if attr_name == "np_random" and hasattr(type(batch), "generators"):
-            for i in self._get_indices(indices):
+        if attr_name == "np_random" and hasattr(batch, "generators"):
+            for i in numbers:
                 batch.set_generator(i, value)
             return
-        if list(self._get_indices(indices)) != list(range(self.num_envs)):
+        if numbers != list(range(self.num_envs)):
             raise ConfigError(
                 f"found {attr_name} for some environments of a batch. Expected all of them, which "
                 "have it together; leave indices out."
             )
-        setattr(batch, attr_name, value)
+        setattr(self._owner(attr_name), attr_name, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
@@ -269,111 +258,18 @@ class BatchedVecEnv(VecEnv):
         return [None] * self.num_envs if pictures is None else list(pictures)
 
 
-class TrainMeanwhile(OffPolicyAlgorithm):
-    """Takes gradient steps while a batch of environments takes its next step.
-
-    Drawing and judging a batch takes as long as the gradient steps that follow it. Put this before
-    an off-policy algorithm that learns in a :class:`~vinoreward.BatchedVecEnv`::
-
-        class BatchedSAC(TrainMeanwhile, SAC): ...
-
-
-        model = BatchedSAC("MlpPolicy", BatchedVecEnv(batch))
-
-    or let :meth:`of` do it. Training stays deterministic: the gradient steps of an iteration see
-    the same transitions as ever, but they come after the choice of the next actions instead of
-    before it, so the policy that acts is one iteration older. The last are taken at the end.
-    """
-
-    postponed = 0
-    """Gradient steps that are due with the next step of the environments."""
-    _learns = False
-
-    @staticmethod
-    @functools.cache
-    def of(algorithm: type[Algorithm]) -> type[Algorithm]:
-        """Return an algorithm's class that trains meanwhile; its name stays.
-
-        Args:
-            algorithm: such as ``stable_baselines3.SAC`` or ``TD3``.
-
-        Raises:
-            ConfigError: it is not off-policy.
-        """
-        return extended(TrainMeanwhile, algorithm)
-
-    def learn(self, *arguments: Any, **options: Any) -> Any:
-        """Learn as the algorithm does."""
-        self._learns = True
-        try:
-            super().learn(*arguments, **options)
-        finally:
-            self._learns = False
-        self._train_postponed()
-        return self
-
-    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Take gradient steps now; within :meth:`learn`, with the environments' next step."""
-        if self._learns:
-            self.postponed = gradient_steps
-        else:
-            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
-
-    def collect_rollouts(self, *arguments: Any, **options: Any) -> RolloutReturn:
-        """Collect as the algorithm does, and train while the environments take the first step."""
-        batch: Any = None if self.env is None else self.env.unwrapped
-        if not isinstance(batch, BatchedVecEnv):
-            raise ConfigError(
-                f"TrainMeanwhile was given a {type(batch).__name__}. Expected a BatchedVecEnv, "
-                "which steps in a thread; put one around the batch, or train without."
-            )
-
-        def train_once() -> None:  # with the first step, where a rollout has several
-            batch.meanwhile = None
-            self._train_postponed()
-
-        batch.meanwhile = train_once if self.postponed else None
-        try:
-            return super().collect_rollouts(*arguments, **options)
-        finally:
-            batch.meanwhile = None
-
-    def _train_postponed(self) -> None:
-        due, self.postponed = self.postponed, 0
-        if due:
-            super().train(gradient_steps=due, batch_size=self.batch_size)
-            self.policy.set_training_mode(False)
-
-
-def extended(mixin: type[OffPolicyAlgorithm], algorithm: type[Algorithm]) -> type[Algorithm]:
-    """Return an off-policy algorithm's class with a mixin before it; the name stays.
-
-    Raises:
-        ConfigError: another algorithm.
-    """
-    if not (isinstance(algorithm, type) and issubclass(algorithm, OffPolicyAlgorithm)):
-        raise ConfigError(
-            f"{mixin.__name__} was given {getattr(algorithm, '__name__', algorithm)}. Expected an "
-            "off-policy algorithm of Stable-Baselines3, such as SAC, TD3 or DQN: others learn from "
-            "whole rollouts and leave no time to score in."
-        )
-    if issubclass(algorithm, mixin):
-        return algorithm
-    about = {"__doc__": algorithm.__doc__, "__module__": mixin.__module__}
-    return cast("type[Algorithm]", type(algorithm.__name__, (mixin, algorithm), about))
-
-
 @contextlib.contextmanager
-def _beside_a_learner(batch: Any) -> Iterator[None]:
-    """Leave a core to the learner, if the batch has ``busy_cores``."""
-    shares = hasattr(batch, "busy_cores")
-    if shares:
-        batch.busy_cores += 1
+def _beside_a_learner(batch: VectorEnv[Any, Any, Any]) -> Iterator[None]:
+    """Leave a core to the learner: layers and their classifiers may have ``busy_cores``."""
+    parts = [part for each in layers(batch) for part in (each, getattr(each, "classifier", None))]
+    sharing = [part for part in parts if hasattr(part, "busy_cores")]
+    for part in sharing:
+        part.busy_cores += 1
     try:
         yield
     finally:
-        if shares:
-            batch.busy_cores -= 1
+        for part in sharing:
+            part.busy_cores -= 1
 
 
 @contextlib.contextmanager
@@ -391,9 +287,9 @@ _OF_THE_END = ("final_info", "TimeLimit.truncated")
 """What of a step's infos is not of the episode that begins."""
 
 
-def _host(values: Any) -> Any:
+def on_host(values: Any) -> Any:
     """Return a tensor as a NumPy array, and anything else as it is."""
-    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    return to_numpy(values) if is_tensor(values) else values
 
 
 def rows_of(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -406,7 +302,7 @@ def rows_of(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     for key, values in infos.items():
         if key.startswith("_") and key[1:] in infos:
             continue
-        mask = np.asarray(_host(infos.get(f"_{key}", np.ones(count, np.bool_))))
+        mask = np.asarray(on_host(infos.get(f"_{key}", np.ones(count, np.bool_))))
         if isinstance(values, dict):
             column: Sequence[Any] = rows_of(values, count)
         else:

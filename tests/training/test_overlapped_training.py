@@ -20,9 +20,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 from trained_models import assert_same, left_by
 
-from vinoreward import BatchedVecEnv, TrainMeanwhile
 from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
+from vinoreward_training.sb3 import BatchedVecEnv, OverlappedTraining
 
 SMALL: dict[str, Any] = {
     "learning_starts": 24,
@@ -91,7 +91,7 @@ def test_it_learns_as_in_one_thread(
     algorithm: Any, in_order: Any, backend: str, more: dict[str, Any]
 ) -> None:
     left = []
-    for kind in (in_order, TrainMeanwhile.of(algorithm), TrainMeanwhile.of(algorithm)):
+    for kind in (in_order, OverlappedTraining.of(algorithm), OverlappedTraining.of(algorithm)):
         with batch(backend) as env:
             model = model_of(kind, env, **more)
             left.append(left_by(model.learn(100)))
@@ -140,7 +140,7 @@ def test_both_run_at_the_same_time() -> None:
     """One after the other would never end."""
     with batch() as inner:
         meeting = Meeting(inner.batch)
-        model_of(TrainMeanwhile.of(Met), BatchedVecEnv(meeting)).learn(80, callback=Over())
+        model_of(OverlappedTraining.of(Met), BatchedVecEnv(meeting)).learn(80, callback=Over())
         assert meeting.met == (80 - 24) // 4 - 1
 
 
@@ -171,7 +171,7 @@ def test_who_stops_the_learner_gets_a_batch_that_nobody_steps(
             assert slow.began.wait(60)
             raise KeyboardInterrupt
 
-        model = model_of(TrainMeanwhile.of(SAC), BatchedVecEnv(slow))
+        model = model_of(OverlappedTraining.of(SAC), BatchedVecEnv(slow))
         monkeypatch.setattr(SAC, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model.learn(80)
@@ -196,7 +196,7 @@ def test_an_error_of_either_ends_the_training_and_leaves_the_batch_usable(
     with batch() as inner:
         failing = Failing(inner.batch)
         env = BatchedVecEnv(failing)
-        model = model_of(TrainMeanwhile.of(SAC), env)
+        model = model_of(OverlappedTraining.of(SAC), env)
         model.learn(80)
         failing.fails = True
         with pytest.raises(RuntimeError, match="on fire"):
@@ -210,7 +210,7 @@ def test_an_error_of_either_ends_the_training_and_leaves_the_batch_usable(
         with pytest.raises(KeyboardInterrupt):
             model.learn(80)
         monkeypatch.undo()
-        assert env.meanwhile is None and sys.getswitchinterval() == before
+        assert env.overlap_fn is None and sys.getswitchinterval() == before
         taken = model._n_updates
         model.learn(80)
         assert model._n_updates > taken
@@ -219,7 +219,7 @@ def test_an_error_of_either_ends_the_training_and_leaves_the_batch_usable(
 
 def test_gradient_steps_asked_for_outside_of_learn_are_taken_at_once() -> None:
     with batch() as env:
-        model = model_of(TrainMeanwhile.of(SAC), env).learn(40)
+        model = model_of(OverlappedTraining.of(SAC), env).learn(40)
         taken = model._n_updates
         model.train(2, 8)
         assert model._n_updates == taken + 2 and model.postponed == 0
@@ -275,11 +275,11 @@ class Watched(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
 def test_a_core_is_the_learner_s_while_it_trains_and_only_then() -> None:
     with batch("openvino") as inner:
         watched = Watched(inner.batch)
-        model_of(TrainMeanwhile.of(SAC), BatchedVecEnv(watched)).learn(80)
+        model_of(OverlappedTraining.of(SAC), BatchedVecEnv(watched)).learn(80)
         assert set(watched.seen) == {(True, 0, True), (False, 1, False)}
         # Of a rollout of several steps the first has gradient steps; the others have all cores.
         watched.seen.clear()
-        several = model_of(TrainMeanwhile.of(SAC), BatchedVecEnv(watched), train_freq=3)
+        several = model_of(OverlappedTraining.of(SAC), BatchedVecEnv(watched), train_freq=3)
         several.learn(96)
         assert sum(not alone for alone, *_ in watched.seen) == (96 - 24) // 12 - 1
         hover: Any = inner.batch.unwrapped
@@ -287,13 +287,13 @@ def test_a_core_is_the_learner_s_while_it_trains_and_only_then() -> None:
 
 
 def test_a_class_is_extended_once_and_only_where_there_are_gradient_steps() -> None:
-    meanwhile = TrainMeanwhile.of(SAC)
-    assert meanwhile.__name__ == "SAC" and TrainMeanwhile.of(meanwhile) is meanwhile
-    with pytest.raises(ConfigError, match="TrainMeanwhile was given PPO"):
-        TrainMeanwhile.of(PPO)  # type: ignore[type-var]
+    extended = OverlappedTraining.of(SAC)
+    assert extended.__name__ == "SAC" and OverlappedTraining.of(extended) is extended
+    with pytest.raises(ConfigError, match="OverlappedTraining was given PPO"):
+        OverlappedTraining.of(PPO)  # type: ignore[type-var]
 
 
 def test_another_environment_is_refused() -> None:
     env = DummyVecEnv([lambda: gym.make("Pendulum-v1")])
     with pytest.raises(ConfigError, match="Expected a BatchedVecEnv"):
-        model_of(TrainMeanwhile.of(SAC), env).learn(8)
+        model_of(OverlappedTraining.of(SAC), env).learn(8)

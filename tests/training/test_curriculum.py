@@ -12,9 +12,9 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from vinoreward import BatchedVecEnv, RandomizationCurriculum
 from vinoreward.errors import ConfigError
 from vinoreward_envs.randomization import LAB
+from vinoreward_training.sb3 import BatchedVecEnv, RandomizationCurriculum
 
 
 @pytest.mark.parametrize("batched", [True, False])
