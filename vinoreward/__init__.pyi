@@ -10,7 +10,8 @@ from .rewards.trust import TrustMonitor
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
 from .wrappers.render_once import PictureInInfo
-from .wrappers.sb3 import ClaimedVsTrue, VecEncodedObservation, VecLearnedReward
+from .wrappers.sb3 import VecEncodedObservation, VecLearnedReward
+from .wrappers.sb3_callback import ClaimedVsTrue
 from .wrappers.true_success import TrueSuccess
 from .wrappers.vector import VectorEncodedObservation, VectorLearnedReward
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Array, Arrays, is_tensor
 from vinoreward.bundles.runner import Runner
 from vinoreward.bundles.schema import Encoding
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from vinoreward.backends.cuda_graph import Replayed
 
 _LOG_VARIANCE = 60.0
 """Limit of log variances, whose exponentials would overflow in float32."""
+PIECE = 1024
+"""Images on a device that are encoded at once."""
 
 
 class Encoder(Runner):
@@ -56,31 +62,45 @@ class Encoder(Runner):
         """D, the length of a vector."""
         return len(self.encoding.low)
 
-    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def encode(self, images: Array) -> Array:
         """Return the latent vectors, or the posterior's means of a variational encoder.
 
         Args:
             images: ``(N, H, W, 3)`` uint8 RGB. Other sizes are resized if the bundle says so.
+                Tensors that :meth:`takes` are encoded on their device, without waiting for it.
 
         Returns:
-            ``(N, D)`` float32, clipped to :attr:`low` and :attr:`high`.
+            ``(N, D)`` float32, clipped to :attr:`low` and :attr:`high`, in the images' library.
 
         Raises:
             InputError: wrong shape, size or dtype.
-            OutputError: the network returned NaN, infinity or another shape.
+            OutputError: the network returned NaN, infinity or another shape; on a device these
+                become zeros, and :meth:`check` tells.
         """
         return self.clip(self._outputs(images)[:, : self.latent_size])
 
-    def posterior(
-        self, images: NDArray[np.uint8]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    def posterior(self, images: Array) -> tuple[Array, Array | None]:
         """Return means and standard deviations ``(N, D)``, unclipped; None for an autoencoder's."""
         outputs = self._outputs(images)
-        size = self.latent_size
+        size, xp = self.latent_size, Arrays.like(outputs).xp
         if not self.encoding.posterior:
             return outputs, None
-        log_variance = np.clip(outputs[:, size:], -_LOG_VARIANCE, _LOG_VARIANCE)
-        return outputs[:, :size], np.exp(0.5 * log_variance)
+        log_variance = xp.clip(outputs[:, size:], -_LOG_VARIANCE, _LOG_VARIANCE)
+        return outputs[:, :size], xp.exp(0.5 * log_variance)
+
+    def takes(self, images: object) -> bool:
+        """Return whether images are tensors that can be encoded where they are."""
+        if not is_tensor(images) or self.backend_name != "torch":
+            return False
+        tensor: Any = images
+        picture, device = self.picture, self.device.lower()
+        fits = tuple(tensor.shape[1:]) == (picture.height, picture.width, 3)
+        return fits and picture.crop is None and str(tensor.device) in (device, f"{device}:0")
+
+    def check(self) -> None:
+        """Raise OutputError, once, if the network gave NaN or infinity on a device."""
+        if self._on_device is not None:
+            self._on_device.finite.check("encoder", "the learner was shown zeros")
 
     def sample(self, images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.float32]:
         """Return one draw from each picture's posterior, ``(N, D)`` float32, clipped.
@@ -92,7 +112,8 @@ class Encoder(Runner):
         mean, std = self.posterior(images)
         if std is not None:
             mean = mean + std * random.standard_normal(mean.shape, np.float32)
-        return self.clip(mean)
+        drawn: NDArray[np.float32] = self.clip(mean)
+        return drawn
 
     def check_samples(self) -> None:
         """Raise ConfigError unless the encoder has a posterior to draw from."""
@@ -103,13 +124,72 @@ class Encoder(Runner):
                 "itself (encode, or sample=False)."
             )
 
-    def clip(self, vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    def clip(self, vectors: Array) -> Array:
         """Return a copy of ``(N, D)`` vectors, clipped to the bounds."""
-        clipped: NDArray[np.float32] = np.clip(vectors, self.low, self.high)
-        return clipped
+        on_device = self._on_device if is_tensor(vectors) else None
+        low, high = (self.low, self.high) if on_device is None else on_device.bounds
+        return Arrays.like(vectors).xp.clip(vectors, low, high)
 
-    def _outputs(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def close(self) -> None:
+        """Free the network; may be called more than once."""
+        self._on_device = None
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_on_device": None}
+
+    _on_device: _DeviceNetwork | None = None
+
+    def _outputs(self, images: Array) -> Array:
+        if is_tensor(images):
+            if self._on_device is None:
+                self._on_device = _DeviceNetwork(self)
+            return self._on_device(images)
         pictures = self.prepare(images)
         if pictures is None:
             return np.zeros((0, self.bundle.spec.width), np.float32)
         return self.backend.infer(pictures)
+
+
+class _DeviceNetwork:
+    """A network of the torch backend on images that are tensors, where they are."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        import torch
+
+        from vinoreward.backends.cuda_graph import FiniteCheck
+
+        backend: Any = encoder.backend
+        device = backend.device.lower()
+        self._module = backend.module
+        self._width = encoder.bundle.spec.width
+        self._shape = (encoder.picture.height, encoder.picture.width, 3)
+        self._piece: Replayed[Any] | None = None
+        with torch.inference_mode(mode=False):
+            low, high = encoder.low, encoder.high
+            self.bounds = torch.tensor(low, device=device), torch.tensor(high, device=device)
+            self.finite = FiniteCheck(device)
+
+    def __call__(self, images: Array) -> Array:
+        """Return ``(N, width)`` float32 in new memory; zeros for what is no number."""
+        import torch
+
+        from vinoreward.backends.cuda_graph import Replayed, equal_pieces
+
+        if images.dtype != torch.uint8 or tuple(images.shape[1:]) != self._shape:
+            raise InputError(
+                f"the images are {images.dtype} of shape {tuple(images.shape)}. Expected "
+                f"torch.uint8 of shape (N, *{self._shape}), as the observation space says."
+            )
+        # A caller's inference mode can come and go.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            pieces = equal_pieces(len(images), PIECE)
+            if self._piece is None:
+                self._piece = Replayed((pieces[0].stop, *images.shape[1:]))
+            outputs = torch.empty(len(images), self._width, device=images.device)
+            for piece in pieces:
+                outputs[piece] = self._piece(self._encode, images[piece])
+            return outputs.masked_fill(~self.finite.of(outputs), 0.0)
+
+    def _encode(self, images: Array) -> Array:
+        return self._module(images).float()

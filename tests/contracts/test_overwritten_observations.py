@@ -246,7 +246,10 @@ def test_a_native_environment_without_final_obs_is_told_so(
     env = ALL_FORMS[form](Native("none"), bundle, encoder)
     env.reset()
     env.step(np.array([1, 1]))
-    with pytest.raises(InputError, match=r"\[0\] in SAME_STEP mode without infos\['final_obs'\]"):
+    with pytest.raises(
+        InputError,
+        match=r"\[0\] ended their episodes in SAME_STEP mode without infos\['final_obs'\]",
+    ):
         env.step(np.array([1, 1]))
     env.close()
 

@@ -215,7 +215,7 @@ def test_the_places_that_written_specifications_name_stay(tmp_path: Path) -> Non
 
 def test_specifications_of_earlier_versions_find_their_wrappers() -> None:
     for place in (
-        "last_pictures:OwnLast", "render_once:RenderOnce", "learned_reward:LearnedReward",
+        "final_obs:CopyFinalObs", "render_once:RenderOnce", "learned_reward:LearnedReward",
         "encoded:EncodedObservation",
     ):  # fmt: skip
         assert issubclass(load_env_creator(f"vinoreward.wrappers.{place}"), gym.Wrapper)
@@ -223,8 +223,8 @@ def test_specifications_of_earlier_versions_find_their_wrappers() -> None:
         **json.loads(gym.spec("CartPole-v1").to_json()),
         "additional_wrappers": [
             {
-                "name": "OwnLast",
-                "entry_point": "vinoreward.wrappers.last_pictures:OwnLast",
+                "name": "CopyFinalObs",
+                "entry_point": "vinoreward.wrappers.final_obs:CopyFinalObs",
                 "kwargs": {},
             }
         ],

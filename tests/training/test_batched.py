@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -122,6 +123,39 @@ def test_attributes_are_the_batch_s() -> None:
         assert env.get_attr("mark") == [7, 7, 7]
         with pytest.raises(ConfigError, match="Expected all of them"):
             env.set_attr("mark", 8, indices=[1])
+
+
+class Tells(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """A layer with attributes of its own, and with a classifier that shares cores."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.mark, self.classifier = 5, SimpleNamespace(busy_cores=0)
+        self.seen: list[int] = []
+
+    def step(self, actions: Any) -> Any:
+        self.seen.append(self.classifier.busy_cores)
+        return self.env.step(actions)
+
+    def twice(self, index: int, number: int) -> tuple[int, int]:
+        return index, 2 * number
+
+
+def test_attributes_of_every_layer_are_found_the_outermost_first() -> None:
+    with contextlib.closing(batch(backend="oracle")) as inner:
+        inner.set_attr("mark", 7)
+        tells = Tells(inner.batch)
+        env = BatchedVecEnv(gym.vector.VectorWrapper(tells))
+        assert env.get_attr("mark", indices=[1]) == [5]
+        assert env.get_attr("randomization") == inner.get_attr("randomization")
+        assert env.env_method("twice", 4, indices=[0, 2]) == [(0, 8), (2, 8)]
+        env.set_attr("mark", 6)
+        assert (tells.mark, inner.get_attr("mark")) == (6, [7, 7, 7])
+        env.reset()
+        env.step(np.zeros((3, 2), np.float32))
+        env.overlap_fn = lambda: None
+        env.step(np.zeros((3, 2), np.float32))
+        assert tells.seen == [0, 1] and tells.classifier.busy_cores == 0
 
 
 def test_options_of_a_reset_are_the_batch_s() -> None:

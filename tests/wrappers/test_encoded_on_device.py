@@ -16,9 +16,8 @@ pytest.importorskip("torch")
 import torch
 from graphs_on_cpu import recorded_on_cpu
 
-from vinoreward import Bundle, VectorEncodedObservation
+from vinoreward import Bundle, VectorEncodedObservation, encoders
 from vinoreward.errors import InputError, OutputError
-from vinoreward.wrappers import encoded_on_device
 from vinoreward_training.sb3 import BatchedVecEnv
 
 COUNT = 10
@@ -43,7 +42,7 @@ def test_it_encodes_as_on_the_host(
     stays: bool, frames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pieces, of which the last two share pictures; final observations and masks included."""
-    monkeypatch.setattr(encoded_on_device, "PIECE", 4)
+    monkeypatch.setattr(encoders, "PIECE", 4)
     there, here = make("torch", stays=stays, frame_stack=frames), make("numpy", frame_stack=frames)
     found, expected = there.reset(seed=3)[0], here.reset(seed=3)[0]
     assert isinstance(found, torch.Tensor) and found.dtype == torch.float32
@@ -112,7 +111,7 @@ def test_on_cuda_the_recorded_work_is_replayed(monkeypatch: pytest.MonkeyPatch) 
     expected = [plain.reset(seed=1)[0], plain.step(torch.full((COUNT, 2), 0.1))[0]]
     replayed = make("torch", stays=True, frame_stack=2)
     graphs = recorded_on_cpu(monkeypatch)
-    monkeypatch.setattr(encoded_on_device, "PIECE", 4)
+    monkeypatch.setattr(encoders, "PIECE", 4)
     with torch.inference_mode():
         first, _ = replayed.reset(seed=1)
     found = [first, replayed.step(torch.full((COUNT, 2), 0.1))[0]]
@@ -154,7 +153,7 @@ class Objects(VectorEnv[Any, Any, Any]):
         return torch.randint(256, (3, 96, 128, 3), generator=draw, dtype=torch.uint8)
 
 
-def test_last_pictures_may_be_objects() -> None:
+def test_final_images_may_be_objects() -> None:
     encoder = {"bundle": "panda-hover-encoder", "backend": "torch"}
     there = VectorEncodedObservation(Objects(), **encoder)
     here = VectorEncodedObservation(Objects(), picture_in_info=True, **encoder)  # on the host
@@ -190,11 +189,24 @@ def test_what_needs_the_host_gets_its_arrays(option: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-def test_other_modes_get_the_host_s_arrays(mode: AutoresetMode) -> None:
-    env = Objects()
-    env.metadata = {"autoreset_mode": mode}
-    seen = VectorEncodedObservation(env, "panda-hover-encoder", backend="torch").reset()[0]
-    assert isinstance(seen, np.ndarray)
+def test_other_modes_encode_there_too(mode: AutoresetMode) -> None:
+    def seen(**options: Any) -> list[Any]:
+        env = Objects()
+        env.metadata = {"autoreset_mode": mode}
+        env.tells = False
+        env = VectorEncodedObservation(
+            env, "panda-hover-encoder", backend="torch", frame_stack=2, **options
+        )
+        found = [env.reset()[0], *(env.step(None)[0] for _ in range(2))]
+        if mode is AutoresetMode.DISABLED:
+            options = {"reset_mask": np.array([False, True, False])}
+            found.append(env.reset(options=options)[0])
+        return [*found, env.step(None)[0]]
+
+    there, here = seen(), seen(picture_in_info=True)
+    for found, expected in zip(there, here, strict=True):
+        assert isinstance(found, torch.Tensor) and isinstance(expected, np.ndarray)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_pictures_in_a_table_get_the_host_s_arrays() -> None:
@@ -269,10 +281,13 @@ def test_numbers_that_are_none_become_zeros_and_are_told_at_the_next_reset() -> 
     env.close()
 
 
-def test_pictures_of_another_shape_are_refused() -> None:
-    env = make("torch", stays=True)
-    env.reset(seed=1)
-    none = torch.zeros(COUNT, dtype=torch.bool)
-    with pytest.raises(InputError, match=r"Expected torch.uint8 of shape \(10, 96, 128, 3\)"):
-        env._on_device.step(torch.zeros(COUNT, 96, 64, 3, dtype=torch.uint8), None, none)
-    env.close()
+@pytest.mark.parametrize(
+    "images", [torch.zeros(3, 96, 128, 3), torch.zeros((3, 96, 64, 3), dtype=torch.uint8)]
+)
+def test_images_of_another_type_or_shape_are_refused(images: torch.Tensor) -> None:
+    env = Objects()
+    seen = VectorEncodedObservation(env, "panda-hover-encoder", backend="torch")
+    seen.reset()
+    env._pictures = lambda number: images  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"Expected torch.uint8 of shape"):
+        seen.step(None)

@@ -1,4 +1,4 @@
-"""PictureSource: a batch is one array, and the same pictures as one observation at a time."""
+"""ImageReader: a batch is one array, and the same pictures as one observation at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toy_environments import HEIGHT, WIDTH, Camera, save_toy_encoder
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.wrappers.sources import Inside, PictureSource, default_source
+from vinoreward.wrappers.sources import EnvInfo, ImageReader, default_source
 from vinoreward_training.data.dataset_files import picture_source
 
 ENVS = 3
@@ -27,8 +27,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_toy_encoder(tmp_path_factory.mktemp("encoder") / "toy")
 
 
-def source_of(bundle: Bundle, source: Any, space: gym.Space[Any]) -> PictureSource:
-    return PictureSource(source, Inside(space, "rgb_array", None, ENVS), bundle, stacked=True)
+def source_of(bundle: Bundle, source: Any, space: gym.Space[Any]) -> ImageReader:
+    return ImageReader(source, EnvInfo(space, "rgb_array", None, ENVS), bundle, stacked=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,12 +64,15 @@ def test_a_function_is_asked_for_the_chosen_environments_only(bundle: Bundle) ->
     assert asked == [10, 99, 11] == found[:, 0, 0, 0, 0].tolist()
 
 
-@pytest.mark.parametrize("odd", [np.zeros((6, 8, 3)), np.zeros((6, 9, 3), np.uint8)])
-def test_a_last_picture_of_another_kind_is_an_error(bundle: Bundle, odd: Any) -> None:
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [(np.zeros((6, 8, 3)), "float64"), (np.zeros((6, 9, 3), np.uint8), "also of final")],
+)
+def test_a_final_image_of_another_kind_is_an_error(bundle: Bundle, odd: Any, message: str) -> None:
     source = source_of(bundle, "obs", gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8))
     observations = np.zeros((ENVS, HEIGHT, WIDTH, 3), np.uint8)
-    with pytest.raises(InputError, match="last picture"):
-        source.batch(observations, range(ENVS), [], {0: odd})
+    with pytest.raises(InputError, match=message):
+        bundle.prepare(source.batch(observations, range(ENVS), [], {0: odd})[:, 0])
 
 
 def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
@@ -116,9 +119,9 @@ def test_a_picture_may_be_a_torch_tensor(bundle: Bundle) -> None:
     source = source_of(bundle, "obs:pixels.front", plain.observation_space)
     expected = source.single(plain, plain.reset(seed=3)[0])
     np.testing.assert_array_equal(source.single(tensors, tensors.reset(seed=3)[0]), expected)
-    called = PictureSource(
+    called = ImageReader(
         lambda _, observation: observation["pixels"]["front"],
-        Inside(plain.observation_space, None, None),
+        EnvInfo(plain.observation_space, None, None),
         bundle,
     )
     np.testing.assert_array_equal(called.single(tensors, tensors.reset(seed=3)[0]), expected)

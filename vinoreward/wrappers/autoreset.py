@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from vinoreward.arrays import Array, Arrays, is_tensor
+from vinoreward.arrays import Array, is_tensor
 from vinoreward.errors import ConfigError
+from vinoreward.wrappers.infos import masked, merged
 
 
 class VectorAutoreset(VectorWrapper[Any, Any, Any, Any, Any]):
@@ -50,7 +51,7 @@ class VectorAutoreset(VectorWrapper[Any, Any, Any, Any, Any]):
             return observations, rewards, terminations, truncations, infos
         final = self._copy(observations, over)
         fresh, begun = self.env.reset(options={"reset_mask": over})
-        going, ended = _merged(infos, begun, over), _masked(infos, over)
+        going, ended = merged(infos, begun, over), masked(infos, over)
         going.update(final_obs=final, _final_obs=over, final_info=ended, _final_info=over & True)
         return fresh, rewards, terminations, truncations, going
 
@@ -65,44 +66,3 @@ class VectorAutoreset(VectorWrapper[Any, Any, Any, Any, Any]):
             if over[i]:
                 last[i] = np.array(one) if isinstance(one, np.ndarray) else one
         return last
-
-
-def _masked(infos: Mapping[str, Any], mask: Array) -> dict[str, Any]:
-    """Return infos that are set where ``mask`` is True, in new memory."""
-    result: dict[str, Any] = {}
-    for key, values in infos.items():
-        if key.startswith("_") and key[1:] in infos:
-            continue
-        own = infos.get(f"_{key}", True) & mask
-        if isinstance(values, Mapping):
-            result[key] = _masked(values, mask)
-        else:
-            result[key] = _where(own, values, None)
-        result[f"_{key}"] = own
-    return result
-
-
-def _merged(infos: Mapping[str, Any], begun: Mapping[str, Any], over: Array) -> dict[str, Any]:
-    """Return infos of episodes that go on, and those of a reset where ``over``."""
-    result, fresh = _masked(infos, ~over), _masked(begun, over)
-    for key, values in fresh.items():
-        if key.startswith("_") and key[1:] in fresh:
-            continue
-        mask = fresh[f"_{key}"]
-        if key not in result:
-            result[key], result[f"_{key}"] = values, mask
-        elif isinstance(values, Mapping):
-            result[key] = _merged(infos[key], begun[key], over)
-        else:
-            result[key] = _where(mask, values, result[key])
-        result[f"_{key}"] = result[f"_{key}"] | mask
-    return result
-
-
-def _where(mask: Array, values: Array, otherwise: Array | None) -> Array:
-    """Return values where ``mask``, ``(N,)``, is True, of ``otherwise`` or zeros elsewhere."""
-    values = values if is_tensor(values) else np.asarray(values)
-    shaped = mask.reshape(-1, *[1] * (values.ndim - 1))
-    if otherwise is None and values.dtype != np.object_:
-        otherwise = values * 0 if is_tensor(values) else values.dtype.type(0)
-    return Arrays.like(values).xp.where(shaped, values, otherwise)

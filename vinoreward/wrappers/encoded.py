@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Array, Arrays, is_tensor
 from vinoreward.bundles.bundle import AnyBundle, bundle_spec, resolve_bundle
 from vinoreward.encoders import Encoder
 from vinoreward.errors import ConfigError
-from vinoreward.wrappers.sources import (
+from vinoreward.wrappers.env_adapter import (
+    NOTHING,
+    ONE,
     AnyEnv,
     Env,
-    Form,
+    EnvAdapter,
+    SingleAdapter,
+    refuse_autoreset,
+)
+from vinoreward.wrappers.sources import (
+    ImageReader,
     ImageSource,
     OneSource,
-    PictureSource,
-    SingleForm,
     default_source,
-    refuse_autoreset,
 )
 
 
@@ -56,16 +60,16 @@ class EncodingOptions:
 
 
 class EncodingCore:
-    """Turns pictures of several environments into observations.
+    """Turns images of N environments into observations, on NumPy arrays or torch tensors.
 
-    :meth:`advance` encodes all pictures of a step in one call; :meth:`observations` then returns
-    what the learner sees. ``space`` is one environment's.
+    Arrays are NumPy's, or torch tensors on one device after :meth:`use`, where nothing waits for
+    it. ``space`` is one environment's.
     """
 
     def __init__(
         self,
         encoder: Encoder,
-        source: PictureSource,
+        source: ImageReader,
         space: gym.Space[Any],
         options: EncodingOptions,
         num_envs: int,
@@ -84,8 +88,18 @@ class EncodingCore:
         # Rounding to float32 keeps order, so that no value leaves bounds rounded like it.
         self.space = gym.spaces.Box(low.astype(np.float32), high.astype(np.float32))
         size = source.count * encoder.latent_size
-        self._stacks = np.zeros((num_envs, options.frame_stack, size), np.float32)
+        self._stacks: Array = np.zeros((num_envs, options.frame_stack, size), np.float32)
         self._random = [self._generator(i) for i in range(num_envs)]
+
+    def stays_on(self, images: object) -> bool:
+        """Return whether images are tensors that are encoded without waiting for their device."""
+        options = self.options
+        on_host = options.keep or options.sample or options.picture_in_info
+        return self.source.key is None and not on_host and self.encoder.takes(images)
+
+    def use(self, arrays: Arrays) -> None:
+        """Take and return arrays of this library and device from now on; forget all stacks."""
+        self._stacks = arrays.cast(np.zeros_like(self._stacks), "float32")
 
     def seed(self, index: int, seed: int | None) -> None:
         """Restart an environment's random numbers where it is reset with a seed."""
@@ -94,60 +108,79 @@ class EncodingCore:
             self._random[index] = np.random.default_rng([own, int(seed)])
 
     def advance(
-        self,
-        env: Any,
-        observations: Any,
-        ends: Sequence[int],
-        begins: Sequence[int] = (),
-        last: Mapping[int, Any] = MappingProxyType({}),
-    ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.uint8]]:
-        """Encode last pictures of steps and first ones of episodes in one call, and stack them.
+        self, env: Any, observations: Any, stepped: Array, starting: Array, final: Any = NOTHING
+    ) -> tuple[Any, dict[int, NDArray[np.uint8]], dict[int, NDArray[np.uint8]]]:
+        """Encode what steps ended with and what episodes begin with in one call, and stack it.
 
-        Arguments as :meth:`PictureSource.batch`. Returns what the learner sees at an episode's end,
-        ``(L,)``, by environment of ``last``; and the newest pictures of ``ends``, then ``begins``,
-        ``(M, H, W, 3)``.
+        Args:
+            env: what renders, if images are rendered.
+            observations: of all environments; where an episode ended, the next one's first.
+            stepped: ``(num_envs,)`` bool, the environments that made a transition.
+            starting: likewise, those whose episode begins.
+            final: an ended episode's final observation by environment; on a device the images
+                ``(num_envs, H, W, 3)`` that transitions ended with, where they are others.
+
+        Returns:
+            What the learner sees at an episode's end, ``(L,)`` by environment, on a device
+            ``(num_envs, L)`` or None; and with ``picture_in_info`` the newest image by environment
+            of ``stepped`` and of ``starting``.
         """
-        pictures = self.source.batch(observations, ends, begins, last, env)
-        latents = self.look([*ends, *begins], pictures)
-        self.push(ends, latents[: len(ends)])
-        final = dict(zip(last, self.observations(list(last), list(last.values())), strict=True))
-        self.begin(begins, latents[len(ends) :])
-        return final, pictures[:, -1]
+        if is_tensor(self._stacks):
+            latents = self.encoder.encode(self.source.tensors(observations, env))
+            if final is NOTHING:
+                self.push(stepped, latents)
+                self.begin(starting, latents)
+                return None, {}, {}
+            self.push(stepped, self.encoder.encode(final))
+            seen = self.observations()
+            self.begin(starting, latents)
+            return seen, {}, {}
+        ends, begins = np.flatnonzero(stepped).tolist(), np.flatnonzero(starting).tolist()
+        images = self.source.batch(observations, ends, begins, final, env)
+        latents = self.encode([*ends, *begins], images)
+        self.push(stepped, self._spread(ends, latents[: len(ends)]))
+        seen = {i: self.observations([i], [one])[0] for i, one in final.items()}
+        self.begin(starting, self._spread(begins, latents[len(ends) :]))
+        if not self.options.picture_in_info:
+            return seen, {}, {}
+        newest = iter(map(shown, images[:, -1]))
+        return seen, {i: next(newest) for i in ends}, {i: next(newest) for i in begins}
 
-    def look(self, indices: Sequence[int], pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def encode(self, indices: Sequence[int], images: NDArray[np.uint8]) -> Array:
         """Return latents ``(M, count * D)`` of ``(M, count, H, W, 3)`` uint8 of M environments."""
-        together = pictures.reshape(-1, *pictures.shape[2:])
+        together = images.reshape(-1, *images.shape[2:])
         if not self.options.sample:
-            return self.encoder.encode(together).reshape(len(pictures), self._stacks.shape[2])
+            return self.encoder.encode(together).reshape(len(images), self._stacks.shape[2])
         mean, std = self.encoder.posterior(together)
-        if std is not None and len(pictures):
+        if std is not None and len(images):
             shape = (self.source.count, self.encoder.latent_size)
             noise = [self._random[i].standard_normal(shape, np.float32) for i in indices]
             mean = mean + std * np.concatenate(noise)
-        return self.encoder.clip(mean).reshape(len(pictures), self._stacks.shape[2])
+        return self.encoder.clip(mean).reshape(len(images), self._stacks.shape[2])
 
-    def begin(self, indices: Sequence[int], latents: NDArray[np.float32]) -> None:
-        """Start episodes: fill their stacks with the first latents ``(M, count * D)``."""
-        self._stacks[list(indices)] = latents[:, None]
+    def begin(self, mask: Array, latents: Array) -> None:
+        """Fill stacks with an episode's first latents ``(N, count * D)`` where ``mask`` is True."""
+        where = Arrays.like(self._stacks).xp.where
+        self._stacks = where(mask[:, None, None], latents[:, None], self._stacks)
 
-    def push(self, indices: Sequence[int], latents: NDArray[np.float32]) -> None:
-        """Append the next latents ``(M, count * D)`` to the stacks."""
-        at = list(indices)
-        if self.options.frame_stack > 1:
-            self._stacks[at, :-1] = self._stacks[at, 1:]
-        self._stacks[at, -1] = latents
+    def push(self, mask: Array, latents: Array) -> None:
+        """Append the next latents ``(N, count * D)`` to the stacks where ``mask`` is True."""
+        xp = Arrays.like(self._stacks).xp
+        stacks = xp.concatenate([self._stacks[:, 1:], latents[:, None]], 1)
+        self._stacks = xp.where(mask[:, None, None], stacks, self._stacks)
 
-    def observed(self, observations: Any) -> NDArray[np.float32]:
+    def observed(self, observations: Any) -> Array:
         """Return what the learner sees of a batch of all environments."""
         rows = self.source.rows(observations) if self._kept else []
-        return self.observations(range(len(self._stacks)), rows)
+        return self.observations(slice(None), rows)
 
-    def observations(self, indices: Sequence[int], rows: Sequence[Any]) -> NDArray[np.float32]:
+    def observations(self, indices: Any = slice(None), rows: Sequence[Any] = ()) -> Array:
         """Return what the learner sees of M environments, ``(M, L)`` float32 in new memory.
 
         The kept keys are read from ``rows``, their own observations.
         """
-        seen = self._stacks[list(indices)].reshape(len(indices), self._stacks[0].size)
+        seen = self._stacks[indices]
+        seen = seen.reshape(len(seen), -1) + 0
         if not self._kept or not rows:
             return seen
         own = []
@@ -156,6 +189,14 @@ class EncodingCore:
             own.append(np.concatenate(flat, dtype=np.float32, casting="unsafe"))
         return np.concatenate([seen, np.stack(own)], axis=1)
 
+    def _spread(self, rows: Sequence[int], latents: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return ``(num_envs, count * D)``, zero but for these rows."""
+        if len(rows) == len(self._stacks):
+            return latents
+        spread = np.zeros((len(self._stacks), latents.shape[1]), np.float32)
+        spread[rows] = latents
+        return spread
+
     def _generator(self, index: int) -> np.random.Generator:
         if self.options.seed is None:
             return np.random.default_rng()
@@ -163,7 +204,7 @@ class EncodingCore:
         return np.random.default_rng(entropy)
 
 
-class EncodedObservationBase(Form[AnyEnv]):
+class EncodedObservationBase(EnvAdapter[AnyEnv]):
     """Base of the forms of :class:`~vinoreward.EncodedObservation`; it explains the arguments."""
 
     def __init__(
@@ -199,13 +240,13 @@ class EncodedObservationBase(Form[AnyEnv]):
             "image_source": image_source,
             **vars(options),
         }
-        inside = self._inside(env)
+        inside = self._env_info(env)
         if image_source is None:
             image_source = default_source(inside.space, inside.render_mode)
-        self._enclose(env, image_source, arguments)
-        source = PictureSource(image_source, inside, encoder.bundle, stacked=True)
+        self._init_wrapper(env, image_source, arguments)
+        source = ImageReader(image_source, inside, encoder.bundle, stacked=True)
         self._core = EncodingCore(encoder, source, inside.space, options, inside.num_envs)
-        self._show(self._core.space)
+        self._set_space(self._core.space)
 
     @property
     def encoder(self) -> Encoder:
@@ -218,7 +259,7 @@ class EncodedObservationBase(Form[AnyEnv]):
         super().close(**kwargs)  # type: ignore[misc]
 
 
-class EncodedObservation(EncodedObservationBase[Env], SingleForm):
+class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
     """Replace the environment's observation by what an encoder sees in its picture.
 
     The observation is one flat float32 Box: the latent vectors of the last ``frame_stack`` steps,
@@ -257,10 +298,10 @@ class EncodedObservation(EncodedObservationBase[Env], SingleForm):
         ModelNotFoundError: no such bundle.
     """
 
-    def _enclose(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
+    def _init_wrapper(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         if arguments["frame_stack"] > 1:
             refuse_autoreset(env, "it would be stacked on those of the episode that ended")
-        super()._enclose(env, source, arguments)
+        super()._init_wrapper(env, source, arguments)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -285,15 +326,11 @@ class EncodedObservation(EncodedObservationBase[Env], SingleForm):
         self, observation: Any, info: dict[str, Any], *, first: bool
     ) -> tuple[Any, dict[str, Any]]:
         core = self._core
-        pictures = core.source.single(self.env, observation)
-        latent = core.look([0], pictures)
-        if first:
-            core.begin([0], latent)
-        else:
-            core.push([0], latent)
+        images = core.source.single(self.env, observation)
+        (core.begin if first else core.push)(ONE, core.encode([0], images))
         if core.options.picture_in_info:
-            info = {**info, "picture": shown(pictures[0, -1])}
-        return core.observations([0], [observation])[0], info
+            info = {**info, "picture": shown(images[0, -1])}
+        return core.observations(rows=[observation])[0], info
 
 
 def shown(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -301,7 +338,7 @@ def shown(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.array(picture, order="C")
 
 
-def _kept(space: gym.Space[Any], key: str, source: PictureSource) -> gym.Space[Any]:
+def _kept(space: gym.Space[Any], key: str, source: ImageReader) -> gym.Space[Any]:
     parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
     if parts is None or key not in parts:
         what = space if parts is None else f"a Dict with {', '.join(parts)}"

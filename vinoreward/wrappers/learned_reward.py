@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium as gym
@@ -18,29 +17,31 @@ from vinoreward.rewards.classifier import Classifier, check_origin, warn_uncalib
 from vinoreward.rewards.decision import Guard, OnOdd, RewardMode, RewardOptions, Scores
 from vinoreward.rewards.frozen import FrozenCheck
 from vinoreward.rewards.reward_model import RewardModel
-from vinoreward.wrappers.render_once import layers
-from vinoreward.wrappers.sources import (
+from vinoreward.wrappers.env_adapter import (
+    NOTHING,
+    ONE,
     AnyEnv,
     Env,
-    Form,
-    ImageSource,
-    SingleForm,
-    has_state,
+    EnvAdapter,
+    SingleAdapter,
     refuse_autoreset,
+)
+from vinoreward.wrappers.render_once import layers
+from vinoreward.wrappers.sources import (
+    ImageSource,
+    has_state,
     state_of,
 )
-from vinoreward.wrappers.views import picture_source, sources_of
+from vinoreward.wrappers.views import image_reader, sources_of
 
-_ALL = np.ones(1, np.bool_)
 # Attributes by which Gymnasium's RecordEpisodeStatistics and SB3's Monitor are known: also in
 # another process, and without importing SB3.
 GYMNASIUM_RECORDER, SB3_RECORDER = "return_queue", "get_episode_rewards"
 RELABELS = "compute_reward"
 """What hindsight experience replay calls in a goal environment."""
-_NONE: Mapping[int, Any] = MappingProxyType({})
 
 
-class LearnedRewardBase(Form[AnyEnv]):
+class LearnedRewardBase(EnvAdapter[AnyEnv]):
     """Base of the forms of :class:`~vinoreward.LearnedReward`, which explains the arguments."""
 
     _default_source: ClassVar[str] = "render"
@@ -85,11 +86,11 @@ class LearnedRewardBase(Form[AnyEnv]):
             on_ood=on_ood,
             frozen_check=frozen_check,
         )
-        inside = self._inside(env)
+        info = self._env_info(env)
         self._model = RewardModel(
             resolve_bundle(bundle),
             options,
-            inside.num_envs,
+            info.num_envs,
             backend=backend,
             device=device,
             precision=precision,
@@ -115,15 +116,15 @@ class LearnedRewardBase(Form[AnyEnv]):
             "accept_foreign_pictures": accept_foreign_pictures,
             **vars(options),
         }
-        if isinstance(inside.scene, Mapping) and not (callable(source) or accept_foreign_pictures):
+        if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_pictures):
             check_origin(loaded)
-        self._enclose(env, source, arguments)
-        self._source = picture_source(source, inside, loaded)
-        if frozen_check and on_ood != "ignore" and has_state(inside.space):
-            self._model.frozen = FrozenCheck(inside.num_envs)
+        self._init_wrapper(env, source, arguments)
+        self._source = image_reader(source, info, loaded)
+        if frozen_check and on_ood != "ignore" and has_state(info.space):
+            self._model.frozen = FrozenCheck(info.num_envs)
         self._claimed_images: dict[int, NDArray[np.uint8]] = {}
         if hold_in_observation:
-            self._show(_with_hold(inside.space, success_hold_steps))
+            self._set_space(_with_hold(info.space, success_hold_steps))
 
     def compute_reward(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse to pay for relabelled goals, as hindsight experience replay asks it.
@@ -158,7 +159,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         mask: NDArray[np.bool_],
         env_rewards: NDArray[np.float64],
         terminated: NDArray[np.bool_],
-        final: Mapping[int, Any] = _NONE,
+        final: Mapping[int, Any] = NOTHING,
     ) -> Scores:
         """Score the images that the transitions of ``mask`` ended with.
 
@@ -167,20 +168,31 @@ class LearnedRewardBase(Form[AnyEnv]):
         """
         rows = np.flatnonzero(mask).tolist()
         images = self._source.batch(observations, rows, last=final, env=env)[:, -1]
-        ended_with = None
+        ended_with: Sequence[Any] = ()
         if self._model.options.guard is not None or self._model.frozen is not None:
             ended_with = [final.get(i, o) for i, o in enumerate(self._source.rows(observations))]
+        return self._score_images(images, mask, env_rewards, terminated, ended_with)
+
+    def _score_images(
+        self,
+        images: NDArray[np.uint8],
+        mask: NDArray[np.bool_],
+        env_rewards: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        observations: Sequence[Any],
+    ) -> Scores:
+        """Score ``(n, H, W, 3)`` images of ``mask``; keep those of claims."""
         scores = self._model.score(
             images,
             env_rewards,
             terminated,
             mask,
-            observations=ended_with,
-            states=None if self._model.frozen is None else _states(ended_with or ()),
+            observations=observations,
+            states=None if self._model.frozen is None else _states(observations),
         )
-        for i in np.flatnonzero(scores.claimed).tolist():
+        for i in np.flatnonzero(scores.claimed).tolist() if scores.claimed.any() else ():
             # A copy: the environment may write its next image into the same array.
-            self._claimed_images[i] = np.array(images[rows.index(i)])
+            self._claimed_images[i] = np.array(images[np.count_nonzero(mask[:i])])
         return scores
 
     def _begin(self, env: Any, observations: Any, mask: NDArray[np.bool_]) -> None:
@@ -229,6 +241,8 @@ class LearnedRewardBase(Form[AnyEnv]):
 def _states(observations: Sequence[Any]) -> NDArray[np.float64] | None:
     """Return ``(num_envs, D)`` numbers of observations; None where D differs between them."""
     states = [state_of(one) for one in observations]
+    if len(states) == 1:
+        return states[0][None]
     if len(set(map(len, states))) > 1:  # of a space whose sequences have any length
         return None
     return np.stack(states)
@@ -300,7 +314,7 @@ def reports_episodes(recorder: Any) -> bool:
     return bool(getattr(recorder, "_stats_key", "episode") == "episode")
 
 
-class LearnedReward(LearnedRewardBase[Env], SingleForm):
+class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
     """Replace the environment's reward by what a classifier sees.
 
     Every step scores the picture that the transition ended with. ``info`` gains ``is_success``
@@ -311,7 +325,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
     success is claimed of it.
 
     With SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and RL Zoo build it) or
-    Gymnasium's ``RecordEpisodeStatistics`` inside, ``info["episode"]`` at an episode's end has the
+    Gymnasium's ``RecordEpisodeStatistics`` info, ``info["episode"]`` at an episode's end has the
     learned reward's return ``r``, the length ``l`` and the seconds ``t``. The recorder's own entry
     moves to ``original_episode``; it and its file miss episodes that a claim ended. Without a
     recorder inside no ``episode`` is written: put one outside, where it sees the learned reward. A
@@ -382,13 +396,13 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         ModelNotFoundError: no such bundle.
     """
 
-    def _enclose(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
+    def _init_wrapper(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         refuse_autoreset(env, "it would be scored and paid as if an action had led there")
         if self._model.options.terminate_on_success:
             for layer in layers(env):
                 if hasattr(layer, SB3_RECORDER) and not getattr(layer, "allow_early_resets", True):
                     raise strict_monitor()
-        super()._enclose(env, source, arguments)
+        super()._init_wrapper(env, source, arguments)
         self._recorded = has_recorder(env)
 
     def reset(
@@ -396,11 +410,11 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode; the reset frame earns nothing."""
         observation, info = self.env.reset(seed=seed, options=options)
-        with self._forget_on_error(_ALL):
+        with self._forget_on_error(ONE):
             images = None
             if self._model.needs_first_images or self._source.remembers:
                 images = self._source.single(self.env, observation, first=True)[:, -1]
-            self._model.reset(_ALL, images)
+            self._model.reset(ONE, images)
         return self._observed(observation), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -412,20 +426,11 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             OddPictureError: the image is out of distribution, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        with self._forget_on_error(~_ALL, _ALL):
+        with self._forget_on_error(~ONE, ONE):
             own = _number(reward)
             images = self._source.single(self.env, observation)[:, -1]
-            scores = self._model.score(
-                images,
-                np.array([own]),
-                np.array([terminated], np.bool_),
-                _ALL,
-                observations=[observation],
-                states=None if self._model.frozen is None else state_of(observation)[None],
-            )
-        if scores.claimed[0]:
-            # A copy: the environment may write its next image into the same array.
-            self._claimed_images[0] = np.array(images[0])
+            ended = np.array([terminated], np.bool_)
+            scores = self._score_images(images, ONE, np.array([own]), ended, [observation])
         info = dict(info)
         self._record(info, scores, 0, own)
         if scores.terminated[0] or truncated:

@@ -1,60 +1,56 @@
-"""What trains with Stable-Baselines3: both wrappers for its vector environments, and a callback.
+"""LearnedReward and EncodedObservation for Stable-Baselines3's vector environments.
 
-This module imports SB3. ``vinoreward`` has the wrappers as ``VecLearnedReward`` and
-``VecEncodedObservation``, and the callback ``ClaimedVsTrue``.
+This module imports SB3. ``vinoreward`` has them as ``VecLearnedReward`` and
+``VecEncodedObservation``.
 """
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
+from vinoreward.errors import ConfigError, needed_for
 from vinoreward.rewards.decision import Scores
-from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMonitor
-from vinoreward.rewards.truth import Truth, claim_of
-from vinoreward.wrappers.encoded import EncodedObservationBase, shown
+from vinoreward.wrappers.encoded import EncodedObservationBase
+from vinoreward.wrappers.env_adapter import EnvAdapter
 from vinoreward.wrappers.learned_reward import (
     RELABELS,
     LearnedRewardBase,
     append_hold,
     strict_monitor,
 )
-from vinoreward.wrappers.render_once import PICTURE, LastPictures, PictureInInfo, own_last
-from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource, takes_render
-from vinoreward.wrappers.views import ViewSource
+from vinoreward.wrappers.render_once import PICTURE, PictureInInfo
+from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, takes_render
+from vinoreward.wrappers.views import ViewReader
 
 with needed_for("vinoreward.wrappers.sb3", "train"):
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 
-__all__ = ["ClaimedVsTrue", "EncodedObservation", "LearnedReward"]
+__all__ = ["EncodedObservation", "LearnedReward"]
 
 
-class SB3Form(Form[VecEnv], VecEnvWrapper):
-    """:class:`Form` for Stable-Baselines3's vector environments."""
+class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
+    """:class:`EnvAdapter` for Stable-Baselines3's vector environments."""
 
     _single: ClassVar[str]
     """Name of the wrapper for one environment, which can render."""
     _takes_rendered: ClassVar[bool] = False
     """Whether pictures that the environments rendered themselves can be read from ``infos``."""
 
-    def _inside(self, env: VecEnv) -> Inside:
+    def _env_info(self, env: VecEnv) -> EnvInfo:
         known = env.has_attr("picture_scene")
         scene = env.get_attr("picture_scene", indices=[0])[0] if known else None
-        return Inside(env.observation_space, env.render_mode, scene, env.num_envs)
+        return EnvInfo(env.observation_space, env.render_mode, scene, env.num_envs)
 
-    def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
+    def _init_wrapper(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
         if takes_render(source) and not (self._takes_rendered and _rendered_in_time(env)):
             rendered = "vinoreward.PictureInInfo or " if self._takes_rendered else ""
             raise ConfigError(
@@ -65,38 +61,27 @@ class SB3Form(Form[VecEnv], VecEnvWrapper):
                 "vectorised (make_vec_env's wrapper_class)."
             )
         VecEnvWrapper.__init__(self, env)
-        self._last: LastPictures | None = None
         base = env.unwrapped
-        if isinstance(base, DummyVecEnv):
-            own_last(base.envs)
-        else:
-            self._last = LastPictures(
-                f"put vinoreward.{self._single} around each environment before it is vectorised"
-            )
+        self._keep_final_obs(
+            base.envs if isinstance(base, DummyVecEnv) else None,
+            f"put vinoreward.{self._single} around each environment before it is vectorised",
+        )
+        self._all_envs = np.ones(env.num_envs, np.bool_)
 
-    def _show(self, space: gym.Space[Any]) -> None:
+    def _set_space(self, space: gym.Space[Any]) -> None:
         self.observation_space = space
 
     def _finals(
         self,
-        source: PictureSource | ViewSource,
+        source: ImageReader | ViewReader,
         dones: NDArray[np.bool_],
         observations: Any,
         infos: Sequence[Mapping[str, Any]],
     ) -> dict[int, Any]:
         """Return the ``terminal_observation`` of each environment that is done."""
-        last = {i: infos[i].get("terminal_observation") for i in np.flatnonzero(dones).tolist()}
-        missing = [i for i, observation in last.items() if observation is None]
-        if missing:
-            raise InputError(
-                f"the environments {missing} are done without infos[i]['terminal_observation'], "
-                f"only {', '.join(infos[missing[0]]) or 'nothing'}. Expected their last "
-                "observations there, as SB3's vector environments give them; without them the "
-                "picture that an episode ended with is lost."
-            )
-        if self._last is not None:
-            self._last.check(source, last, observations)
-        return last
+        final = {i: infos[i].get("terminal_observation") for i in np.flatnonzero(dones).tolist()}
+        how = "are done without infos[i]['terminal_observation']"
+        return self._checked_final(source, final, observations, how, infos[0])
 
 
 def _rendered_in_time(env: VecEnv) -> bool:
@@ -115,22 +100,7 @@ class _Rendered:
         return [info[PICTURE] for info in self._infos]
 
 
-def _with_rows(observations: Any, rows: Mapping[int, Any]) -> Any:
-    """Return a copy of a batch of observations with these at their places."""
-    fresh = copy.deepcopy(observations)
-    for i, observation in rows.items():
-        if isinstance(fresh, dict):
-            for key, batch in fresh.items():
-                batch[i] = observation[key]
-        elif isinstance(fresh, tuple):
-            for batch, part in zip(fresh, observation, strict=True):
-                batch[i] = part
-        else:
-            fresh[i] = observation
-    return fresh
-
-
-class EncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
+class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
     """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, one batched call per step.
 
     ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended;
@@ -145,8 +115,8 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
 
     _single = "EncodedObservation"
 
-    def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        super()._enclose(env, source, arguments)
+    def _init_wrapper(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
+        super()._init_wrapper(env, source, arguments)
         self._resetting: list[int | None] = [None] * env.num_envs
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -155,16 +125,16 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
         self._resetting = list(seeds)
         return seeds
 
-    def reset(self) -> NDArray[np.float32]:
+    def reset(self) -> Any:
         """Start new episodes everywhere."""
         observations = self.venv.reset()
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
         for i, seed in enumerate(self._resetting):
             self._core.seed(i, seed)
         self._resetting = [None] * self.num_envs
-        everyone = list(range(self.num_envs))
-        _, newest = self._core.advance(self.venv, observations, [], everyone)
-        self._put(everyone, newest, self.reset_infos)
+        all_envs = self._all_envs
+        _, _, begun = self._core.advance(self.venv, observations, ~all_envs, all_envs)
+        _put(self.reset_infos, begun)
         return self._core.observed(observations)
 
     def step_wait(self) -> Any:
@@ -177,24 +147,23 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
         observations, rewards, dones, env_infos = self.venv.step_wait()
         infos = [dict(info) for info in env_infos]
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
-        last = self._finals(self._core.source, dones, observations, infos)
-        everyone = list(range(self.num_envs))
-        final, newest = self._core.advance(self.venv, observations, everyone, list(last), last)
-        for i, observation in final.items():
+        final = self._finals(self._core.source, dones, observations, infos)
+        seen, newest, begun = self._core.advance(
+            self.venv, observations, self._all_envs, dones, final
+        )
+        for i, observation in seen.items():
             infos[i]["terminal_observation"] = observation
-        self._put(everyone, newest[: self.num_envs], infos)
-        self._put(list(last), newest[self.num_envs :], self.reset_infos)
+        _put(infos, newest)
+        _put(self.reset_infos, begun)
         return self._core.observed(observations), rewards, dones, infos
 
-    def _put(
-        self, indices: list[int], pictures: NDArray[np.uint8], infos: list[dict[str, Any]]
-    ) -> None:
-        if self._core.options.picture_in_info:
-            for i, picture in zip(indices, pictures, strict=True):
-                infos[i]["picture"] = shown(picture)
+
+def _put(infos: list[dict[str, Any]], images: Mapping[int, NDArray[np.uint8]]) -> None:
+    for i, image in images.items():
+        infos[i][PICTURE] = image
 
 
-class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
+class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
     """:class:`~vinoreward.LearnedReward` for an SB3 ``VecEnv``, with one batched call per step.
 
     Where an episode ended, ``terminal_observation`` is scored: the observation that SB3 returns
@@ -222,17 +191,16 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     _single = "LearnedReward"
     _takes_rendered = True
 
-    def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
+    def _init_wrapper(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
         if self._model.options.terminate_on_success:
             _check_restarts(env)
-        super()._enclose(env, source, arguments)
-        self._all = np.ones(env.num_envs, np.bool_)
+        super()._init_wrapper(env, source, arguments)
 
     def reset(self) -> Any:
         """Start new episodes everywhere."""
         observations = self.venv.reset()
         self.reset_infos = list(self.venv.reset_infos)
-        self._restarted(observations, self._all)
+        self._restarted(observations, self._all_envs)
         return self._observed(observations)
 
     def step_wait(self) -> Any:
@@ -250,11 +218,11 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             self.reset_infos[i] = self.venv.reset_infos[i]
         final = self._finals(self._source, dones, observations, infos)
         truncated = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
-        with self._forget_on_error(dones, self._all):
+        with self._forget_on_error(dones, self._all_envs):
             scores = self._score(
                 _Rendered(infos),
                 observations,
-                self._all,
+                self._all_envs,
                 np.asarray(env_rewards, np.float64),
                 dones & ~np.array(truncated, np.bool_),
                 final,
@@ -293,7 +261,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         for i in np.flatnonzero(mask).tolist():
             infos[i]["terminal_observation"] = copy.deepcopy(rows[i])
             fresh[i], self.reset_infos[i] = self.venv.env_method("reset", indices=[i])[0]
-        return _with_rows(observations, fresh)
+        return self._source.with_rows(observations, fresh)
 
     def _end(self, info: dict[str, Any], i: int, scores: Scores, counter: np.int64) -> None:
         info["TimeLimit.truncated"] = not scores.terminated[i]
@@ -345,152 +313,6 @@ def claimed_picture(env: VecEnv, index: int) -> NDArray[np.uint8] | None:
         return None
     picture: NDArray[np.uint8] | None = env.env_method("claimed_picture", indices=[index])[0]
     return picture
-
-
-OnAlarm = Literal["tell", "stop"]
-
-
-class ClaimedVsTrue(BaseCallback):
-    """Draw claimed and true success as two curves, wherever SB3 logs.
-
-    At the end of each training episode it reads both from the last step's ``info``, and logs
-    ``rollout/claimed_success`` and ``rollout/true_success``, from 0 to 1, over the last ``window``
-    episodes. Where the two part, the policy has found what fools the classifier. A curve is missing
-    where its side is not known: the claim without a learned reward, the truth where the environment
-    does not tell. The truth is only recorded, the policy never sees it. The rates and the evidence
-    of the alarms' tests are under ``trust/``, see :class:`~vinoreward.TrustMonitor`.
-
-    Works with one environment and with many, on-policy and off-policy::
-
-        from stable_baselines3 import SAC
-        from vinoreward import ClaimedVsTrue
-
-        record = ClaimedVsTrue()
-        SAC("MlpPolicy", "PandaHover-v0", tensorboard_log="logs").learn(200, callback=record)
-        print(record.rates(), record.episodes[-1])
-
-    Args:
-        truth_key: key of the truth in ``info``; None finds the usual ones, see
-            :class:`~vinoreward.rewards.truth.Truth`.
-        window: episodes behind a logged rate, at least 1.
-        alarm: tests whether claims are still true successes; None: no test.
-        odd_alarm: tests whether episodes of which a tenth or more is odd to the bundle's guard
-            become too many, which needs no truth; None: no test.
-        earliest: tests whether claims come before this step of an episode, from 1, where no success
-            is possible yet; needs lengths of episodes. None: no test.
-        on_alarm: ``"tell"`` warns at the first alarm of each, ``"stop"`` ends the training at any.
-        verbose: 1 prints once where the truth is read from, or that it is not known.
-
-    Raises:
-        ConfigError: a window below 1, or another ``on_alarm``; while training, a named key that is
-            not there.
-    """
-
-    def __init__(
-        self,
-        truth_key: str | None = None,
-        *,
-        window: int = 50,
-        alarm: FalseClaimAlarm | None = None,
-        odd_alarm: RateAlarm | None = None,
-        earliest: int | None = None,
-        on_alarm: OnAlarm = "tell",
-        verbose: int = 0,
-    ) -> None:
-        super().__init__(verbose)
-        if on_alarm not in get_args(OnAlarm):
-            raise ConfigError(f"on_alarm is {on_alarm!r}. Expected tell or stop.")
-        self.on_alarm = on_alarm
-        self.trust = TrustMonitor(false=alarm, odd=odd_alarm, earliest=earliest, window=window)
-        """What tests the episodes."""
-        self.raised: dict[str, list[int]] = {test: [] for test in TESTS}
-        """Steps of the training at which each test raised its alarm."""
-        self._odd: dict[int, OddPictures] = {}
-        self.window = window
-        self.truth = Truth(truth_key)
-        """Reads the truth; its ``key`` is the one in use."""
-        self.episodes: list[Mapping[str, float | int | None]] = []
-        """One row per finished episode: ``step`` (of the training, at its end), ``reward`` (its
-        return) and ``length`` (None without a ``Monitor`` or a learned reward), ``claimed`` and
-        ``true``, and ``odd``: whether a tenth of its pictures or more were odd to the guard (1, 0,
-        or None where not known)."""
-        self._said = False
-
-    @property
-    def alarms(self) -> list[int]:
-        """Steps of the training at which the alarm of false claims was raised."""
-        return self.raised["false"]
-
-    @property
-    def odd_alarms(self) -> list[int]:
-        """Those at which the alarm of odd pictures was raised."""
-        return self.raised["odd"]
-
-    @property
-    def alarm_count(self) -> int:
-        """Alarms of all tests so far."""
-        return sum(map(len, self.raised.values()))
-
-    def rates(self) -> dict[str, float]:
-        """Return ``claimed`` and ``true`` over the last ``window`` episodes, where known."""
-        found: dict[str, float] = {}
-        for name in ("claimed", "true"):
-            recent = [row[name] for row in self.episodes[-self.window :]]
-            known = [value for value in recent if value is not None]
-            if known:
-                found[name] = float(np.mean(known))
-        return found
-
-    def say(self, text: str) -> None:
-        """Print where the truth is read from, if ``verbose``."""
-        if self.verbose:
-            print(text)
-
-    def _on_step(self) -> bool:
-        ended = []
-        before = self.alarm_count
-        for number, info in enumerate(self.locals["infos"]):
-            self._odd.setdefault(number, OddPictures()).add(info)
-            if self.locals["dones"][number]:
-                ended.append(info)
-                self._note(info, self._odd.pop(number).many)
-        if ended:
-            for name, value in self.rates().items():
-                self.logger.record(f"rollout/{name}_success", value)
-            for name, value in self.trust.readings().items():
-                self.logger.record(f"trust/{name}", value)
-        return self.on_alarm == "tell" or self.alarm_count == before
-
-    def warn(self, text: str) -> None:
-        """Tell of an alarm."""
-        warnings.warn(text, UserWarning, stacklevel=2)
-
-    def tell(self, alarms: Sequence[Alarm]) -> None:
-        """Note alarms; tell of the first of each test."""
-        for alarm in alarms:
-            self.raised[alarm.test].append(self.num_timesteps)
-            if alarm.first:
-                self.warn(f"alarm at step {self.num_timesteps}: {alarm.text}.")
-
-    def _note(self, info: Mapping[str, Any], odd: bool | None = None) -> None:
-        claimed, true = claim_of(info), self.truth(info)
-        if not self._said and self.truth.key != "true_success":
-            self._said = True
-            read = f"true success is read from info[{self.truth.key!r}]"
-            self.say(self.truth.missing(info) if true is None else read)
-        recorded = info.get("episode", {})
-        length = int(recorded["l"]) if "l" in recorded else None
-        self.episodes.append(
-            {
-                "step": self.num_timesteps,
-                "reward": round(float(recorded["r"]), 6) if "r" in recorded else None,
-                "length": length,
-                "claimed": None if claimed is None else int(claimed),
-                "true": None if true is None else int(true),
-                "odd": None if odd is None else int(odd),
-            }
-        )
-        self.tell(self.trust.add(Ended(claimed, true, odd, length)))
 
 
 # As vinoreward names them.

@@ -1,26 +1,22 @@
-"""How wrappers enclose an environment, and where their pictures come from."""
+"""Where wrappers read an environment's images."""
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.images import Layout, as_image, check_scene, in_color, layout_of, on_host
-from vinoreward.wrappers.render_once import drawn, layers, render_once
-
-AnyEnv = TypeVar("AnyEnv")
-Env = gym.Env[Any, Any]
+from vinoreward.wrappers.render_once import render
 
 OneSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 """``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``."""
@@ -29,7 +25,7 @@ ImageSource = OneSource | Sequence[OneSource] | Mapping[str, OneSource]
 """One, or one for each camera of a bundle of several views: in its order, or by name."""
 
 
-class Inside(NamedTuple):
+class EnvInfo(NamedTuple):
     """What a wrapper needs to know of its environment."""
 
     space: gym.Space[Any]
@@ -40,106 +36,65 @@ class Inside(NamedTuple):
     num_envs: int = 1
 
 
-class Form(abc.ABC, Generic[AnyEnv]):
-    """How a wrapper encloses one kind of environment: single, Gymnasium's vectors or SB3's.
+class ImageReader:
+    """Reads ``(H, W, 3)`` images out of observations, rendered ones or a callable.
 
-    Constructors of wrappers call the three methods, in this order.
+    Grey images become RGB. A batch of observations stays one array. Size and scene must be those
+    ``bundle`` was trained on, where they are known; dtype and shape are checked where images are
+    prepared for the network. With ``stacked`` an observation may hold several images, see
+    :func:`stack_of`.
     """
-
-    @abc.abstractmethod
-    def _inside(self, env: AnyEnv) -> Inside:
-        """Describe the environment."""
-
-    @abc.abstractmethod
-    def _enclose(self, env: AnyEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        """Refuse an unsuitable environment; call the library's constructors.
-
-        ``arguments`` are the wrapper's, as ``env.spec`` records them.
-        """
-
-    @abc.abstractmethod
-    def _show(self, space: gym.Space[Any]) -> None:
-        """Set the observation space of one environment."""
-
-
-class SingleForm(Form[Env], gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """:class:`Form` for one Gymnasium environment."""
-
-    def _inside(self, env: Env) -> Inside:
-        scene = getattr(env.unwrapped, "picture_scene", None)
-        return Inside(env.observation_space, env.render_mode, scene)
-
-    def _enclose(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
-        # Recorded so that env.spec can make this environment again, also from JSON.
-        gym.utils.RecordConstructorArgs.__init__(self, **arguments)
-        gym.Wrapper.__init__(self, render_once(env) if takes_render(source) else env)
-
-    def _show(self, space: gym.Space[Any]) -> None:
-        self.observation_space = space
-
-
-class PictureSource:
-    """Takes ``(H, W, 3)`` uint8 pictures out of observations, rendered frames or a callable.
-
-    Grey pictures become RGB. A batch of observations stays one array. Size and scene must be those
-    ``bundle`` was trained on, where they are known. With ``stacked`` an observation may hold
-    several pictures, see :func:`stack_of`.
-    """
-
-    def __init__(
-        self, source: OneSource, inside: Inside, bundle: Bundle, *, stacked: bool = False
-    ) -> None:
-        self.renders = source == "render"
-        self.count = 1
-        """Pictures in an observation."""
-        self.key: str | None = None
-        """The key of the observation that holds the pictures, where it is a Dict."""
-        self._call = source if callable(source) else None
-        self._layout: Layout = "HWC"
-        self._inside = inside
-        if self._call is None:
-            if self.renders:
-                if inside.render_mode != "rgb_array":
-                    raise ConfigError(
-                        "image_source is 'render' and the environment's render_mode is "
-                        f"{inside.render_mode!r}. Expected 'rgb_array'; make the environment with "
-                        "render_mode='rgb_array', or score picture observations with "
-                        "image_source='obs'."
-                    )
-            else:
-                self._read_space(source, inside.space, bundle, stacked)
-            _check_scene(inside.scene, bundle)
-
-    @property
-    def observed(self) -> bool:
-        """Whether pictures are observations, or parts of them."""
-        return not self.renders and self._call is None
 
     remembers = False
-    """Whether pictures depend on those before: it must then be shown the first of each episode."""
+    """Whether images depend on those before: it must then be shown the first of each episode."""
+
+    def __init__(
+        self, source: OneSource, info: EnvInfo, bundle: Bundle, *, stacked: bool = False
+    ) -> None:
+        self.count = 1
+        """Images in an observation."""
+        self.key: str | None = None
+        """The key of the observation that holds the images, where it is a Dict."""
+        self._renders = source == "render"
+        self._call = source if callable(source) else None
+        self._layout: Layout = "HWC"
+        self._info = info
+        if self._call is not None:
+            return
+        if not self._renders:
+            self._read_space(source, bundle, stacked)
+        elif info.render_mode != "rgb_array":
+            raise ConfigError(
+                f"image_source is 'render' and the environment's render_mode is "
+                f"{info.render_mode!r}. Expected 'rgb_array'; make the environment with "
+                "render_mode='rgb_array', or score image observations with image_source='obs'."
+            )
+        expected = bundle.spec.picture.scene
+        if isinstance(info.scene, Mapping) and expected:
+            name = bundle.spec.name
+            check_scene(info.scene, expected, name, "set the environment's camera so")
 
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
-        """Return one environment's pictures ``(1, count, H, W, 3)`` uint8, oldest first.
+        """Return one environment's images ``(1, count, H, W, 3)``, oldest first.
 
         They may be a view of its memory. ``env`` is rendered or given to the callable. ``first``
         says that an episode begins.
         """
-        if self.renders:
-            return as_image(drawn(env), "render()")[None, None]
-        if self._call is not None:
-            try:
-                made: Any = self._call(env, observation)
-            except (AttributeError, TypeError) as error:
-                if env is not None or "NoneType" not in str(error):
-                    raise
-                raise ConfigError(
-                    f"the image_source function failed with env=None: {error}. Expected one that "
-                    "makes the picture of the observation alone: a vector environment may have "
-                    "reset the environment already; or put vinoreward.LearnedReward around each "
-                    "environment before it is vectorised, which gives the function that one."
-                ) from error
-            return as_image(made, "the image_source function")[None, None]
-        return self._apart(np.asarray(self._part(observation))[None])
+        if self._renders:
+            return as_image(render(env), "render()")[None, None]
+        if self._call is None:
+            return self._apart(np.asarray(self._part(observation))[None])
+        try:
+            return as_image(self._call(env, observation), "the image_source function")[None, None]
+        except (AttributeError, TypeError) as error:
+            if env is not None or "NoneType" not in str(error):
+                raise
+            raise ConfigError(
+                f"the image_source function failed with env=None: {error}. Expected one that "
+                "makes the image of the observation alone: a vector environment may have "
+                "reset the environment already; or put vinoreward.LearnedReward around each "
+                "environment before it is vectorised, which gives the function that one."
+            ) from error
 
     def batch(
         self,
@@ -149,41 +104,29 @@ class PictureSource:
         last: Mapping[int, Any] = MappingProxyType({}),
         env: Any = None,
     ) -> NDArray[np.uint8]:
-        """Return last pictures of steps (environments ``ends``), then first ones (``begins``).
+        """Return final images of steps (environments ``ends``), then first ones (``begins``).
 
-        ``last`` has an environment's last observation where ``observations``, a batch of all
+        ``last`` has an environment's final observation where ``observations``, a batch of all
         environments, has the next episode's first; ``ends`` is all of them then. ``"render"``
-        renders ``env``. The result, ``(len(ends) + len(begins), count, H, W, 3)`` uint8, may be a
-        view.
+        renders ``env``. The result, ``(len(ends) + len(begins), count, H, W, 3)``, may be a view.
         """
         chosen = [*ends, *begins]
-        if self.renders:
-            frames = drawn(env) if chosen else ()
-            return _joined([as_image(frames[i], "render()")[None, None] for i in chosen])
-        if self._call is not None:
+        if self._renders:
+            images = render(env) if chosen else ()
+            return _joined([as_image(images[i], "render()")[None, None] for i in chosen])
+        if self._call is not None or last:
             rows = self.rows(observations)
             given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
-            return _joined([self.single(None, item) for item in given])
-        pictures = self._apart(np.asarray(self._part(observations)))
-        if last or chosen != list(range(len(pictures))):
-            pictures = pictures[chosen]  # new memory
-        for i, observation in last.items():
-            one = self.single(None, observation)
-            if (one.dtype, one.shape[1:]) != (pictures.dtype, pictures.shape[1:]):
-                raise InputError(
-                    f"the last picture of an episode is {one.dtype} of shape {one.shape[2:]}, the "
-                    f"others are {pictures.dtype} of shape {pictures.shape[2:]}. Expected one "
-                    "dtype and shape; look at the last observations that the environment gives."
-                )
-            pictures[i] = one[0]
-        return pictures
+            return _joined([self.single(None, one) for one in given])
+        images = self._apart(np.asarray(self._part(observations)))
+        return images if chosen == list(range(len(images))) else images[chosen]
 
     def tensors(self, observations: Any, env: Any) -> Any:
         """Return the images of a batch where they are torch tensors, ``(N, ...)``; else None."""
         if self._call is not None:
             return None
-        if self.renders:
-            images = drawn(env)
+        if self._renders:
+            images = render(env)
         else:
             images = observations if self.key is None else part_at(observations, self.key)
         return images if is_tensor(images) else None
@@ -192,47 +135,47 @@ class PictureSource:
         """Return a batch of observations one by one, as views."""
         return list(iterate(self._batched, observations))
 
+    def with_rows(self, observations: Any, fresh: Mapping[int, Any]) -> Any:
+        """Return a batch of observations in new memory, with these of some environments."""
+        rows = self.rows(observations)
+        for i, observation in fresh.items():
+            rows[i] = observation
+        empty: Any = create_empty_array(self._info.space, n=len(rows))
+        return concatenate(self._info.space, rows, empty)
+
     def stored(self, observation: Any) -> list[NDArray[Any]]:
-        """Return the arrays that hold the pictures of one or more observations, if there are."""
-        part = None if self.renders else self._part(observation)
+        """Return the arrays that hold the images of one or more observations, if there are."""
+        part = None if self._renders else self._part(observation)
         return [part] if isinstance(part, np.ndarray) else []
 
     @functools.cached_property
     def _batched(self) -> gym.Space[Any]:
-        return batch_space(self._inside.space, self._inside.num_envs)
+        return batch_space(self._info.space, self._info.num_envs)
 
     def _part(self, observation: Any) -> Any:
         if self.key is not None:
             observation = part_at(observation, self.key)
         return on_host(observation)
 
-    def _read_space(
-        self, source: OneSource, space: gym.Space[Any], bundle: Bundle, stacked: bool
-    ) -> None:
+    def _read_space(self, source: object, bundle: Bundle, stacked: bool) -> None:
         if not isinstance(source, str) or (source != "obs" and not source.startswith("obs:")):
             raise ConfigError(
                 f"image_source is {source!r}. Expected 'render', 'obs', 'obs:<key>' or a function "
-                "(env, observation) -> picture; several only for a classifier of several views."
+                "(env, observation) -> image; several only for a classifier of several views."
             )
-        parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
-        what = space if parts is None else f"a Dict with {', '.join(parts_below(space))}"
-        picture = space
+        space = self._info.space
+        image: Any = space
         if source != "obs":
             self.key = source[len("obs:") :]
-            found = None if parts is None else part_at(parts, self.key)
-            if found is None or isinstance(found, gym.spaces.Dict):
-                raise ConfigError(
-                    f"image_source is {source!r} and the observation space is {what}. Expected a "
-                    f"Dict with the key {self.key!r}; name one of its pictures, or use "
-                    "image_source='obs' or 'render'."
-                )
-            picture = found
-        elif parts is not None:
+            image = part_at(space, self.key)
+        if image is None or isinstance(image, gym.spaces.Dict):
+            a_dict = isinstance(space, gym.spaces.Dict)
+            what = f"a Dict with {', '.join(parts_below(space))}" if a_dict else space
             raise ConfigError(
-                f"image_source is 'obs' and the observation is {what}. Expected one picture; use "
-                "image_source='obs:<key>'."
+                f"image_source is {source!r} and the observation space is {what}. Expected an "
+                "image; name one of a Dict as image_source='obs:<key>', or use 'obs' or 'render'."
             )
-        shape = _checked(picture, source)
+        shape = _checked(image, source)
         where = f"the observation that image_source {source!r} names"
         if stacked:
             self.count, self._layout, size = stack_of(shape, where, bundle)
@@ -352,16 +295,6 @@ def takes_render(source: ImageSource) -> bool:
     return source == "render"
 
 
-def refuse_autoreset(env: Env, harm: str) -> None:
-    """Raise ConfigError if Gymnasium's ``Autoreset`` is inside; ``harm`` goes into its sentence."""
-    if any(isinstance(layer, gym.wrappers.Autoreset) for layer in layers(env)):
-        raise ConfigError(
-            "the environment is wrapped in gymnasium.wrappers.Autoreset, whose step() returns the "
-            f"first picture of the next episode like any other: {harm}. Expected Autoreset outside;"
-            " put it around this wrapper."
-        )
-
-
 def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
     """Return where pictures are: the observation, its only picture key, else ``"render"``."""
     if isinstance(space, gym.spaces.Dict):
@@ -385,13 +318,6 @@ def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
     )
 
 
-def _check_scene(scene: object, bundle: Bundle) -> None:
-    """Compare an environment's ``picture_scene``, where it has one, with the bundle's."""
-    expected = bundle.spec.picture.scene
-    if isinstance(scene, Mapping) and expected:
-        check_scene(scene, expected, bundle.spec.name, "set the environment's camera so")
-
-
 def _looks_like_picture(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) in (3, 4)
 
@@ -412,15 +338,15 @@ def _checked(picture: gym.Space[Any], source: str) -> tuple[int, ...]:
     raise ConfigError(f"image_source is {source!r}, which is {picture}. Expected {expected}")
 
 
-def _joined(pictures: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return several results of :meth:`PictureSource.single` as one batch."""
-    shapes = {picture.shape[2:] for picture in pictures}
-    if len(shapes) > 1:
+def _joined(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Return several results of :meth:`ImageReader.single` as one batch."""
+    if len({image.shape for image in images}) > 1:
+        shapes = sorted({one.shape[2:] for one in images})
         raise InputError(
-            f"the environments gave pictures of the shapes {sorted(shapes)}. Expected one shape; "
-            "give all environments the same image size."
+            f"the environments gave images of the shapes {shapes}. Expected one "
+            "shape, also of final observations; give all environments the same image size."
         )
-    return np.concatenate(pictures) if pictures else np.zeros((0, 1, 1, 1, 3), np.uint8)
+    return np.concatenate(images) if images else np.zeros((0, 1, 1, 1, 3), np.uint8)
 
 
 def _size(picture: tuple[int, ...], layout: Layout) -> tuple[int, int]:

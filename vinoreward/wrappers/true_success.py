@@ -10,7 +10,7 @@ import gymnasium as gym
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.truth import as_truth
-from vinoreward.wrappers.sources import Env
+from vinoreward.wrappers.env_adapter import Env
 
 
 class TrueSuccess(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):

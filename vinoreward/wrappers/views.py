@@ -1,4 +1,4 @@
-"""Several cameras, or the last pictures of one, as the one picture that a network looks at."""
+"""Several cameras, or the last images of one, as the one image that a network scores."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from numpy.typing import NDArray
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.images import prepare, tiled
-from vinoreward.wrappers.sources import ImageSource, Inside, OneSource, PictureSource
+from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, OneSource
 
 
-class ViewSource:
-    """Puts a bundle's views together from one source for each camera, as :class:`PictureSource`.
+class ViewReader:
+    """Puts a bundle's views together from one source for each camera, as :class:`ImageReader`.
 
     Pictures of steps before are kept for each environment. In an episode's first steps its first
     picture stands for those that there are not yet, never one of the episode before.
 
     Args:
         sources: by the cameras' names, all that the bundle's views have.
-        inside: the environment.
+        info: the environment.
         bundle: of several views.
     """
 
-    def __init__(self, sources: Mapping[str, OneSource], inside: Inside, bundle: Bundle) -> None:
+    def __init__(self, sources: Mapping[str, OneSource], info: EnvInfo, bundle: Bundle) -> None:
         self._picture = bundle.spec.picture
-        self._cameras: dict[str, PictureSource] = {}
+        self._cameras: dict[str, ImageReader] = {}
         self._memory: dict[str, NDArray[np.uint8]] = {}
         for name, camera in self._picture.cameras.items():
             one = dataclasses.replace(bundle.spec, picture=self._picture.of_view(camera))
             with _naming(name):
-                part = PictureSource(sources[name], inside, dataclasses.replace(bundle, spec=one))
+                part = ImageReader(sources[name], info, dataclasses.replace(bundle, spec=one))
             self._cameras[name] = part
             depth = 1 + max(view.age for view in self._picture.views if view.name == name)
-            shape = (inside.num_envs, depth, camera.height, self._picture.width, 3)
+            shape = (info.num_envs, depth, camera.height, self._picture.width, 3)
             self._memory[name] = np.zeros(shape, np.uint8)
+        self._any = next(iter(self._cameras.values()))
         self.remembers = any(memory.shape[1] > 1 for memory in self._memory.values())
         """Whether the first picture of each episode must be shown."""
 
@@ -59,7 +60,7 @@ class ViewSource:
         last: Mapping[int, Any] = MappingProxyType({}),
         env: Any = None,
     ) -> NDArray[np.uint8]:
-        """Return ``(len(ends) + len(begins), 1, H, W, 3)``; see :meth:`PictureSource.batch`."""
+        """Return ``(len(ends) + len(begins), 1, H, W, 3)``; see :meth:`ImageReader.batch`."""
         parts = {
             name: source.batch(observations, ends, begins, last, env)[:, -1]
             for name, source in self._cameras.items()
@@ -71,7 +72,11 @@ class ViewSource:
 
     def rows(self, observations: Any) -> list[Any]:
         """Return a batch of observations one by one, as views."""
-        return next(iter(self._cameras.values())).rows(observations)
+        return self._any.rows(observations)
+
+    def with_rows(self, observations: Any, fresh: Mapping[int, Any]) -> Any:
+        """Return a batch of observations in new memory, with these of some environments."""
+        return self._any.with_rows(observations, fresh)
 
     def stored(self, observation: Any) -> list[NDArray[Any]]:
         """Return the arrays that hold the pictures of one or more observations, if there are."""
@@ -131,47 +136,40 @@ def sources_of(
                 "cameras capture pictures of all of them and train a classifier on those."
             )
         return default if given is None else given  # type: ignore[return-value]
+    recorded = {name: camera.source for name, camera in cameras.items()}
     if given is None:
-        return {name: camera.source for name, camera in cameras.items()}
-    if not several:
-        if len(cameras) > 1:
-            raise ConfigError(
-                f"image_source is {given!r} and {_looks(bundle)}. Expected a source for each: a "
-                "sequence in this order, or a mapping from these names."
-            )
-        return {next(iter(cameras)): given}  # type: ignore[dict-item]
+        return dict(recorded)
+    chosen: dict[str, OneSource] = {}
     if isinstance(given, Mapping):
-        missing = [name for name in cameras if name not in given]
-        unknown = [name for name in given if name not in cameras]
-        if missing or unknown:
-            found = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
+        chosen = dict(given)
+    else:
+        in_order: list[OneSource] = list(given) if several else [given]  # type: ignore[arg-type,list-item]
+        if len(in_order) == len(cameras):
+            chosen = dict(zip(cameras, in_order, strict=True))
+        own = list(recorded.values())
+        if in_order != own and sorted(map(str, in_order)) == sorted(own):
             raise ConfigError(
-                f"image_source is {dict(given)!r}, {found}, and {_looks(bundle)}. Expected a "
-                "source for each of these names and no others."
+                f"image_source is {given!r}, and {_looks(bundle)}. Expected the same order; put "
+                "them in it, or leave image_source out. A mapping from the names exchanges cameras."
             )
-        return {name: given[name] for name in cameras}
-    if len(given) != len(cameras):  # type: ignore[arg-type]
+    missing = [name for name in cameras if name not in chosen]
+    unknown = [name for name in chosen if name not in cameras]
+    if missing or unknown:
+        found = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
         raise ConfigError(
-            f"image_source is {given!r} and {_looks(bundle)}. Expected {len(cameras)} sources, in "
-            "this order."
+            f"image_source is {given!r}, {found}, and {_looks(bundle)}. Expected {len(cameras)} "
+            "sources, one for each: a sequence in this order, or a mapping from these names."
         )
-    in_order: list[OneSource] = list(given)  # type: ignore[arg-type]
-    recorded = [camera.source for camera in cameras.values()]
-    if in_order != recorded and sorted(map(str, in_order)) == sorted(recorded):
-        raise ConfigError(
-            f"image_source is {given!r}, and {_looks(bundle)}. Expected the same order; put them "
-            "in it, or leave image_source out. A mapping from the names exchanges cameras."
-        )
-    return dict(zip(cameras, in_order, strict=True))
+    return {name: chosen[name] for name in cameras}
 
 
-def picture_source(
-    source: OneSource | Mapping[str, OneSource], inside: Inside, bundle: Bundle
-) -> PictureSource | ViewSource:
+def image_reader(
+    source: OneSource | Mapping[str, OneSource], info: EnvInfo, bundle: Bundle
+) -> ImageReader | ViewReader:
     """Return what takes a bundle's pictures from an environment; see :func:`sources_of`."""
     if isinstance(source, Mapping):
-        return ViewSource(source, inside, bundle)
-    return PictureSource(source, inside, bundle)
+        return ViewReader(source, info, bundle)
+    return ImageReader(source, info, bundle)
 
 
 def _looks(bundle: Bundle) -> str:

@@ -23,7 +23,7 @@ from vinoreward import (
 )
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
-from vinoreward.wrappers.sources import Inside, PictureSource
+from vinoreward.wrappers.sources import EnvInfo, ImageReader
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_sides_that_divide_by_three_are_no_channels(
     """A bundle that resizes takes any size, so that only the shape can tell."""
     bundle = save_toy_encoder(tmp_path / "any", resize="pil_bilinear")
     space = gym.spaces.Box(0, 255, shape, np.uint8)
-    source = PictureSource("obs", Inside(space, None, None), bundle, stacked=True)
+    source = ImageReader("obs", EnvInfo(space, None, None), bundle, stacked=True)
     assert source.count == count
     found = source.single(None, np.zeros(shape, np.uint8))
     assert found.shape[:2] == (1, count) and found.shape[4] == 3
@@ -135,7 +135,7 @@ def test_cubes_are_ambiguous(tmp_path: Path) -> None:
     bundle = save_toy_encoder(tmp_path / "any", resize="pil_bilinear")
     space = gym.spaces.Box(0, 255, (12, 12, 12), np.uint8)
     with pytest.raises(ConfigError, match="first or last"):
-        PictureSource("obs", Inside(space, None, None), bundle, stacked=True)
+        ImageReader("obs", EnvInfo(space, None, None), bundle, stacked=True)
 
 
 def test_the_encoder_is_loaded_late_and_closed(bundle: Bundle) -> None:

@@ -63,11 +63,12 @@ def test_stacks_are_those_of_a_deque(depth: int, events: list[tuple[int, bool]])
     naive = [deque([np.zeros(2, np.float32)] * depth, maxlen=depth) for _ in range(3)]
     for number, (index, starts) in enumerate(events):
         latent = np.array([number, -number], np.float32)
+        mask, latents = np.arange(3) == index, np.tile(latent, (3, 1))
         if starts:
-            core.begin([index], latent[None])
+            core.begin(mask, latents)
             naive[index].extend([latent] * depth)
         else:
-            core.push([index], latent[None])
+            core.push(mask, latents)
             naive[index].append(latent)
-        seen = core.observations(range(3), [])
+        seen = core.observations()
         np.testing.assert_array_equal(seen, [np.concatenate(one) for one in naive])

@@ -34,7 +34,7 @@ from vinoreward.images import (
 )
 from vinoreward.machine import free_memory
 from vinoreward.strict_model import parse, plain
-from vinoreward.wrappers.render_once import drawn
+from vinoreward.wrappers.render_once import render
 from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_envs.camera.spec import resized
 
@@ -339,7 +339,7 @@ def say_parts(images: npt.NDArray[np.uint8], parts: Iterable[Indices], more: str
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
     """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders."""
-    image = np.array(as_image(drawn(env), name))
+    image = np.array(as_image(render(env), name))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ConfigError(
             f"{name} renders {image.dtype} {image.shape}. Expected uint8 (height, width, 3) "

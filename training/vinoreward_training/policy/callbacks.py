@@ -16,7 +16,8 @@ from vinoreward.files import read_json, shown, write_json
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.precision import PrecisionBound
 from vinoreward.rewards.trust import TESTS, Ended, TrustMonitor
-from vinoreward.wrappers.sb3 import ClaimedVsTrue, claimed_picture
+from vinoreward.wrappers.sb3 import claimed_picture
+from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
 from vinoreward_training.policy.claims import ClaimSample

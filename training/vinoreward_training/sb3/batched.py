@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward.wrappers.render_once import layers, own_last
+from vinoreward.wrappers.final_obs import copy_final_obs
+from vinoreward.wrappers.render_once import layers
 from vinoreward_training.sb3.background import Background
 
 with needed_for("vinoreward_training.sb3", "train"):
@@ -102,7 +103,7 @@ class BatchedVecEnv(VecEnv):
                 "environments reset themselves; make it so, or use SB3's make_vec_env."
             )
         if isinstance(batch.unwrapped, SyncVectorEnv):  # a reset may overwrite the last one
-            own_last(batch.unwrapped.envs)
+            copy_final_obs(batch.unwrapped.envs)
         self.batch = batch
         """The environments."""
         self.overlap_fn: Callable[[], None] | None = None
@@ -261,7 +262,9 @@ class BatchedVecEnv(VecEnv):
 @contextlib.contextmanager
 def _beside_a_learner(batch: VectorEnv[Any, Any, Any]) -> Iterator[None]:
     """Leave a core to the learner: layers and their classifiers may have ``busy_cores``."""
-    parts = [part for each in layers(batch) for part in (each, getattr(each, "classifier", None))]
+    parts: list[Any] = [
+        part for each in layers(batch) for part in (each, getattr(each, "classifier", None))
+    ]
     sharing = [part for part in parts if hasattr(part, "busy_cores")]
     for part in sharing:
         part.busy_cores += 1

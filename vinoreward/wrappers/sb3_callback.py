@@ -1,0 +1,162 @@
+"""Claimed and true success side by side, for Stable-Baselines3. Importing this imports SB3."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from vinoreward.errors import ConfigError, needed_for
+from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
+from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMonitor
+from vinoreward.rewards.truth import Truth, claim_of
+
+with needed_for("vinoreward.wrappers.sb3_callback", "train"):
+    from stable_baselines3.common.callbacks import BaseCallback
+
+OnAlarm = Literal["tell", "stop"]
+
+
+class ClaimedVsTrue(BaseCallback):
+    """Draw claimed and true success as two curves, wherever SB3 logs.
+
+    At the end of each training episode it reads both from the last step's ``info``, and logs
+    ``rollout/claimed_success`` and ``rollout/true_success``, from 0 to 1, over the last ``window``
+    episodes. Where the two part, the policy has found what fools the classifier. A curve is missing
+    where its side is not known: the claim without a learned reward, the truth where the environment
+    does not tell. The truth is only recorded, the policy never sees it. The rates and the evidence
+    of the alarms' tests are under ``trust/``, see :class:`~vinoreward.TrustMonitor`.
+
+    Works with one environment and with many, on-policy and off-policy::
+
+        from stable_baselines3 import SAC
+        from vinoreward import ClaimedVsTrue
+
+        record = ClaimedVsTrue()
+        SAC("MlpPolicy", "PandaHover-v0", tensorboard_log="logs").learn(200, callback=record)
+        print(record.rates(), record.episodes[-1])
+
+    Args:
+        truth_key: key of the truth in ``info``; None finds the usual ones, see
+            :class:`~vinoreward.rewards.truth.Truth`.
+        window: episodes behind a logged rate, at least 1.
+        alarm: tests whether claims are still true successes; None: no test.
+        odd_alarm: tests whether episodes of which a tenth or more is odd to the bundle's guard
+            become too many, which needs no truth; None: no test.
+        earliest: tests whether claims come before this step of an episode, from 1, where no success
+            is possible yet; needs lengths of episodes. None: no test.
+        on_alarm: ``"tell"`` warns at the first alarm of each, ``"stop"`` ends the training at any.
+        verbose: 1 prints once where the truth is read from, or that it is not known.
+
+    Raises:
+        ConfigError: a window below 1, or another ``on_alarm``; while training, a named key that is
+            not there.
+    """
+
+    def __init__(
+        self,
+        truth_key: str | None = None,
+        *,
+        window: int = 50,
+        alarm: FalseClaimAlarm | None = None,
+        odd_alarm: RateAlarm | None = None,
+        earliest: int | None = None,
+        on_alarm: OnAlarm = "tell",
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(verbose)
+        if on_alarm not in get_args(OnAlarm):
+            raise ConfigError(f"on_alarm is {on_alarm!r}. Expected tell or stop.")
+        self.on_alarm = on_alarm
+        self.trust = TrustMonitor(false=alarm, odd=odd_alarm, earliest=earliest, window=window)
+        """What tests the episodes."""
+        self.raised: dict[str, list[int]] = {test: [] for test in TESTS}
+        """Steps of the training at which each test raised its alarm."""
+        self._odd: dict[int, OddPictures] = {}
+        self.window = window
+        self.truth = Truth(truth_key)
+        """Reads the truth; its ``key`` is the one in use."""
+        self.episodes: list[Mapping[str, float | int | None]] = []
+        """One row per finished episode: ``step`` (of the training, at its end), ``reward`` (its
+        return) and ``length`` (None without a ``Monitor`` or a learned reward), ``claimed`` and
+        ``true``, and ``odd``: whether a tenth of its pictures or more were odd to the guard (1, 0,
+        or None where not known)."""
+        self._said = False
+
+    @property
+    def alarms(self) -> list[int]:
+        """Steps of the training at which the alarm of false claims was raised."""
+        return self.raised["false"]
+
+    @property
+    def odd_alarms(self) -> list[int]:
+        """Those at which the alarm of odd pictures was raised."""
+        return self.raised["odd"]
+
+    @property
+    def alarm_count(self) -> int:
+        """Alarms of all tests so far."""
+        return sum(map(len, self.raised.values()))
+
+    def rates(self) -> dict[str, float]:
+        """Return ``claimed`` and ``true`` over the last ``window`` episodes, where known."""
+        found: dict[str, float] = {}
+        for name in ("claimed", "true"):
+            recent = [row[name] for row in self.episodes[-self.window :]]
+            known = [value for value in recent if value is not None]
+            if known:
+                found[name] = float(np.mean(known))
+        return found
+
+    def say(self, text: str) -> None:
+        """Print where the truth is read from, if ``verbose``."""
+        if self.verbose:
+            print(text)
+
+    def _on_step(self) -> bool:
+        ended = []
+        before = self.alarm_count
+        for number, info in enumerate(self.locals["infos"]):
+            self._odd.setdefault(number, OddPictures()).add(info)
+            if self.locals["dones"][number]:
+                ended.append(info)
+                self._note(info, self._odd.pop(number).many)
+        if ended:
+            for name, value in self.rates().items():
+                self.logger.record(f"rollout/{name}_success", value)
+            for name, value in self.trust.readings().items():
+                self.logger.record(f"trust/{name}", value)
+        return self.on_alarm == "tell" or self.alarm_count == before
+
+    def warn(self, text: str) -> None:
+        """Tell of an alarm."""
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+    def tell(self, alarms: Sequence[Alarm]) -> None:
+        """Note alarms; tell of the first of each test."""
+        for alarm in alarms:
+            self.raised[alarm.test].append(self.num_timesteps)
+            if alarm.first:
+                self.warn(f"alarm at step {self.num_timesteps}: {alarm.text}.")
+
+    def _note(self, info: Mapping[str, Any], odd: bool | None = None) -> None:
+        claimed, true = claim_of(info), self.truth(info)
+        if not self._said and self.truth.key != "true_success":
+            self._said = True
+            read = f"true success is read from info[{self.truth.key!r}]"
+            self.say(self.truth.missing(info) if true is None else read)
+        recorded = info.get("episode", {})
+        length = int(recorded["l"]) if "l" in recorded else None
+        self.episodes.append(
+            {
+                "step": self.num_timesteps,
+                "reward": round(float(recorded["r"]), 6) if "r" in recorded else None,
+                "length": length,
+                "claimed": None if claimed is None else int(claimed),
+                "true": None if true is None else int(true),
+                "odd": None if odd is None else int(odd),
+            }
+        )
+        self.tell(self.trust.add(Ended(claimed, true, odd, length)))
