@@ -426,11 +426,14 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
             OddPictureError: the image is out of distribution, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        with self._forget_on_error(~ONE, ONE):
+        try:
             own = _number(reward)
             images = self._source.single(self.env, observation)[:, -1]
             ended = np.array([terminated], np.bool_)
             scores = self._score_images(images, ONE, np.array([own]), ended, [observation])
+        except BaseException:
+            self._model.forget(ONE, ~ONE)
+            raise
         info = dict(info)
         self._record(info, scores, 0, own)
         if scores.terminated[0] or truncated:

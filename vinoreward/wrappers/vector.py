@@ -137,8 +137,8 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
         if is_tensor(ended):
             images = None if final is None else source.tensors(final, self.env)
             if images is not None:
-                shown = source.tensors(observations, self.env)
-                images = Arrays.like(ended).xp.where(ended[:, None, None, None], images, shown)
+                first = source.tensors(observations, self.env)
+                images = Arrays.like(ended).xp.where(ended[:, None, None, None], images, first)
                 return ended | True, ended, images
         chosen = np.flatnonzero(to_numpy(ended)).tolist()
         if isinstance(final, (dict, tuple)):  # batched, as a native vector environment may give it
@@ -147,11 +147,11 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
         how = "ended their episodes in SAME_STEP mode without infos['final_obs']"
         last: Any = self._checked_final(source, by_env, observations, how, infos)
         if is_tensor(ended) and last:
-            images: Any = source.tensors(observations, self.env)
-            images = images.clone()
+            shown: Any = source.tensors(observations, self.env)
+            shown = shown.clone()
             for i, one in last.items():
-                images[i] = Arrays.like(images).cast(source.single(None, one)[0, -1], "uint8")
-            return ended | True, ended, images
+                shown[i] = Arrays.like(shown).cast(source.single(None, one)[0, -1], "uint8")
+            return ended | True, ended, shown
         return ended | True, ended, last or NOTHING
 
 
