@@ -12,11 +12,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vinoreward import Bundle, VectorLearnedReward
+from vinoreward import Bundle, VectorEncodedObservation, VectorLearnedReward
 from vinoreward.errors import OutputError
 from vinoreward.wrappers.autoreset import VectorAutoreset
 
-BUNDLE = "panda-hover-classifier"
+BUNDLE, ENCODER = "panda-hover-classifier", "panda-hover-encoder"
 COUNT = 4
 DEVICES = [
     "cpu",
@@ -176,6 +176,34 @@ def test_no_step_waits_for_the_device(device: str) -> None:
             env.step(action)
     assert waits.calls == []
     env.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
+def test_an_encoder_sees_there_what_it_sees_of_arrays(device: str, mode: AutoresetMode) -> None:
+    given: dict[str, Any] = {"backend": "torch", "frame_stack": 2}
+    on = {} if device == "cpu" else {"device": "CUDA"}
+    tensors: Any = VectorEncodedObservation(Gallery(device, mode), ENCODER, **given, **on)
+    arrays: Any = VectorEncodedObservation(OnHost(Gallery("cpu", mode)), ENCODER, **given)
+    if mode is AutoresetMode.DISABLED:
+        tensors, arrays = VectorAutoreset(tensors), VectorAutoreset(arrays)
+    found, expected, ended = tensors.reset()[0], arrays.reset()[0], 0
+    actions = actions_of(16, device)
+    tensors.step(actions[0])
+    arrays.step(actions[0].cpu().numpy())
+    for action in actions:
+        with Waits() as waits:
+            found, *_, infos = tensors.step(action)
+        assert waits.calls == [] and found.device.type == device
+        expected, _, terminated, truncated, told = arrays.step(action.cpu().numpy())
+        np.testing.assert_allclose(found.cpu(), expected, rtol=1e-3, atol=1e-3)
+        for i in np.flatnonzero(terminated | truncated):
+            last = infos["final_obs"][i].cpu()
+            np.testing.assert_allclose(last, told["final_obs"][i], rtol=1e-3, atol=1e-3)
+            ended += 1
+    assert ended
+    tensors.close()
+    arrays.close()
 
 
 def test_a_network_that_gives_no_number_earns_nothing_and_is_reported_at_the_reset() -> None:

@@ -4,9 +4,6 @@ The same for Gymnasium's vector environments in :mod:`vinoreward.wrappers.vector
 Stable-Baselines3 in :mod:`vinoreward.wrappers.sb3`.
 """
 
-from vinoreward.wrappers.encoded import EncodedObservation
-from vinoreward.wrappers.learned_reward import LearnedReward
-from vinoreward.wrappers.render_once import PictureInInfo
-from vinoreward.wrappers.true_success import TrueSuccess
+import lazy_loader
 
-__all__ = ["EncodedObservation", "LearnedReward", "PictureInInfo", "TrueSuccess"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +13,8 @@ import numpy as np
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.wrappers.final_obs import FinalObsAliasCheck, copy_final_obs
 from vinoreward.wrappers.render_once import layers, render_once
-from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
+from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, takes_render
+from vinoreward.wrappers.views import ViewReader
 
 AnyEnv = TypeVar("AnyEnv")
 Env = gym.Env[Any, Any]
@@ -58,9 +59,19 @@ class EnvAdapter(abc.ABC, Generic[AnyEnv]):
             self._alias_check = FinalObsAliasCheck(remedy)
 
     def _checked_final(
-        self, source: Any, final: dict[int, Any], observations: Any, how: str, given: Any
+        self,
+        source: ImageReader | ViewReader,
+        final: dict[int, Any],
+        observations: Any,
+        how: str,
+        given: Iterable[str],
     ) -> dict[int, Any]:
-        """Return final observations by environment; InputError where one is missing."""
+        """Return final observations by environment.
+
+        Raises:
+            ConfigError: a reset has overwritten one.
+            InputError: one is missing; ``how`` and the keys that were ``given`` say where.
+        """
         missing = [i for i, observation in final.items() if observation is None]
         if missing:
             raise InputError(

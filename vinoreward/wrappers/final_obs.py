@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vinoreward.wrappers.sources import ImageReader
-    from vinoreward.wrappers.views import ViewReader
+from vinoreward.wrappers.sources import ImageReader
+from vinoreward.wrappers.views import ViewReader
 
 ENDS = 8
 """Episodes in a row that must end with the next one's first image before an error is raised."""
@@ -99,6 +97,6 @@ class FinalObsAliasCheck:
         return ConfigError(
             f"the final image of an episode {evidence}: the environment writes to an array that "
             "it has returned before, so that the end of an episode is scored by another episode's "
-            "picture. Expected a new array from every reset; return a copy from the environment "
+            "image. Expected a new array from every reset; return a copy from the environment "
             f"(gymnasium.wrappers.TransformObservation with numpy.copy), or {self._remedy}."
         )
