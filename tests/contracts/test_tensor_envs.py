@@ -125,7 +125,7 @@ def test_tensors_earn_what_arrays_earn(
     if mode is AutoresetMode.SAME_STEP:  # a simulator that resets itself is told of no claim
         options = {**options, "terminate_on_success": False}
     given = {"image_source": "obs", "backend": "torch", **options}
-    on = {} if device == "cpu" else {"device": "CUDA"}
+    on: dict[str, Any] = {} if device == "cpu" else {"device": "CUDA"}
     tensors: Any = VectorLearnedReward(Gallery(device, mode), BUNDLE, **given, **on)
     arrays: Any = VectorLearnedReward(OnHost(Gallery("cpu", mode)), BUNDLE, **given)
     if mode is AutoresetMode.DISABLED:
@@ -156,7 +156,7 @@ def test_tensors_earn_what_arrays_earn(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_step_waits_for_the_device(device: str) -> None:
-    on = {} if device == "cpu" else {"device": "CUDA"}
+    on: dict[str, Any] = {} if device == "cpu" else {"device": "CUDA"}
     env: Any = VectorAutoreset(
         VectorLearnedReward(
             Gallery(device, AutoresetMode.DISABLED, nested=True),
@@ -182,7 +182,7 @@ def test_no_step_waits_for_the_device(device: str) -> None:
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
 def test_an_encoder_sees_there_what_it_sees_of_arrays(device: str, mode: AutoresetMode) -> None:
     given: dict[str, Any] = {"backend": "torch", "frame_stack": 2}
-    on = {} if device == "cpu" else {"device": "CUDA"}
+    on: dict[str, Any] = {} if device == "cpu" else {"device": "CUDA"}
     tensors: Any = VectorEncodedObservation(Gallery(device, mode), ENCODER, **given, **on)
     arrays: Any = VectorEncodedObservation(OnHost(Gallery("cpu", mode)), ENCODER, **given)
     if mode is AutoresetMode.DISABLED:

@@ -114,11 +114,15 @@ class ImageReader:
         if self._renders:
             images = render(env) if chosen else ()
             return _joined([as_image(images[i], "render()")[None, None] for i in chosen])
-        if self._call is not None or last:
+        if self._call is not None:
             rows = self.rows(observations)
             given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
             return _joined([self.single(None, one) for one in given])
         images = self._apart(np.asarray(self._part(observations)))
+        if last:
+            row_of = {i: len(images) + k for k, i in enumerate(last)}
+            chosen = [*(row_of.get(i, i) for i in ends), *begins]
+            images = _joined([images, *(self.single(None, one) for one in last.values())])
         return images if chosen == list(range(len(images))) else images[chosen]
 
     def tensors(self, observations: Any, env: Any) -> Any:
@@ -340,7 +344,7 @@ def _checked(picture: gym.Space[Any], source: str) -> tuple[int, ...]:
 
 def _joined(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Return several results of :meth:`ImageReader.single` as one batch."""
-    if len({image.shape for image in images}) > 1:
+    if len({image.shape[1:] for image in images}) > 1:
         shapes = sorted({one.shape[2:] for one in images})
         raise InputError(
             f"the environments gave images of the shapes {shapes}. Expected one "
