@@ -208,7 +208,7 @@ def test_a_home_folder_that_cannot_be_written() -> None:
         "from vinoreward.errors import ConfigError\n"
         "classifier = Classifier('panda-hover-classifier')\n"
         "classifier.probability(classifier.bundle.golden.images)\n"
-        "from vinoreward_envs.camera.fast import warp_module\n"
+        "from vinoreward_envs.warp_device import warp_module\n"
         "try:\n    warp_module()\nexcept ConfigError as error:\n    print(error)\n"
     )
     off = ("XDG_CACHE_HOME", "WARP_CACHE_PATH")

@@ -43,7 +43,7 @@ for _id, _arguments in _ENVIRONMENTS.items():
     if _id not in registry:
         register(
             id=_id,
-            entry_point="vinoreward_envs.panda_hover:PandaHoverEnv",
-            vector_entry_point="vinoreward_envs.panda_hover_vector:PandaHoverVectorEnv",
+            entry_point="vinoreward_envs.making:make_env",
+            vector_entry_point="vinoreward_envs.making:make_vec_env",
             kwargs=_arguments,
         )

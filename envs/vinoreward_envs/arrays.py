@@ -41,7 +41,7 @@ class Arrays:
         check_choice("array", kind, get_args(Kind))
         self.kind = kind
         self.device = checked_device(device)
-        """``"cpu"`` or ``"cuda:N"``: where pictures are drawn; tensors are there too."""
+        """``"cpu"`` or ``"cuda:N"``: where images are drawn; tensors are there too."""
         self.xp: ModuleType = np
         """``numpy`` or ``torch``."""
         if kind == "torch":
@@ -84,12 +84,6 @@ class Arrays:
                 "room for the environments beside what else is there; make fewer (num_envs), and "
                 "make them anew, as this step was not finished."
             ) from error
-
-    def take_over(self, values: NDArray[Any]) -> Array:
-        """Return a NumPy array that nobody else uses, of this kind and on this device."""
-        if self.kind == "numpy":
-            return values
-        return self.xp.from_numpy(values).to(self.device)
 
     def masked(self, mask: Array, values: Array) -> Array:
         """Return a copy of ``(N,)`` values that is 0, or False, where ``mask`` is not True."""

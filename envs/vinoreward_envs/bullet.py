@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -18,20 +17,20 @@ from numpy.typing import ArrayLike, NDArray
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, MissingExtraError, install_command
 from vinoreward_envs import constants as c
-from vinoreward_envs.arm import hover_home_joints, inverse_kinematics
-from vinoreward_envs.camera.fast import stderr_without
-from vinoreward_envs.camera.looks import Looks
+from vinoreward_envs.arm import gripper_position, inverse_kinematics
+from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.spec import (
     Camera,
     CameraSpec,
     Flags,
-    Rows,
+    Pixels,
     check_choice,
-    clip_matrix,
-    moved_view,
     projection_matrix,
     view_matrix,
 )
+from vinoreward_envs.objects import object_rest_pose
+from vinoreward_envs.scenes import HoverScenes
+from vinoreward_envs.warp_device import stderr_without
 
 Array = NDArray[np.float64]
 Place = tuple[float, float, float]
@@ -91,19 +90,12 @@ class _World(Closing):
         self._load(c.TABLE_URDF, c.TABLE_POSITION)
         self.object = self._load(c.OBJECT_URDF, away)
 
-    def _load(self, urdf: str, position: Place, fixed: bool = False, size: float = 1.0) -> int:
+    def _load(self, urdf: str, position: Place, fixed: bool = False) -> int:
         path = str(pybullet_data_folder() / urdf)
         body: int = self.bullet.loadURDF(
-            path, position, useFixedBase=fixed, globalScaling=size, physicsClientId=self.client
+            path, position, useFixedBase=fixed, physicsClientId=self.client
         )
         return body
-
-    def look_of_object(self, size: float, colour: Sequence[int]) -> None:
-        """Give the object a size, as a factor, and an RGB colour."""
-        self.bullet.removeBody(self.object, physicsClientId=self.client)
-        self.object = self._load(c.OBJECT_URDF, self._away, size=size)
-        rgba = [*(value / 255.0 for value in colour), 1.0]
-        self.bullet.changeVisualShape(self.object, -1, rgbaColor=rgba, physicsClientId=self.client)
 
     def set_joints(self, joints: ArrayLike) -> None:
         """Put the arm's ``(9,)`` joints there, at rest."""
@@ -126,71 +118,108 @@ class _World(Closing):
 
 
 class TinyCamera(Camera):
-    """Draws with TinyRenderer: slow (tens of milliseconds), the definition of the picture.
+    """Draws with TinyRenderer: slow (tens of milliseconds), the definition of the image.
 
-    It always draws the full meshes; ``spec.mesh`` only says which network the pictures are for.
-    Of looks it draws a moved camera, light from elsewhere, and an object of another size and
-    colour, but neither other light nor another table.
+    It always draws the full meshes; ``spec.mesh`` only says which network the images are for.
     """
 
     def __init__(self, spec: CameraSpec) -> None:
         super().__init__(spec)
-        self._size = (spec.height, spec.width)
         # Under the floor, far from the camera: nothing of it can be seen.
         self._world = _World('camera="tiny"', (0.0, 0.0, -50.0))
         # TinyRenderer takes the matrices in OpenGL's column-major order.
-        view = view_matrix()
-        self._view = view.T.ravel().tolist()
-        projection = clip_matrix(spec.height, spec.width) @ np.linalg.inv(view)
-        self._projection = projection.T.ravel().tolist()
+        self._view = view_matrix().T.ravel().tolist()
+        self._projection = projection_matrix(spec.height, spec.width).T.ravel().tolist()
 
-    def _draw(
-        self, joints: Array, poses: Array, shown: Flags, looks: Looks | None, rows: Rows
-    ) -> NDArray[np.uint8]:
+    def _draw(self, joints: Array, poses: Array, shown: Flags, rows: NDArray[np.int64]) -> Pixels:
         world, size = self._world, (self.spec.height, self.spec.width)
-        pictures = np.empty((len(joints), *size, 3), dtype=np.uint8)
+        images = np.empty((len(joints), *size, 3), dtype=np.uint8)
         for i in range(len(joints)):
-            how: dict[str, Any] = {}
-            if looks is not None:
-                how = self._look(looks, int(rows[i]))
             world.set_joints(joints[i])
             world.place_object(poses[i] if shown[i] else None)
             _, _, rgba, _, _ = world.bullet.getCameraImage(
                 self.spec.width,
                 self.spec.height,
-                how.pop("view", self._view),
-                how.pop("projection", self._projection),
+                self._view,
+                self._projection,
                 renderer=world.bullet.ER_TINY_RENDERER,
                 physicsClientId=world.client,
-                **how,
             )
-            pictures[i] = np.asarray(rgba, dtype=np.uint8).reshape(*size, 4)[..., :3]
-        if looks is not None:
-            looks.add_noise(pictures, rows)
-        return pictures
-
-    def _look(self, looks: Looks, row: int) -> dict[str, Any]:
-        """Give the object its size and colour; return what the camera is told of the look."""
-        drawn = looks.drawn[row]
-        lit = drawn["light"] != 1.0 or drawn["colour_cast"]
-        if lit or drawn["table_tint"].any() or drawn["table_shift"].any():
-            raise ConfigError(
-                "Found brighter, darker or coloured light, or another table, for TinyRenderer, "
-                "which draws none of them. Expected none; use the renderer 'fast'."
-            )
-        self._world.look_of_object(float(drawn["object_size"]), looks.colours[row].tolist())
-        view = moved_view(drawn["camera_position"], drawn["camera_rotation"])
-        projection = projection_matrix(*self._size, float(drawn["field_of_view"]))
-        return {
-            "view": view.T.ravel().tolist(),
-            "projection": projection.T.ravel().tolist(),
-            "lightDirection": looks.directions[row].tolist(),
-        }
+            images[i] = np.asarray(rgba, dtype=np.uint8).reshape(*size, 4)[..., :3]
+        return images
 
     def close(self) -> None:
         """Stop the physics server."""
         super().close()
         self._world.close()
+
+
+class BulletScenes(HoverScenes):
+    """One scene that PyBullet's physics moves, or that TinyRenderer draws."""
+
+    def __init__(self, spec: CameraSpec, dynamics: ArmDynamics | None) -> None:
+        super().__init__(camera=spec)
+        self.dynamics = dynamics
+        self._pose: Array | None = None
+        self._camera: Camera | None = None
+
+    def home(self, mask: Any) -> None:
+        """See :class:`.HoverScenes`."""
+        if self.dynamics is not None and mask[0]:
+            self.dynamics.home()
+        super().home(mask)
+
+    def place(self, mask: Any, objects: Any) -> None:
+        """See :class:`.HoverScenes`."""
+        super().place(mask, objects)
+        x, y = self.objects[0].tolist()
+        self._pose = None if np.isnan(x) else object_rest_pose((x, y))
+        if self.dynamics is not None:
+            self.dynamics.place_object(self._pose)
+
+    def send(self, mask: Any, targets: Any, height: float = c.HOVER_HEIGHT) -> None:
+        """See :class:`.HoverScenes`."""
+        super().send(mask, targets, height)
+        if self.dynamics is not None and mask[0]:
+            self._move(self.dynamics, np.array([*self.gripper[0], height]))
+
+    def vary(self) -> None:
+        """Refuse it."""
+        raise ConfigError(
+            'Found a look for a scene with motion="dynamics" or camera="tiny", whose object has '
+            'one size and lies as it fell. Expected motion="kinematic" and camera="fast"; pass '
+            "these."
+        )
+
+    def images(self, mask: Any = None, into: Any = None) -> Any:
+        """See :class:`.HoverScenes`."""
+        if self._closed:
+            return super().images()
+        if self._camera is None:
+            kind = TinyCamera if self.spec.renderer == "tiny" else FastCamera
+            self._camera = kind(self.spec)
+        return self._camera.render(*self.pose())[None]
+
+    def pose(self) -> tuple[Array, Array | None]:
+        """Return what a camera draws: the ``(9,)`` joints and the object's ``(4, 4)`` pose."""
+        if self.dynamics is None:
+            return inverse_kinematics([*self.gripper[0], self.height]), self._pose
+        return self.dynamics.joints(), self._pose
+
+    def close(self) -> None:
+        """Free the camera and the physics client."""
+        super().close()
+        for part in (self._camera, self.dynamics):
+            if part is not None:
+                part.close()
+
+    def _move(self, dynamics: ArmDynamics, target: Array) -> None:
+        dynamics.move(target)
+        x, y, self.height = gripper_position(dynamics.joints()).tolist()
+        self.gripper = np.array([[x, y]])
+        self._pose = dynamics.object_pose()
+        if self._pose is not None:
+            self.objects = self._pose[None, :2, 3].copy()
 
 
 class ArmDynamics(_World):
@@ -259,7 +288,7 @@ class ArmDynamics(_World):
 
     def _target(self, position: Array) -> Array:
         if self._ik == "converged":
-            return inverse_kinematics(position, hover_home_joints())
+            return inverse_kinematics(position)
         joints = self.joints()
         solution = self.bullet.calculateInverseKinematics(
             self.arm,

@@ -45,7 +45,11 @@ TABLE_TOP: float = -0.025
 FIXED_OBJECT: tuple[float, float] = (0.65, -0.30)
 """Nominal x, y of the object where it does not move between episodes."""
 OBJECT_DROP_HEIGHT: float = 0.10
-"""The article drops the object from here; it comes to rest near z = -0.008."""
+"""The article drops the object from here."""
+OBJECT_REST_HEIGHT: float = -0.0084536
+"""z of the object's base after it was dropped and came to rest."""
+OBJECT_REST_ROTATION: tuple[float, float, float, float] = (0.0, 0.0970480, 0.0, 0.9952797)
+"""Its orientation at rest as a quaternion x, y, z, w: it leans 11 degrees about y."""
 PLANE_URDF: str = "plane.urdf"
 ARM_URDF: str = "franka_panda/panda.urdf"
 TABLE_URDF: str = "table/table.urdf"
@@ -69,6 +73,14 @@ HOME_JOINTS: tuple[float, ...] = (
     0.0, -0.215, 0.0, -2.57, 0.0, 2.356, 2.356, FINGER_OPEN, FINGER_OPEN,
 )  # fmt: skip
 """The pose an episode starts from, before the gripper is brought to ``HOVER_HEIGHT``."""
+HOVER_JOINTS: tuple[float, ...] = (
+    -2.0109921619602903e-05, 0.12628851538988167, 1.8955729665550265e-05, -2.6266224439093797,
+    -6.300076051700845e-06, 2.752910960455001, 2.356199015190592, FINGER_OPEN, FINGER_OPEN,
+)  # fmt: skip
+"""The home pose brought to hover height. Every other point is reached from here, so that pose and
+image do not depend on the path."""
+HOVER_START: tuple[float, float] = (0.4315144525492813, -2.5938932969320457e-13)
+"""Where the gripper is then, x and y."""
 JOINT_LOW: tuple[float, ...] = (-2.9671, -1.8326, -2.9671, -3.1416, -2.9671, -0.0873, -2.9671)
 JOINT_HIGH: tuple[float, ...] = (2.9671, 1.8326, 2.9671, 0.0, 2.9671, 3.8223, 2.9671)
 """Limits of the seven arm joints, from the URDF."""
@@ -105,7 +117,7 @@ CAMERA_NEAR: float = 0.1
 CAMERA_FAR: float = 100.0
 PICTURE_HEIGHT: int = 96
 PICTURE_WIDTH: int = 128
-"""The default picture: made at the size the shipped classifier sees."""
+"""The default image: made at the size the shipped classifier sees."""
 ARTICLE_HEIGHT: int = 720
 ARTICLE_WIDTH: int = 960
-"""The article's picture, resized on the CPU before the network."""
+"""The article's image, resized on the CPU before the network."""

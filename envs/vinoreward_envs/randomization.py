@@ -20,7 +20,7 @@ from vinoreward.errors import ConfigError
 
 Range = tuple[float, float]
 """Least and greatest value; equal ones do not vary."""
-Drawn = NDArray[np.void]
+EpisodeParams = NDArray[np.void]
 """Values of episodes, an array of :data:`VALUES`."""
 
 MAX_DELAY: Final = 9
@@ -42,7 +42,7 @@ _LIMITS: Final[Mapping[str, tuple[int, float, float, str]]] = {
     "action_delay": (1, 0, MAX_DELAY, "whole steps"),
 }
 """Of each field: how many values an episode draws, their limits, and the unit."""
-_ALWAYS: Final = {"another_colour": 3, "picture_noise_at": 1, "action_noise_at": 1}
+_ALWAYS: Final = {"another_colour": 3, "image_noise_at": 1, "action_noise_at": 1}
 """What is drawn in [0, 1) whatever the ranges are, and how many values: the colour that is mixed
 into the object's, and where in the tables of noise an episode begins."""
 
@@ -89,7 +89,7 @@ class DomainRandomization:
     """
 
     light: Range = (1.0, 1.0)
-    """Brightness of the picture, a factor from 0 to 4."""
+    """Brightness of the image, a factor from 0 to 4."""
     light_direction: Range = (0.0, 0.0)
     """Degrees by which the light is turned about the vertical, and, drawn apart, lowered towards
     the horizon; ±60."""
@@ -158,9 +158,9 @@ class DomainRandomization:
             if getattr(self, name) != getattr(default, name)
         }
 
-    def draw(self, uniform: NDArray[np.float64]) -> Drawn:
+    def draw(self, uniform: NDArray[np.float64]) -> EpisodeParams:
         """Return ``(K,)`` :data:`VALUES` for ``(K, DRAWS)`` random numbers in [0, 1)."""
-        return as_drawn(spread(uniform, *self.spans()))
+        return as_params(spread(uniform, *self.spans()))
 
     def spans(self) -> NDArray[np.float64]:
         """Return ``(2, DRAWS)``: the least of each value, and by how much it can be more."""
@@ -179,18 +179,18 @@ def spread(uniform: Any, least: Any, span: Any) -> Any:
     return numbers
 
 
-def as_numbers(drawn: Drawn) -> NDArray[np.float64]:
+def as_numbers(params: EpisodeParams) -> NDArray[np.float64]:
     """Return ``(K,)`` :data:`VALUES` as ``(K, DRAWS)`` numbers in the same memory."""
-    return drawn.view(np.float64).reshape(len(drawn), DRAWS)
+    return params.view(np.float64).reshape(len(params), DRAWS)
 
 
-def as_drawn(numbers: NDArray[np.float64]) -> Drawn:
+def as_params(numbers: NDArray[np.float64]) -> EpisodeParams:
     """Return ``(K, DRAWS)`` numbers by name: ``(K,)`` :data:`VALUES`, in their memory if it can."""
-    drawn: Drawn = np.ascontiguousarray(numbers).view(VALUES)[:, 0]
-    return drawn
+    params: EpisodeParams = np.ascontiguousarray(numbers).view(VALUES)[:, 0]
+    return params
 
 
-def nominal(count: int) -> Drawn:
+def nominal(count: int) -> EpisodeParams:
     """Return ``(count,)`` :data:`VALUES` of episodes in which nothing differs."""
     return DomainRandomization().draw(np.zeros((count, DRAWS)))
 
@@ -248,7 +248,7 @@ def normals(count: int) -> NDArray[np.float64]:
     """Return a table of ``count`` standard normal numbers, always the same; read-only.
 
     Noise is read from it, beginning where an episode drew: to draw it anew for each pixel would
-    cost more than to draw the picture.
+    cost more than to draw the image.
     """
     table = np.random.default_rng(0x0153).standard_normal(count)
     table.setflags(write=False)

@@ -31,17 +31,18 @@ from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import InputError, VinorewardError
 from vinoreward.files import write_bytes
 from vinoreward.machine import freed_memory_kept
-from vinoreward_envs.arm import gripper_position, hover_home_joints, inverse_kinematics
+from vinoreward_envs.arm import gripper_position, inverse_kinematics
 from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import (
     HOVER_HEIGHT,
+    HOVER_JOINTS,
     SUCCESS_DISTANCE,
     WORKSPACE_HIGH,
     WORKSPACE_LOW,
 )
-from vinoreward_envs.scene import object_rest_pose
+from vinoreward_envs.objects import object_rest_pose
 from vinoreward_training.capture.hover import CATEGORIES, HEIGHT_TOLERANCE, Placement, draw, raised
 from vinoreward_training.classifier.dead_camera import of_step
 from vinoreward_training.classifier.networks import build_for
@@ -117,7 +118,7 @@ class Scenes:
     """Draws pictures of the hover scene in batches."""
 
     def __init__(self) -> None:
-        self._camera = FastCamera(CameraSpec())
+        self._camera = FastCamera(CameraSpec(), capacity=BATCH)
 
     def frames(self, kind: Draw, count: int, *seed: int) -> Frames:
         """Return ``count`` frames or, of places that the arm does not reach, fewer."""
@@ -146,7 +147,7 @@ def reaching(
     placed: Sequence[Placement],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Return the joints (N, 7) of each placement, and whether (N,) the arm reaches it."""
-    joints = np.tile(hover_home_joints(), (len(placed), 1))
+    joints = np.tile(HOVER_JOINTS, (len(placed), 1))
     reached = np.ones(len(placed), np.bool_)
     moved = [index for index, place in enumerate(placed) if place.gripper is not None]
     targets = [(*(placed[index].gripper or ()), placed[index].height) for index in moved]

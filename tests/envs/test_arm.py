@@ -90,12 +90,12 @@ def test_link_poses_are_those_of_pybullet(reference: Reference) -> None:
 @settings(deadline=None, max_examples=60)
 @given(xy=workspace_xy)
 def test_inverse_kinematics_reaches_every_point_of_the_workspace(xy: tuple[float, float]) -> None:
-    joints = arm.inverse_kinematics((*xy, c.HOVER_HEIGHT), arm.hover_home_joints())
+    joints = arm.inverse_kinematics((*xy, c.HOVER_HEIGHT), np.array(c.HOVER_JOINTS))
     pose = arm.link_poses(joints)[c.GRIPPER_LINK]
     np.testing.assert_allclose(pose[:3, 3], (*xy, c.HOVER_HEIGHT), atol=1e-5)
     np.testing.assert_allclose(pose[:3, :3], arm.GRIPPER_ROTATION, atol=1e-4)
     assert (joints[:7] >= c.JOINT_LOW).all() and (joints[:7] <= c.JOINT_HIGH).all()
-    np.testing.assert_array_equal(joints[7:], arm.hover_home_joints()[7:])
+    np.testing.assert_array_equal(joints[7:], np.array(c.HOVER_JOINTS)[7:])
 
 
 @settings(deadline=None, max_examples=30)
@@ -104,7 +104,7 @@ def test_inverse_kinematics_reaches_every_point_of_the_workspace(xy: tuple[float
 def test_inverse_kinematics_converges_from_any_hover_to_any_other(
     start: tuple[float, float], end: tuple[float, float]
 ) -> None:
-    first = arm.inverse_kinematics((*start, c.HOVER_HEIGHT), arm.hover_home_joints())
+    first = arm.inverse_kinematics((*start, c.HOVER_HEIGHT), np.array(c.HOVER_JOINTS))
     second = arm.inverse_kinematics((*end, c.HOVER_HEIGHT), first)
     np.testing.assert_allclose(arm.gripper_position(second), (*end, c.HOVER_HEIGHT), atol=1e-5)
 
@@ -115,8 +115,8 @@ def test_inverse_kinematics_ends_where_pybullets_converged_one_does(reference: R
     for x in (0.42, 0.55, 0.68):
         for y in (-0.38, -0.1, 0.15):
             target = np.array([x, y, c.HOVER_HEIGHT])
-            ours = arm.inverse_kinematics(target, arm.hover_home_joints())
-            theirs = reference.converged_ik(target, arm.hover_home_joints())
+            ours = arm.inverse_kinematics(target, np.array(c.HOVER_JOINTS))
+            theirs = reference.converged_ik(target, np.array(c.HOVER_JOINTS))
             difference = (
                 arm.link_poses(ours)[c.GRIPPER_LINK] - arm.link_poses(theirs)[c.GRIPPER_LINK]
             )
@@ -126,18 +126,21 @@ def test_inverse_kinematics_ends_where_pybullets_converged_one_does(reference: R
 
 def test_a_batch_gives_what_single_calls_give() -> None:
     targets = np.random.default_rng(1).uniform((0.4, -0.4, 0.1), (0.7, 0.4, 0.1), (40, 3))
-    starts = np.tile(arm.hover_home_joints(), (40, 1))
+    starts = np.tile(np.array(c.HOVER_JOINTS), (40, 1))
     batch = arm.inverse_kinematics(targets, starts)
     assert batch.shape == (40, 9)
     for target, start, joints in zip(targets, starts, batch, strict=True):
         np.testing.assert_allclose(joints, arm.inverse_kinematics(target, start), atol=1e-9)
-    np.testing.assert_array_equal(starts, np.tile(arm.hover_home_joints(), (40, 1)))
+    np.testing.assert_array_equal(starts, np.tile(np.array(c.HOVER_JOINTS), (40, 1)))
 
 
 def test_the_home_pose_is_brought_to_hover_height() -> None:
-    x, y, z = arm.gripper_position(arm.hover_home_joints())
+    x, y, z = arm.gripper_position(c.HOVER_JOINTS)
     assert z == pytest.approx(c.HOVER_HEIGHT, abs=1e-5)
     assert (x, y) == pytest.approx(tuple(arm.gripper_position(c.HOME_JOINTS)[:2]), abs=1e-5)
+    assert (x, y) == pytest.approx(c.HOVER_START, abs=1e-9)
+    reached = arm.inverse_kinematics((*c.HOVER_START, c.HOVER_HEIGHT), c.HOME_JOINTS)
+    np.testing.assert_allclose(reached, c.HOVER_JOINTS, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from hover_batches import gaps
 
 from vinoreward import VectorEncodedObservation  # also registers the environments
 
@@ -115,7 +116,7 @@ def test_it_decides_as_on_a_processor(options: dict[str, Any], claims: float) ->
     draw = np.random.default_rng(5)
     for _ in range(20):
         assert (found.cpu().int() - expected.int()).abs().float().mean() < 0.01
-        away = here.unwrapped._hover.objects - here.unwrapped._hover.gripper
+        away = gaps(here)
         actions = torch.tensor(away + draw.normal(0, 0.03, (count, 2)), dtype=torch.float32)
         found, _, ended, *_, told = there.step(actions.cuda())
         expected, _, ended_here, *_, told_here = here.step(actions)

@@ -29,7 +29,7 @@ from vinoreward.errors import (
 from vinoreward.rewards.guard import guard_of
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import CameraSpec
-from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward_envs.making import make_env
 
 IDS = ("PandaHover-v0", "PandaHoverRandom-v0", "PandaHoverPixels-v0")
 
@@ -137,7 +137,7 @@ def test_the_very_edge_of_the_workspace_can_be_reached() -> None:
 
 
 def test_actions_are_clipped_to_their_bounds() -> None:
-    env = PandaHoverEnv(backend="oracle")
+    env: Any = make_env(backend="oracle")
     before, _ = env.reset(seed=0)
     after, *_ = env.step(np.array([0.0, 5.0], np.float32))
     np.testing.assert_allclose(after - before, (0.0, 0.1), atol=1e-5)
@@ -192,7 +192,7 @@ def test_an_episode_can_be_given_its_object_position() -> None:
 
 @pytest.mark.parametrize("action", [(math.nan, 0.0), (0.0, math.inf), (0.1,), "left"])
 def test_a_broken_action_is_refused(action: Any) -> None:
-    env = PandaHoverEnv(backend="oracle")
+    env: Any = make_env(backend="oracle")
     env.reset(seed=0)
     with pytest.raises(InputError, match="two finite numbers"):
         env.step(action)
@@ -201,7 +201,7 @@ def test_a_broken_action_is_refused(action: Any) -> None:
 
 def test_stepping_before_the_first_reset_is_an_error() -> None:
     with pytest.raises(gym.error.ResetNeeded):
-        PandaHoverEnv(backend="oracle").step(np.zeros(2, np.float32))
+        make_env(backend="oracle").step(np.zeros(2, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_stepping_before_the_first_reset_is_an_error() -> None:
 )
 def test_arguments_that_cannot_work_are_refused(kwargs: dict[str, Any], found: str) -> None:
     with pytest.raises(ValueError, match=found):
-        PandaHoverEnv(**{"backend": "oracle", **kwargs})
+        make_env(**{"backend": "oracle", **kwargs})
 
 
 def test_a_window_without_a_display_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,18 +230,18 @@ def test_a_window_without_a_display_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(MissingDisplayError, match="rgb_array"):
-        PandaHoverEnv(backend="oracle", render_mode="human")
+        make_env(backend="oracle", render_mode="human")
 
 
 @pytest.mark.pybullet
 def test_closing_twice_is_harmless() -> None:
-    env = PandaHoverEnv(backend="oracle", motion="dynamics")
+    env: Any = make_env(backend="oracle", motion="dynamics")
     env.close()
     env.close()
 
 
 def test_holding_success_takes_that_many_steps() -> None:
-    env = PandaHoverEnv(backend="oracle", object_position=(0.45, 0.0), success_hold_steps=3)
+    env: Any = make_env(backend="oracle", object_position=(0.45, 0.0), success_hold_steps=3)
     env.reset(seed=0)
     claims = [env.step(np.zeros(2, np.float32))[4] for _ in range(3)]
     assert [info["is_success"] for info in claims] == [False, False, True]
@@ -250,12 +250,14 @@ def test_holding_success_takes_that_many_steps() -> None:
 
 
 def test_a_success_that_is_held_may_look_a_little_less_like_one() -> None:
-    arguments = {"object_position": (0.5, 0.0), "success_hold_steps": 3}
+    arguments: Any = {"object_position": (0.5, 0.0), "success_hold_steps": 3}
     found = {}
     for leave in (None, 0.0):
-        env = PandaHoverEnv(success_exit_threshold=leave, **arguments)
+        env: Any = make_env(success_exit_threshold=leave, **arguments)
         env.reset(seed=0)
-        env.step(np.array([0.5, 0.0], np.float32) - env.scene.gripper[:2].astype(np.float32))
+        env.step(
+            np.array([0.5, 0.0], np.float32) - env.unwrapped.scene.gripper[:2].astype(np.float32)
+        )
         far = np.array([0.1, 0.0], np.float32)
         found[leave] = [env.step(move)[4]["is_success"] for move in (far, -far)]
         env.close()
@@ -274,10 +276,9 @@ def test_what_the_guard_finds_odd_is_no_success(tmp_path: Path) -> None:
     with_guard(bundle, strict.to_bytes(), {}, "strict")
     found = {}
     for on_ood in ("withhold", "ignore"):
-        env = PandaHoverEnv(bundle=folder, object_position=(0.5, 0.0), on_ood=on_ood)
+        env: Any = make_env(bundle=folder, object_position=(0.5, 0.0), on_ood=on_ood)
         env.reset(seed=0)
-        move = np.array([0.5, 0.0], np.float32) - env.scene.gripper[:2].astype(np.float32)
-        _, reward, terminated, _, info = env.step(move)
+        _, reward, terminated, _, info = env.step(approach(env))
         assert info["true_success"] and info["reward_prob"] > 0.9
         found[on_ood] = (reward, terminated, info["is_success"], "reward_ood" in info)
         if on_ood == "withhold":
@@ -374,8 +375,12 @@ def foreign(tmp_path: Path) -> Bundle:
 def test_the_classifier_judges_the_picture_and_the_truth_stands_beside_it(
     foreign: Bundle, backend: str
 ) -> None:
-    env = PandaHoverEnv(
-        backend=backend, bundle=foreign, accept_foreign_pictures=True, observation="pixels"
+    env: Any = make_env(
+        backend=backend,
+        bundle=foreign,
+        accept_foreign_pictures=True,
+        observation="pixels",
+        success_threshold=0.5,
     )
     observation, info = env.reset(seed=0)
     assert observation.shape == (48, 64, 3)
@@ -389,7 +394,7 @@ def test_the_classifier_judges_the_picture_and_the_truth_stands_beside_it(
 
 
 def test_the_threshold_can_be_set(foreign: Bundle) -> None:
-    env = PandaHoverEnv(bundle=foreign, accept_foreign_pictures=True, success_threshold=1.0)
+    env: Any = make_env(bundle=foreign, accept_foreign_pictures=True, success_threshold=1.0)
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
     assert info["reward_prob"] < 1.0
@@ -399,7 +404,12 @@ def test_the_threshold_can_be_set(foreign: Bundle) -> None:
 
 def test_a_foreign_bundle_is_held_to_its_size(foreign: Bundle) -> None:
     with pytest.raises(PictureMismatchError, match=r"height=96.*height=48"):
-        PandaHoverEnv(bundle=foreign, accept_foreign_pictures=True, image_size=(96, 64))
+        make_env(
+            bundle=foreign,
+            accept_foreign_pictures=True,
+            success_threshold=0.5,
+            image_size=(96, 64),
+        )
 
 
 @pytest.mark.pybullet
@@ -407,21 +417,25 @@ def test_a_bundle_of_this_scene_is_held_to_its_whole_picture(foreign: Bundle) ->
     scene = CameraSpec(height=48, width=64, mesh="full").as_dict()
     picture = dataclasses.replace(foreign.spec.picture, scene=scene)
     ours = dataclasses.replace(foreign, spec=dataclasses.replace(foreign.spec, picture=picture))
-    env = PandaHoverEnv(bundle=ours)
-    assert env.scene.camera_spec.as_dict() == scene
+    env: Any = make_env(bundle=ours, success_threshold=0.5)
+    assert env.unwrapped.scene.camera_spec.as_dict() == scene
     env.close()
-    PandaHoverEnv(bundle=ours, camera="tiny").close()
+    make_env(bundle=ours, success_threshold=0.5, camera="tiny").close()
     with pytest.raises(PictureMismatchError, match=r"mesh='20'.*mesh='full'"):
-        PandaHoverEnv(bundle=ours, mesh="20")
+        make_env(bundle=ours, success_threshold=0.5, mesh="20")
     with pytest.raises(PictureMismatchError, match=r"width=128.*width=64"):
-        PandaHoverEnv(bundle=ours, image_size=(48, 128))
+        make_env(bundle=ours, success_threshold=0.5, image_size=(48, 128))
 
 
 @pytest.mark.pybullet
 @pytest.mark.slow
 def test_the_articles_picture_is_resized_to_the_bundles(foreign: Bundle) -> None:
-    env = PandaHoverEnv(
-        bundle=foreign, accept_foreign_pictures=True, fidelity="article", render_mode="rgb_array"
+    env: Any = make_env(
+        bundle=foreign,
+        accept_foreign_pictures=True,
+        success_threshold=0.5,
+        fidelity="article",
+        render_mode="rgb_array",
     )
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
@@ -457,9 +471,9 @@ def test_the_shipped_classifier_claims_success_over_the_object(backend: str) -> 
 
 def test_a_bundle_refuses_another_picture() -> None:
     with pytest.raises(PictureMismatchError, match=r"height=48.*height=96"):
-        PandaHoverEnv(image_size=(48, 64))
+        make_env(image_size=(48, 64))
     with pytest.raises(PictureMismatchError, match="mesh"):
-        PandaHoverEnv(mesh="full")
+        make_env(mesh="full")
 
 
 @pytest.mark.pybullet
@@ -477,4 +491,4 @@ def test_the_articles_setting_runs_with_the_shipped_bundle() -> None:
 
 def test_a_bundle_without_a_name_is_no_default() -> None:
     with pytest.raises(BundleError):
-        PandaHoverEnv(bundle="")
+        make_env(bundle="")

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from hover_batches import IDS, STATES, VARIED, assert_same_rollout, make, make_scalars, moves
+from hover_batches import IDS, STATES, VARIED, assert_same_rollout, gaps, make, make_scalars, moves
 
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward_envs import constants as c
@@ -44,12 +44,12 @@ def test_pictures_that_stay_on_their_device_are_the_same(
     randomization: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven, in two pieces of four that share a scene."""
-    monkeypatch.setattr("vinoreward_envs.device_judging.CHUNK", 4)
+    monkeypatch.setattr("vinoreward_envs.scenes.CHUNK", 4)
     varied = {"randomization": randomization}
     never = c.MAX_EPISODE_STEPS + 1  # in a row
     env = make(7, IDS[2], backend="torch", array="torch", success_hold_steps=never, **varied)
     scalars = make_scalars(7, IDS[2], backend="none", **varied)
-    assert env.unwrapped._judging.on_device  # type: ignore[attr-defined]
+    assert env.scenes.on_device
     first, expected = np.asarray(env.reset(seed=1)[0]), scalars.reset(seed=1)[0]
     assert (first != expected).mean() < (1e-3 if randomization else 1e-9)
     for actions in moves(7, c.MAX_EPISODE_STEPS):
@@ -84,12 +84,12 @@ def test_what_stays_on_a_device_can_be_varied_later() -> None:
     env = make(3, IDS[2], backend="torch", array="torch")
     other = make(3, IDS[2], backend="torch", array="torch", randomization=VARIED)
     plain, _ = env.reset(seed=0)
-    env.randomization = VARIED  # type: ignore[assignment]
+    env.randomization = VARIED
     still, _ = env.reset(seed=0, options={"reset_mask": np.array([True, False, False])})
-    assert (still[1:] == plain[1:]).all() and len(set(env.drawn["light"])) == 2
+    assert (still[1:] == plain[1:]).all() and len(set(env.episode_params["light"])) == 2
     assert (env.reset(seed=0)[0] == other.reset(seed=0)[0]).all()
-    assert len(set(env.drawn["light"])) == 3
-    env.randomization = None  # type: ignore[assignment]
+    assert len(set(env.episode_params["light"])) == 3
+    env.randomization = None
     assert (env.reset(seed=0)[0] == plain).all()
     for each in (env, other):
         each.close()
@@ -99,9 +99,9 @@ def test_a_curriculum_widens_on_a_device() -> None:
     env = make(50, backend="oracle", array="torch")
     env.reset(seed=0)
     for most in (0.1, 0.5):
-        env.randomization = {"light": (1 - most, 1 + most)}  # type: ignore[assignment]
+        env.randomization = {"light": (1 - most, 1 + most)}
         env.reset()
-        away = np.abs(env.drawn["light"] - 1)
+        away = np.abs(env.episode_params["light"] - 1)
         assert 0.8 * most < away.max() <= most
     env.close()
 
@@ -110,9 +110,9 @@ def test_batches_beside_each_other_look_as_they_drew() -> None:
     """They share a camera, and draw the same number of scenes."""
     kwargs: Any = {"backend": "torch", "array": "torch", "randomization": VARIED}
     one, alone = (make(9, IDS[2], **kwargs) for _ in range(2))
-    beside = one.beside(9)
-    one.randomization = {"light": (0.5, 0.6)}  # type: ignore[assignment]
-    assert one.beside(3).randomization == one.randomization
+    beside = one.sibling_env(9)
+    one.randomization = {"light": (0.5, 0.6)}
+    assert one.sibling_env(3).randomization == one.randomization
     for number, env in enumerate((beside, alone)):
         one.reset(seed=50 + number)
         expected = env.reset(seed=7)[0]
@@ -133,19 +133,17 @@ def test_claims_and_renderings_of_a_device_show_what_differs() -> None:
         make(4, IDS[2], array=array, randomization=ranges, on_ood="ignore", **kwargs)
         for array in ("torch", "numpy")
     )
-    assert there._judging.on_device and not here._judging.on_device  # type: ignore[attr-defined]
+    assert there.scenes.on_device and not here.scenes.on_device
     claimed = []
     for env in (there, here):
         env.reset(seed=4)
-        gaps = env._hover.objects - env._hover.gripper  # type: ignore[attr-defined]
         for _ in range(12):  # towards the objects, also of the episodes that follow
-            env.step(np.asarray(gaps, np.float32).clip(-0.1, 0.1))
-            gaps = env._hover.objects - env._hover.gripper  # type: ignore[attr-defined]
+            env.step(gaps(env).clip(-0.1, 0.1))
         claimed.append([env.claimed_picture(i) for i in range(4)])
     assert any(one is not None for one in claimed[1])
     for one, other in [
         *zip(*claimed, strict=True),
-        *zip(there.render(), here.render(), strict=True),
+        *zip(there.render().numpy(), here.render(), strict=True),
     ]:
         assert (one is None) == (other is None)
         if one is not None:
@@ -193,16 +191,15 @@ def test_a_broken_network_earns_nothing_and_is_told_at_the_next_reset(broken: fl
 
 
 def test_a_device_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: object) -> None:
+    def full(*given: object, **named: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
 
     env = make(3, backend="torch", array="torch")
-    env.reset(seed=0)
-    monkeypatch.setattr("vinoreward_envs.device_judging.DeviceCamera", full)
+    monkeypatch.setattr("vinoreward_envs.camera.fast.FastCamera", full)
     with pytest.raises(
         ConfigError, match=r"free memory: CUDA out of memory\. Expected room .*num_en"
     ):
-        env.step(torch.zeros(3, 2))
+        env.reset(seed=0)
 
 
 def test_what_draws_nothing_needs_no_memory_for_it() -> None:

@@ -20,25 +20,24 @@ from hypothesis import strategies as st
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
+from vinoreward_envs.bullet import _World, pybullet_data_folder
+from vinoreward_envs.camera.appearance import Appearance
 from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, SPECULAR, background_mesh, textures
 from vinoreward_envs.camera.fast import FastCamera
-from vinoreward_envs.camera.looks import (
-    NEXT_NOISE,
-    NOISE_STARTS,
-    NOISE_UNIT,
-    Looks,
-    noise_table,
-)
-from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.camera.noise import NEXT_NOISE, NOISE_STARTS, NOISE_UNIT, noise_table
+from vinoreward_envs.camera.spec import CameraSpec, projection_matrix, viewport_matrix
+from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.randomization import (
+    COLUMNS,
     DRAWS,
     LAB,
     DomainRandomization,
     as_numbers,
+    as_params,
     checked_randomization,
     nominal,
 )
-from vinoreward_envs.scene import HoverScene, make_camera, object_rest_pose
+from vinoreward_envs.scene import HoverScene
 
 PIXELS = IDS[2]
 # Of each field two ends that are easy to tell apart.
@@ -56,7 +55,7 @@ ENDS: dict[str, tuple[float, float]] = {
     "table_shift": (-0.3, 0.3),
     "sensor_noise": (2, 20),
 }
-OF_ACTIONS = {"action_noise", "action_delay"}
+NOISE = COLUMNS["sensor_noise"]
 
 
 def drawn_from(ranges: DomainRandomization, count: int, seed: int = 0) -> Any:
@@ -93,7 +92,7 @@ def test_by_default_nothing_varies_and_no_random_number_is_used() -> None:
         actions = plain.action_space.sample()
         for one, other in zip(plain.step(actions)[:4], given_none.step(actions)[:4], strict=True):
             np.testing.assert_array_equal(one, other)
-    assert plain.memory["looks"] == 0
+    assert plain.memory["appearance"] == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -181,8 +180,8 @@ def test_what_is_drawn_does_not_depend_on_how_many_there_are() -> None:
         actions = draw.uniform(-0.1, 0.1, (50, 2)).astype(np.float32)
         for env in envs:
             env.step(actions[: env.num_envs])
-            np.testing.assert_array_equal(env.drawn[:3], envs[0].drawn)
-        seen.append(envs[0].drawn["light"][0])
+            np.testing.assert_array_equal(env.episode_params[:3], envs[0].episode_params)
+        seen.append(envs[0].episode_params["light"][0])
     assert 2 <= len(set(seen)) <= 10  # one set of values per episode
 
 
@@ -211,7 +210,7 @@ def test_a_batch_is_its_scalar_environments(id_: str, options: Any, array: str) 
             np.testing.assert_allclose(np.asarray(one), wanted, rtol=0, atol=near)
         for key in other[4].keys() & {"reward_prob", "distance"}:
             np.testing.assert_allclose(np.asarray(step[4][key]), other[4][key], rtol=0, atol=2e-5)
-        delays |= set(env.drawn["action_delay"].tolist())
+        delays |= set(env.episode_params["action_delay"].tolist())
         ended += int((other[2] | other[3]).sum())
     assert len(delays) > 2 and ended >= 10
     env.close()
@@ -242,7 +241,7 @@ def test_episodes_under_way_keep_their_delays_and_noise(
     most = {"action_delay": 2, "action_noise": 0.01}[name]
     env = make(2, "PandaHover-v0", array=array, randomization={name: (most, most)})
     start = np.asarray(env.reset(seed=0)[0])
-    env.randomization = {"light": (0.5, 0.5)}  # type: ignore[assignment]
+    env.randomization = {"light": (0.5, 0.5)}
     env.reset(options={"reset_mask": np.array([True, False])})
     moved = np.asarray(env.step(np.full((2, 2), 0.02, np.float32))[0]) - start
     off = np.abs(moved - 0.02).max(axis=1)
@@ -265,7 +264,7 @@ def test_a_noisy_move_ends_beside_its_end_and_is_refused_as_it_was_asked_for() -
 
 
 def test_the_truth_is_of_gripper_and_base_whatever_varies() -> None:
-    whole = DomainRandomization(**ENDS, action_noise=(0.0, 0.02), action_delay=(0, 2))  # type: ignore[arg-type]
+    whole = DomainRandomization(**ENDS, action_noise=(0.0, 0.02), action_delay=(0, 2))
     for id_ in (STATES, PIXELS):
         env = make(16, id_, randomization=whole, image_size=(24, 32))
         env.reset(seed=1)
@@ -286,16 +285,16 @@ def test_ranges_are_replaced_between_episodes() -> None:
     env = make(4, "PandaHover-v0")
     env.reset(seed=0)
     env.randomization = LAB
-    assert (env.drawn == nominal(4)).all()  # episodes under way go on as they were
+    assert (env.episode_params == nominal(4)).all()  # episodes under way go on as they were
     for _ in range(c.MAX_EPISODE_STEPS):
         env.step(np.zeros((4, 2), np.float32))
-    assert len(set(env.drawn["light"].tolist())) == 4
+    assert len(set(env.episode_params["light"].tolist())) == 4
     env.randomization = LAB.scaled(0.1)
     env.reset(seed=0)
-    assert np.abs(env.drawn["light"] - 1).max() <= 0.03 + 1e-9
+    assert np.abs(env.episode_params["light"] - 1).max() <= 0.03 + 1e-9
     env.randomization = None
     env.reset()
-    assert (env.drawn == nominal(4)).all()
+    assert (env.episode_params == nominal(4)).all()
     with pytest.raises(ConfigError, match="low at most high"):
         env.randomization = {"light": (2, 1)}
     assert not env.randomization.varies
@@ -303,9 +302,9 @@ def test_ranges_are_replaced_between_episodes() -> None:
 
 def test_memory_counts_a_background_for_each() -> None:
     env, pixels = make(100, randomization="lab"), make(100, PIXELS, randomization="lab")
-    assert env.memory["looks"] == 100 * 2048
-    assert pixels.memory["looks"] == 100 * (2048 + 96 * 128 * (3 + 4))
-    with pytest.raises(ConfigError, match="GB of looks"):
+    assert env.memory["appearance"] == 100 * 2048
+    assert pixels.memory["appearance"] == 100 * (2048 + 96 * 128 * (3 + 4))
+    with pytest.raises(ConfigError, match="GB of appearance"):
         make(10**7, PIXELS, randomization="lab")
 
 
@@ -326,20 +325,69 @@ def test_each_field_changes_the_picture_at_both_ends_and_nothing_else_does(name:
         assert low.mean() < plain.mean() < high.mean()
 
 
-def looks_of(ranges: DomainRandomization, count: int, spec: CameraSpec) -> Looks:
-    looks = Looks(spec, count)
-    looks.set(np.ones(count, np.bool_), as_numbers(drawn_from(ranges, count)))
+def looks_of(
+    ranges: DomainRandomization, count: int, spec: CameraSpec, seed: int = 0
+) -> Appearance:
+    looks = Appearance(spec, count)
+    looks.set(np.ones(count, np.bool_), as_numbers(drawn_from(ranges, count, seed)))
     return looks
 
 
-def scenes(count: int, looks: Looks) -> tuple[Any, Any, Any]:
+def params_of(looks: Appearance) -> Any:
+    return as_params(looks.params.numpy())
+
+
+def camera_of(looks: Appearance | None, spec: CameraSpec | None = None, **kwargs: Any) -> Any:
+    return FastCamera(spec or CameraSpec(), appearance=looks, capacity=16, **kwargs)
+
+
+def scenes(count: int, looks: Appearance) -> tuple[Any, Any, Any]:
     draw = np.random.default_rng(2)
     grippers, objects = draw.uniform(c.WORKSPACE_LOW, c.WORKSPACE_HIGH, (2, count, 2))
     home = np.array(c.HOME_JOINTS)
     joints = [inverse_kinematics([x, y, c.HOVER_HEIGHT], home) for x, y in grippers]
-    turned = zip(objects, looks.drawn["object_yaw"], looks.drawn["object_size"], strict=True)
+    drawn = params_of(looks)
+    turned = zip(objects, drawn["object_yaw"], drawn["object_size"], strict=True)
     poses = [object_rest_pose((x, y), yaw, size) for (x, y), yaw, size in turned]
     return np.array(joints), np.array(poses), np.ones(count, bool)
+
+
+def seen_by_tinyrenderer(looks: Appearance, joints: Any, poses: Any, present: Any) -> Any:
+    """Draw with TinyRenderer, which has a camera, a light and an object of its own."""
+    import pybullet as bullet
+
+    world = _World('camera="tiny"', (0.0, 0.0, -50.0))
+    images = []
+    viewport = np.linalg.inv(viewport_matrix(96, 128))
+    for i, drawn in enumerate(params_of(looks)):
+        bullet.removeBody(world.object, physicsClientId=world.client)
+        world.object = bullet.loadURDF(
+            str(pybullet_data_folder() / c.OBJECT_URDF),
+            globalScaling=float(drawn["object_size"]),
+            physicsClientId=world.client,
+        )
+        shading = looks.shadings.numpy()[i]
+        colour = [*(shading["colour"] / 255.0).tolist(), 1.0]
+        bullet.changeVisualShape(world.object, -1, rgbaColor=colour, physicsClientId=world.client)
+        world.set_joints(joints[i])
+        world.place_object(poses[i])
+        projection = projection_matrix(96, 128)
+        projection[[0, 1], [0, 1]] *= math.tan(math.radians(30)) / math.tan(
+            math.radians(drawn["field_of_view"] / 2)
+        )
+        view = np.linalg.inv(projection) @ viewport @ looks.screens.numpy()[i]
+        rgba = bullet.getCameraImage(
+            128,
+            96,
+            view.T.ravel().tolist(),
+            projection.T.ravel().tolist(),
+            lightDirection=shading["direction"].tolist(),
+            renderer=bullet.ER_TINY_RENDERER,
+            physicsClientId=world.client,
+        )[2]
+        images.append(np.asarray(rgba, dtype=np.uint8).reshape(96, 128, 4)[..., :3])
+    world.close()
+    return np.array(images)
 
 
 @pytest.mark.pybullet
@@ -356,12 +404,11 @@ def test_a_look_is_tinyrenderers(names: tuple[str, ...], mean_limit: float) -> N
     ranges = DomainRandomization(**{name: ENDS[name] for name in names})  # type: ignore[arg-type]
     spec = CameraSpec(mesh="full")
     looks = looks_of(ranges, 8, spec)
-    arguments = (*scenes(8, looks), looks)
-    with make_camera(CameraSpec(renderer="tiny")) as camera:
-        expected = camera.render_batch(*arguments).astype(int)
-    with make_camera(spec) as camera:
+    arguments = scenes(8, looks)
+    expected = seen_by_tinyrenderer(looks, *arguments).astype(int)
+    with camera_of(looks, spec) as camera, camera_of(None, spec) as other:
         found = camera.render_batch(*arguments).astype(int)
-        plain = camera.render_batch(*arguments[:3]).astype(int)
+        plain = other.render_batch(*arguments).astype(int)
     assert np.abs(plain - expected).mean() > 2 * mean_limit or "object_size" in names
     difference = np.abs(found - expected)
     assert difference.mean() < mean_limit
@@ -372,12 +419,12 @@ def test_light_and_cast_multiply_what_is_not_too_bright() -> None:
     ranges = DomainRandomization(light=ENDS["light"], colour_cast=ENDS["colour_cast"])
     spec = CameraSpec()
     looks = looks_of(ranges, 8, spec)
-    arguments = (*scenes(8, looks), looks)
-    with make_camera(spec) as camera:
+    arguments = scenes(8, looks)
+    with camera_of(looks, spec) as camera, camera_of(None, spec) as other:
         found = camera.render_batch(*arguments).astype(float)
-        plain = camera.render_batch(*arguments[:3]).astype(float)
-    cast = looks.drawn["colour_cast"]
-    gains = looks.drawn["light"][:, None] * np.stack([1 + cast, np.ones(8), 1 - cast], axis=1)
+        plain = other.render_batch(*arguments).astype(float)
+    cast = params_of(looks)["colour_cast"]
+    gains = params_of(looks)["light"][:, None] * np.stack([1 + cast, np.ones(8), 1 - cast], axis=1)
     assert np.ptp(gains) > 0.5
     # Levels are cut, not rounded, before and after.
     low = np.clip(np.floor(plain * gains[:, None, None]) - 1, 0, 254)
@@ -396,86 +443,62 @@ def test_scene_after_scene_is_drawn_as_pixel_by_pixel(size: tuple[int, int]) -> 
     pictures = []
     for in_turn in (True, False):
         looks = looks_of(far, 16, spec)
-        with FastCamera(spec, in_turn=in_turn) as camera:
-            pictures.append(camera.render_batch(*scenes(16, looks), looks))
+        with camera_of(looks, spec, in_turn=in_turn) as camera:
+            pictures.append(camera.render_batch(*scenes(16, looks)))
     np.testing.assert_array_equal(*pictures)
 
 
 def test_a_batch_of_looks_is_its_scenes_one_by_one() -> None:
     looks = looks_of(LAB, 70, CameraSpec())
     joints, poses, present = scenes(70, looks)
-    with FastCamera(CameraSpec()) as camera:
-        batch = camera.render_batch(joints, poses, present, looks)
-        plain = camera.render_batch(joints, poses, present)
+    with camera_of(looks) as camera:
+        batch = camera.render_batch(joints, poses, present)
         for i in (0, 33, 69):
-            one = camera.render_batch(joints[[i]], poses[[i]], present[[i]], looks, [i])
+            one = camera.render_batch(joints[[i]], poses[[i]], present[[i]], [i])
             np.testing.assert_array_equal(one[0], batch[i])
-        assert (plain != batch).any()
-        # What was drawn with looks leaves no trace.
-        np.testing.assert_array_equal(plain, camera.render_batch(joints, poses, present))
 
 
-def test_one_camera_draws_several_looks_in_turn_and_keeps_none() -> None:
-    """Each has backgrounds of its own, and the camera those of the last alone."""
-    several = [looks_of(LAB, 5, CameraSpec()) for _ in range(3)]
-    for number, looks in enumerate(several):
-        drawn = drawn_from(LAB, 5, seed=number)
-        looks.set(np.ones(5, np.bool_), as_numbers(drawn))
-    with FastCamera(CameraSpec()) as camera, FastCamera(CameraSpec(), in_turn=False) as other:
-        for looks in (*several, *several[::-1]):
-            arguments = (*scenes(5, looks), looks)
+def test_an_appearance_that_changes_is_drawn_anew_by_every_camera() -> None:
+    looks = looks_of(LAB, 5, CameraSpec())
+    with camera_of(looks) as camera, camera_of(looks, in_turn=False) as other:
+        for number in (0, 1, 2, 1):
+            looks.set(np.ones(5, np.bool_), as_numbers(drawn_from(LAB, 5, seed=number)))
+            arguments = scenes(5, looks)
             found = camera.render_batch(*arguments)
-            np.testing.assert_array_equal(found, other.render_batch(*arguments))
-            # Once more, as their backgrounds were drawn by the first of the two.
-            np.testing.assert_array_equal(found, camera.render_batch(*arguments))
-        one = weakref.ref(several[0].pool[0])  # type: ignore[index]
-        arguments = scenes(5, several[0])
-        other.close()
-        del several, looks
-        camera.render_batch(*arguments)
-        gc.collect()
-        assert one() is None
+            # Once more, as the backgrounds were drawn by the first of the two.
+            for each in (other, camera):
+                np.testing.assert_array_equal(found, each.render_batch(*arguments))
+            fresh = looks_of(LAB, 5, CameraSpec(), seed=number)
+            with camera_of(fresh) as alone:
+                np.testing.assert_array_equal(found, alone.render_batch(*arguments))
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "vinoreward_envs.camera.fast.Frame._record_backgrounds",
-        "vinoreward_envs.camera.looks.textures",
-    ],
-)
-def test_backgrounds_that_failed_once_are_drawn_the_next_time(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks, again = (looks_of(LAB, 2, CameraSpec()) for _ in range(2))
-    arguments = scenes(2, looks)
-
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
-    with FastCamera(CameraSpec()) as camera:
-        with monkeypatch.context() as failing:
-            failing.setattr(part, no_memory)
-            with pytest.raises(MemoryError):
-                camera.render_batch(*arguments, looks)
-        found = camera.render_batch(*arguments, looks)
-        np.testing.assert_array_equal(found, camera.render_batch(*arguments, again))
+def test_closed_scenes_keep_no_backgrounds() -> None:
+    made = scene()
+    made.look(drawn_from(LAB, 1))
+    made.render()
+    one = weakref.ref(made.batch._appearance)
+    assert one() is not None
+    made.close()
+    gc.collect()
+    assert one() is None
 
 
 @pytest.mark.parametrize("deviation", [0.125, 25.0])
-def test_the_cameras_noise_is_that_of_looks(deviation: float) -> None:
-    """Where only some scenes have noise, and then none."""
+def test_some_scenes_have_noise_and_others_none(deviation: float) -> None:
     looks = looks_of(fixed(sensor_noise=deviation), 3, CameraSpec())
-    looks.drawn["sensor_noise"][1] = 0.0
-    plain = looks_of(DomainRandomization(), 4, CameraSpec())
-    spec = CameraSpec()
-    with FastCamera(spec, in_turn=True) as one, FastCamera(spec, in_turn=False) as other:
-        quiet = one.render_batch(*scenes(3, looks))
-        for shown in (looks, plain, looks):
-            arguments = (*scenes(len(shown.drawn), shown), shown)
+    numbers = drawn_from(fixed(sensor_noise=deviation), 3)
+    numbers["sensor_noise"][1] = 0.0
+    every = np.ones(3, np.bool_)
+    one, other = camera_of(looks, in_turn=True), camera_of(looks, in_turn=False)
+    with one, other, camera_of(None) as quiet:
+        for shown in (numbers, nominal(3), numbers):
+            looks.set(every, as_numbers(shown))
+            arguments = scenes(3, looks)
             found = one.render_batch(*arguments)
             np.testing.assert_array_equal(found, other.render_batch(*arguments))
-    assert (found != quiet).any(axis=(1, 2, 3)).tolist() == [True, False, True]
+        plain = quiet.render_batch(*arguments)
+    assert (found != plain).any(axis=(1, 2, 3)).tolist() == [True, False, True]
 
 
 def test_the_object_lies_where_its_base_is_said_to_be() -> None:
@@ -487,17 +510,17 @@ def test_the_object_lies_where_its_base_is_said_to_be() -> None:
     looks = looks_of(ranges, 12, spec)
     _, poses, present = scenes(12, looks)
     away = np.zeros((12, c.JOINTS))  # the arm points up, behind the camera
-    with FastCamera(spec) as camera:
-        shown = camera.render_batch(away, poses, present, looks)
-        empty = camera.render_batch(away, poses, ~present, looks)
+    with camera_of(looks, spec) as camera:
+        shown = camera.render_batch(away, poses, present)
+        empty = camera.render_batch(away, poses, ~present)
     seen = 0
     for i in range(12):
         rows, columns = np.nonzero((shown[i] != empty[i]).any(axis=-1))
-        x, y, _, w = looks.screens[i] @ poses[i, :, 3]
+        x, y, _, w = looks.screens.numpy()[i] @ poses[i, :, 3]
         if len(rows) < 60 or not (20 < x / w < 236 and 20 < y / w < 172):
             continue
         seen += 1
-        size = looks.drawn["object_size"][i]
+        size = params_of(looks)["object_size"][i]
         assert abs(columns.mean() - x / w) < 6 * size and abs(rows.mean() - y / w) < 6 * size
     assert seen >= 5
 
@@ -507,17 +530,17 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
     shift: tuple[float, float],
 ) -> None:
     """The texture goes on mirrored at its edges, along and across."""
-    looks = Looks(CameraSpec(), 1)
+    looks = Appearance(CameraSpec(), 1)
     numbers = drawn_from(fixed(), 1)
     numbers["table_shift"] = shift
     looks.set(np.ones(1, np.bool_), as_numbers(numbers))
-    with make_camera(CameraSpec()) as camera:
-        picture = camera.render(np.zeros(c.JOINTS), None, looks)  # of the arm only its foot
+    with camera_of(looks) as camera:
+        picture = camera.render(np.zeros(c.JOINTS), None)  # of the arm only its foot
     mesh, (_, texture) = background_mesh(), textures()
     top = mesh.positions[0]
     columns, rows = np.meshgrid(np.arange(128.0), np.arange(96.0))
     # A pixel's place on the plane of the table's top: the screen's matrix, inverted for its height.
-    seen = looks.screens[0][[0, 1, 3]]
+    seen = looks.screens.numpy()[0][[0, 1, 3]]
     plane = np.column_stack([seen[:, :2], seen[:, 2] * top[0, 2] + seen[:, 3]])
     places = np.linalg.solve(plane, np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1))
     xy = (places[:2] / places[2]).T
@@ -530,7 +553,7 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
         height - 1 - np.minimum((part[:, 1] * height).astype(int), height - 1),
         np.minimum((part[:, 0] * width).astype(int), width - 1),
     ]
-    facing = looks.directions[0, 2]
+    facing = looks.shadings.numpy()["direction"][0, 2]
     wanted = texel * (AMBIENT + DIFFUSE * facing + SPECULAR * facing**2)
     flat = mesh.positions[(mesh.positions[..., 2] == top[0, 2]).all(axis=1)][..., :2].reshape(-1, 2)
     inside = ((xy > flat.min(axis=0) + 0.01) & (xy < flat.max(axis=0) - 0.01)).all(axis=1)
@@ -542,21 +565,23 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
 
 @pytest.mark.parametrize("deviation", [0.125, 6.0, 25.0])
 def test_noise_is_whole_grey_levels_added_and_cut_at_black_and_white(deviation: float) -> None:
-    looks = Looks(CameraSpec(48, 64), 3)
-    numbers = as_numbers(drawn_from(fixed(sensor_noise=deviation), 3))
-    looks.set(np.ones(3, np.bool_), numbers)
-    looks.steps[:] = 0, 1, 700
-    pictures = np.zeros((3, 48, 64, 3), np.uint8)
-    pictures[1] = 255
-    pictures[2] = np.arange(48 * 64 * 3).reshape(48, 64, 3) % 256
-    wanted = []
-    for picture, drawn, step in zip(pictures, looks.drawn, looks.steps, strict=True):
-        at = (int(NOISE_STARTS * drawn["picture_noise_at"]) + NEXT_NOISE * step) % NOISE_STARTS
-        part = noise_table(NOISE_STARTS + picture.size)[at : at + picture.size]
+    spec = CameraSpec(48, 64)
+    noisy = {"light": (0.0, 4.0), "sensor_noise": (deviation, deviation)}  # dark and too bright
+    looks = looks_of(DomainRandomization(**noisy), 3, spec)  # type: ignore[arg-type]
+    drawn = params_of(looks).copy()
+    quiet = Appearance(spec, 3)
+    quiet.set(np.ones(3, np.bool_), as_numbers(drawn) * (np.arange(DRAWS) != NOISE))
+    steps = [0, 1, 700]
+    looks.show(np.array(steps))
+    arguments = scenes(3, looks)
+    with camera_of(looks, spec) as camera, camera_of(quiet, spec) as other:
+        found, plain = (each.render_batch(*arguments) for each in (camera, other))
+    for image, before, each, step in zip(found, plain, drawn, steps, strict=True):
+        at = (int(NOISE_STARTS * each["image_noise_at"]) + NEXT_NOISE * step) % NOISE_STARTS
+        part = noise_table(NOISE_STARTS + image.size)[at : at + image.size]
         noise = np.floor(part / NOISE_UNIT * deviation + 0.5).astype(int)
-        wanted.append(np.clip(picture.astype(int) + noise.reshape(picture.shape), 0, 255))
-    looks.add_noise(pictures, np.arange(3))
-    np.testing.assert_array_equal(pictures, wanted)
+        wanted = np.clip(before.astype(int) + noise.reshape(image.shape), 0, 255)
+        np.testing.assert_array_equal(image, wanted)
 
 
 def test_noise_has_its_deviation_changes_with_each_picture_and_repeats() -> None:

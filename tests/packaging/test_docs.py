@@ -21,7 +21,7 @@ import pytest
 from vinoreward.backends.base import Backend
 from vinoreward.bundles.bundle import Bundle
 
-ROBOT = {"backend": "oracle", "object_position": "random"}
+ROBOT = {"object_position": "random"}
 
 
 def block(path: Path, word: str) -> str:

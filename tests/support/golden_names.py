@@ -23,12 +23,14 @@ today. A replay may have it."""
 
 def claimed_image(env: Any, index: int) -> Any:
     """Return the image of the last claim of one of a wrapper's or scene's environments, or None."""
-    return env.claimed_picture(index)
+    claimed = getattr(env, "claimed_picture", None)
+    return None if claimed is None else claimed(index)
 
 
 def claimed_image_of_one(env: Any) -> Any:
     """Return that of ``gym.make`` of a hover environment."""
-    return env.unwrapped.claimed_picture()
+    learned = env.has_wrapper_attr("claimed_picture")
+    return env.get_wrapper_attr("claimed_picture")() if learned else None
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import vinoreward  # noqa: F401  (registers the environments)
-from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
+from vinoreward import LearnedReward  # also registers the environments
+from vinoreward_envs.making import HoverBatch
 
 STATES = "PandaHoverRandom-v0"
 IDS = ("PandaHover-v0", STATES, "PandaHoverPixels-v0")
@@ -22,10 +22,10 @@ VARIED: Any = {
 }  # fmt: skip
 
 
-def make(num_envs: int, id_: str = STATES, **kwargs: Any) -> PandaHoverVectorEnv:
+def make(num_envs: int, id_: str = STATES, **kwargs: Any) -> HoverBatch:
     kwargs = {"backend": "oracle", **kwargs}
-    made = gym.make_vec(id_, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    assert isinstance(made, PandaHoverVectorEnv)
+    made: Any = gym.make_vec(id_, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    assert isinstance(made, HoverBatch)
     return made
 
 
@@ -36,10 +36,24 @@ def make_scalars(num_envs: int, id_: str = STATES, **kwargs: Any) -> SyncVectorE
         [lambda: gym.make(id_, **kwargs) for _ in range(num_envs)],
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
-    hovers: list[Any] = [each.unwrapped for each in scalars.envs]
-    for each in hovers:  # a network takes half a second to load
-        each._classifier = hovers[0]._classifier
+    if kwargs["backend"] not in ("oracle", "none"):
+        learned: list[Any] = [reward_of(each) for each in scalars.envs]
+        for each in learned:  # a network takes half a second to load
+            each._model.classifier = learned[0].classifier
     return scalars
+
+
+def reward_of(env: Any) -> Any:
+    """Return the learned reward among an environment's wrappers."""
+    while not isinstance(env, LearnedReward):
+        env = env.env
+    return env
+
+
+def gaps(env: Any) -> np.ndarray:
+    """Return the ``(N, 2)`` moves that lead from grippers to objects."""
+    scenes = env.unwrapped.scenes
+    return np.asarray(scenes.objects - scenes.gripper, np.float32)
 
 
 def moves(num_envs: int, steps: int, seed: int = 0) -> Any:

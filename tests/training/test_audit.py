@@ -115,6 +115,7 @@ def test_a_rate_that_surely_misses_a_bar_is_above_it_with_its_whole_interval(cou
     assert claimed == count or low(claimed + 1) > 0.01
 
 
+@pytest.mark.filterwarnings("ignore:the bundle .* is not calibrated")
 def test_a_policy_learns_from_a_bundle_of_pictures_from_elsewhere(tmp_path: Path) -> None:
     """Whether it suits them is what an audit finds out."""
     pytest.importorskip("pybullet")
@@ -817,7 +818,7 @@ def test_a_change_that_should_not_matter_and_does_is_a_miss() -> None:
 
 
 def test_the_hover_scene_undoes_what_it_offers() -> None:
-    env = PandaHoverEnv(backend="oracle", object_position="random", render_mode="rgb_array")
+    env = PandaHoverEnv(object_position="random", render_mode="rgb_array")
     env.reset(seed=4)
     before, place = env.render(), env.scene.object_xy
     random = np.random.default_rng(0)

@@ -199,7 +199,7 @@ def test_a_space_that_cannot_be_searched_is_named(classifier: Classifier) -> Non
 
 
 def test_the_hover_scene_says_which_states_are_failures() -> None:
-    env = PandaHoverEnv(backend="oracle", object_position="random", render_mode="rgb_array")
+    env = PandaHoverEnv(object_position="random", render_mode="rgb_array")
     env.reset(seed=1)
     removed, table, outside, height = spaces_of(env)
     place = np.array([0.55, 0.1])

@@ -96,7 +96,7 @@ def test_a_claim_is_no_truncation_and_its_picture_is_kept() -> None:
 
 
 def toward(env: BatchedVecEnv) -> Any:
-    hover = env.batch.unwrapped._hover  # type: ignore[attr-defined]
+    hover = env.batch.unwrapped.scenes  # type: ignore[attr-defined]
     return (hover.objects - hover.gripper)[1]
 
 

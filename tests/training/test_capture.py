@@ -828,8 +828,8 @@ class Dim(PandaHoverEnv):
         self.light = float(self.np_random.uniform(0.3, 0.8))
         return result
 
-    def _picture(self) -> np.ndarray:
-        return (super()._picture() * self.light).astype(np.uint8)
+    def _draw(self) -> np.ndarray:
+        return (super()._draw() * self.light).astype(np.uint8)
 
 
 def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) -> None:
@@ -844,7 +844,7 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
     # Its own pictures, of the same placements: darker, each by its own light.
     ratio = data.images.mean((1, 2, 3)) / load_dataset(plain).images.mean((1, 2, 3))
     assert 0.25 < ratio.min() < 0.45 and 0.65 < ratio.max() < 0.85
-    # A bundle of them, as finetune describes it, is taken by its own judge and by wrappers.
+    # A bundle of them, as finetune describes it, is taken by wrappers.
     model = tiny.network(tmp_path / "model.onnx", size=(48, 64))
     golden = data.images[:4]
     spec = dataclasses.replace(
@@ -853,14 +853,10 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
     )
     logits = tiny.expected_logits(golden)
     bundle = save_bundle(tmp_path / "bundle", spec, {"model.onnx": model}, golden, logits)
-    env = gymnasium.make(env_id, bundle=bundle)
-    env.reset(seed=0)
-    assert "reward_prob" in env.step(np.zeros(2, np.float32))[-1]
-    env.close()
-    inner = gymnasium.make(env_id, backend="oracle", render_mode="rgb_array")
+    inner = gymnasium.make(env_id, render_mode="rgb_array")
     wrapped = LearnedReward(inner, bundle)
     wrapped.reset(seed=0)
-    wrapped.step(np.zeros(2, np.float32))
+    assert "reward_prob" in wrapped.step(np.zeros(2, np.float32))[-1]
     wrapped.close()
 
 
@@ -868,7 +864,7 @@ class Own(PandaHoverEnv):
     """Takes none of PandaHover's arguments, and plays with a truth of its own."""
 
     def __init__(self, render_mode: Any = None) -> None:
-        super().__init__(backend="oracle", image_size=(48, 64), render_mode=render_mode)
+        super().__init__(image_size=(48, 64), render_mode=render_mode)
 
     def step(self, action: Any) -> Any:
         *rest, info = super().step(action)
@@ -883,7 +879,8 @@ def test_a_derived_hover_environment_may_fix_its_arguments(tmp_path: Path) -> No
     capture.run(played)
     assert load_dataset(played.out).labels.sum() == 10
     dim = registered("MyPandaHoverDim-v0", Dim, max_episode_steps=10)
-    assert has_own_reward(dim) and not has_own_reward(env_id)
+    assert not has_own_reward(dim) and not has_own_reward(env_id)
+    assert has_own_reward("PandaHover-v0")
 
 
 def test_a_camera_can_be_asked_of_a_derived_environment(tmp_path: Path) -> None:
@@ -906,7 +903,7 @@ def test_an_environments_own_description_of_its_pictures_is_recorded(tmp_path: P
 
 
 def test_a_pose_of_the_scene_is_drawn_once_and_never_an_old_one() -> None:
-    env = PandaHoverEnv(backend="oracle", observation="pixels", render_mode="rgb_array")
+    env = PandaHoverEnv(observation="pixels", render_mode="rgb_array")
     first = env.reset(seed=0)[0]
     env.scene.place_object(None)
     assert not np.array_equal(env.render(), first)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError
-from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.bench.profile import (
     PARTS,
     Clock,
@@ -98,7 +97,6 @@ def test_any_other_environment_is_stepped_rendered_and_judged(tmp_path: Path) ->
 
 
 def test_an_environment_is_made_with_its_arguments(tmp_path: Path) -> None:
-    import gymnasium as gym
     import toy_environments
 
     made: list[int] = []
@@ -120,7 +118,6 @@ def test_an_environment_is_made_with_its_arguments(tmp_path: Path) -> None:
 
 
 def test_the_learners_step_is_one_that_takes_the_environments_actions() -> None:
-    import gymnasium as gym
     import toy_environments
 
     class Several(toy_environments.Corridor):
@@ -153,28 +150,3 @@ def test_a_profile_of_the_shipped_environment(
         assert parts[name]["mean"] > 0, name
     assert found["bound"] >= 1.0
     assert (tmp_path / "profile" / "profile.png").read_bytes().startswith(b"\x89PNG")
-
-
-class Narrow(PandaHoverEnv):
-    """Takes what a learned reward needs, and nothing else."""
-
-    def __init__(
-        self,
-        backend: str = "openvino",
-        precision: str = "auto",
-        bundle: str = "panda-hover-classifier",
-        render_mode: str | None = None,
-    ) -> None:
-        super().__init__(
-            backend=backend, precision=precision, bundle=bundle, render_mode=render_mode
-        )
-
-
-def test_a_derived_environment_need_not_take_foreign_pictures(tmp_path: Path) -> None:
-    gym.register("Narrow-v0", entry_point=Narrow, max_episode_steps=10)
-    try:
-        for bundle in (None, "panda-hover-classifier"):
-            config = ProfileConfig(env="Narrow-v0", bundle=bundle, steps=2, learner=False)
-            assert len(measured(config)) == 2
-    finally:
-        del gym.registry["Narrow-v0"]

@@ -87,11 +87,11 @@ def test_evaluations_are_of_no_larger_batches_than_the_training(
     """For pictures of another number networks would be compiled anew."""
     counts = []
 
-    def beside(env: Any, count: int, **more: Any) -> Any:
+    def sibling_env(env: Any, count: int, **more: Any) -> Any:
         counts.append(count)
-        return many.beside(env, count, **more)
+        return many.sibling_env(env, count, **more)
 
-    monkeypatch.setattr(train_module, "beside", beside)
+    monkeypatch.setattr(train_module, "sibling_env", sibling_env)
     given = {"timesteps": 16, "eval_episodes": 2, "final_episodes": 20, "stop_when_solved": None}
     result = train(config(tmp_path / "run", **given, **BATCHED))
     assert counts == [2, 8] and result.final.true is not None

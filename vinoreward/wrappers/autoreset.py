@@ -62,6 +62,10 @@ class VectorAutoreset(VectorWrapper[Any, Any, Any, Any, Any]):
         if isinstance(observations, Mapping) and not isinstance(over, np.ndarray):
             return {key: self._copy(part, over) for key, part in observations.items()}
         last = np.full(self.num_envs, None, object)
+        if isinstance(observations, np.ndarray):
+            for i in np.flatnonzero(over).tolist():
+                last[i] = observations[i].copy()
+            return last
         for i, one in enumerate(iterate(self.observation_space, observations)):
             if over[i]:
                 last[i] = np.array(one) if isinstance(one, np.ndarray) else one

@@ -89,5 +89,5 @@ def _where(mask: Array, values: Array, otherwise: Array | None) -> Array:
     values = values if is_tensor(values) else np.asarray(values)
     shaped = mask.reshape(-1, *[1] * (values.ndim - 1))
     if otherwise is None and values.dtype != np.object_:
-        otherwise = values * 0 if is_tensor(values) else values.dtype.type(0)
+        otherwise = Arrays.like(values).xp.zeros_like(values)
     return Arrays.like(values).xp.where(shaped, values, otherwise)

@@ -354,7 +354,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             self._needs_reset = scores.terminated & ~ended
             if self._mode is AutoresetMode.SAME_STEP and self._needs_reset.any():
                 observations, infos = self._restart_now(observations, infos)
-        infos = self._report(infos, scores, scored, env_rewards)
+        infos = self._report(infos, scores, stepped, env_rewards)
         if self._mode is AutoresetMode.SAME_STEP and counter is not None:
             self._extend_final(infos, counter)
         seen, give = self._observed(observations), self._outside.cast

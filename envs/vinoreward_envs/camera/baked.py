@@ -46,7 +46,7 @@ class SceneMesh:
 class Background(NamedTuple):
     """Table and floor as the camera sees them; arrays are read-only."""
 
-    picture: Pixels
+    image: Pixels
     """``(H, W, 3)`` RGB."""
     nearness: NDArray[np.float32]
     """``(H, W)`` one over the distance along the camera's axis, 1/m; 0 where there is nothing."""
@@ -129,8 +129,8 @@ def _texture(name: str) -> Pixels:
     from PIL import Image
 
     data = _arrays("background")[name].tobytes()
-    with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-        return np.asarray(picture.convert("RGB"))
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 @functools.lru_cache(maxsize=8)
@@ -142,7 +142,7 @@ def background(height: int, width: int) -> Background:
     x = 2.0 * np.arange(width) / width - 1.0
     y = 2.0 * (height - 1 - np.arange(height)) / height - 1.0
     ray = np.stack([*np.meshgrid(x, y), np.ones((height, width))])
-    picture = np.full((height, width, 3), 255, dtype=np.uint8)
+    image = np.full((height, width, 3), 255, dtype=np.uint8)
     nearness = np.zeros((height, width))
     for i, position in enumerate(stored["background_positions"]):
         # Each corner's weight over its distance is linear on the screen: no clipping needed.
@@ -159,9 +159,9 @@ def background(height: int, width: int) -> Background:
             textures()[stored["background_texture"][i]], share @ stored["background_uv"][i]
         )
         brightness = _light(stored["background_normals"][i, 0])
-        picture[nearest] = (colour * brightness).astype(np.uint8)
+        image[nearest] = (colour * brightness).astype(np.uint8)
         nearness[nearest] = near[nearest]
-    drawn = Background(picture, nearness.astype(np.float32))
+    drawn = Background(image, nearness.astype(np.float32))
     for array in drawn:
         array.setflags(write=False)
     return drawn

@@ -1,32 +1,25 @@
-"""The fast camera: a z-buffer rasteriser that draws TinyRenderer's picture from baked meshes.
+"""The fast camera: a z-buffer rasteriser that draws TinyRenderer's image from baked meshes.
 
-Only what moves is drawn at each step; table and floor once per picture size, or once per episode
-that looks otherwise. Links outside the picture are skipped, which changes no pixel. PyBullet is not
+Only what moves is drawn at each step; table and floor once per image size, or once per episode
+that looks otherwise. Links outside the image are skipped, which changes no pixel. PyBullet is not
 needed. ``vinoreward_training.bake`` writes the files: the moving meshes at each level
 (``scene-full.npz``, ``scene-20.npz``) and the background (``scene-background.npz``).
+
+Posing and appearance are the same kernels everywhere. Pixels are filled by two sets: on CUDA one
+thread draws a vertex, triangle or pixel; on a processor that takes five times as long as the
+vectorised loops of :mod:`.one_thread`, which draw scene after scene.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import re
-import shutil
-import sys
-import tempfile
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from vinoreward.backends.runtime import ForkedLock
-from vinoreward.errors import ConfigError, UnknownDeviceError
 from vinoreward_envs import constants as c
-from vinoreward_envs.arm import link_poses
+from vinoreward_envs.arm import arm_struct
+from vinoreward_envs.camera.appearance import Appearance
 from vinoreward_envs.camera.baked import (
     AMBIENT,
     DIFFUSE,
@@ -37,386 +30,236 @@ from vinoreward_envs.camera.baked import (
     background_mesh,
     scene_mesh,
 )
-from vinoreward_envs.camera.looks import NOISE_STARTS, Looks, noise_table
-from vinoreward_envs.camera.spec import (
-    Camera,
-    CameraSpec,
-    Flags,
-    Floats,
-    Pixels,
-    Rows,
-    in_view,
-    missing_warp,
-)
-from vinoreward_envs.randomization import DRAWS, as_numbers
+from vinoreward_envs.camera.noise import NOISE_STARTS, noise_table
+from vinoreward_envs.camera.spec import Camera, CameraSpec, Flags, Floats, Pixels
+from vinoreward_envs.warp_device import Launch, check_device
 
-ROOM: Final = 4 << 20
-"""Bytes for compiled kernels, which take about one megabyte."""
 CHUNK: Final = 64
-"""Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
-Launch = tuple[Any, tuple[int, ...]]
-"""A recorded launch of Warp's, and the threads of a scene in it."""
-_LOADING = ForkedLock()
-"""Held while Warp starts, or compiles and loads kernels: where two threads do so, the process may
-die. Also while looks that threads share get room on a device."""
-
-
-def warp_module() -> Any:
-    """Return the module ``warp``, initialised silently."""
-    warp: Any
-    try:
-        import warp
-    except ImportError as error:
-        raise missing_warp() from error
-    # A greeting and a line per compiled module are printed at the level below.
-    warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-    with _LOADING, warnings.catch_warnings(), stderr_without(rb".*"):
-        # Of Python 3.10, which the next Warp leaves behind; the extra pins one that still has it.
-        warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
-        # Without a graphics driver Warp's C code warns on stderr at any log level. Failures raise.
-        try:
-            warp.init()
-        except OSError as error:
-            raise ConfigError(
-                f"the camera cannot keep its compiled kernels at {error.filename}: "
-                f"{error.strerror}. Expected a home folder that can be written; set "
-                "WARP_CACHE_PATH to another folder."
-            ) from error
-    _check_room(Path(warp.config.kernel_cache_dir))
-    return warp
-
-
-def recorded(warp: Any, kernel: Any, size: Any, inputs: list[Any], device: str) -> Any:
-    """Return a launch of a kernel on these inputs, which it keeps; compile and load it first."""
-    with _LOADING:
-        return warp.launch(kernel, size, inputs, device=device, record_cmd=True)
-
-
-def _check_room(cache: Path) -> None:
-    """Raise ConfigError if kernels are to be compiled and there is no room to keep them.
-
-    The compiler would end the process.
-    """
-    if any(cache.glob("wp_vinoreward_envs.*")):  # compiled before
-        return
-    free = shutil.disk_usage(cache).free
-    if free < ROOM:
-        raise ConfigError(
-            f"the camera cannot keep its compiled kernels at {cache}: {free >> 10} kB are free. "
-            f"Expected {ROOM >> 20} MB; free some, or set WARP_CACHE_PATH to another folder."
-        )
-
-
-@contextlib.contextmanager
-def stderr_without(noise: bytes) -> Iterator[None]:
-    """Filter what C code writes to the process's stderr: drop what matches ``noise``."""
-    with contextlib.ExitStack() as stack:
-        try:
-            written = stack.enter_context(tempfile.TemporaryFile())
-            stderr = os.dup(2)
-        except OSError:  # No temporary folder, or no stderr (a windowed or detached process).
-            yield
-            return
-        sys.stderr.flush()
-        try:
-            os.dup2(written.fileno(), 2)
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-        written.seek(0)
-        rest = re.sub(noise, b"", written.read(), flags=re.DOTALL)
-    if rest:
-        os.write(2, rest)
-
-
-def check_device(device: str) -> None:
-    """Raise UnknownDeviceError unless Warp can draw on ``device``."""
-    known = [str(each) for each in warp_module().get_devices()]
-    if device not in known:
-        raise UnknownDeviceError(
-            f"Found camera device {device!r}; expected one of {', '.join(known)}. Choose one "
-            "of these."
-        )
+"""Scenes that one thread of a processor draws at once; more would not fit into its cache."""
 
 
 class FastCamera(Camera):
     """Draws with this package's rasteriser, within a fraction of a grey level of TinyRenderer.
 
     The first camera in a fresh installation compiles its kernels (seconds); Warp keeps them in
-    its cache folder for later processes. ``device`` is ``"cpu"`` or a CUDA device as Warp names it,
-    such as ``"cuda:0"``. ``in_turn`` says whether one thread draws scene after scene, as is best on
-    a processor, or one each vertex, triangle and pixel; None chooses. The pictures are the same.
-    """
+    its cache folder for later processes.
 
-    def __init__(
-        self, spec: CameraSpec, device: str = "cpu", *, in_turn: bool | None = None
-    ) -> None:
-        super().__init__(spec)
-        self._in_turn = device == "cpu" if in_turn is None else in_turn
-        check_device(device)
-        self._warp = warp_module()
-        self._device = device
-        self._always = Looks(spec, 1)
-        self._frames = {1: self._frame(1)}
-
-    def _draw(
-        self, joints: Floats, poses: Floats, shown: Flags, looks: Looks | None, rows: Rows
-    ) -> Pixels:
-        looks = self._always if looks is None else looks
-        self.open(looks)
-        if len(joints) == 1:
-            return self._frames[1].draw(joints, poses, shown, looks, rows)
-        if CHUNK not in self._frames:
-            self._frames[CHUNK] = self._frame(CHUNK)
-        pictures = np.empty((len(joints), self.spec.height, self.spec.width, 3), dtype=np.uint8)
-        for start in range(0, len(joints), CHUNK):
-            part = slice(start, start + CHUNK)
-            pictures[part] = self._frames[CHUNK].draw(
-                joints[part], poses[part], shown[part], looks, rows[part]
-            )
-        return pictures
-
-    def open(self, looks: Looks) -> None:
-        """Make room for the backgrounds of ``looks`` on this camera's device, once."""
-        if looks.pool is None:
-            with _LOADING:
-                looks.open(self._warp, self._device)
-
-    def _frame(self, capacity: int) -> Frame:
-        self.open(self._always)
-        return Frame(
-            self._warp, self.spec, self._device, capacity, self._in_turn, self._always.pool
-        )
-
-    def close(self) -> None:
-        """Release the buffers."""
-        super().close()
-        self._frames.clear()
-
-
-class Frame:
-    """Buffers and recorded kernel launches for up to ``capacity`` scenes at a time.
-
-    ``matrices``, ``rotations`` and ``eyes`` place the bodies ``(B, 14)`` before the camera,
-    ``seen`` says which are drawn, and ``picture`` is what is drawn: Warp's arrays on the device.
+    Args:
+        spec: what images look like.
+        device: ``"cpu"`` or a CUDA device as Warp names it, such as ``"cuda:0"``.
+        appearance: of scenes, which it draws by their rows; None: all look as always.
+        capacity: scenes that are drawn at once; memory grows with it.
+        in_turn: one thread draws scene after scene, see the module; None chooses. The images are
+            the same.
     """
 
     def __init__(
         self,
-        warp: Any,
         spec: CameraSpec,
-        device: str,
-        capacity: int,
-        in_turn: bool,
-        backgrounds: Any,
+        device: str = "cpu",
+        *,
+        appearance: Appearance | None = None,
+        capacity: int = 1,
+        in_turn: bool | None = None,
     ) -> None:
-        from vinoreward_envs.camera import kernels, one_thread
+        super().__init__(spec)
+        check_device(device if appearance is None else appearance.device.name)
+        self._shared = appearance is None
+        self._appearance = appearance or Appearance(spec, 1, device, varied=False)
+        self._device = self._appearance.device
+        self._capacity = capacity
+        self._in_turn = self._device.name == "cpu" if in_turn is None else in_turn
+        self._make_buffers()
+        self._record_launches()
 
-        self._warp, self._device, self._backgrounds = warp, device, backgrounds
-        self._spec, self._in_turn = spec, in_turn
-        self._normals: Any = None
-        self._noisy = False
-        """Whether the last pictures had noise."""
-        self._background_launches: tuple[list[Any], list[Launch]] | None = None
-        self._views: dict[int, NDArray[Any]] = {}
-        mesh = scene_mesh(spec.mesh)
-        self._corners = boxes(mesh)
-        # Bodies' poses: the arm's base is at the origin and stays there.
-        self._poses = np.tile(np.eye(4), (capacity, MESH_LINKS, 1, 1))
-        links = (capacity, MESH_LINKS)
-        self.matrices = self._array(np.zeros((*links, 4, 4), np.float32), warp.mat44)
-        self.rotations = self._array(np.zeros((*links, 3, 3), np.float32), warp.mat33)
-        self.eyes = self._array(np.zeros((*links, 3), np.float32), warp.vec3)
-        self.seen = self._array(np.zeros(links, np.uint8), warp.uint8)
+    def draw(self, grippers: Any, height: float, objects: Any, rows: Any) -> Any:
+        """Draw B scenes of arms that hover, B at most ``capacity``.
 
-        look: Any = kernels.Look
-        self._looks = self._array(np.zeros(capacity, look.numpy_dtype()), look)
+        Args:
+            grippers: ``(B, 2)`` metres, with the height within the arm's reach.
+            height: z of all grippers in metres.
+            objects: ``(B, 2)`` metres, bases of objects at rest; NaN: there is none.
+            rows: ``(B,)`` whole numbers, the scenes' appearances. Where one is negative nothing is
+                drawn, and what the image shows has no meaning.
 
-        size = (spec.height, spec.width)
-        self.picture = self._array(np.zeros((capacity, *size, 3), np.uint8), warp.vec3ub)
-        face_links = self._array(mesh.links[mesh.faces[:, 0]], warp.uint8)
-        surface = [
-            self._array(mesh.normal_faces, warp.vec3i), face_links,
-            self._array(mesh.normals, warp.vec3), self._array(mesh.colours, warp.vec3ub),
-        ]  # fmt: skip
-        self._noise = self._array(np.zeros((capacity, 2), np.int32), warp.int32)
-        light = [self._looks, warp.vec3(AMBIENT, DIFFUSE, SPECULAR)]
-        near = c.CAMERA_NEAR
-        steps: list[tuple[Any, tuple[int, ...], list[Any]]]
-        if in_turn:
-            # Coordinates lie side by side here, and scenes share the buffers of one.
-            floats, whole = (
-                functools.partial(self._columns, dtype=dtype)
-                for dtype in (warp.float32, warp.int32)
+        Returns:
+            ``(B, H, W, 3)`` uint8, a view of memory that the next call overwrites: a NumPy array,
+            or a torch tensor where the appearance is of tensors.
+        """
+        count = len(grippers)
+        self._views["targets"][:, 2] = height
+        self._device.fill(self._views["targets"][:, :2], grippers)
+        self._device.fill(self._views["objects"], objects)
+        self._device.fill(self._views["rows"], rows)
+        self._launch(self._hovering, count)
+        return self._views["image"][:count]
+
+    def _draw(self, joints: Floats, poses: Floats, shown: Flags, rows: NDArray[np.int64]) -> Pixels:
+        images = np.empty((len(joints), self.spec.height, self.spec.width, 3), np.uint8)
+        which = np.zeros_like(rows) if self._shared else rows
+        for start in range(0, len(joints), self._capacity):
+            part = slice(start, start + self._capacity)
+            count = len(joints[part])
+            self._device.fill(self._views["joints"], joints[part])
+            self._device.fill(self._views["bodies"][:, OBJECT_LINK], poses[part])
+            self._device.fill(self._views["present"], shown[part].astype(np.uint8))
+            self._device.fill(self._views["rows"], which[part].astype(np.int32))
+            self._launch(self._posed, count)
+            images[part] = self._device.numpy(self._image)[:count]
+        return images
+
+    def render_batch(
+        self,
+        joints: ArrayLike,
+        object_poses: ArrayLike,
+        present: ArrayLike,
+        rows: ArrayLike | None = None,
+    ) -> Pixels:
+        """See :class:`.Camera`; ``rows``, ``(B,)`` whole numbers, are the scenes' appearances, by
+        default in order."""
+        return super().render_batch(joints, object_poses, present, rows)
+
+    def _launch(self, posing: list[Launch], count: int) -> None:
+        stream = self._device.stream()
+        for launch in (*posing, *self._drawing):
+            launch(count, stream)
+
+    def _make_buffers(self) -> None:
+        warp, zeros, size = self._device.warp, self._device.zeros, self._capacity
+        from vinoreward_envs.arm_kernels import Joints
+
+        self._rows = zeros(size, dtype=warp.int32)
+        self._joints = zeros(size, dtype=Joints)
+        self._targets, self._objects = zeros(size, dtype=warp.vec3d), zeros(size, dtype=warp.vec2d)
+        self._present = zeros(size, dtype=warp.uint8)
+        self._bodies = zeros(size, MESH_LINKS, dtype=warp.mat44d)
+        self._image = zeros(size, self.spec.height, self.spec.width, dtype=warp.vec3ub)
+        self._views = {
+            name: self._device.view(array)
+            for name, array in (
+                ("rows", self._rows), ("joints", self._joints), ("targets", self._targets),
+                ("objects", self._objects), ("present", self._present), ("bodies", self._bodies),
+                ("image", self._image),
             )
-            padded = (spec.width + one_thread.BESIDE, spec.height)
-            everything = [
-                floats(mesh.positions), self._array(_ranges(mesh), warp.vec4i), whole(mesh.faces),
-                floats(_planes(mesh)), *surface, self.matrices, self.rotations, self.eyes,
-                self.seen, near, *light, *backgrounds,
-                floats(np.zeros_like(mesh.positions)), whole(np.zeros((len(mesh.faces), 5))),
-                floats(np.zeros(padded)), whole(np.zeros(padded)), self._noise,
-                self._array(np.zeros(0, np.int16), warp.int16), self.picture,
-            ]  # fmt: skip
-            steps = [(one_thread.draw_scenes, (), everything)]
-        else:
-            corners = np.zeros((capacity, len(mesh.positions), 3), np.float32)
-            screen = self._array(corners, warp.vec3)
-            depths = self._array(np.zeros((capacity, *size), np.uint64), warp.uint64)
-            positions = self._array(mesh.positions, warp.vec3)
-            faces = self._array(mesh.faces, warp.vec3i)
-            links_of = self._array(mesh.links, warp.uint8)
-            vertices = [positions, links_of, self.matrices, self.seen, near, screen]
-            triangles = [faces, face_links, self.seen, screen, *size, depths]
-            pixels = [
-                faces, *surface, self.rotations, screen, *light, *backgrounds, depths,
-                self.picture,
-            ]  # fmt: skip
-            steps = [
-                (kernels.transform_vertices, (len(mesh.positions),), vertices),
-                (kernels.fill_triangles, (len(mesh.faces),), triangles),
-                (kernels.shade_pixels, size, pixels),
-            ]
-        self._launches = [self._recorded(*step) for step in steps]
+        }  # fmt: skip
 
-    def _recorded(self, kernel: Any, dim: tuple[int, ...], inputs: list[Any]) -> Launch:
-        """Return a launch for each scene, and ``dim`` threads of it; it keeps its arrays."""
-        size = (len(self._poses), *dim)
-        return recorded(self._warp, kernel, size, inputs, self._device), dim
+    def _record_launches(self) -> None:
+        """Record what :meth:`draw` and :meth:`render_batch` launch, in this order."""
+        device, looks, size = self._device, self._appearance, self._capacity
+        warp, zeros = device.warp, device.zeros
+        from vinoreward_envs import arm_kernels
+        from vinoreward_envs.camera import appearance_kernels
 
-    def _array(self, values: NDArray[Any], dtype: Any) -> Any:
-        return self._warp.array(values, dtype=dtype, device=self._device)
-
-    def _columns(self, values: NDArray[Any], dtype: Any) -> Any:
-        """Return the columns of an array (N, K) as one (K, N) on the device."""
-        return self._array(np.ascontiguousarray(values.T), dtype)
-
-    def draw(self, joints: Floats, poses: Floats, shown: Flags, looks: Looks, rows: Rows) -> Pixels:
-        """Return ``(B, H, W, 3)`` owned pictures of at most ``capacity`` scenes."""
-        count = len(joints)
-        bodies = self._poses[:count]
-        bodies[:, 1:OBJECT_LINK] = link_poses(joints)
-        # What is absent must still be finite: it is transformed, and then not drawn.
-        bodies[:, OBJECT_LINK] = np.where(shown[:, None, None], poses, np.eye(4))
-        self._fill(self.rotations, bodies[..., :3, :3])
-        # Where each body has the camera: a rotation's inverse is its transpose.
-        away = looks.eyes[rows][:, None] - bodies[..., :3, 3]
-        eyes = np.einsum("...ij,...i->...j", bodies[..., :3, :3], away)
-        size = looks.drawn["object_size"][rows]
-        eyes[:, OBJECT_LINK] /= size[:, None]
-        self._fill(self.eyes, eyes)
-        bodies[:, OBJECT_LINK, :3, :3] *= size[:, None, None]
-        matrices = looks.screens[rows][:, None] @ bodies
-        seen = in_view(matrices @ self._corners, self._spec)
-        seen[:, OBJECT_LINK] &= shown
-        self._fill(self.matrices, matrices)
-        self._fill(self.seen, seen)
-        self.fill_looks(looks, rows)
-        if looks.pool is not None and looks.pool is not self._backgrounds:
-            self.show(None, *looks.pool)
-            self._backgrounds = looks.pool
-        anew = looks.stale(rows)
-        if len(anew):
-            self._draw_backgrounds(looks, anew)
-            looks.mark_fresh(anew)
-        if self._in_turn:
-            self._fill_noise(looks, rows)
-        self.launch(count)
-        pictures: Pixels = self._host(self.picture)[:count].copy()
-        if not self._in_turn:
-            looks.add_noise(pictures, rows)
-        return pictures
-
-    def _draw_backgrounds(self, looks: Looks, rows: Rows) -> None:
-        """Draw the backgrounds of at most ``capacity`` rows."""
-        if self._background_launches is None:
-            self._background_launches = self._record_backgrounds(looks)
-        inputs, launches = self._background_launches
-        values = (rows + 1, as_numbers(looks.drawn[rows]), looks.screens[rows])
-        for target, filled in zip(inputs, values, strict=True):
-            self._fill(target, filled)
-        for launch, dim in launches:
-            launch.set_dim((len(rows), *dim))
-            launch.launch()
-
-    def _record_backgrounds(self, looks: Looks) -> tuple[list[Any], list[Launch]]:
-        """Return the arrays of ``_draw_backgrounds`` and its recorded launches."""
-        from vinoreward_envs.camera import kernels, varying
-
-        warp, capacity, triangles = self._warp, len(self._poses), len(background_mesh().positions)
-
-        def empty(*shape: int, dtype: Any) -> Any:
-            return warp.zeros((capacity, *shape), dtype=dtype, device=self._device)
-
-        targets = empty(dtype=warp.int32)
-        drawn, screens = empty(DRAWS, dtype=warp.float64), empty(dtype=warp.mat44d)
-        placed = [
-            empty(triangles + 1, dtype=warp.int32), empty(triangles, dtype=warp.mat33),
-            empty(triangles, dtype=warp.mat33), empty(triangles, dtype=warp.vec3),
+        mesh, arm = scene_mesh(self.spec.mesh), arm_struct(device.name)
+        starts = device.of(np.tile(c.HOVER_JOINTS, (size, 1)), arm_kernels.Joints)
+        solved = zeros(size, dtype=warp.uint8)
+        reach = [self._rows, self._targets, starts, arm, self._joints, solved]
+        links = [self._rows, self._joints, arm, self._bodies]
+        placed = [self._rows, self._objects, looks.resting, self._bodies, self._present]
+        self._posed = [device.record_launch(arm_kernels.pose_links, (), links)]
+        self._hovering = [
+            device.record_launch(arm_kernels.reach, (), reach),
+            *self._posed,
+            device.record_launch(appearance_kernels.place_objects, (), placed),
+        ]
+        bodies = (size, MESH_LINKS)
+        self._matrices = zeros(*bodies, dtype=warp.mat44)
+        self._rotations = zeros(*bodies, dtype=warp.mat33)
+        self._eyes = zeros(*bodies, dtype=warp.vec3)
+        self._seen = zeros(*bodies, dtype=warp.uint8)
+        self._noise = zeros(size, 2, dtype=warp.int32)
+        corners = np.ascontiguousarray(boxes(mesh).transpose(0, 2, 1))
+        look = [
+            self._rows, self._bodies, self._present, looks.params, looks.steps, looks.screens,
+            looks.standing, looks.sizes, device.of(corners, warp.vec4d),
+            self.spec.width - 1.0, self.spec.height - 1.0,
+            self._matrices, self._rotations, self._eyes, self._seen, self._noise,
         ]  # fmt: skip
-        place = [targets, drawn, screens, *looks.to_place, *placed]
-        return [targets, drawn, screens], [
-            self._recorded(varying.place_backgrounds, (), place),
-            self._recorded(
-                kernels.draw_backgrounds, (self._spec.height,), [targets, *placed, *looks.to_draw]
-            ),
+        self._drawing = self._background_launches() if looks.varied else []
+        self._drawing.append(device.record_launch(appearance_kernels.look, (MESH_LINKS,), look))
+        self._drawing += self._in_turn_launches(mesh) if self._in_turn else self._all_launches(mesh)
+
+    def _background_launches(self) -> list[Launch]:
+        """Return launches that draw stale backgrounds."""
+        device, looks, size = self._device, self._appearance, self._capacity
+        from vinoreward_envs.camera import appearance_kernels, kernels
+
+        warp, triangles = device.warp, len(background_mesh().positions)
+        place, draw = looks.table_and_floor(self.spec)
+        placed = [
+            device.zeros(size, triangles + 1, dtype=warp.int32),
+            *(device.zeros(size, triangles, dtype=warp.mat33) for _ in range(2)),
+            device.zeros(size, triangles, dtype=warp.vec3),
+        ]
+        rows = [self._rows, looks.stale]
+        placing = [*rows, looks.params, looks.screens, *place, *placed]
+        height = (self.spec.height,)
+        return [
+            device.record_launch(appearance_kernels.place_backgrounds, (), placing),
+            device.record_launch(kernels.draw_backgrounds, height, [*rows, *placed, *draw]),
+            device.record_launch(kernels.mark_fresh, (), rows),
         ]
 
-    def _fill_noise(self, looks: Looks, rows: Rows) -> None:
-        """Let the first scenes' pictures have the noise of these rows."""
-        noisy = looks.noisy(rows)
-        if noisy:
-            if self._normals is None:
-                table = noise_table(NOISE_STARTS + 3 * self._spec.height * self._spec.width)
-                self._normals = self._array(table, self._warp.int16)
-                self._launches[-1][0].set_param_by_name("normals_of_noise", self._normals)
-            self._fill(self._noise, looks.noise(rows))
-        elif self._noisy:
-            self._fill(self._noise, np.zeros((len(self._poses), 2)))
-        self._noisy = noisy
+    def _in_turn_launches(self, mesh: SceneMesh) -> list[Launch]:
+        """Coordinates lie side by side here, and scenes share the buffers of one."""
+        device, looks = self._device, self._appearance
+        from vinoreward_envs.camera import one_thread
 
-    def show(self, looks: Any, backgrounds: Any, nearness: Any) -> None:
-        """Take the scenes' looks, unless that is None, and their backgrounds from these arrays."""
-        drawing, _ = self._launches[-1]
-        if looks is not None:
-            drawing.set_param_by_name("looks", looks)
-        launches = [drawing]
-        if self._background_launches is not None:
-            launches.append(self._background_launches[1][-1][0])
-        for launch in launches:
-            launch.set_param_by_name("backgrounds", backgrounds)
-            launch.set_param_by_name("nearness", nearness)
+        warp, columns = device.warp, device.columns
+        padded = (self.spec.width + one_thread.BESIDE, self.spec.height)
+        inputs = [
+            columns(mesh.positions, warp.float32), device.of(_ranges(mesh), warp.vec4i),
+            columns(mesh.faces, warp.int32), columns(_planes(mesh), warp.float32),
+            *self._surface(mesh), self._matrices, self._rotations, self._eyes, self._seen,
+            c.CAMERA_NEAR, *self._light(), looks.backgrounds, looks.nearness,
+            columns(np.zeros_like(mesh.positions), warp.float32),
+            columns(np.zeros((len(mesh.faces), 5)), warp.int32),
+            columns(np.zeros(padded), warp.float32), columns(np.zeros(padded), warp.int32),
+            self._noise, self._noise_table(), self._image,
+        ]  # fmt: skip
+        return [device.record_launch(one_thread.draw_scenes, (), inputs)]
 
-    def launch(self, count: int, stream: Any = None) -> None:
-        """Draw the first ``count`` scenes as the arrays say, on a stream of Warp's or its own."""
-        for launch, dim in self._launches:
-            launch.set_dim((count, *dim))
-            launch.launch(stream)
+    def _all_launches(self, mesh: SceneMesh) -> list[Launch]:
+        """One thread does a vertex, triangle or pixel."""
+        device, looks, size = self._device, self._appearance, (self.spec.height, self.spec.width)
+        from vinoreward_envs.camera import appearance_kernels, kernels
 
-    def fill_looks(self, looks: Looks, rows: Rows) -> None:
-        """Let the first scenes look as these rows do."""
-        host = self._host(self._looks)
-        part = host[: len(rows)]
-        part["direction"], part["gain"] = looks.directions[rows], looks.gains[rows]
-        part["colour"], part["background"] = looks.colours[rows], looks.backgrounds[rows]
-        if self._device != "cpu":
-            self._looks.assign(host)
+        warp, count = device.warp, len(mesh.positions)
+        screen = device.zeros(self._capacity, count, dtype=warp.vec3)
+        depths = device.zeros(self._capacity, *size, dtype=warp.uint64)
+        positions, links = device.of(mesh.positions, warp.vec3), device.of(mesh.links, warp.uint8)
+        faces, surface = device.of(mesh.faces, warp.vec3i), self._surface(mesh)
+        vertices = [positions, links, self._matrices, self._seen, c.CAMERA_NEAR, screen]
+        triangles = [faces, surface[1], self._seen, screen, *size, depths]
+        pixels = [
+            faces, *surface, self._rotations, screen, *self._light(), looks.backgrounds,
+            looks.nearness, depths, self._image,
+        ]  # fmt: skip
+        launches = [
+            device.record_launch(kernels.transform_vertices, (count,), vertices),
+            device.record_launch(kernels.fill_triangles, (len(mesh.faces),), triangles),
+            device.record_launch(kernels.shade_pixels, size, pixels),
+        ]
+        if looks.varied:
+            noise = [self._noise_table(), self._noise, self._image]
+            launches.append(device.record_launch(appearance_kernels.add_noise, size, noise))
+        return launches
 
-    def _host(self, array: Any) -> NDArray[Any]:
-        """Return an array in the host's memory: on a processor its own, elsewhere a copy."""
-        if self._device != "cpu":
-            return cast("NDArray[Any]", array.numpy())
-        if id(array) not in self._views:  # it takes 20 microseconds to make one
-            self._views[id(array)] = array.numpy()
-        return self._views[id(array)]
+    def _surface(self, mesh: SceneMesh) -> list[Any]:
+        device, warp = self._device, self._device.warp
+        return [
+            device.of(mesh.normal_faces, warp.vec3i),
+            device.of(mesh.links[mesh.faces[:, 0]], warp.uint8),
+            device.of(mesh.normals, warp.vec3), device.of(mesh.colours, warp.vec3ub),
+        ]  # fmt: skip
 
-    def _fill(self, target: Any, values: NDArray[Any]) -> None:
-        """Write the first scenes' values into a device array."""
-        host = self._host(target)
-        host[: len(values)] = values
-        if self._device != "cpu":
-            target.assign(host)
+    def _light(self) -> list[Any]:
+        strength = self._device.warp.vec3(AMBIENT, DIFFUSE, SPECULAR)
+        return [self._rows, self._appearance.shadings, strength]
+
+    def _noise_table(self) -> Any:
+        size = 3 * self.spec.height * self.spec.width if self._appearance.varied else -NOISE_STARTS
+        return self._device.of(noise_table(NOISE_STARTS + size), self._device.warp.int16)
 
 
 def boxes(mesh: SceneMesh) -> Floats:

@@ -22,23 +22,13 @@ _MIN_DOUBLE_AREA = wp.constant(0.01)
 
 
 @wp.struct
-class Look:
-    """How one scene looks; :class:`~vinoreward_envs.camera.looks.Looks` fills it."""
+class Shading:
+    """Light and colours of one scene, and which background it has."""
 
     direction: wp.vec3
     gain: wp.vec3
     colour: wp.vec3ub
     background: wp.int32
-
-
-@wp.func
-def on_screen(p: wp.vec3, screen_from_link: wp.mat44, near: float) -> wp.vec3:
-    """Return column, row and nearness of a point of a link; nearness 0: too close."""
-    h = screen_from_link * wp.vec4(p[0], p[1], p[2], 1.0)
-    if h[3] < near:
-        return wp.vec3(0.0, 0.0, 0.0)
-    nearness = 1.0 / h[3]
-    return wp.vec3(h[0] * nearness, h[1] * nearness, nearness)
 
 
 @wp.func
@@ -63,44 +53,6 @@ def below(x: float) -> int:
 def bits(nearness: float) -> wp.uint64:
     """Return the bits of a number of at least 0 as an integer; integers have the same order."""
     return wp.uint64(wp.cast(nearness, wp.uint32))
-
-
-@wp.func
-def fill(
-    t: int,
-    a: wp.vec3,
-    b: wp.vec3,
-    c: wp.vec3,
-    scene: int,
-    height: int,
-    width: int,
-    depth: wp.array3d(dtype=wp.uint64),
-):
-    """Write triangle ``t`` where it is the nearest: nearness above, index + 1 below."""
-    # Rows count downwards, so a triangle seen from outside has a negative area here.
-    area = (c[0] - a[0]) * (b[1] - a[1]) - (b[0] - a[0]) * (c[1] - a[1])
-    if area <= _MIN_DOUBLE_AREA:
-        return
-    if a[2] == 0.0 or b[2] == 0.0 or c[2] == 0.0:
-        return
-    left = wp.max(above(wp.min(a[0], wp.min(b[0], c[0]))), 0)
-    right = wp.min(below(wp.max(a[0], wp.max(b[0], c[0]))), width - 1)
-    top = wp.max(above(wp.min(a[1], wp.min(b[1], c[1]))), 0)
-    bottom = wp.min(below(wp.max(a[1], wp.max(b[1], c[1]))), height - 1)
-    if left > right or top > bottom:
-        return
-    scale = 1.0 / area
-    for row in range(top, bottom + 1):
-        y = float(row)
-        for column in range(left, right + 1):
-            x = float(column)
-            u = ((c[0] - x) * (b[1] - y) - (b[0] - x) * (c[1] - y)) * scale
-            v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * scale
-            w = 1.0 - u - v
-            nearness = wp.max(u * a[2] + v * b[2] + w * c[2], 0.0)
-            if wp.min(u, wp.min(v, w)) >= 0.0:
-                found = (bits(nearness) << _ID_BITS) | wp.uint64(t + 1)
-                wp.atomic_max(depth, scene, row, column, found)
 
 
 @wp.func
@@ -130,7 +82,7 @@ def shaded(
     normal_b: wp.vec3,
     normal_c: wp.vec3,
     rotation: wp.mat33,
-    look: Look,
+    shading: Shading,
     strength: wp.vec3,
     link: int,
     own_colour: wp.vec3ub,
@@ -142,13 +94,13 @@ def shaded(
     v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * b[2]
     w = ((b[0] - x) * (a[1] - y) - (a[0] - x) * (b[1] - y)) * c[2]
     normal = wp.normalize(rotation * (u * normal_a + v * normal_b + w * normal_c))
-    facing = wp.dot(normal, look.direction)
-    mirrored = wp.max(2.0 * facing * normal[2] - look.direction[2], 0.0)
+    facing = wp.dot(normal, shading.direction)
+    mirrored = wp.max(2.0 * facing * normal[2] - shading.direction[2], 0.0)
     brightness = strength[0] + strength[1] * wp.max(facing, 0.0) + strength[2] * mirrored * mirrored
     colour = own_colour
     if link == _OBJECT:
-        colour = look.colour
-    return lit(colour, brightness * look.gain)
+        colour = shading.colour
+    return lit(colour, brightness * shading.gain)
 
 
 @wp.kernel
@@ -165,7 +117,12 @@ def transform_vertices(
     link = int(links[i])
     if seen[scene, link] == wp.uint8(0):
         return
-    screen[scene, i] = on_screen(positions[i], screen_from_link[scene, link], near)
+    p = positions[i]
+    h = screen_from_link[scene, link] * wp.vec4(p[0], p[1], p[2], 1.0)
+    screen[scene, i] = wp.vec3(0.0, 0.0, 0.0)
+    if h[3] >= near:
+        nearness = 1.0 / h[3]
+        screen[scene, i] = wp.vec3(h[0] * nearness, h[1] * nearness, nearness)
 
 
 @wp.kernel
@@ -178,15 +135,38 @@ def fill_triangles(
     width: int,
     depth: wp.array3d(dtype=wp.uint64),
 ):
-    """Keep, for each pixel ``(B, H, W)``, the nearest triangle."""
+    """Keep, for each pixel ``(B, H, W)``, the nearest triangle: nearness above, index + 1 below."""
     scene, t = wp.tid()
     if seen[scene, int(face_links[t])] == wp.uint8(0):
         return
     face = faces[t]
-    fill(
-        t, screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
-        scene, height, width, depth,
-    )  # fmt: skip
+    a = screen[scene, face[0]]
+    b = screen[scene, face[1]]
+    c = screen[scene, face[2]]
+    # Rows count downwards, so a triangle seen from outside has a negative area here.
+    area = (c[0] - a[0]) * (b[1] - a[1]) - (b[0] - a[0]) * (c[1] - a[1])
+    if area <= _MIN_DOUBLE_AREA:
+        return
+    if a[2] == 0.0 or b[2] == 0.0 or c[2] == 0.0:
+        return
+    left = wp.max(above(wp.min(a[0], wp.min(b[0], c[0]))), 0)
+    right = wp.min(below(wp.max(a[0], wp.max(b[0], c[0]))), width - 1)
+    top = wp.max(above(wp.min(a[1], wp.min(b[1], c[1]))), 0)
+    bottom = wp.min(below(wp.max(a[1], wp.max(b[1], c[1]))), height - 1)
+    if left > right or top > bottom:
+        return
+    scale = 1.0 / area
+    for row in range(top, bottom + 1):
+        y = float(row)
+        for column in range(left, right + 1):
+            x = float(column)
+            u = ((c[0] - x) * (b[1] - y) - (b[0] - x) * (c[1] - y)) * scale
+            v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * scale
+            w = 1.0 - u - v
+            nearness = wp.max(u * a[2] + v * b[2] + w * c[2], 0.0)
+            if wp.min(u, wp.min(v, w)) >= 0.0:
+                found = (bits(nearness) << _ID_BITS) | wp.uint64(t + 1)
+                wp.atomic_max(depth, scene, row, column, found)
 
 
 @wp.kernel
@@ -198,30 +178,32 @@ def shade_pixels(
     colours: wp.array(dtype=wp.vec3ub),
     rotations: wp.array2d(dtype=wp.mat33),
     screen: wp.array2d(dtype=wp.vec3),
-    looks: wp.array(dtype=Look),
+    rows: wp.array(dtype=wp.int32),
+    shadings: wp.array(dtype=Shading),
     strength: wp.vec3,
     backgrounds: wp.array3d(dtype=wp.vec3ub),
     nearness: wp.array3d(dtype=float),
     depth: wp.array3d(dtype=wp.uint64),
-    picture: wp.array3d(dtype=wp.vec3ub),
+    image: wp.array3d(dtype=wp.vec3ub),
 ):
-    """Colour each pixel ``(B, H, W)`` and make its depth ready for the next picture."""
+    """Colour each pixel ``(B, H, W)`` and make its depth ready for the next image."""
     scene, row, column = wp.tid()
-    look = looks[scene]
+    shading = shadings[wp.max(rows[scene], 0)]
+    background = shading.background
     won = depth[scene, row, column]
     depth[scene, row, column] = wp.uint64(0)
-    if behind(won, nearness[look.background, row, column]):
-        picture[scene, row, column] = backgrounds[look.background, row, column]
+    if behind(won, nearness[background, row, column]):
+        image[scene, row, column] = backgrounds[background, row, column]
         return
     t = int(won & _ID_MASK) - 1
     face = faces[t]
     corners = normal_faces[t]
     link = int(face_links[t])
-    picture[scene, row, column] = shaded(
+    image[scene, row, column] = shaded(
         row, column,
         screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
         normals[corners[0]], normals[corners[1]], normals[corners[2]],
-        rotations[scene, link], look, strength, link, colours[t],
+        rotations[scene, link], shading, strength, link, colours[t],
     )  # fmt: skip
 
 
@@ -355,6 +337,7 @@ def draw_row(
 @wp.kernel
 def draw_backgrounds(
     rows: wp.array(dtype=wp.int32),
+    stale: wp.array(dtype=wp.uint8),
     order: wp.array2d(dtype=wp.int32),
     weights: wp.array2d(dtype=wp.mat33),
     texels: wp.array2d(dtype=wp.mat33),
@@ -366,18 +349,27 @@ def draw_backgrounds(
     backgrounds: wp.array3d(dtype=wp.vec3ub),
     nearness: wp.array3d(dtype=float),
 ):
-    """Draw rows of pixels ``(K, H)`` of table and floor, the triangles in a scene's ``order``.
+    """Draw rows of pixels ``(B, H)`` of the table and floor of scenes where they are stale.
 
-    ``rows`` say which background is drawn; 0, which all scenes share, is left as it is.
     ``weights`` times (column, row, 1) are a triangle's three corner weights over the distance, and
-    ``texels`` times these the place in the texture over the distance. ``order`` ends with -1. The
-    nearest is kept.
+    ``texels`` times these the place in the texture over the distance. A scene's ``order`` of
+    triangles ends with -1. The nearest is kept. Background 0 is that of scenes that do not vary.
     """
     scene, row = wp.tid()
     target = rows[scene]
-    if target == 0:
+    if target < 0:
+        return
+    if stale[target] == wp.uint8(0):
         return
     draw_row(
-        scene, target, row, order, weights, texels, gains, on_table, farthest,
+        scene, target + 1, row, order, weights, texels, gains, on_table, farthest,
         floor_texture, table_texture, backgrounds, nearness,
     )  # fmt: skip
+
+
+@wp.kernel
+def mark_fresh(rows: wp.array(dtype=wp.int32), stale: wp.array(dtype=wp.uint8)):
+    """Note that the backgrounds of scenes were drawn."""
+    row = rows[wp.tid()]
+    if row >= 0:
+        stale[row] = wp.uint8(0)

@@ -11,8 +11,8 @@ generates. Both modules share the shading function.
 
 import warp as wp
 
-from vinoreward_envs.camera.kernels import Look, shaded
-from vinoreward_envs.camera.looks import NOISE_ROUNDED, NOISE_SHIFTED
+from vinoreward_envs.camera.kernels import Shading, shaded
+from vinoreward_envs.camera.noise import NOISE_ROUNDED, NOISE_SHIFTED
 
 wp.set_module_options({"enable_backward": False})
 
@@ -20,13 +20,13 @@ BESIDE = 8
 """Pixels of a row that are tested at once; ``depth`` and ``winners`` have as many more columns."""
 
 _COPY = """
-    const size_t pixels = (size_t)pictures.shape[1] * pictures.shape[2];
-    memcpy(pictures.data + scene * pixels, backgrounds.data + background * pixels, 3 * pixels);
+    const size_t pixels = (size_t)images.shape[1] * images.shape[2];
+    memcpy(images.data + scene * pixels, backgrounds.data + background * pixels, 3 * pixels);
 """
 
 _ADD_NOISE = """
-    const size_t pixels = (size_t)pictures.shape[1] * pictures.shape[2];
-    wp::uint8* grey = (wp::uint8*)(pictures.data + scene * pixels);
+    const size_t pixels = (size_t)images.shape[1] * images.shape[2];
+    wp::uint8* grey = (wp::uint8*)(images.data + scene * pixels);
     const wp::int16* normal = normals.data + start;
     const wp::int16 strength = (wp::int16)times;
     #pragma clang loop vectorize(assume_safety)
@@ -159,9 +159,9 @@ def copy_background(
     backgrounds: wp.array3d(dtype=wp.vec3ub),
     background: int,
     scene: int,
-    pictures: wp.array3d(dtype=wp.vec3ub),
+    images: wp.array3d(dtype=wp.vec3ub),
 ):
-    """Let a scene's picture be its table and floor."""
+    """Let a scene's image be its table and floor."""
 
 
 @wp.func_native(_ADD_NOISE)
@@ -170,9 +170,9 @@ def add_noise(
     start: int,
     times: int,
     scene: int,
-    pictures: wp.array3d(dtype=wp.vec3ub),
+    images: wp.array3d(dtype=wp.vec3ub),
 ):
-    """Add the sensor's noise to a scene's picture, as ``Looks.add_noise`` does."""
+    """Add the sensor's noise to a scene's image, see ``look``."""
 
 
 @wp.func_native(_TRANSFORM)
@@ -228,7 +228,8 @@ def draw_scenes(
     eyes: wp.array2d(dtype=wp.vec3),
     seen: wp.array2d(dtype=wp.uint8),
     near: float,
-    looks: wp.array(dtype=Look),
+    rows: wp.array(dtype=wp.int32),
+    shadings: wp.array(dtype=Shading),
     strength: wp.vec3,
     backgrounds: wp.array3d(dtype=wp.vec3ub),
     nearness: wp.array3d(dtype=float),
@@ -238,17 +239,17 @@ def draw_scenes(
     winners: wp.array2d(dtype=wp.int32),
     noise: wp.array2d(dtype=wp.int32),
     normals_of_noise: wp.array(dtype=wp.int16),
-    picture: wp.array3d(dtype=wp.vec3ub),
+    image: wp.array3d(dtype=wp.vec3ub),
 ):
     """Draw scenes ``(B,)``; ``screen``, ``boxes``, ``depth`` and ``winners`` are of one scene.
 
-    ``noise`` ``(B, 2)`` says where a picture's noise begins, and its strength.
+    ``noise`` ``(B, 2)`` says where a image's noise begins, and its strength.
     """
     scene = wp.tid()
-    look = looks[scene]
+    shading = shadings[wp.max(rows[scene], 0)]
     height = backgrounds.shape[1]
     width = backgrounds.shape[2]
-    copy_background(backgrounds, look.background, scene, picture)
+    copy_background(backgrounds, shading.background, scene, image)
     for link in range(ranges.shape[0]):
         if seen[scene, link] != wp.uint8(0):
             span = ranges[link]
@@ -264,16 +265,16 @@ def draw_scenes(
                 near_here = depth[row, column]
                 winners[row, column] = 0
                 depth[row, column] = 0.0
-                if near_here >= nearness[look.background, row, column]:
+                if near_here >= nearness[shading.background, row, column]:
                     t = won - 1
                     corners = normal_faces[t]
                     link = int(face_links[t])
-                    picture[scene, row, column] = shaded(
+                    image[scene, row, column] = shaded(
                         row, column,
                         corner(screen, faces[0, t]), corner(screen, faces[1, t]),
                         corner(screen, faces[2, t]),
                         normals[corners[0]], normals[corners[1]], normals[corners[2]],
-                        rotations[scene, link], look, strength, link, colours[t],
+                        rotations[scene, link], shading, strength, link, colours[t],
                     )  # fmt: skip
     if noise[scene, 1] != 0:
-        add_noise(normals_of_noise, noise[scene, 0], noise[scene, 1], scene, picture)
+        add_noise(normals_of_noise, noise[scene, 0], noise[scene, 1], scene, image)

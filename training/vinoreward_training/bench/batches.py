@@ -14,10 +14,11 @@ import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_envs.arm import hover_home_joints, inverse_kinematics
+from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.constants import HOVER_HEIGHT, MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
-from vinoreward_envs.scene import object_rest_pose
+from vinoreward_envs.objects import object_rest_pose
+from vinoreward_envs.scenes import CHUNK
 from vinoreward_training.bench.rewards import Stepper, one_thread, scene_camera
 from vinoreward_training.bench.rows import (
     Row,
@@ -165,10 +166,10 @@ def _parts(stack: contextlib.ExitStack, config: BenchConfig) -> dict[str, Callab
     draw = np.random.default_rng(config.seed)
     grippers, objects = draw.uniform(WORKSPACE_LOW, WORKSPACE_HIGH, (2, LEARNED, 2))
     targets = np.column_stack([grippers, np.full(LEARNED, HOVER_HEIGHT)])
-    joints = inverse_kinematics(targets, np.tile(hover_home_joints(), (LEARNED, 1)))
+    joints = inverse_kinematics(targets)
     poses = np.stack([object_rest_pose((x, y)) for x, y in objects.tolist()])
     present = np.ones(LEARNED, np.bool_)
-    camera = stack.enter_context(FastCamera(scene_camera(bundle)))
+    camera = stack.enter_context(FastCamera(scene_camera(bundle), capacity=CHUNK))
     classifier = stack.enter_context(Classifier(bundle))
     pictures = camera.render_batch(joints, poses, present)
     return {

@@ -25,9 +25,9 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.guard import GUARD_FILE, LEAST_EPISODES, PictureGuard
+from vinoreward_envs.arrays import Arrays
 from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
-from vinoreward_envs.device_camera import DeviceCamera
-from vinoreward_envs.device_judging import piece_of
+from vinoreward_envs.scenes import HoverScenes, piece_of
 from vinoreward_training.bench.encoders import encoder_bundle, not_there
 from vinoreward_training.bench.rewards import scene_camera
 from vinoreward_training.bench.rows import Row, median_row
@@ -192,18 +192,21 @@ def _parts(
         torch.tensor(draw.uniform(WORKSPACE_LOW, WORKSPACE_HIGH, (piece, 2)), device=device)
         for _ in range(2)
     )
-    camera = DeviceCamera(scene_camera(bundle), device, piece)
+    scenes = HoverScenes(
+        piece, arrays=Arrays("torch", device), camera=scene_camera(bundle), on_device=True
+    )
+    scenes.gripper, scenes.objects = grippers, objects
     on = "CPU" if device == "cpu" else "CUDA"
     precision = "fp32" if device == "cpu" else "fp16"
     classifier = stack.enter_context(
         Classifier(bundle, backend="torch", device=on, precision=precision)
     )
     judge = classifier
-    pictures = camera.draw(grippers, objects).clone()
+    pictures = scenes.images()
 
     def drawn() -> None:
         for _ in range(pieces):
-            camera.draw(grippers, objects)
+            scenes.images()
 
     def judged() -> None:
         for _ in range(pieces):

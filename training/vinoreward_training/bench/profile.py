@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
@@ -25,7 +24,6 @@ from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.tasks.environments import (
     dependencies_named,
     has_own_reward,
-    is_hover,
     make_env,
 )
 
@@ -76,13 +74,13 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 
         if has_own_reward(config.env):
             # Only times matter here, not the claims.
-            spec = gym.spec(config.env.rpartition(":")[-1])
-            if config.bundle is not None and is_hover(spec, "accept_foreign_pictures"):
+            if config.bundle is not None:
                 chosen["accept_foreign_pictures"] = True
             env = opened(config.env, kwargs, bundle=config.bundle, **chosen)
-            scene, classifier = env.unwrapped.scene, env.unwrapped.classifier
-            parts = {"home": "motion", "move_gripper": "motion", "render": "render"}
-            for name, part in parts.items():
+            learned = env.has_wrapper_attr("classifier")  # the oracle has none
+            classifier = env.get_wrapper_attr("classifier") if learned else None
+            scene = env.unwrapped.scene.batch
+            for name, part in {"home": "motion", "move": "motion", "images": "render"}.items():
                 setattr(scene, name, clock.timed(part, getattr(scene, name)))
         elif config.bundle is None:
             raise ConfigError(

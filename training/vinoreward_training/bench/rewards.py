@@ -17,7 +17,7 @@ import numpy.typing as npt
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_envs.camera.spec import CameraSpec, camera_spec
+from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import (
     ARTICLE_HEIGHT,
     ARTICLE_WIDTH,
@@ -26,6 +26,7 @@ from vinoreward_envs.constants import (
     WORKSPACE_HIGH,
     WORKSPACE_LOW,
 )
+from vinoreward_envs.making import spec_of
 from vinoreward_envs.scene import HoverScene, make_camera
 from vinoreward_training.bench.rows import (
     Row,
@@ -87,7 +88,7 @@ class Stepper:
 
 def scene_camera(bundle: Bundle) -> CameraSpec:
     """Return the fast camera for pictures like those the bundle was trained on."""
-    return camera_spec("fast", None, None, bundle)
+    return spec_of(bundle)
 
 
 def one_thread() -> None:
@@ -191,10 +192,10 @@ def reward_path_rows(config: BenchConfig) -> list[Row]:
     with scene, Classifier(bundle) as classifier:
         scene.place_object(FIXED_OBJECT)
         scene.move_gripper((0.55, -0.1))
-        pose = scene.object_pose
+        joints, pose = scene.pose()
         times = interleaved(
             {
-                "article": article_path(scene.joints, np.eye(4) if pose is None else pose),
+                "article": article_path(joints, np.eye(4) if pose is None else pose),
                 "ours": lambda: classifier.probability(scene.render()[None]),
             },
             rounds=config.rounds,
@@ -272,7 +273,7 @@ def camera_rows(config: BenchConfig) -> list[Row]:
             category = fresh_category(index)
             random = np.random.default_rng([config.seed, 2, index])
             take(scene, draw(category, random), category)
-            at = scene.joints, scene.object_pose
+            at = scene.pose()
             drawn = {name: camera.render(*at) for name, camera in cameras.items()}
             for name, picture in drawn.items():
                 greys[name].append(float(np.abs(picture.astype(np.int16) - drawn["tiny"]).mean()))

@@ -56,6 +56,7 @@ from vinoreward_training.runs.settings import Settings, refuse_ignored
 from vinoreward_training.tasks.environments import (
     dependencies_named,
     find_spec,
+    has_own_reward,
     is_hover,
     not_importable,
     takes_no_mode,
@@ -107,7 +108,7 @@ def _make(config: CaptureConfig) -> Any:
             size = config.image_size
             asked = {"image_size": size, "camera": config.renderer, "mesh": config.mesh}
             options |= {name: value for name, value in asked.items() if value is not None}
-            if is_hover(spec, "backend"):
+            if has_own_reward(config.env):
                 options.setdefault("backend", "oracle")  # it needs no bundle to take pictures
         elif given := [name for name in _OF_HOVER if getattr(config, name) is not None]:
             raise ConfigError(

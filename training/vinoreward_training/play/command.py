@@ -28,7 +28,7 @@ from vinoreward_actors.command import settings as actors_settings
 from vinoreward_actors.command.build import evaluation_options
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.tasks.lookup import make_task
-from vinoreward_envs.panda_hover import has_display
+from vinoreward_envs.human import has_display
 from vinoreward_training.configs import PlayConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.play.film import Filmer, check_film_path, save_film

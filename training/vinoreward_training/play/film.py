@@ -78,7 +78,7 @@ class Filmer:
 
     def _picture(self) -> NDArray[np.uint8]:
         scene = getattr(self._env.unwrapped, "scene", None)
-        if scene is not None and hasattr(scene, "object_pose"):
+        if scene is not None and hasattr(scene, "pose"):
             return self._large_picture(scene)
         frame = np.asarray(self._env.render(), dtype=np.uint8)
         if frame.ndim != 3 or frame.shape[2] != 3:
@@ -101,7 +101,7 @@ class Filmer:
                     mesh="full",
                 )
             )
-        frame: NDArray[np.uint8] = self._camera.render(scene.joints, scene.object_pose)
+        frame: NDArray[np.uint8] = self._camera.render(*scene.pose())
         return frame
 
 

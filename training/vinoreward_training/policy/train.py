@@ -62,7 +62,7 @@ from vinoreward_training.tasks.environments import (
     make_env,
     network_sha256,
 )
-from vinoreward_training.tasks.many import beside, make_batch, make_envs
+from vinoreward_training.tasks.many import make_batch, make_envs, sibling_env
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -368,7 +368,9 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
         env, counts = _make_all(config), (config.eval_episodes, config.final_episodes)
         try:
             often, final = (
-                beside(env, min(MOST_EVALUATED_AT_ONCE, env.num_envs, count), **_of_env(config))
+                sibling_env(
+                    env, min(MOST_EVALUATED_AT_ONCE, env.num_envs, count), **_of_env(config)
+                )
                 for count in counts
             )
         except VinorewardError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -25,7 +24,8 @@ from vinoreward.wrappers.render_once import PictureInInfo
 from vinoreward.wrappers.sources import ImageSource, default_source, takes_render
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward.wrappers.views import sources_of
-from vinoreward_envs.panda_hover import ORACLE, UNJUDGED, PandaHoverEnv
+from vinoreward_envs.making import ORACLE, UNJUDGED
+from vinoreward_envs.panda_hover import PandaHoverEnv
 
 OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
 OF_JUDGE = (
@@ -194,7 +194,7 @@ def truth_reader(truth_key: str | None, truth: str | None) -> Truth:
 
 
 def has_own_reward(env_id: str) -> bool:
-    """Return whether the environment has a learned reward itself: PandaHover or derived from it."""
+    """Return whether ``gym.make`` puts a learned reward around the environment: one of ours."""
     try:
         spec = find_spec(env_id)
     except Exception as error:  # a package may raise anything when it is imported
@@ -202,24 +202,24 @@ def has_own_reward(env_id: str) -> bool:
             f"no environment {env_id!r} ({error}). Expected a registered id such as PandaHover-v0, "
             "or package:Id-v0." + not_importable(env_id, error)
         ) from error
-    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("vinoreward_envs."):
-        return True
-    return is_hover(spec, "backend", "precision", "bundle")
+    return _is_ours(spec)
 
 
-def is_hover(spec: gym.envs.registration.EnvSpec, *names: str) -> bool:
-    """Return whether an environment is PandaHover or derived from it and takes these arguments."""
+def _is_ours(spec: gym.envs.registration.EnvSpec) -> bool:
+    return isinstance(spec.entry_point, str) and spec.entry_point.startswith("vinoreward_envs.")
+
+
+def is_hover(spec: gym.envs.registration.EnvSpec) -> bool:
+    """Return whether an environment is PandaHover or derived from it."""
     creator: Any = spec.entry_point
+    if _is_ours(spec):
+        return True
     if isinstance(creator, str):
         try:
             creator = gym.envs.registration.load_env_creator(creator)
         except Exception:  # noqa: BLE001  # a module may raise anything
             return False  # gym.make raises with the reason
-    if not (isinstance(creator, type) and issubclass(creator, PandaHoverEnv)):
-        return False
-    parameters = inspect.signature(creator).parameters
-    anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    return anything or all(name in parameters for name in names)
+    return isinstance(creator, type) and issubclass(creator, PandaHoverEnv)
 
 
 def check_bundle_used(env_id: str, bundle: str | None, *, wrap_bundle: bool) -> None:

@@ -16,7 +16,7 @@ from vinoreward.files import shown
 from vinoreward.processes import limit_threads, starting_processes, thread_limits
 from vinoreward.wrappers.sources import default_source
 from vinoreward.wrappers.views import sources_of
-from vinoreward_envs.panda_hover import DEFAULT_BUNDLE, ORACLE, REWARDS
+from vinoreward_envs.making import DEFAULT_BUNDLE, ORACLE, REWARDS
 from vinoreward_training.tasks.environments import (
     OF_JUDGE,
     dependencies_named,
@@ -134,9 +134,9 @@ def make_batch(
     except TypeError as error:
         raise ConfigError(
             f"{env_id} in a batch does not take these arguments: {error}. Expected what "
-            f"PandaHoverVectorEnv documents; change --env-kwargs, or {cure}."
+            f"vinoreward_envs.making.make_vec_env documents; change --env-kwargs, or {cure}."
         ) from error
-    if prepare := getattr(made.unwrapped, "prepare", None):
+    if prepare := getattr(made, "prepare", None):
         prepare()
     # After that: this imports PyTorch, while a thread compiles the networks.
     from vinoreward_training.sb3 import BatchedVecEnv
@@ -151,8 +151,8 @@ def make_batch(
         raise
 
 
-def beside(env: VecEnv, count: int, **options: Any) -> VecEnv:
-    """Return ``count`` more environments that draw and judge with what a :func:`make_batch` has.
+def sibling_env(env: VecEnv, count: int, **options: Any) -> VecEnv:
+    """Return ``count`` more environments that score with the network of a :func:`make_batch`.
 
     With the same ``options`` they see the same through an encoder, which is loaded again.
     """
@@ -162,7 +162,8 @@ def beside(env: VecEnv, count: int, **options: Any) -> VecEnv:
     if not isinstance(env, BatchedVecEnv):
         raise ConfigError(f"found {type(env).__name__}. Expected a batch.")
     batch: Any = env.batch
-    more = batch.unwrapped.beside(count)
+    inner: Any = batch.env if isinstance(batch, VectorEncodedObservation) else batch
+    more = inner.sibling_env(count)
     if not isinstance(batch, VectorEncodedObservation):
         return BatchedVecEnv(more)
     arguments = {**encoder_arguments(**options), "device": batch.encoder.device}

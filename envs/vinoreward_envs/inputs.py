@@ -1,0 +1,200 @@
+"""What hover environments are given, checked: actions, places, seeds, masks, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.arrays import is_tensor, to_numpy
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.machine import free_memory
+from vinoreward_envs import constants as c
+from vinoreward_envs.arrays import CPU, Array, Arrays
+from vinoreward_envs.camera.spec import CameraSpec, check_choice
+from vinoreward_envs.scenes import CHUNK
+from vinoreward_envs.task import ObjectPosition
+
+STATE_BYTES: Final = 1024
+"""Of one environment, without images: numbers, and what a step computes with."""
+CAMERA_BYTES: Final = 16 << 20
+"""Of a thread's camera, beside its images."""
+IMAGES_AT_ONCE: Final = 8
+"""Times the images of one piece, with what an OOD detector computes of them."""
+SCENE_BYTES: Final = 72 << 10
+"""Of one scene that is drawn on a GPU, beside its pixels: poses and corners."""
+PIXEL_BYTES: Final = 192
+"""Of one of its pixels, with what classifier and OOD detector compute of it."""
+APPEARANCE_BYTES: Final = 2048
+"""Of what one environment's episode drew, beside its background."""
+MEMORY_SHARE: Final = 0.9
+"""Largest share of the free memory."""
+
+
+def checked_count(name: str, value: object) -> int:
+    """Return a whole number of at least 1, or raise ConfigError."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+    if not whole or int(value) < 1:  # type: ignore[call-overload]
+        raise ConfigError(
+            f"Found {name}={value!r}; expected a whole number of at least 1. Pass one."
+        )
+    return int(value)  # type: ignore[call-overload,no-any-return]
+
+
+def checked_actions(actions: Array, count: int, arrays: Arrays) -> tuple[Array, Array]:
+    """Return ``(N, 2)`` float64 moves within their bounds, and where all numbers are finite.
+
+    The moves elsewhere are 0. InputError for another shape, or no numbers.
+    """
+    xp = arrays.xp
+    try:
+        if arrays.kind == "torch":
+            moves = xp.as_tensor(actions, dtype=xp.float64, device=arrays.device).detach()
+        else:
+            # NumPy has no bfloat16.
+            own = actions.double() if is_tensor(actions) else actions
+            moves = np.asarray(to_numpy(own), np.float64)
+        shape = tuple(moves.shape)
+    except (TypeError, ValueError, RuntimeError):
+        shape = ()
+    if shape != (count, 2):
+        raise InputError(
+            f"Found actions {_shown(actions)}; expected numbers of shape ({count}, 2), a move (dx, "
+            f"dy) in metres within {c.MAX_MOVE} for each environment. Check the policy that made "
+            "them."
+        )
+    finite = xp.isfinite(moves).all(1)
+    return xp.where(finite[:, None], xp.clip(moves, -c.MAX_MOVE, c.MAX_MOVE), 0.0), finite
+
+
+def checked_mask(mask: Any, count: int, arrays: Arrays) -> Array:
+    """Return a reset mask as an own ``(N,)`` bool array; all True for None.
+
+    A tensor may be False everywhere: to know it, the host would have to wait for a device.
+    """
+    if mask is None:
+        return arrays.of(np.ones(count, np.bool_))
+    if is_tensor(mask) and arrays.kind == "torch":
+        own = mask.detach().to(arrays.device, copy=True)
+        fits = own.shape == (count,) and own.dtype == arrays.xp.bool
+    else:
+        own = np.array(to_numpy(mask))
+        fits = own.shape == (count,) and own.dtype == np.bool_ and bool(own.any())
+        own = arrays.of(own) if fits else own
+    if not fits:
+        raise InputError(
+            f'Found the reset option "reset_mask" {_shown(own)}; expected bool of shape ({count},) '
+            "with at least one True, where to reset. Pass terminations | truncations, or leave it "
+            "out to reset all."
+        )
+    return own
+
+
+def checked_objects(
+    value: Any, count: int = 1, what: str = 'reset option "object_position"'
+) -> NDArray[np.float64] | None:
+    """Return places of objects as ``(N, 2)``; None for None."""
+    if value is None:
+        return None
+    try:
+        own = np.asarray(to_numpy(value), np.float64)
+    except (TypeError, ValueError):
+        own = np.empty(0)
+    # NaN compares false, so this refuses it as well.
+    if own.shape in ((2,), (count, 2)) and (
+        (own >= c.WORKSPACE_LOW).all() and (own <= c.WORKSPACE_HIGH).all()
+    ):
+        return np.broadcast_to(own, (count, 2))
+    raise InputError(
+        f"Found {_shown(value)} as {what}; expected x, y in metres from {c.WORKSPACE_LOW} to "
+        f"{c.WORKSPACE_HIGH}{f', or ({count}, 2) of them' if count > 1 else ''}, where the gripper "
+        "can hover. Pass such places."
+    )
+
+
+def checked_object_position(value: ObjectPosition) -> ObjectPosition:
+    """Return ``value`` if the object can be there, else raise ``ConfigError`` or ``InputError``."""
+    if isinstance(value, str):
+        check_choice("object_position", value, ("fixed", "random"))
+        return value
+    (place,) = np.asarray(checked_objects(value, what="object_position")).tolist()
+    return (place[0], place[1])
+
+
+def checked_seeds(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
+    """Return one seed per environment: ``seed + i`` of a number."""
+    seeds: Sequence[Any]
+    if seed is None:
+        return [None] * count
+    if isinstance(seed, (int, np.integer)):
+        seeds = range(int(seed), int(seed) + count)
+    else:
+        seeds = list(seed)
+    wrong = [
+        each
+        for each in (seeds[:1] if isinstance(seeds, range) else seeds)
+        if each is not None
+        and (isinstance(each, bool) or not isinstance(each, (int, np.integer)) or each < 0)
+    ]
+    if wrong or len(seeds) != count:
+        raise InputError(
+            f"Found {len(seeds)} seeds{f', of them {wrong[0]!r}' if wrong else ''}; expected a "
+            f"whole number of at least 0, or {count} of them. Pass one number for all."
+        )
+    return [None if each is None else int(each) for each in seeds]
+
+
+def memory_needed(
+    num_envs: int,
+    spec: CameraSpec,
+    *,
+    threads: int,
+    pixels: bool,
+    rendered: bool,
+    varied: bool = False,
+    at_once: int = 0,
+) -> dict[str, int]:
+    """Return the bytes that so many environments need: ``"state"``, ``"images"``, ``"drawing"``,
+    ``"appearance"``.
+
+    With ``pixels`` a step in which all episodes end holds the images that it returns, those that
+    the episodes ended with and start with, and the ones before that the caller still has. A GPU
+    draws ``at_once`` scenes at once, else ``threads`` do, 0 where nothing is drawn. Libraries and
+    networks are not counted.
+    """
+    size = spec.height * spec.width
+    drawing = threads * (CAMERA_BYTES + CHUNK * 3 * size * IMAGES_AT_ONCE)
+    if at_once:
+        drawing = at_once * (SCENE_BYTES + PIXEL_BYTES * size)
+    background = 7 * size if threads else 0
+    return {
+        "state": num_envs * STATE_BYTES,
+        "images": num_envs * 3 * size * ((4 if pixels else 0) + (1 if rendered else 0)),
+        "drawing": drawing,
+        "appearance": num_envs * (APPEARANCE_BYTES + background) if varied else 0,
+    }
+
+
+def check_memory(num_envs: int, needed: Mapping[str, int], arrays: Arrays) -> None:
+    """Raise ConfigError if the environments need more memory than is free where they are."""
+    device, free = "the host", free_memory()
+    if arrays.device != CPU:
+        device = arrays.device
+        free = int(arrays.xp.cuda.mem_get_info(device)[0])
+    total = sum(needed.values())
+    if free is None or total <= MEMORY_SHARE * free:
+        return
+    parts = ", ".join(f"{value / 1e9:.2f} GB of {name}" for name, value in needed.items())
+    raise ConfigError(
+        f"{num_envs} environments need {total / 1e9:.2f} GB ({parts}), and {free / 1e9:.2f} GB "
+        f"are free on {device}. Expected at most {MEMORY_SHARE:.0%} of that; make fewer "
+        "(num_envs), or with images smaller ones (image_size)."
+    )
+
+
+def _shown(value: Any) -> str:
+    """Return what was found, in a few words."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return f"{value!r:.80}" if shape is None else f"of shape {tuple(shape)} and type {dtype}"

@@ -1,0 +1,403 @@
+"""What ``gym.make`` and ``gym.make_vec`` of the hover ids return: the scene and its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.base import CHUNKS
+from vinoreward.backends.runtime import import_openvino
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError
+from vinoreward.images import check_scene
+from vinoreward.machine import usable_cores
+from vinoreward.rewards.classifier import Classifier, check_origin
+from vinoreward.wrappers.autoreset import VectorAutoreset
+from vinoreward.wrappers.learned_reward import LearnedReward
+from vinoreward.wrappers.vector import LearnedReward as VectorLearnedReward
+from vinoreward_envs import constants as c
+from vinoreward_envs.arrays import CPU, Kind, checked_device
+from vinoreward_envs.camera.spec import CameraSpec, check_choice, checked_size, resized
+from vinoreward_envs.human import HumanRendering
+from vinoreward_envs.inputs import checked_count
+from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
+from vinoreward_envs.randomization import DomainRandomization
+
+DEFAULT_BUNDLE: Final = "panda-hover-classifier"
+ORACLE: Final = "oracle"
+UNJUDGED: Final = "none"
+REWARDS: Final[dict[str, Any]] = {
+    "success_reward": c.REWARD_SUCCESS,
+    "env_reward_weight": 1.0,
+    "success_replaces_env_reward": True,
+    "frozen_check": False,
+}
+"""Of a learned reward: the scene pays for the move, but for one that ends in a claimed success."""
+_BATCHED: Final[dict[str, tuple[object, ...]]] = {
+    "motion": ("kinematic",),
+    "camera": ("fast",),
+    "fidelity": (None,),
+    "render_mode": (None, "rgb_array"),
+}
+_OF_REWARD: Final = (
+    "precision", "device", "threads", "success_threshold", "success_exit_threshold",
+    "success_hold_steps", "on_ood", "accept_foreign_pictures",
+)  # fmt: skip
+_OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs")
+AnyBundle = Bundle | str | Path | Mapping[str, Any] | None
+
+
+class HoverReward(LearnedReward):
+    """:class:`~vinoreward.LearnedReward` of the hover scene: a success is no truncation."""
+
+    def step(self, action: Any) -> Any:
+        """See :class:`~vinoreward.LearnedReward`."""
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated and not terminated, info
+
+
+class HoverVectorReward(VectorLearnedReward):
+    """:class:`HoverReward` for a batch."""
+
+    _loading: Future[None] | None = None
+    _shares = False
+
+    def step(self, actions: Any) -> Any:
+        """See :class:`~vinoreward.VectorLearnedReward`."""
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            loading.result()
+        hover: Any = self.unwrapped
+        self.classifier.busy_cores = hover.busy_cores
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        return observations, rewards, terminated, truncated & ~terminated, infos
+
+    def prepare(self) -> None:
+        """Begin to load the networks that the first step would load, in a thread.
+
+        OpenVINO compiles them without Python's lock, so that other libraries can be imported
+        meanwhile. With another backend nothing is done.
+        """
+        if self.classifier.backend_name != "openvino" or self._shares:
+            return
+        import_openvino()  # here: two threads should not import large libraries together
+        picture, classifier = self.classifier.picture, self.classifier
+
+        def load() -> None:
+            blank = np.zeros((self.num_envs, picture.height, picture.width, 3), np.uint8)
+            classifier.judge(blank)
+            first, *again = classifier.backends
+            if again or classifier.bundle.spec.decision.shift_band:
+                for size in CHUNKS:  # of images that are scored again, and their translations
+                    (again or [first])[0].infer(blank[:size])
+
+        pool = ThreadPoolExecutor(1)
+        self._loading = pool.submit(load)
+        pool.shutdown(wait=False)
+
+    def share_network(self, other: HoverVectorReward) -> None:
+        """Score with another one's network, which that one frees."""
+        self._model.classifier = other.classifier
+        self._shares = True
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the environment and free the network."""
+        if self._loading is not None:
+            self._loading.exception()  # waits; nobody wants the network any more
+            self._loading = None
+        if self._shares:
+            self.env.close(**kwargs)
+        else:
+            super().close(**kwargs)
+
+
+class HoverBatch(VectorAutoreset):
+    """What ``gym.make_vec`` returns: a batch of hover scenes that resets itself."""
+
+    @property
+    def learned(self) -> HoverVectorReward | None:
+        """The learned reward; None where the scene's own is paid."""
+        return self.env if isinstance(self.env, HoverVectorReward) else None
+
+    @property
+    def classifier(self) -> Classifier | None:
+        """What scores the images; None where the scene's own reward is paid."""
+        return None if self.learned is None else self.learned.classifier
+
+    @property
+    def randomization(self) -> DomainRandomization:
+        """See :class:`.PandaHoverVectorEnv`."""
+        hover: Any = self.unwrapped
+        ranges: DomainRandomization = hover.randomization
+        return ranges
+
+    @randomization.setter
+    def randomization(self, value: Any) -> None:
+        hover: Any = self.unwrapped
+        hover.randomization = value
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the scene has, such as ``memory`` and ``episode_params``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.unwrapped, name)
+
+    def step(self, actions: Any) -> Any:
+        """See :class:`~vinoreward.wrappers.autoreset.VectorAutoreset`."""
+        *step, infos = super().step(actions)
+        final = infos.get("final_info")
+        if final is not None and "invalid_action" in final:
+            for key in ("invalid_action", "_invalid_action"):  # it ended that episode
+                infos[key] = final[key] & True
+                final[key] = infos[key] & True
+        return *step, infos
+
+    def claimed_picture(self, index: int) -> NDArray[np.uint8] | None:
+        """Return the ``(H, W, 3)`` image of an environment's last claim; None before it."""
+        return None if self.learned is None else self.learned.claimed_picture(index)
+
+    def prepare(self) -> None:
+        """See :meth:`HoverVectorReward.prepare`."""
+        if self.learned is not None:
+            self.learned.prepare()
+
+    def sibling_env(self, num_envs: int) -> HoverBatch:
+        """Return other environments of the same arguments, which score with this batch's network.
+
+        Their episodes are their own. One thread steps both; closing this batch frees the network.
+        """
+        hover: Any = self.unwrapped
+        given = {k: v for k, v in hover.spec.kwargs.items() if k not in _OF_MAKE_VEC}
+        other = make_vec_env(num_envs, **{**given, "randomization": hover.randomization})
+        if other.learned is not None and self.learned is not None:
+            other.learned.share_network(self.learned)
+        return other
+
+
+class ArticleImage:
+    """The article's large image, resized with PIL to what a network takes."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self.size = height, width
+
+    def __call__(self, env: gym.Env[Any, Any], observation: object) -> NDArray[np.uint8]:
+        """Return ``(height, width, 3)`` uint8."""
+        return resized(np.asarray(env.render(), np.uint8), *self.size)
+
+
+def make_env(
+    *,
+    backend: str = "openvino",
+    bundle: AnyBundle = None,
+    fidelity: Literal["article"] | None = None,
+    observation: Literal["state", "pixels"] = "state",
+    render_mode: Literal["rgb_array", "human"] | None = None,
+    **options: Any,
+) -> gym.Env[Any, Any]:
+    """Make one hover environment: a :class:`PandaHoverEnv` inside a learned reward.
+
+    A claimed success pays 100 and ends the episode; any other step pays what the scene does.
+    ``info`` gains what :class:`~vinoreward.LearnedReward` writes: ``is_success`` (claimed),
+    ``reward_prob`` and ``reward_ood``.
+
+    Args:
+        backend: ``"openvino"``, ``"onnxruntime"``, ``"torch"`` or another registered one runs the
+            classifier; ``"oracle"`` pays the truth and needs no image; ``"none"`` leaves the reward
+            to a wrapper: no ``is_success``, no reward for success and no end by it.
+        bundle: name or folder of the classifier's bundle, or a loaded one; None is the shipped
+            one. With the oracle it only describes the image.
+        fidelity: as :class:`PandaHoverEnv`'s; the article's image is resized with PIL, also for a
+            bundle of other images (whose card then does not hold), and no OOD detector sees it.
+        observation: as :class:`PandaHoverEnv`'s.
+        render_mode: None, ``"rgb_array"`` or ``"human"`` (needs a display).
+        options: ``precision``, ``device``, ``threads``, ``success_threshold``,
+            ``success_exit_threshold``, ``success_hold_steps``, ``on_ood`` and
+            ``accept_foreign_pictures`` as for :class:`~vinoreward.LearnedReward`; and further
+            arguments of :class:`PandaHoverEnv`: size and mesh of the image are the bundle's by
+            default.
+
+    Raises:
+        ConfigError: an argument that cannot work.
+        PictureMismatchError: the bundle was trained on other images, or does not say on which.
+        ModelNotFoundError: no such bundle.
+        MissingExtraError: PyBullet or the camera's library is needed and not installed.
+        MissingDisplayError: ``render_mode="human"`` without a display.
+    """
+    check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
+    loaded = _bundle(bundle, backend)
+    learned, scene = _apart(options, backend, None if fidelity else loaded)
+    pixels, renders = observation == "pixels", fidelity is not None or render_mode is not None
+    env: gym.Env[Any, Any] = PandaHoverEnv(
+        oracle=backend == ORACLE,
+        fidelity=fidelity,
+        observation=observation,
+        render_mode="rgb_array" if renders or (learned and not pixels) else None,
+        **scene,
+    )
+    try:
+        if learned and loaded is not None:
+            learned["image_source"] = "obs" if pixels else "render"
+            if fidelity is None:
+                _check_size(env, loaded)
+            else:
+                if not learned.get("accept_foreign_pictures"):
+                    check_origin(loaded)
+                size = _size_before_crop(loaded) or (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH)
+                learned |= {"image_source": ArticleImage(*size), "on_ood": "ignore"}
+            env = HoverReward(env, loaded, **learned)
+        return HumanRendering(env) if render_mode == "human" else env
+    except BaseException:
+        env.close()
+        raise
+
+
+def make_vec_env(
+    num_envs: int = 1,
+    *,
+    array: Kind = "numpy",
+    device: str = CPU,
+    threads: int | None = None,
+    backend: str | None = None,
+    bundle: AnyBundle = None,
+    observation: Literal["state", "pixels"] = "state",
+    render_mode: Literal["rgb_array"] | None = None,
+    **options: Any,
+) -> HoverBatch:
+    """Make many hover environments in one: a :class:`PandaHoverVectorEnv` inside a learned reward.
+
+    An episode that ends is reset in the same step, see
+    :class:`~vinoreward.wrappers.autoreset.VectorAutoreset`: ``infos["final_obs"]`` and
+    ``infos["final_info"]`` hold what it ended with.
+
+    Args:
+        num_envs: how many.
+        array: as :class:`PandaHoverVectorEnv`'s. On CUDA a step of tensors copies nothing to the
+            host with the backend ``"torch"``, ``"oracle"`` or ``"none"`` and an ``on_ood`` that
+            neither warns nor raises.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where scene and tensors are.
+        threads: threads that draw and score on a processor, each with networks of its own; None is
+            as many as there are cores.
+        backend: as for :func:`make_env`; None is ``"openvino"`` on a processor and ``"torch"`` on
+            CUDA, where ``precision="auto"`` is half precision.
+        bundle: and all others, see :func:`make_env`.
+
+    Raises:
+        ConfigError: an argument that cannot work, or too little memory.
+        UnknownDeviceError: there is no such device.
+        MissingExtraError: PyTorch or the camera's library is needed and not installed.
+        PictureMismatchError: the bundle was trained on other images, or does not say on which.
+        ModelNotFoundError: no such bundle.
+    """
+    for name, known in _BATCHED.items():
+        value = render_mode if name == "render_mode" else options.pop(name, known[0])
+        if value not in known:
+            raise ConfigError(
+                f"Found {name}={value!r}; environments in one batch have no such thing. Leave it "
+                'out, or make single ones: vectorization_mode="sync" or "async".'
+            )
+    device = checked_device(device)
+    if backend is None:
+        backend = "openvino" if device == CPU else "torch"
+    loaded = _bundle(bundle, backend)
+    learned, scene = _apart(options, backend, loaded)
+    cores = usable_cores() if threads is None else checked_count("threads", threads)
+    env: Any = PandaHoverVectorEnv(
+        num_envs,
+        array=array,
+        device=device,
+        threads=cores,
+        oracle=backend == ORACLE,
+        observation=observation,
+        render_mode="rgb_array" if learned and observation == "state" else render_mode,
+        **scene,
+    )
+    try:
+        if learned and loaded is not None:
+            _check_size(env, loaded)
+            learned |= {"threads": cores, "image_source": "obs"}
+            if observation == "state":
+                learned["image_source"] = "render"
+            if backend == "torch" and device != CPU:
+                learned |= {"device": _cuda(device), "threads": 1}
+                if learned.get("precision", "auto") == "auto":
+                    learned["precision"] = "fp16"
+            env = HoverVectorReward(env, loaded, **learned)
+        return HoverBatch(env)
+    except BaseException:
+        env.close()
+        raise
+
+
+def _apart(
+    options: Mapping[str, Any], backend: str, bundle: Bundle | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of the learned reward, empty where there is none, and of the scene.
+
+    The scene draws the images that the bundle was trained on, where nothing else is asked for.
+    """
+    scene = {name: value for name, value in options.items() if name not in _OF_REWARD}
+    if bundle is not None:
+        given = {name: value for name, value in scene.items() if value is not None}
+        scene = {**_image_of(bundle), **given}
+    if backend in (ORACLE, UNJUDGED):
+        return {}, {**scene, "success_hold_steps": options.get("success_hold_steps", 1)}
+    learned = {name: value for name, value in options.items() if name in _OF_REWARD}
+    return {**REWARDS, "backend": backend, **learned}, scene
+
+
+def _bundle(bundle: AnyBundle, backend: str) -> Bundle | None:
+    if bundle is None and backend == ORACLE:
+        return None
+    named: Any = DEFAULT_BUNDLE if bundle is None else bundle
+    return named if isinstance(named, Bundle) else Bundle.load(named)
+
+
+def spec_of(bundle: Bundle) -> CameraSpec:
+    """Return the fast camera for images like those that a bundle was trained on."""
+    image = _image_of(bundle)
+    height, width = image["image_size"]
+    return CameraSpec(height, width, mesh=image.get("mesh", "20"))
+
+
+def _image_of(bundle: Bundle) -> dict[str, Any]:
+    """Return the arguments of a scene that draws the images a bundle was trained on."""
+    picture = bundle.spec.picture
+    size = _size_before_crop(bundle) or (picture.height, picture.width)
+    mesh = picture.scene.get("mesh")
+    return {"image_size": checked_size(size), **({} if mesh is None else {"mesh": str(mesh)})}
+
+
+def _size_before_crop(bundle: Bundle) -> tuple[int, int] | None:
+    """Return the height and width of the images a bundle expects; None if it resizes them."""
+    picture = bundle.spec.picture
+    if "height" in picture.scene and "width" in picture.scene:
+        return int(picture.scene["height"]), int(picture.scene["width"])
+    if picture.resize != "none" or picture.crop is not None:
+        return None
+    return picture.height, picture.width
+
+
+def _check_size(env: Any, bundle: Bundle) -> None:
+    """Raise PictureMismatchError unless a scene draws images of the size that a bundle takes."""
+    size = _size_before_crop(bundle)
+    if size is not None:
+        ours = {name: env.unwrapped.picture_scene[name] for name in ("height", "width")}
+        theirs = dict(zip(ours, size, strict=True))
+        check_scene(ours, theirs, bundle.spec.name, "leave image_size out")
+
+
+def _cuda(device: str) -> str:
+    """Return the classifier's device beside a scene on CUDA."""
+    if device != "cuda:0":
+        raise ConfigError(
+            f'Found device={device!r} with backend="torch", which uses the first CUDA device. '
+            'Expected "cuda:0"; choose it with CUDA_VISIBLE_DEVICES, or backend="openvino".'
+        )
+    return "CUDA"

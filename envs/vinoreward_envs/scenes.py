@@ -1,0 +1,280 @@
+"""Many hover scenes: arms over tables, with an object each, seen by a camera.
+
+One state serves all: the gripper is where it was sent, to the micrometre that inverse kinematics
+leaves, so a step of the state is a sum and a comparison. Joints are solved for images alone.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.closing import Closing
+from vinoreward.errors import ConfigError
+from vinoreward_envs import constants as c
+from vinoreward_envs.arrays import Array, Arrays
+from vinoreward_envs.camera.spec import CameraSpec, Pixels
+from vinoreward_envs.randomization import as_numbers, nominal
+
+if TYPE_CHECKING:
+    from vinoreward_envs.camera.appearance import Appearance
+    from vinoreward_envs.camera.fast import FastCamera
+
+PIECE: Final = 1024
+"""Scenes that a GPU draws at once; a processor takes ``CHUNK``, which its cache holds."""
+CHUNK: Final = 64
+_LEAST: Final = 16
+"""Scenes that are worth a thread of their own."""
+
+
+def piece_of(count: int, device: str) -> int:
+    """Return how many of N scenes a device draws at once."""
+    return -(-count // -(-count // (CHUNK if device == "cpu" else PIECE)))
+
+
+class HoverScenes(Closing):
+    """N scenes as arrays, NumPy or torch, and their images.
+
+    Args:
+        count: N.
+        arrays: of which kind, and where.
+        camera: what images look like.
+        threads: that draw on a processor, each with a camera of its own.
+        on_device: images are drawn as tensors, without a look of the host at any number.
+    """
+
+    def __init__(
+        self,
+        count: int = 1,
+        *,
+        arrays: Arrays | None = None,
+        camera: CameraSpec | None = None,
+        threads: int = 1,
+        on_device: bool = False,
+    ) -> None:
+        self.count, self.arrays = count, Arrays() if arrays is None else arrays
+        self.spec = CameraSpec() if camera is None else camera
+        self.on_device = on_device
+        of = self.arrays.of
+        low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
+        self._limits = of(low), of(high)
+        self._edges = of(low - c.EDGE_TOLERANCE), of(high + c.EDGE_TOLERANCE)
+        self._home = of(np.array(c.HOVER_START))
+        self.gripper: Array = of(np.tile(c.HOVER_START, (count, 1)))
+        """``(N, 2)`` x, y in metres."""
+        self.height = c.HOVER_HEIGHT
+        """z of all grippers in metres."""
+        self.objects: Array = of(np.full((count, 2), np.nan))
+        """``(N, 2)`` x, y of the objects' bases in metres; NaN: there is none."""
+        self.steps: Array = of(np.zeros(count, np.int64))
+        """``(N,)`` steps that were made in each episode: each image has noise of its own."""
+        self.params: Array | None = None
+        """``(N, DRAWS)`` what each episode drew; None: nothing varies."""
+        self.changes = 0
+        """How often something was placed or changed: equal numbers mean equal images."""
+        self._appearance: Appearance | None = None
+        self._cameras = _Cameras(threads)
+        self._every: Any = None
+        self._closed = False
+
+    def home(self, mask: Array) -> None:
+        """Bring the arms home, and to hover height, where ``mask``, ``(N,)`` bool, is True."""
+        self.send(mask, self._home)
+
+    def place(self, mask: Array, objects: Array) -> None:
+        """Put objects at rest at ``(N, 2)`` metres where ``mask`` is True; NaN: take them away."""
+        self.changes += 1
+        self.objects = self.arrays.xp.where(mask[:, None], objects, self.objects)
+
+    def send(self, mask: Array, targets: Array, height: float = c.HOVER_HEIGHT) -> None:
+        """Move grippers to ``(N, 2)`` metres where ``mask`` is True."""
+        self.changes, self.height = self.changes + 1, height
+        self.gripper = self.arrays.xp.where(mask[:, None], targets, self.gripper)
+
+    def move(self, moves: Array, asked: Array, error: Array | None = None) -> Array:
+        """Move the grippers by ``(N, 2)`` metres where ``asked``; return where that is refused.
+
+        A move is refused that would leave the workspace; that gripper stays where it is. ``error``
+        is by how much each misses its end, which stays in the workspace; None: by nothing.
+        """
+        xp = self.arrays.xp
+        target = self.gripper + moves
+        outside = ((target < self._edges[0]) | (target > self._edges[1])).any(1)
+        if error is not None:
+            target = target + error
+        self.send(asked & ~outside, xp.clip(target, *self._limits))
+        return asked & outside
+
+    def distance(self) -> Array:
+        """Return the ``(N,)`` horizontal distances gripper to object in metres; NaN without."""
+        away = self.gripper - self.objects
+        return self.arrays.xp.hypot(away[:, 0], away[:, 1])
+
+    def vary(self) -> None:
+        """Let scenes differ from now on, as :meth:`set_params` says; at first they do not."""
+        if self.params is None:
+            self.params = self.arrays.of(as_numbers(nominal(self.count)))
+            self._cameras.close()
+            self._appearance = None
+
+    def set_params(self, mask: Array, params: Array) -> None:
+        """Let scenes have these ``(N, DRAWS)`` parameters where ``mask`` is True."""
+        self.changes += 1
+        self.params = self.arrays.xp.where(mask[:, None], params, self.params)
+        if self._appearance is not None:
+            self._appearance.set(mask, self.params)
+
+    def images(self, mask: Array | None = None, into: Array | None = None) -> Array:
+        """Return the ``(N, H, W, 3)`` uint8 images of the present states.
+
+        Args:
+            mask: draw only where it, ``(N,)`` bool, is True; None: all.
+            into: images that are written over, for a mask.
+        """
+        if self._closed:
+            raise ConfigError("This scene is closed; expected an open one. Make a new scene.")
+        shape = (self.count, self.spec.height, self.spec.width, 3)
+        if self.on_device:
+            xp, device = self.arrays.xp, self.arrays.device
+            out = xp.empty(shape, dtype=xp.uint8, device=device) if into is None else into
+            self._draw_on_device(out, mask)
+            return out
+        host = self.arrays.host
+        images = np.empty(shape, np.uint8) if into is None else host(into)
+        self._draw(images, None if mask is None else np.flatnonzero(host(mask)))
+        return self.arrays.xp.asarray(images) if into is None else into
+
+    def close(self) -> None:
+        """Free the cameras and end the threads; may be called more than once."""
+        self._closed = True
+        self._cameras.close()
+        self._appearance = None
+
+    @property
+    def busy_cores(self) -> int:
+        """Cores that someone else computes on: so many fewer threads are used, but at least one."""
+        return self._cameras.busy
+
+    @busy_cores.setter
+    def busy_cores(self, count: int) -> None:
+        self._cameras.busy = count
+
+    def _draw(self, images: Pixels, rows: NDArray[np.int64] | None) -> None:
+        """Draw in pieces on threads; ``rows`` are the scenes that are drawn, None: all."""
+        host = self.arrays.host
+        self._open_appearance().show(host(self.steps))
+        gripper, objects = host(self.gripper), host(self.objects)
+        which = np.arange(self.count) if rows is None else rows
+
+        def one(camera: FastCamera, piece: slice) -> None:
+            some = which[piece]
+            images[some] = camera.draw(gripper[some], self.height, objects[some], some)
+
+        self._cameras.each(len(which), one, self._make_camera)
+
+    def _draw_on_device(self, out: Array, mask: Array | None) -> None:
+        xp, size = self.arrays.xp, piece_of(self.count, self.arrays.device)
+        self._open_appearance().show(self.steps)
+        camera = self._cameras.first(self._make_camera)
+        if self._every is None:
+            self._every = self.arrays.of(np.arange(self.count, dtype=np.int32))
+        for start in range(0, self.count, size):
+            # Pieces have one size, so the last two share scenes if they must.
+            part = slice(min(start, self.count - size), min(start, self.count - size) + size)
+            rows, some = self._every[part], None if mask is None else mask[part]
+            if some is not None:
+                rows = xp.where(some, rows, -1)
+            images = camera.draw(self.gripper[part], self.height, self.objects[part], rows)
+            if some is not None:
+                images = xp.where(some[:, None, None, None], images, out[part])
+            out[part] = images
+
+    def _open_appearance(self) -> Appearance:
+        if self._appearance is None:
+            from vinoreward_envs.camera.appearance import Appearance
+
+            varied = self.params is not None
+            self._appearance = Appearance(
+                self.spec, self.count, self.arrays.device, varied=varied, tensors=self.on_device
+            )
+            if varied:
+                every = self.arrays.of(np.ones(self.count, np.bool_))
+                self._appearance.set(every, self.params)
+        return self._appearance
+
+    def _make_camera(self) -> FastCamera:
+        from vinoreward_envs.camera.fast import FastCamera
+
+        size = (
+            piece_of(self.count, self.arrays.device) if self.on_device else min(self.count, CHUNK)
+        )
+        return FastCamera(self.spec, appearance=self._open_appearance(), capacity=size)
+
+
+class _Cameras:
+    """Cameras of threads that share the cores; each is used by one thread at a time.
+
+    Warp's kernels run on one core and leave Python's lock alone. Cameras are made when a piece
+    first needs them.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self.busy = 0
+        self._made: list[FastCamera] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._pool: ThreadPoolExecutor | None = None
+        self._free: queue.SimpleQueue[FastCamera] = queue.SimpleQueue()
+        for camera in self._made:
+            self._free.put(camera)
+
+    def first(self, make: Callable[[], FastCamera]) -> FastCamera:
+        """Return the only camera of a device."""
+        if not self._made:
+            self._made.append(make())
+        return self._made[0]
+
+    def each(
+        self, count: int, work: Callable[[FastCamera, slice], None], make: Callable[[], FastCamera]
+    ) -> None:
+        """Call ``work`` for each piece of ``count`` scenes, with a camera that is free."""
+        if self._pid != os.getpid():  # a fork leaves the threads behind
+            self._start()
+        threads = max(1, self._threads - self.busy)
+        size = max(1, min(CHUNK, _LEAST * -(-count // (_LEAST * threads))))
+        pieces = [slice(at, min(at + size, count)) for at in range(0, count, size)]
+        while len(self._made) < min(threads, len(pieces)):
+            self._made.append(make())
+            self._free.put(self._made[-1])
+
+        def one(piece: slice) -> None:
+            camera = self._free.get()
+            try:
+                work(camera, piece)
+            finally:
+                self._free.put(camera)
+
+        if threads == 1 or len(pieces) == 1:
+            for piece in pieces:
+                one(piece)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="hover-images")
+        for done in [self._pool.submit(one, piece) for piece in pieces]:
+            done.result()
+
+    def close(self) -> None:
+        """Free the cameras and end the threads."""
+        if self._pool is not None and self._pid == os.getpid():
+            self._pool.shutdown()
+        self._made.clear()
+        self._start()

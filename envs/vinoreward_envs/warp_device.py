@@ -1,0 +1,190 @@
+"""Warp on one device: its start, its arrays with views of NumPy or torch, and recorded launches."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.runtime import ForkedLock
+from vinoreward.errors import (
+    ConfigError,
+    MissingExtraError,
+    UnknownDeviceError,
+    install_command,
+)
+
+ROOM: Final = 4 << 20
+"""Bytes for compiled kernels, which take about one megabyte."""
+_LOADING = ForkedLock()
+"""Held while Warp starts, or compiles and loads kernels: where two threads do so, the process may
+die."""
+
+
+def missing_warp() -> MissingExtraError:
+    """Return the error where Warp is not installed."""
+    return MissingExtraError(
+        f"Found no warp; expected it for images and joints of the arm. Run "
+        f"{install_command('panda')} (the package is called warp-lang)."
+    )
+
+
+def warp_module() -> Any:
+    """Return the module ``warp``, initialised silently."""
+    warp: Any
+    try:
+        import warp
+    except ImportError as error:
+        raise missing_warp() from error
+    # A greeting and a line per compiled module are printed at the level below.
+    warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+    with _LOADING, warnings.catch_warnings(), stderr_without(rb".*"):
+        # Of Python 3.10, which the next Warp leaves behind; the extra pins one that still has it.
+        warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
+        # Without a graphics driver Warp's C code warns on stderr at any log level. Failures raise.
+        try:
+            warp.init()
+        except OSError as error:
+            raise ConfigError(
+                f"the camera cannot keep its compiled kernels at {error.filename}: "
+                f"{error.strerror}. Expected a home folder that can be written; set "
+                "WARP_CACHE_PATH to another folder."
+            ) from error
+    _check_room(Path(warp.config.kernel_cache_dir))
+    return warp
+
+
+def _check_room(cache: Path) -> None:
+    """Raise ConfigError if kernels are to be compiled and there is no room to keep them.
+
+    The compiler would end the process.
+    """
+    if any(cache.glob("wp_vinoreward_envs.*")):  # compiled before
+        return
+    free = shutil.disk_usage(cache).free
+    if free < ROOM:
+        raise ConfigError(
+            f"the camera cannot keep its compiled kernels at {cache}: {free >> 10} kB are free. "
+            f"Expected {ROOM >> 20} MB; free some, or set WARP_CACHE_PATH to another folder."
+        )
+
+
+@contextlib.contextmanager
+def stderr_without(noise: bytes) -> Iterator[None]:
+    """Filter what C code writes to the process's stderr: drop what matches ``noise``."""
+    with contextlib.ExitStack() as stack:
+        try:
+            written = stack.enter_context(tempfile.TemporaryFile())
+            stderr = os.dup(2)
+        except OSError:  # No temporary folder, or no stderr (a windowed or detached process).
+            yield
+            return
+        sys.stderr.flush()
+        try:
+            os.dup2(written.fileno(), 2)
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        written.seek(0)
+        rest = re.sub(noise, b"", written.read(), flags=re.DOTALL)
+    if rest:
+        os.write(2, rest)
+
+
+def check_device(device: str) -> None:
+    """Raise UnknownDeviceError unless Warp can draw on ``device``."""
+    known = [str(each) for each in warp_module().get_devices()]
+    if device not in known:
+        raise UnknownDeviceError(
+            f"Found camera device {device!r}; expected one of {', '.join(known)}. Choose one "
+            "of these."
+        )
+
+
+@functools.cache
+class WarpDevice:
+    """Arrays and kernels on ``"cpu"`` or a CUDA device.
+
+    Args:
+        device: its name, as Warp has it.
+        tensors: views are torch tensors, as they always are on CUDA; else NumPy arrays.
+    """
+
+    def __init__(self, device: str, tensors: bool = False) -> None:
+        self.name = device
+        self.tensors = tensors or device != "cpu"
+        self.warp = warp_module()
+
+    def zeros(self, *shape: int, dtype: Any) -> Any:
+        """Return an array of zeros."""
+        return self.warp.zeros(shape, dtype=dtype, device=self.name)
+
+    def of(self, values: NDArray[Any], dtype: Any) -> Any:
+        """Return a copy of a NumPy array."""
+        return self.warp.array(values, dtype=dtype, device=self.name)
+
+    def columns(self, values: NDArray[Any], dtype: Any) -> Any:
+        """Return the columns of an array (N, K) as one (K, N)."""
+        return self.of(np.ascontiguousarray(values.T), dtype)
+
+    def view(self, array: Any) -> Any:
+        """Return a NumPy array or a torch tensor of the same memory."""
+        return self.warp.to_torch(array) if self.tensors else array.numpy()
+
+    def numpy(self, array: Any) -> NDArray[Any]:
+        """Return an array in the host's memory, on a processor the same memory."""
+        values: NDArray[Any] = array.numpy()
+        return values
+
+    def fill(self, view: Any, values: Any) -> None:
+        """Write arrays or tensors from anywhere into the first rows of a view."""
+        if self.tensors and isinstance(values, np.ndarray):
+            values = self.warp.to_torch(self.warp.array(values, device=self.name))
+        view[: len(values)] = values
+
+    def record_launch(self, kernel: Any, dim: Sequence[int], inputs: list[Any]) -> Launch:
+        """Return a launch of a kernel on these inputs, which it keeps; compile and load it first.
+
+        ``dim`` are the threads of one scene.
+        """
+        with _LOADING:
+            command = self.warp.launch(kernel, (1, *dim), inputs, device=self.name, record_cmd=True)
+        return Launch(command, tuple(dim))
+
+    def stream(self) -> Any:
+        """Return torch's stream, on which work on its tensors is in order; None on the CPU."""
+        if self.name == "cpu":
+            return None
+        import torch
+
+        return self.warp.stream_from_torch(torch.cuda.current_stream(self.name))
+
+
+class Launch:
+    """A recorded launch of a kernel with ``dim`` threads for each scene."""
+
+    def __init__(self, command: Any, dim: tuple[int, ...]) -> None:
+        self._command, self._dim, self._count = command, dim, 1
+
+    def __call__(self, count: int, stream: Any = None) -> None:
+        """Run it for the first ``count`` scenes."""
+        if count != self._count:
+            self._command.set_dim((count, *self._dim))
+            self._count = count
+        self._command.launch(stream)
+
+    def set(self, name: str, array: Any) -> None:
+        """Let an input be another array."""
+        self._command.set_param_by_name(name, array)
