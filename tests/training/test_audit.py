@@ -857,9 +857,8 @@ def test_a_classifier_of_the_arms_pose_alone_is_caught(
     (data / "metadata.csv").write_text("\n".join(rows) + "\n")
     (data / "dataset.json").write_text(json.dumps(about))
     made = save_linear_bundle(tmp_path / "posed", load_dataset(data))
-    env = PandaHoverEnv(
-        backend="oracle", bundle=made, object_position="random", render_mode="rgb_array"
-    )
+    options = {"backend": "oracle", "bundle": made, "render_mode": "rgb_array"}
+    env = gym.make("PandaHoverRandom-v0", **options).unwrapped
 
     def act(observation: np.ndarray) -> np.ndarray:
         """Go to where the object was in training, or past it."""

@@ -114,9 +114,9 @@ def test_scenes_to_fit_on_are_not_those_to_judge_on() -> None:
 
 
 def test_the_eager_baseline_computes_what_our_wrapper_does(bundle: Bundle) -> None:
-    env = EagerEncoding(gym.make(ENVIRONMENT, backend="oracle"), bundle)
+    env = EagerEncoding(gym.make(ENVIRONMENT, backend="oracle", render_mode="rgb_array"), bundle)
     seen, _ = env.reset(seed=4)
-    picture = env.env.unwrapped.render() if env.render_mode else env.unwrapped._picture()
+    picture = env.render()
     with Encoder(bundle) as encoder:
         np.testing.assert_allclose(seen, encoder.encode(picture[None])[0], atol=1e-3)
     assert seen.shape == env.observation_space.shape == (SIZE,)
