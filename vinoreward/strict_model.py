@@ -126,9 +126,10 @@ def _sentence(error: ValidationError, place: str) -> str:
     """Return the first of pydantic's errors as a sentence; ``place`` is the model's."""
     first = error.errors(include_url=False)[0]
     path, kind, value = [place] * bool(place) + [*first["loc"]], first["type"], first["input"]
+    context = first.get("ctx", {})
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
     if kind == "value_error":
-        cause = first["ctx"]["error"]  # ours, a whole sentence or what is expected
+        cause = context["error"]  # ours, a whole sentence or what is expected
         words = str(cause)
         return words if isinstance(cause, BundleError) else _wrong(where, value, words)
     key = path[-1] if path else ""
@@ -143,7 +144,7 @@ def _sentence(error: ValidationError, place: str) -> str:
     if kind == "missing" and isinstance(key, int):
         return _wrong(where.rpartition("[")[0], value, f"{key + 1} items or more")
     if kind == "string_pattern_mismatch":
-        return _wrong(where, value, f"text that matches {first['ctx']['pattern']}")
+        return _wrong(where, value, f"text that matches {context['pattern']}")
     # "Input should be less than 9", "Tuple should have at most 32 items after validation, not 64"
     subject, _, rest = first["msg"].replace("tuple", "list").partition(" should ")
     expected = f"it to {rest}" if rest else subject

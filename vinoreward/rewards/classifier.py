@@ -262,7 +262,8 @@ class Classifier(Runner):
             self.looks += clone.looks
             self.second_looks += clone.second_looks
             clone.looks = clone.second_looks = 0
-        odd = None if parts[0].odd is None else np.concatenate([part.odd for part in parts])
+        odd: Any = [part.odd for part in parts]
+        odd = None if odd[0] is None else np.concatenate(odd)
         probability = np.concatenate([part.probability for part in parts])
         return Judged(probability, np.concatenate([part.log_odds for part in parts]), odd)
 

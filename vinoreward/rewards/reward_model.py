@@ -109,19 +109,19 @@ class RewardModel:
         ``images`` are their first ones, as for :meth:`score`; in potential mode only, which is 0
         without them.
         """
-        mask = self._all if mask is None else mask
+        begun: Any = self._all if mask is None else mask
         if self.frozen is not None:
-            self.frozen.begin(mask)
+            self.frozen.begin(begun)
         first = None
         if images is not None and self.needs_first_images:
-            probability, _, ood_score = self._predict(images, mask)
-            ood_mask = self.decision.ood_mask(mask, ood_score)
+            probability, _, ood_score = self._predict(images, begun)
+            ood_mask = self.decision.ood_mask(begun, ood_score)
             first = probability
             if ood_mask is not None:
                 first = self.arrays.xp.where(ood_mask, 0.0, first)
             if not self.arrays.on_host:
                 first = self.arrays.xp.nan_to_num(first)
-        self.decision.reset(mask, first)
+        self.decision.reset(begun, first)
 
     def forget(self, ended: Array, begun: Array) -> None:
         """After an error: end the holds of ``ended`` environments, start episodes of ``begun``."""
@@ -153,19 +153,19 @@ class RewardModel:
             OutputError: the network returned NaN or infinity; on a device see :meth:`check`.
             OddPictureError: an image is out of distribution, with ``on_ood="raise"``.
         """
-        mask = self._all if mask is None else mask
-        probability, log_odds, ood_score = self._predict(images, mask)
+        made: Any = self._all if mask is None else mask
+        probability, log_odds, ood_score = self._predict(images, made)
         stale = False
         prepared = self.classifier.prepared
         if self.frozen is not None and states is not None:
             age = np.zeros(self.num_envs, np.float32)
             if prepared is not None:
-                claims = mask & (probability >= np.float32(self.decision.detector.exit))
-                age = self.frozen.odd(mask, prepared, states, claims)
+                claims = made & (probability >= np.float32(self.decision.detector.exit))
+                age = self.frozen.odd(made, prepared, states, claims)
             stale = bool((age > 1.0).any())
             ood_score = age if ood_score is None else np.maximum(ood_score, age)
         return self.decision.decide(
-            mask,
+            made,
             probability,
             log_odds,
             env_rewards,

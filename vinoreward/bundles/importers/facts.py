@@ -184,7 +184,7 @@ def read_picture(
             "color_order='RGB' then)."
         )
     with describing(path):
-        known = {key: facts[key] for key in _OF_PICTURE if key in facts}
+        known: dict[str, Any] = {key: facts[key] for key in _OF_PICTURE if key in facts}
         return Picture(in_graph=in_graph, **known)
 
 
