@@ -74,8 +74,6 @@ class HoverVectorReward(VectorLearnedReward):
         loading, self._loading = self._loading, None
         if loading is not None:
             loading.result()
-        hover: Any = self.unwrapped
-        self.classifier.busy_cores = hover.busy_cores
         observations, rewards, terminated, truncated, infos = super().step(actions)
         return observations, rewards, terminated, truncated & ~terminated, infos
 

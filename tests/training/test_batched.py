@@ -256,3 +256,17 @@ def test_sac_learns_from_it_and_claims_stand_beside_the_truth() -> None:
     assert {row["claimed"] for row in record.episodes} <= {0, 1}
     assert all(row["claimed"] == row["true"] for row in record.episodes)
     assert all(row["length"] is not None and row["length"] <= 10 for row in record.episodes)
+
+
+def test_a_learner_takes_one_core_of_the_hover_scene_and_of_its_classifier() -> None:
+    batch: Any = gym.make_vec("PandaHover-v0", 2, vectorization_mode="vector_entry_point")
+    env = BatchedVecEnv(batch)
+    env.reset()
+    seen = []
+    env.overlap_fn = lambda: seen.append((batch.busy_cores, batch.classifier.busy_cores))
+    for _ in range(2):
+        env.step_async(np.zeros((2, 2), np.float32))
+        env.step_wait()
+    assert seen == [(1, 1), (1, 1)]
+    assert (batch.busy_cores, batch.classifier.busy_cores) == (0, 0)
+    env.close()

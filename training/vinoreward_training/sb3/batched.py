@@ -262,10 +262,10 @@ class BatchedVecEnv(VecEnv):
 @contextlib.contextmanager
 def _beside_a_learner(batch: VectorEnv[Any, Any, Any]) -> Iterator[None]:
     """Leave a core to the learner: layers and their classifiers may have ``busy_cores``."""
-    parts: list[Any] = [
-        part for each in layers(batch) for part in (each, getattr(each, "classifier", None))
-    ]
-    sharing = [part for part in parts if hasattr(part, "busy_cores")]
+    parts = [part for each in layers(batch) for part in (each, getattr(each, "classifier", None))]
+    # Once each, and its own: a layer may pass on the attributes of what is inside.
+    own: dict[int, Any] = {id(part): part for part in parts if "busy_cores" in dir(part)}
+    sharing = list(own.values())
     for part in sharing:
         part.busy_cores += 1
     try:
