@@ -198,33 +198,33 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
 
     about = read_description(run)
     env = make_env(about["env"], about["env_kwargs"], **{name: about[name] for name in OF_ENV})
-    pictures: dict[bool, list[Any]] = {False: [], True: []}
+    by_truth: dict[bool, list[Any]] = {False: [], True: []}
 
     def watch(moment: Moment) -> None:
         if moment.last and moment.claimed:
-            pictures[bool(moment.true)].append(env.render())
+            by_truth[bool(moment.true)].append(env.render())
 
     evaluate(load_policy(run, env), env, PLAYED, seed, watch)
     env.close()
     with Classifier(bundle, precision="fp32") as classifier:
         kept = {
-            true: int(look(classifier, np.stack(images)).paid.sum()) if images else 0
-            for true, images in pictures.items()
+            true: int(look(classifier, np.stack(some)).paid.sum()) if some else 0
+            for true, some in by_truth.items()
         }
     return {
-        name: (len(pictures[true]), kept[true]) for name, true in (("false", False), ("true", True))
+        name: (len(by_truth[true]), kept[true]) for name, true in (("false", False), ("true", True))
     }
 
 
 def time_ratio(claims: Sequence[str], truth: Sequence[str], seed: int, rounds: int) -> list[float]:
     """Return the wall time of training on claims over that on the truth, for each of the rounds.
 
-    They learn in turns, 200 steps each (PPO: a rollout), and both environments draw a picture at
+    They learn in turns, 200 steps each (PPO: a rollout), and both environments draw an image at
     each step.
     """
     from stable_baselines3.common.base_class import BaseAlgorithm
 
-    from vinoreward import PictureInInfo
+    from vinoreward import ImageInInfo
     from vinoreward_training.policy.checkpoint import OF_ENV, OFF_POLICY, build_model, discount
     from vinoreward_training.policy.train import SETTINGS
     from vinoreward_training.tasks.environments import make_env
@@ -236,7 +236,7 @@ def time_ratio(claims: Sequence[str], truth: Sequence[str], seed: int, rounds: i
         gamma = discount(config.algorithm_kwargs)
         mode = "rgb_array" if words is truth else None  # the learned reward asks for it itself
         env = make_env(config.env, config.env_kwargs, **settings, gamma=gamma, render_mode=mode)
-        env = PictureInInfo(env) if words is truth else env
+        env = ImageInInfo(env) if words is truth else env
         early = {"learning_starts": 100} if config.algorithm in OFF_POLICY else {}
         kwargs = {**early, **config.algorithm_kwargs}
         models.append(build_model(config.algorithm, env, kwargs, seed=seed, replay_size=100_000))
@@ -263,7 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path, help="the walk's page, such as docs/pendulum.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103])
-    parser.add_argument("--fresh", type=int, default=500, help="fresh pictures per seed")
+    parser.add_argument("--fresh", type=int, default=500, help="fresh images per seed")
     parser.add_argument("--rounds", type=int, default=8, help="of 200 steps, for the wall time")
     parser.add_argument("--out", type=Path, default=Path("runs/figures"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]))

@@ -1,6 +1,6 @@
 """Labels a run's claims as a person would by ``vinoreward label``, but by the simulator's truth.
 
-``python examples/label_by_truth.py runs/maze-policy --limit 100`` takes the pictures in the order
+``python examples/label_by_truth.py runs/maze-policy --limit 100`` takes the images in the order
 of the page and writes the same ``labels.jsonl``. On a robot nobody knows the truth: use the page.
 """
 
@@ -25,7 +25,7 @@ def label_by_truth(run: Path, limit: int) -> tuple[int, int]:
     true = source.numbers["true"]
     with LabelLog(run / LABELS) as log:
         before = standing(log.entries)
-        done = {label.picture for label in before if label.by == BY}
+        done = {label.image for label in before if label.by == BY}
         order = most_useful_first(source, recorded(source), before, BY, seed=0)
         order = [index for index in order if source.names[index] not in done]
         chosen = [index for index in order if not math.isnan(true[index])][:limit]

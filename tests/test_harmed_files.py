@@ -166,7 +166,7 @@ def test_golden_frames_of_other_names(bundle: Bundle, names: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
-@pytest.mark.parametrize("old", [b"logits", b"pictures", b"weights", b"GlobalAveragePool", b"tiny"])
+@pytest.mark.parametrize("old", [b"logits", b"images", b"weights", b"GlobalAveragePool", b"tiny"])
 def test_names_that_are_no_text(bundle: Bundle, name: str, old: bytes) -> None:
     content = (bundle.path / "model.onnx").read_bytes()
     forge(bundle, "model.onnx", content.replace(old, old[:-1] + b"\xff"))

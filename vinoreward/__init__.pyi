@@ -9,7 +9,7 @@ from .rewards.precision import PrecisionBound
 from .rewards.trust import TrustMonitor
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
-from .wrappers.render_once import PictureInInfo
+from .wrappers.render_once import ImageInInfo
 from .wrappers.sb3 import VecEncodedObservation, VecLearnedReward
 from .wrappers.sb3_callback import ClaimedVsTrue
 from .wrappers.true_success import TrueSuccess
@@ -25,9 +25,9 @@ __all__ = [
     "EncodedObservation",
     "Encoder",
     "FalseClaimAlarm",
+    "ImageInInfo",
     "Intervention",
     "LearnedReward",
-    "PictureInInfo",
     "PrecisionBound",
     "RateAlarm",
     "SearchSpace",

@@ -1,4 +1,4 @@
-"""Encoders: from pictures to latent vectors."""
+"""Encoders: from images to latent vectors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PIECE = 1024
 
 
 class Encoder(Runner):
-    """A bundle on a backend: a latent vector for every picture.
+    """A bundle on a backend: a latent vector for every image.
 
-    Nothing is loaded until the first picture. An encoder can be pickled; each process builds its
+    Nothing is loaded until the first image. An encoder can be pickled; each process builds its
     own network and checks it with the bundle's golden frames.
 
     Args:
@@ -93,9 +93,9 @@ class Encoder(Runner):
         if not is_tensor(images) or self.backend_name != "torch":
             return False
         tensor: Any = images
-        picture, device = self.picture, self.device.lower()
-        fits = tuple(tensor.shape[1:]) == (picture.height, picture.width, 3)
-        return fits and picture.crop is None and str(tensor.device) in (device, f"{device}:0")
+        image, device = self.image, self.device.lower()
+        fits = tuple(tensor.shape[1:]) == (image.height, image.width, 3)
+        return fits and image.crop is None and str(tensor.device) in (device, f"{device}:0")
 
     def check(self) -> None:
         """Raise OutputError, once, if the network gave NaN or infinity on a device."""
@@ -103,7 +103,7 @@ class Encoder(Runner):
             self._on_device.finite.check("encoder", "the learner was shown zeros")
 
     def sample(self, images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.float32]:
-        """Return one draw from each picture's posterior, ``(N, D)`` float32, clipped.
+        """Return one draw from each image's posterior, ``(N, D)`` float32, clipped.
 
         Raises:
             ConfigError: a plain autoencoder has no posterior.
@@ -145,10 +145,10 @@ class Encoder(Runner):
             if self._on_device is None:
                 self._on_device = _DeviceNetwork(self)
             return self._on_device(images)
-        pictures = self.prepare(images)
-        if pictures is None:
+        prepared = self.prepare(images)
+        if prepared is None:
             return np.zeros((0, self.bundle.spec.width), np.float32)
-        return self.backend.infer(pictures)
+        return self.backend.infer(prepared)
 
 
 class _DeviceNetwork:
@@ -163,7 +163,7 @@ class _DeviceNetwork:
         device = backend.device.lower()
         self._module = backend.module
         self._width = encoder.bundle.spec.width
-        self._shape = (encoder.picture.height, encoder.picture.width, 3)
+        self._shape = (encoder.image.height, encoder.image.width, 3)
         self._piece: Replayed[Any] | None = None
         with torch.inference_mode(mode=False):
             low, high = encoder.low, encoder.high

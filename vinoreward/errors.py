@@ -6,12 +6,12 @@
     ├── ConfigError (ValueError)                 an argument or configuration that cannot work
     │   ├── UnknownBackendError                  no such backend
     │   ├── UnknownDeviceError                   the backend has no such device
-    │   └── PictureMismatchError                 the environment's picture is not the bundle's
+    │   └── ImageMismatchError                 the environment's image is not the bundle's
     ├── MissingExtraError (ImportError)          an optional dependency is not installed
     ├── MissingDisplayError (RuntimeError)       no display, or no OpenGL
     ├── InputError (ValueError)                  an array of the wrong shape, dtype or range
     ├── OutputError (RuntimeError)               NaN, infinity or a wrong shape from a network
-    ├── OddPictureError (RuntimeError)           a picture unlike those of the training
+    ├── OutOfDistributionError (RuntimeError)           an image unlike those of the training
     ├── ModelNotFoundError (FileNotFoundError)   no model file or bundle at that path or name
     ├── ModelCorruptError (ValueError)           a model file that cannot be read
     ├── ModelRefusedError (ValueError)           a network that could take too much memory or time
@@ -55,12 +55,12 @@ class UnknownDeviceError(ConfigError):
     """The backend does not offer that device on this machine."""
 
 
-class OddPictureError(VinorewardError, RuntimeError):
-    """A picture is unlike all that the classifier was trained on (``on_ood="raise"``)."""
+class OutOfDistributionError(VinorewardError, RuntimeError):
+    """An image is unlike all that the classifier was trained on (``on_ood="raise"``)."""
 
 
-class PictureMismatchError(ConfigError):
-    """The picture an environment makes is not the one the bundle was trained on."""
+class ImageMismatchError(ConfigError):
+    """The image an environment makes is not the one the bundle was trained on."""
 
 
 class MissingExtraError(VinorewardError, ImportError):

@@ -28,7 +28,7 @@ from vinoreward.errors import ModelCorruptError, RunFolderError
 MAX_DEPTH = 32
 """Nesting of lists and tables in JSON."""
 MAX_STATE = 64 << 30
-"""Bytes of a checkpoint, which may hold a replay of pictures."""
+"""Bytes of a checkpoint, which may hold a replay of images."""
 MAX_DIRECTORY = 8 << 20
 """Bytes of an archive's table of members; in Python it takes about ten times as many."""
 MAX_ARRAY_HEADER = 10_000

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 from vinoreward.files import open_to_read
 from vinoreward.strict_model import (
     STRICT,
@@ -65,17 +65,17 @@ Positive = Annotated[Number, Field(gt=0)]
 
 @dataclass(frozen=True, config=STRICT)
 class View(StrictModel):
-    """One of several images that the network takes together; a row of ``picture.views``.
+    """One of several images that the network takes together; a row of ``image.views``.
 
     Views of one camera have its name, source and height, and different ages.
     """
 
-    _place: ClassVar[str] = "picture.views"
+    _place: ClassVar[str] = "image.views"
 
     name: Name
     """Of the camera."""
     height: Side
-    """Pixels; the width is the picture's."""
+    """Pixels; the width is the image's."""
     source: Annotated[Text, Field(pattern="^(render|obs|obs:.+)$")] = "render"
     """Where it comes from: ``render``, ``obs`` or ``obs:<key>``, as ``image_source`` names it."""
     age: Annotated[Whole, Field(ge=0, le=MAX_AGE)] = 0
@@ -87,7 +87,7 @@ class View(StrictModel):
 
 
 @dataclass(frozen=True, config=STRICT)
-class Picture(StrictModel):
+class ImageSpec(StrictModel):
     """The image that the network was trained on, and how it becomes the network's input.
 
     Callers always give RGB. Order of steps: crop, resize (both in :func:`prepare`), then in the
@@ -97,7 +97,7 @@ class Picture(StrictModel):
     :func:`tiled`. The network takes them apart again.
     """
 
-    _place: ClassVar[str] = "picture"
+    _place: ClassVar[str] = "image"
 
     height: Side
     """Pixels, 1 to 4096."""
@@ -127,37 +127,37 @@ class Picture(StrictModel):
 
     def __post_init__(self) -> None:
         if self.in_graph and self.layout != "NHWC":
-            wrong("picture.layout", self.layout, "NHWC where the graph takes uint8 (in_graph)")
+            wrong("image.layout", self.layout, "NHWC where the graph takes uint8 (in_graph)")
         if self.crop is not None:
             self._check_crop(self.crop)
         for key, item in self.scene.items():
             if isinstance(item, (dict, list)) or item is None:
-                wrong(f"picture.scene.{key}", item, "a string, number, true or false")
+                wrong(f"image.scene.{key}", item, "a string, number, true or false")
         if self.views:
             self._check_views()
 
     def _check_crop(self, crop: tuple[int, ...]) -> None:
         if min(crop[:2]) < 0 or min(crop[2:]) < 1 or max(crop) > MAX_SIDE:
-            wrong("picture.crop", crop, f"(top, left, height, width) within {MAX_SIDE} pixels")
+            wrong("image.crop", crop, f"(top, left, height, width) within {MAX_SIDE} pixels")
         if self.resize == "none" and crop[2:] != (self.height, self.width):
             expected = f"a crop of {self.height} x {self.width} pixels, or a resize"
-            wrong("picture.crop", crop, expected)
+            wrong("image.crop", crop, expected)
 
     def _check_views(self) -> None:
         heights = [view.height for view in self.views]
         if sum(heights) != self.height:
-            wrong("picture.views", heights, f"heights that add up to {self.height}, the picture's")
+            wrong("image.views", heights, f"heights that add up to {self.height}, the image's")
         if self.crop is not None:
-            wrong("picture.crop", self.crop, "null in a picture of several views")
+            wrong("image.crop", self.crop, "null in an image of several views")
         cameras = self.cameras
         for view in self.views:
             first = cameras[view.name]
             if (view.source, view.height) != (first.source, first.height):
                 expected = "one source and height for all views of a camera"
-                wrong("picture.views", (view.name, view.source, view.height), expected)
+                wrong("image.views", (view.name, view.source, view.height), expected)
         pairs = [(view.name, view.age) for view in self.views]
         if len(set(pairs)) < len(pairs):
-            wrong("picture.views", pairs, "different names, or different ages of one name")
+            wrong("image.views", pairs, "different names, or different ages of one name")
 
     @property
     def cameras(self) -> dict[str, View]:
@@ -167,7 +167,7 @@ class Picture(StrictModel):
             cameras.setdefault(view.name, view)
         return cameras
 
-    def of_view(self, view: View) -> Picture:
+    def of_view(self, view: View) -> ImageSpec:
         """Return what a single image for a view is like."""
         return dataclasses.replace(self, height=view.height, views=())
 
@@ -184,7 +184,7 @@ def as_image(value: Any, where: str) -> NDArray[Any]:
     image = on_host(value)
     if not isinstance(image, np.ndarray):
         raise InputError(
-            f"{where} gave {type(image).__name__}. Expected one picture, (height, width, 3) uint8 "
+            f"{where} gave {type(image).__name__}. Expected one image, (height, width, 3) uint8 "
             "RGB; look at the environment's render_mode or at the function."
         )
     image = alone(image)
@@ -194,7 +194,7 @@ def as_image(value: Any, where: str) -> NDArray[Any]:
     return image
 
 
-def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
+def prepare(images: NDArray[Any], spec: ImageSpec) -> NDArray[np.uint8]:
     """Crop and resize ``(N, h, w, 3)`` or ``(h, w, 3)`` uint8 RGB for training and inference.
 
     Stacks of one, ``(N, 1, h, w, 3)``, are images. Returns ``(N, H, W, 3)``, a view of ``images``
@@ -202,39 +202,39 @@ def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
 
     Raises:
         InputError: not uint8, or not three channels in the last axis.
-        PictureMismatchError: a size that the picture's crop and resize do not allow.
+        ImageMismatchError: a size that the spec's crop and resize do not allow.
     """
     batch = _as_batch(images)
-    if picture.crop is not None:
-        top, left, height, width = picture.crop
+    if spec.crop is not None:
+        top, left, height, width = spec.crop
         if batch.shape[1] < top + height or batch.shape[2] < left + width:
-            raise PictureMismatchError(
-                f"the picture is {_size(batch)}. Expected at least {top + height} x {left + width} "
+            raise ImageMismatchError(
+                f"the spec is {_size(batch)}. Expected at least {top + height} x {left + width} "
                 f"(height x width), because the bundle crops {height} x {width} at row {top}, "
-                f"column {left}; render larger pictures, or use a bundle without this crop."
+                f"column {left}; render larger images, or use a bundle without this crop."
             )
         batch = batch[:, top : top + height, left : left + width]
-    if batch.shape[1:3] == (picture.height, picture.width):
+    if batch.shape[1:3] == (spec.height, spec.width):
         return batch
-    if picture.views:
-        heights = ", ".join(f"{view.height} ({view.name})" for view in picture.views)
-        raise PictureMismatchError(
-            f"the picture is {_size(batch)}. Expected {picture.height} x {picture.width} (height x "
-            f"width): {len(picture.views)} views below each other, of heights {heights}; put them "
+    if spec.views:
+        heights = ", ".join(f"{view.height} ({view.name})" for view in spec.views)
+        raise ImageMismatchError(
+            f"the spec is {_size(batch)}. Expected {spec.height} x {spec.width} (height x "
+            f"width): {len(spec.views)} views below each other, of heights {heights}; put them "
             "together with vinoreward.images.tiled, or name the cameras with image_source."
         )
-    if picture.resize == "none":
-        raise PictureMismatchError(
-            f"the picture is {_size(batch)}. Expected {picture.height} x {picture.width} (height x "
+    if spec.resize == "none":
+        raise ImageMismatchError(
+            f"the spec is {_size(batch)}. Expected {spec.height} x {spec.width} (height x "
             "width), the size the bundle was trained on; render at that size "
-            f"(image_size=({picture.height}, {picture.width}) in our environments), or fine-tune a "
-            "bundle on pictures of your size."
+            f"(image_size=({spec.height}, {spec.width}) in our environments), or fine-tune a "
+            "bundle on images of your size."
         )
-    resized = np.empty((len(batch), picture.height, picture.width, 3), dtype=np.uint8)
+    resized = np.empty((len(batch), spec.height, spec.width, 3), dtype=np.uint8)
     for source, target in zip(batch, resized, strict=True):
-        image = PIL.Image.fromarray(np.ascontiguousarray(source))
+        drawing = PIL.Image.fromarray(np.ascontiguousarray(source))
         target[:] = np.asarray(
-            image.resize((picture.width, picture.height), PIL.Image.Resampling.BILINEAR)
+            drawing.resize((spec.width, spec.height), PIL.Image.Resampling.BILINEAR)
         )
     return resized
 
@@ -243,32 +243,32 @@ def _as_batch(images: NDArray[Any]) -> NDArray[np.uint8]:
     """Return ``(N, h, w, 3)`` uint8 of one image, several, or stacks of one."""
     if not isinstance(images, np.ndarray):
         raise InputError(
-            f"the pictures are a {type(images).__name__}. Expected a numpy array of uint8, "
-            "(N, height, width, 3); use numpy.stack on a list of pictures."
+            f"the images are a {type(images).__name__}. Expected a numpy array of uint8, "
+            "(N, height, width, 3); use numpy.stack on a list of images."
         )
     if images.dtype != np.uint8:
         raise InputError(
-            f"the pictures are {images.dtype}. Expected uint8 from 0 to 255; if they are floats "
-            "from 0 to 1 use (pictures * 255).round().astype('uint8'), and do not normalise them: "
+            f"the images are {images.dtype}. Expected uint8 from 0 to 255; if they are floats "
+            "from 0 to 1 use (images * 255).round().astype('uint8'), and do not normalise them: "
             "the network does."
         )
     batch = images[None] if images.ndim == 3 else images
     batch = batch[:, 0] if batch.ndim == 5 and batch.shape[1] == 1 else batch
     if batch.ndim != 4 or batch.shape[-1] != 3 or 0 in batch.shape:
         raise InputError(
-            f"the pictures have shape {images.shape}. Expected (N, height, width, 3) RGB with N at "
-            f"least 1, or one picture (height, width, 3); {_remedy(batch)}."
+            f"the images have shape {images.shape}. Expected (N, height, width, 3) RGB with N at "
+            f"least 1, or one image (height, width, 3); {_remedy(batch)}."
         )
     return batch
 
 
 def _remedy(batch: NDArray[Any]) -> str:
     if batch.ndim == 4 and batch.shape[-1] == 4:
-        return "drop the alpha channel with pictures[..., :3]"
+        return "drop the alpha channel with images[..., :3]"
     if batch.ndim == 4 and batch.shape[1] == 3:
-        return "move the channels to the end with numpy.moveaxis(pictures, -3, -1)"
+        return "move the channels to the end with numpy.moveaxis(images, -3, -1)"
     if batch.ndim == 4 and batch.shape[-1] == 1:
-        return "repeat the grey channel with numpy.repeat(pictures, 3, axis=-1)"
+        return "repeat the grey channel with numpy.repeat(images, 3, axis=-1)"
     return "look at what the camera returns"
 
 
@@ -295,7 +295,7 @@ def tiled(views: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> NDArray[n
         if (view.shape[:-3], view.shape[-2:]) != (first[:-3], first[-2:]):
             raise InputError(
                 f"the view {name!r} has shape {view.shape} and the view {names[0]!r} {first}. "
-                "Expected one width and as many pictures of each, as they go below each other; "
+                "Expected one width and as many images of each, as they go below each other; "
                 "render them at one width, and give the same moments of both."
             )
     return np.concatenate(list(views), axis=-3)
@@ -307,7 +307,7 @@ def alone(image: NDArray[Any]) -> NDArray[Any]:
 
 
 def layout_of(shape: tuple[int, ...], where: str) -> Layout:
-    """Return where a picture of ``shape`` has its three channels, or the one of a grey picture.
+    """Return where an image of ``shape`` has its three channels, or the one of a grey image.
 
     The shape may be that of a batch of one.
     """
@@ -317,10 +317,10 @@ def layout_of(shape: tuple[int, ...], where: str) -> Layout:
     channels = next((count for count in (3, 1) if len(shape) == 3 and count in shape[::2]), None)
     if channels is None:
         raise ConfigError(
-            f"{where} has shape {shape}. Expected a colour picture, (height, width, 3) or "
+            f"{where} has shape {shape}. Expected a colour image, (height, width, 3) or "
             "(3, height, width), or a grey one, (height, width), (height, width, 1) or (1, height, "
-            "width); choose another image_source, or give a callable that makes the picture. For "
-            "several pictures in one observation give the newest: a bundle that looks at the last "
+            "width); choose another image_source, or give a callable that makes the image. For "
+            "several images in one observation give the newest: a bundle that looks at the last "
             "ones keeps them itself."
         )
     if shape[0] == shape[2]:
@@ -331,16 +331,16 @@ def layout_of(shape: tuple[int, ...], where: str) -> Layout:
     return "HWC" if shape[2] == channels else "CHW"
 
 
-def in_color(pictures: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    """Return ``(..., H, W, 3)`` of pictures of a layout; of a grey one each channel is the grey.
+def in_color(images: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    """Return ``(..., H, W, 3)`` of images of a layout; of a grey one each channel is the grey.
 
-    The result is a view of pictures in colour, new memory for grey ones.
+    The result is a view of images in colour, new memory for grey ones.
     """
     if layout == "HW":
-        pictures = pictures[..., None]
+        images = images[..., None]
     elif layout == "CHW":
-        pictures = np.moveaxis(pictures, -3, -1)
-    return np.repeat(pictures, 3, axis=-1) if pictures.shape[-1] == 1 else pictures
+        images = np.moveaxis(images, -3, -1)
+    return np.repeat(images, 3, axis=-1) if images.shape[-1] == 1 else images
 
 
 def on_host(value: Any) -> Any:
@@ -351,7 +351,7 @@ def on_host(value: Any) -> Any:
 def check_scene(
     found: Mapping[str, object], expected: Mapping[str, object], bundle: str, remedy: str
 ) -> None:
-    """Raise PictureMismatchError, with a remedy, unless an environment's scene is a bundle's."""
+    """Raise ImageMismatchError, with a remedy, unless an environment's scene is a bundle's."""
     names = sorted({*found, *expected}, key=str)
     differing = [name for name in names if found.get(name) != expected.get(name)]
     if differing:
@@ -359,13 +359,13 @@ def check_scene(
             ", ".join(f"{name}={scene.get(name)!r}" for name in differing)
             for scene in (found, expected)
         )
-        raise PictureMismatchError(
-            f"the environment's picture has {ours}. Expected {theirs}, on which the bundle "
-            f"{bundle!r} was trained; {remedy}, or capture and fine-tune at this picture."
+        raise ImageMismatchError(
+            f"the environment's image has {ours}. Expected {theirs}, on which the bundle "
+            f"{bundle!r} was trained; {remedy}, or capture and fine-tune at this image."
         )
 
 
-def read_picture(path: str | Path) -> NDArray[np.uint8]:
+def read_image(path: str | Path) -> NDArray[np.uint8]:
     """Read a PNG, JPEG, BMP or WebP file as ``(H, W, 3)`` uint8 RGB, upright as EXIF says.
 
     Raises:
@@ -375,8 +375,8 @@ def read_picture(path: str | Path) -> NDArray[np.uint8]:
     return _read(path, lambda: open_to_read(path, MAX_BYTES))
 
 
-def decode_picture(data: bytes, name: str) -> NDArray[np.uint8]:
-    """Return the picture in the content of a file, as :func:`read_picture`; errors say ``name``."""
+def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
+    """Return the image in the content of a file, as :func:`read_image`; errors say ``name``."""
     if len(data) > MAX_BYTES:
         raise _unreadable(name, f"it has {len(data)} bytes")
     return _read(name, lambda: io.BytesIO(data))
@@ -416,7 +416,7 @@ def _upright(image: NDArray[np.uint8], exif: bytes) -> NDArray[np.uint8]:
     exif = exif.removeprefix(b"Exif\0\0")
     order = "<" if exif.startswith(b"II") else ">"
     orientation = 1
-    # PIL's reader would copy what all entries point to, and warn of each odd one.
+    # PIL's reader would copy what all entries point to, and warn of each out of distribution one.
     with contextlib.suppress(struct.error):
         (start,) = struct.unpack_from(f"{order}I", exif, 4)
         (count,) = struct.unpack_from(f"{order}H", exif, start)
@@ -455,6 +455,6 @@ def shown_name(path: str | Path) -> str:
 
 def _unreadable(path: str | Path, why: str) -> InputError:
     return InputError(
-        f"{shown_name(path)} cannot be read as a picture: {why}. Expected a whole PNG, JPEG, BMP "
+        f"{shown_name(path)} cannot be read as an image: {why}. Expected a whole PNG, JPEG, BMP "
         "or WebP file of at most 4096x4096 pixels and 128 MiB; delete or replace that file."
     )

@@ -70,8 +70,8 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, Mapping):
-        if odd := [key for key in value if not isinstance(key, str)]:
-            wrong(f"a key of {where}", odd[0], "a string", "convert it")
+        if ood_score := [key for key in value if not isinstance(key, str)]:
+            wrong(f"a key of {where}", ood_score[0], "a string", "convert it")
         return {key: plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, where, depth + 1) for item in value]

@@ -115,8 +115,8 @@ CAMERA_FOV: float = 60.0
 """Vertical field of view in degrees."""
 CAMERA_NEAR: float = 0.1
 CAMERA_FAR: float = 100.0
-PICTURE_HEIGHT: int = 96
-PICTURE_WIDTH: int = 128
+IMAGE_HEIGHT: int = 96
+IMAGE_WIDTH: int = 128
 """The default image: made at the size the shipped classifier sees."""
 ARTICLE_HEIGHT: int = 720
 ARTICLE_WIDTH: int = 960

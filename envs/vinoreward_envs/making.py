@@ -48,7 +48,7 @@ _BATCHED: Final[dict[str, tuple[object, ...]]] = {
 }
 _OF_REWARD: Final = (
     "precision", "device", "threads", "success_threshold", "success_exit_threshold",
-    "success_hold_steps", "on_ood", "accept_foreign_pictures",
+    "success_hold_steps", "on_ood", "accept_foreign_images",
 )  # fmt: skip
 _OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs")
 AnyBundle = Bundle | str | Path | Mapping[str, Any] | None
@@ -86,13 +86,13 @@ class HoverVectorReward(VectorLearnedReward):
         if self.classifier.backend_name != "openvino" or self._shares:
             return
         import_openvino()  # here: two threads should not import large libraries together
-        picture, classifier = self.classifier.picture, self.classifier
+        image, classifier = self.classifier.image, self.classifier
 
         def load() -> None:
-            blank = np.zeros((self.num_envs, picture.height, picture.width, 3), np.uint8)
-            classifier.judge(blank)
+            blank = np.zeros((self.num_envs, image.height, image.width, 3), np.uint8)
+            classifier.predict(blank)
             first, *again = classifier.backends
-            if again or classifier.bundle.spec.decision.shift_band:
+            if again or classifier.bundle.spec.decision.translation_band:
                 for size in CHUNKS:  # of images that are scored again, and their translations
                     (again or [first])[0].infer(blank[:size])
 
@@ -157,9 +157,9 @@ class HoverBatch(VectorAutoreset):
                 final[key] = infos[key] & True
         return *step, infos
 
-    def claimed_picture(self, index: int) -> NDArray[np.uint8] | None:
+    def claimed_image(self, index: int) -> NDArray[np.uint8] | None:
         """Return the ``(H, W, 3)`` image of an environment's last claim; None before it."""
-        return None if self.learned is None else self.learned.claimed_picture(index)
+        return None if self.learned is None else self.learned.claimed_image(index)
 
     def prepare(self) -> None:
         """See :meth:`HoverVectorReward.prepare`."""
@@ -217,13 +217,13 @@ def make_env(
         render_mode: None, ``"rgb_array"`` or ``"human"`` (needs a display).
         options: ``precision``, ``device``, ``threads``, ``success_threshold``,
             ``success_exit_threshold``, ``success_hold_steps``, ``on_ood`` and
-            ``accept_foreign_pictures`` as for :class:`~vinoreward.LearnedReward`; and further
+            ``accept_foreign_images`` as for :class:`~vinoreward.LearnedReward`; and further
             arguments of :class:`PandaHoverEnv`: size and mesh of the image are the bundle's by
             default.
 
     Raises:
         ConfigError: an argument that cannot work.
-        PictureMismatchError: the bundle was trained on other images, or does not say on which.
+        ImageMismatchError: the bundle was trained on other images, or does not say on which.
         ModelNotFoundError: no such bundle.
         MissingExtraError: PyBullet or the camera's library is needed and not installed.
         MissingDisplayError: ``render_mode="human"`` without a display.
@@ -245,7 +245,7 @@ def make_env(
             if fidelity is None:
                 _check_size(env, loaded)
             else:
-                if not learned.get("accept_foreign_pictures"):
+                if not learned.get("accept_foreign_images"):
                     check_origin(loaded)
                 size = _size_before_crop(loaded) or (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH)
                 learned |= {"image_source": ArticleImage(*size), "on_ood": "ignore"}
@@ -290,7 +290,7 @@ def make_vec_env(
         ConfigError: an argument that cannot work, or too little memory.
         UnknownDeviceError: there is no such device.
         MissingExtraError: PyTorch or the camera's library is needed and not installed.
-        PictureMismatchError: the bundle was trained on other images, or does not say on which.
+        ImageMismatchError: the bundle was trained on other images, or does not say on which.
         ModelNotFoundError: no such bundle.
     """
     for name, known in _BATCHED.items():
@@ -366,27 +366,27 @@ def spec_of(bundle: Bundle) -> CameraSpec:
 
 def _image_of(bundle: Bundle) -> dict[str, Any]:
     """Return the arguments of a scene that draws the images a bundle was trained on."""
-    picture = bundle.spec.picture
-    size = _size_before_crop(bundle) or (picture.height, picture.width)
-    mesh = picture.scene.get("mesh")
+    image = bundle.spec.image
+    size = _size_before_crop(bundle) or (image.height, image.width)
+    mesh = image.scene.get("mesh")
     return {"image_size": checked_size(size), **({} if mesh is None else {"mesh": str(mesh)})}
 
 
 def _size_before_crop(bundle: Bundle) -> tuple[int, int] | None:
     """Return the height and width of the images a bundle expects; None if it resizes them."""
-    picture = bundle.spec.picture
-    if "height" in picture.scene and "width" in picture.scene:
-        return int(picture.scene["height"]), int(picture.scene["width"])
-    if picture.resize != "none" or picture.crop is not None:
+    image = bundle.spec.image
+    if "height" in image.scene and "width" in image.scene:
+        return int(image.scene["height"]), int(image.scene["width"])
+    if image.resize != "none" or image.crop is not None:
         return None
-    return picture.height, picture.width
+    return image.height, image.width
 
 
 def _check_size(env: Any, bundle: Bundle) -> None:
-    """Raise PictureMismatchError unless a scene draws images of the size that a bundle takes."""
+    """Raise ImageMismatchError unless a scene draws images of the size that a bundle takes."""
     size = _size_before_crop(bundle)
     if size is not None:
-        ours = {name: env.unwrapped.picture_scene[name] for name in ("height", "width")}
+        ours = {name: env.unwrapped.image_scene[name] for name in ("height", "width")}
         theirs = dict(zip(ours, size, strict=True))
         check_scene(ours, theirs, bundle.spec.name, "leave image_size out")
 

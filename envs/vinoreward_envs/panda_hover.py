@@ -113,7 +113,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self._image: tuple[int, NDArray[np.uint8]] | None = None
 
     @property
-    def picture_scene(self) -> dict[str, str | int]:
+    def image_scene(self) -> dict[str, str | int]:
         """What the image depends on; a wrapper compares it with its bundle's."""
         return self.scene.camera_spec.as_dict()
 

@@ -153,7 +153,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     @property
-    def picture_scene(self) -> dict[str, str | int]:
+    def image_scene(self) -> dict[str, str | int]:
         """What the image depends on; a wrapper compares it with its bundle's."""
         return self._spec.as_dict()
 

@@ -1,4 +1,4 @@
-"""Trains a classifier of the hover scene further, on the pictures that it gets most wrong.
+"""Trains a classifier of the hover scene further, on the images that it gets most wrong.
 
 ``python examples/panda_hover/hard_examples.py --weights model.safetensors --out new.safetensors``
 goes on in rounds. Each draws scenes as ``vinoreward capture`` does and keeps the failures that the
@@ -92,7 +92,7 @@ Draw = Callable[[np.random.Generator], Placement]
 
 @dataclass(frozen=True)
 class Frames:
-    """Pictures with their truth."""
+    """Images with their truth."""
 
     images: npt.NDArray[np.uint8]
     """(N, H, W, 3)."""
@@ -115,7 +115,7 @@ class Frames:
 
 
 class Scenes:
-    """Draws pictures of the hover scene in batches."""
+    """Draws images of the hover scene in batches."""
 
     def __init__(self) -> None:
         self._camera = FastCamera(CameraSpec(), capacity=BATCH)

@@ -16,7 +16,7 @@ RIM = math.radians(3)
 
 
 def changes(env: Any) -> list[Intervention | SearchSpace]:
-    """Return an intervention that lets the pendulum hang, and all its pictures to search."""
+    """Return an intervention that lets the pendulum hang, and all its images to search."""
 
     def hang(random: np.random.Generator) -> Callable[[], None]:
         before = env.state
@@ -25,7 +25,7 @@ def changes(env: Any) -> list[Intervention | SearchSpace]:
 
     def draw(state: np.ndarray) -> bool | None:
         env.state = np.array([state[0], 0.0])
-        env.last_u = state[1]  # the arrow that the picture shows
+        env.last_u = state[1]  # the arrow that the image shows
         angle = abs(state[0])
         return None if abs(angle - UPRIGHT) < RIM else angle < UPRIGHT
 

@@ -17,11 +17,11 @@ import numpy as np
 HERE = Path(__file__).parent
 CAMERAS = {"front": ("obs:front",), "top": ("obs:top",), "both": ("obs:front", "obs:top")}
 FPR = 0.01
-"""False-positive rate, on the fresh pictures, at which recalls are compared."""
+"""False-positive rate, on the fresh images, at which recalls are compared."""
 
 
 def log_odds(folder: Path, name: str, seed: int, frames: int, epochs: int) -> list[np.ndarray]:
-    """Train on one choice of cameras; return log-odds and labels of fresh pictures."""
+    """Train on one choice of cameras; return log-odds and labels of fresh images."""
     from vinoreward.rewards.classifier import Classifier
     from vinoreward_training.capture import command as capture
     from vinoreward_training.classifier import finetune
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/two-cameras"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102])
-    parser.add_argument("--frames", type=int, default=2400, help="pictures to train on, and fresh")
+    parser.add_argument("--frames", type=int, default=2400, help="images to train on, and fresh")
     parser.add_argument("--epochs", type=int, default=14)
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 HEIGHT, WIDTH = 48, 64
 REACH = 0.06
-"""Distance within which the gripper is above the object, in widths of the picture."""
+"""Distance within which the gripper is above the object, in widths of the image."""
 
 
 class TwoCameras(gym.Env[dict[str, Any], Any]):
@@ -24,11 +24,9 @@ class TwoCameras(gym.Env[dict[str, Any], Any]):
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
-        picture = gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        image = gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
         numbers = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
-        self.observation_space = gym.spaces.Dict(
-            {"front": picture, "top": picture, "state": numbers}
-        )
+        self.observation_space = gym.spaces.Dict({"front": image, "top": image, "state": numbers})
         self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def reset(
@@ -67,13 +65,13 @@ class TwoCameras(gym.Env[dict[str, Any], Any]):
             seen, width = front if hidden < 0.4 else top, int(self.np_random.integers(28, 40))
             left = max(0, thing + int(self.np_random.integers(-8, 9)) - width // 2)
             seen[:, left : left + width] = (60, 50, 45)
-        pictures = [
+        images = [
             np.clip(one + self.np_random.normal(0, 4, one.shape), 0, 255).astype(np.uint8)
             for one in (front, top)
         ]
-        self._front = pictures[0]
+        self._front = images[0]
         state = np.array([self.gripper, self.object], np.float32)
-        return {"front": pictures[0], "top": pictures[1], "state": state}
+        return {"front": images[0], "top": images[1], "state": state}
 
 
 gym.register("TwoCameras-v0", entry_point=TwoCameras)

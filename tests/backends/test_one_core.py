@@ -98,16 +98,16 @@ import numpy as np
 from vinoreward.bundles.bundle import Bundle
 
 bundle = Bundle.load("panda-hover-classifier")
-pictures = np.zeros((1, 96, 128, 3), np.uint8)
+images = np.zeros((1, 96, 128, 3), np.uint8)
 closed, used = (bundle.backend("openvino").load() for _ in range(2))
 for backend in (closed, used):
-    backend.infer(pictures)
+    backend.infer(images)
 closed.close()
 """
 
 
 def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_was_closed() -> None:
-    assert forked(CLOSED, "used.infer(pictures)") == 0
+    assert forked(CLOSED, "used.infer(images)") == 0
 
 
 OF_CALLER = """
@@ -124,12 +124,12 @@ theirs = core.compile_model(model, "CPU", options)
 theirs(np.zeros((1, 2), np.float32))
 del theirs
 bundle = Bundle.load("panda-hover-classifier")
-pictures = np.zeros((1, 96, 128, 3), np.uint8)
+images = np.zeros((1, 96, 128, 3), np.uint8)
 """
 
 
 def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_the_caller_closed() -> None:
-    assert forked(OF_CALLER, 'bundle.backend("openvino").load().infer(pictures)') == 0
+    assert forked(OF_CALLER, 'bundle.backend("openvino").load().infer(images)') == 0
 
 
 OWN = """

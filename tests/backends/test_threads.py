@@ -30,8 +30,8 @@ classifiers = [one] * THREADS
 if kind == "own":
     classifiers = [Classifier(folder, backend=backend) for _ in range(THREADS)]
 assert "openvino" not in sys.modules and "onnxruntime" not in sys.modules
-pictures = np.zeros((2, 6, 8, 3), np.uint8)
-pictures[1, ..., 0] = 255
+images = np.zeros((2, 6, 8, 3), np.uint8)
+images[1, ..., 0] = 255
 barrier = threading.Barrier(THREADS)
 failures, answers, networks = [], [], []
 
@@ -39,7 +39,7 @@ def work(classifier):
     barrier.wait()
     try:
         networks.append(id(classifier.backend))
-        answers.append(classifier.log_odds(pictures).tolist())
+        answers.append(classifier.log_odds(images).tolist())
     except BaseException as error:
         failures.append(repr(error))
 
@@ -154,9 +154,9 @@ def test_torch_backends_in_two_threads_leave_the_process_its_threads(torch_threa
         together.wait()
 
     hook = in_forward(torch, meet)
-    pictures = np.zeros((1, 96, 128, 3), np.uint8)
+    images = np.zeros((1, 96, 128, 3), np.uint8)
     workers = [
-        threading.Thread(target=classifier.log_odds, args=(pictures,)) for classifier in classifiers
+        threading.Thread(target=classifier.log_odds, args=(images,)) for classifier in classifiers
     ]
     for worker in workers:
         worker.start()

@@ -14,7 +14,7 @@ from tiny_network import SPEC
 
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
 from vinoreward.errors import BundleError
-from vinoreward.images import Picture, View
+from vinoreward.images import ImageSpec, View
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -36,8 +36,8 @@ triples = st.tuples(finite, finite, finite)
 specs = st.builds(
     BundleSpec,
     name=words,
-    picture=st.builds(
-        Picture,
+    image=st.builds(
+        ImageSpec,
         height=st.integers(1, 4096),
         width=st.integers(1, 4096),
         color_order=st.sampled_from(["RGB", "BGR"]),
@@ -56,7 +56,7 @@ specs = st.builds(
         temperature=positive,
         chosen_for=free,
         int8_band=st.none() | st.floats(0, 20),
-        shift_band=st.none() | st.floats(0, 20),
+        translation_band=st.none() | st.floats(0, 20),
     ),
     quantization=st.none()
     | st.builds(
@@ -85,7 +85,7 @@ def test_a_spec_survives_json(spec: BundleSpec) -> None:
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The JSON of SPEC with nested keys changed: ``picture__height=3``."""
+    """The JSON of SPEC with nested keys changed: ``image__height=3``."""
     value = SPEC.to_dict()
     for path, item in changes.items():
         *folders, key = path.split("__")
@@ -101,29 +101,29 @@ def changed(**changes: Any) -> dict[str, Any]:
     [
         ([], "Expected an object"),
         (changed(colour="red"), "unknown key 'colour'"),
-        (changed(picture__gamma=1), "picture has the unknown key 'gamma'"),
+        (changed(image__gamma=1), "image has the unknown key 'gamma'"),
         (changed(schema_version=2), "upgrade vinoreward"),
         (changed(schema_version=True), "schema_version is True"),
         (changed(schema_version=0), "schema_version is 0"),
-        (changed(picture__height=4097), "height is 4097.*less than or equal to 4096"),
-        (changed(picture__height=0), "height is 0.*greater than or equal to 1"),
-        (changed(picture__height=6.0), "height is 6.0.*integer"),
-        (changed(picture__height="6"), "height is '6'.*integer"),
-        (changed(picture__mean=[0.1, 0.2]), r"mean is \[0.1, 0.2\].*3 items"),
-        (changed(picture__mean=[0.1, 0.2, float("nan")]), "finite"),
-        (changed(picture__mean=[0.1, 0.2, 10**400]), r"mean\[2\] is 1000.*number"),
-        (changed(picture__std=[0.1, 0.0, 0.1]), r"std\[1\] is 0.0.*greater than 0"),
-        (changed(picture__color_order="RBG"), "'RBG'.*'RGB' or 'BGR'"),
-        (changed(picture__crop=[0, 0, 5, 5]), "crop"),
-        (changed(picture__crop=[-1, 0, 6, 8]), "crop"),
-        (changed(picture__scene={"a": [1]}), "scene"),
+        (changed(image__height=4097), "height is 4097.*less than or equal to 4096"),
+        (changed(image__height=0), "height is 0.*greater than or equal to 1"),
+        (changed(image__height=6.0), "height is 6.0.*integer"),
+        (changed(image__height="6"), "height is '6'.*integer"),
+        (changed(image__mean=[0.1, 0.2]), r"mean is \[0.1, 0.2\].*3 items"),
+        (changed(image__mean=[0.1, 0.2, float("nan")]), "finite"),
+        (changed(image__mean=[0.1, 0.2, 10**400]), r"mean\[2\] is 1000.*number"),
+        (changed(image__std=[0.1, 0.0, 0.1]), r"std\[1\] is 0.0.*greater than 0"),
+        (changed(image__color_order="RBG"), "'RBG'.*'RGB' or 'BGR'"),
+        (changed(image__crop=[0, 0, 5, 5]), "crop"),
+        (changed(image__crop=[-1, 0, 6, 8]), "crop"),
+        (changed(image__scene={"a": [1]}), "scene"),
         (changed(decision__threshold=1.5), "threshold is 1.5.*less than or equal to 1"),
         (changed(decision__threshold=None), "threshold is None.*number"),
         (changed(decision__threshold=float("inf")), "finite"),
         (changed(decision__temperature=0), "temperature is 0.*greater than 0"),
         (changed(decision__int8_band=-1), "int8_band is -1.*or equal to 0"),
         (changed(decision__int8_band="wide"), "int8_band is 'wide'.*number"),
-        (changed(decision__shift_band=-1), "shift_band is -1.*or equal to 0"),
+        (changed(decision__translation_band=-1), "translation_band is -1.*or equal to 0"),
         (changed(decision__int8_threshold=0.7), "unknown key 'int8_threshold'"),
         (changed(kind="policy"), "'policy'.*'classifier' or 'encoder'"),
         (changed(labels=["success"]), "2 to 1000"),
@@ -156,8 +156,8 @@ def test_a_wrong_description_is_refused_by_name(value: Any, message: str) -> Non
 
 def test_a_missing_key_is_named() -> None:
     value = SPEC.to_dict()
-    del value["picture"]["height"]
-    with pytest.raises(BundleError, match="picture has no 'height'"):
+    del value["image"]["height"]
+    with pytest.raises(BundleError, match="image has no 'height'"):
         BundleSpec.from_dict(value)
 
 
@@ -166,16 +166,16 @@ def test_tuples_and_numpy_numbers_become_json() -> None:
     assert spec.metrics == {"rate": 0.5, "interval": [0, 1]}
 
 
-def test_views_survive_json_and_a_picture_of_one_view_does_not_name_them() -> None:
+def test_views_survive_json_and_a_image_of_one_view_does_not_name_them() -> None:
     views = (
         View("front", 30, "obs:front", age=1),
         View("front", 30, "obs:front"),
         View("wrist", 4),
     )
-    spec = BundleSpec("two", Picture(height=64, width=16, views=views))
+    spec = BundleSpec("two", ImageSpec(height=64, width=16, views=views))
     assert BundleSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-    assert list(spec.picture.cameras) == ["front", "wrist"]
-    assert "views" not in BundleSpec("one", Picture(64, 16)).to_dict()["picture"]
+    assert list(spec.image.cameras) == ["front", "wrist"]
+    assert "views" not in BundleSpec("one", ImageSpec(64, 16)).to_dict()["image"]
 
 
 @pytest.mark.parametrize(
@@ -196,17 +196,17 @@ def test_views_survive_json_and_a_picture_of_one_view_does_not_name_them() -> No
 )
 def test_views_that_cannot_be_right_are_refused(views: Any, message: str) -> None:
     with pytest.raises(BundleError, match=message):
-        Picture(height=64, width=16, views=views)
+        ImageSpec(height=64, width=16, views=views)
 
 
 def test_a_value_given_by_its_place_is_named() -> None:
-    with pytest.raises(BundleError, match=r"picture\.width is 0\. Expected a number greater"):
-        Picture(8, 0)
+    with pytest.raises(BundleError, match=r"image\.width is 0\. Expected a number greater"):
+        ImageSpec(8, 0)
 
 
 def test_a_crop_of_several_views_is_refused() -> None:
-    with pytest.raises(BundleError, match="null in a picture of several views"):
-        Picture(height=64, width=16, views=(View("a", 64),), crop=(0, 0, 64, 16))
+    with pytest.raises(BundleError, match="null in an image of several views"):
+        ImageSpec(height=64, width=16, views=(View("a", 64),), crop=(0, 0, 64, 16))
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -214,6 +214,6 @@ def test_an_encoding_has_the_dimensions_of_the_latent(size: int) -> None:
     encoding = Encoding(low=(-1.0,) * size, high=(1.0,) * size)
     with pytest.raises(BundleError, match="Expected an encoding of 2 dimensions"):
         BundleSpec(
-            name="toy", kind="encoder", labels=(), picture=Picture(8, 8), latent_size=2,
+            name="toy", kind="encoder", labels=(), image=ImageSpec(8, 8), latent_size=2,
             encoding=encoding,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from encoder_pictures import HEIGHT, SIZE, WIDTH, pictures, planes
+from encoder_images import HEIGHT, SIZE, WIDTH, make_images, planes
 from PIL import Image
 from torch import Tensor, nn
 
@@ -20,10 +20,10 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
     BundleParityError,
     ConfigError,
+    ImageMismatchError,
     InputError,
     ModelCorruptError,
     ModelNotFoundError,
-    PictureMismatchError,
 )
 
 
@@ -106,7 +106,7 @@ def their_answer(heads: str, images: np.ndarray) -> np.ndarray:
 def test_their_encoder_becomes_a_bundle(
     onnx_files: dict[str, Path], heads: str, backend: str, tmp_path: Path
 ) -> None:
-    images = pictures(5)
+    images = make_images(5)
     wanted = their_answer(heads, images)
     bundle = Bundle.from_encoder(
         onnx_files[heads],
@@ -126,7 +126,7 @@ def test_their_encoder_becomes_a_bundle(
 
 
 def test_outputs_can_be_named_in_the_other_order(onnx_files: dict[str, Path]) -> None:
-    images = pictures(2)
+    images = make_images(2)
     wanted = their_answer("two", images)
     for outputs, columns in (
         (("logvar", "mu"), [*range(SIZE, 2 * SIZE), *range(SIZE)]),
@@ -154,8 +154,8 @@ def test_outputs_can_be_named_in_the_other_order(onnx_files: dict[str, Path]) ->
 def test_a_golden_frame_finds_the_wrong_description(
     onnx_files: dict[str, Path], wrong: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    Image.fromarray(pictures(1)[0]).save(tmp_path / "frame.png")
-    np.save(tmp_path / "z.npy", their_answer("two", pictures(1))[0, :SIZE])
+    Image.fromarray(make_images(1)[0]).save(tmp_path / "frame.png")
+    np.save(tmp_path / "z.npy", their_answer("two", make_images(1))[0, :SIZE])
     golden = (tmp_path / "frame.png", tmp_path / "z.npy")
     if not wrong:
         Bundle.from_encoder(onnx_files["two"], **NORMALISED, golden=golden)
@@ -167,9 +167,9 @@ def test_a_golden_frame_finds_the_wrong_description(
 def test_a_golden_frame_of_another_kind_is_an_error(
     onnx_files: dict[str, Path], tmp_path: Path
 ) -> None:
-    path, image = onnx_files["two"], pictures(1)[0]
+    path, image = onnx_files["two"], make_images(1)[0]
     vector = their_answer("two", image[None])[0]
-    with pytest.raises(PictureMismatchError, match="32 x 40"):
+    with pytest.raises(ImageMismatchError, match="32 x 40"):
         Bundle.from_encoder(path, **NORMALISED, golden=(image[1:], vector))
     with pytest.raises(InputError, match="3 numbers"):
         Bundle.from_encoder(path, **NORMALISED, golden=(image, vector[:3]))
@@ -204,7 +204,7 @@ def test_facts_that_are_missing_or_contradict(
 
 @pytest.mark.parametrize(("heads", "color_order"), [("two", "BGR"), ("one", "RGB")])
 def test_their_module_becomes_a_bundle(tmp_path: Path, heads: str, color_order: Any) -> None:
-    module, images = theirs(heads), pictures(3)
+    module, images = theirs(heads), make_images(3)
     mean, std = (0.2, 0.3, 0.4), (0.5, 0.6, 0.7)
     torch.save(module.state_dict(), tmp_path / "weights.pt")
     seen = images if color_order == "RGB" else images[..., ::-1]
@@ -225,7 +225,7 @@ def test_their_module_becomes_a_bundle(tmp_path: Path, heads: str, color_order: 
         golden=(images[0], wanted[0].numpy()),
     )
     assert fresh.training, "the caller's module is left as it was"
-    assert bundle.spec.picture.color_order == color_order and bundle.spec.picture.in_graph
+    assert bundle.spec.image.color_order == color_order and bundle.spec.image.in_graph
     saved = bundle.save(tmp_path / "saved", images)
     for backend in ("openvino", "onnxruntime"):
         with Encoder(saved, backend=backend) as encoder:
@@ -233,7 +233,7 @@ def test_their_module_becomes_a_bundle(tmp_path: Path, heads: str, color_order: 
 
 
 def test_a_module_with_the_wrong_colour_order_is_found_out(tmp_path: Path) -> None:
-    module, images = theirs("two"), pictures(1)
+    module, images = theirs("two"), make_images(1)
     torch.save({"state_dict": module.state_dict()}, tmp_path / "weights.pt")
     with torch.no_grad():
         wanted = module(planes(images, 0.5, 0.5))[0][0].numpy()
@@ -316,15 +316,15 @@ def test_the_shipped_encoder_reads_where_the_gripper_is() -> None:
 
     scene = HoverScene(camera=CameraSpec())
     scene.place_object((0.6, 0.1))
-    pictures, places = [], []
+    images, places = [], []
     for x in np.linspace(0.42, 0.68, 10):
         for y in np.linspace(-0.35, 0.35, 14):
             scene.move_gripper((float(x), float(y)))
-            pictures.append(scene.render())
+            images.append(scene.render())
             places.append(scene.gripper[:2])
     scene.close()
     with vinoreward.Encoder("panda-hover-encoder") as encoder:
-        latents = encoder.encode(np.stack(pictures))
+        latents = encoder.encode(np.stack(images))
     columns = np.concatenate([latents, np.ones((len(latents), 1))], axis=1)
     even = np.arange(len(latents)) % 2 == 0
     fit = np.linalg.lstsq(columns[even], np.array(places)[even], rcond=1e-3)[0]
@@ -348,4 +348,4 @@ def test_a_network_that_leaves_its_size_open_asks_for_it(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="the arguments height=, width="):
         Bundle.from_encoder(tmp_path / "open.onnx", **facts)  # type: ignore[arg-type]
     bundle = Bundle.from_encoder(tmp_path / "open.onnx", height=32, width=32, **facts)  # type: ignore[arg-type]
-    assert (bundle.spec.picture.height, bundle.spec.latent_size) == (32, 6)
+    assert (bundle.spec.image.height, bundle.spec.latent_size) == (32, 6)

@@ -51,7 +51,7 @@ def graph(nodes: Sequence[Any], constants: dict[str, Any] | None = None, **more:
     """A network whose scores are the mean colour's, plus ``extra``, which the nodes make."""
     every = [
         *nodes,
-        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["float"], ["mean"], axes=[1, 2, 3], keepdims=0),
         helper.make_node("Reshape", ["mean", "column"], ["rows"]),
         helper.make_node("ReduceMax", ["extra"], ["one"], keepdims=0),
@@ -62,7 +62,7 @@ def graph(nodes: Sequence[Any], constants: dict[str, Any] | None = None, **more:
     made = helper.make_graph(
         every,
         "strange",
-        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", HEIGHT, WIDTH, 3])],
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["N", HEIGHT, WIDTH, 3])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 2])],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in arrays.items()],
     )
@@ -184,7 +184,7 @@ COSTLY: dict[str, Callable[[], bytes]] = {
     "NonZero": made_by("NonZero", HUGE, "start"),
     "power of the batch": lambda: graph(
         [
-            helper.make_node("Shape", ["pictures"], ["shape"]),
+            helper.make_node("Shape", ["images"], ["shape"]),
             helper.make_node("Slice", ["shape", "zero1", "one1"], ["rows_of"]),
             *[
                 helper.make_node("Mul", [a, a], [b])
@@ -247,10 +247,10 @@ def test_a_loop_of_someone_trusted_runs(bundle: Bundle, name: str, tmp_path: Pat
     path = tmp_path / "loop.onnx"
     path.write_bytes(loop(3))
     own = Bundle.from_model(path, **FACTS, trusted=True)
-    picture = np.full((1, HEIGHT, WIDTH, 3), 100, np.uint8)
+    image = np.full((1, HEIGHT, WIDTH, 3), 100, np.uint8)
     with own.backend(name) as backend:
-        np.testing.assert_allclose(backend.infer(picture), [[103.0, 100.0]])
-    own.save(tmp_path / "saved", picture)
+        np.testing.assert_allclose(backend.infer(image), [[103.0, 100.0]])
+    own.save(tmp_path / "saved", image)
     with pytest.raises(ModelRefusedError, match="'Loop'"):
         Bundle.load(tmp_path / "saved").backend(name)
     Bundle.load(tmp_path / "saved", trusted=True).backend(name).close()
@@ -296,14 +296,14 @@ def test_an_openvino_ir_is_refused_with_the_way_out(bundle: Bundle, tmp_path: Pa
 
 
 def ir_of_another_network() -> bytes:
-    """OpenVINO's own format, without weights: it reads wherever the picture tells it to."""
+    """OpenVINO's own format, without weights: it reads wherever the image tells it to."""
     ov = import_openvino()
     ops = ov.opset13
-    pictures = ops.parameter([-1, HEIGHT, WIDTH, 3], ov.Type.u8, name="pictures")
-    places = ops.multiply(ops.convert(pictures, "i32"), ops.convert(pictures, "i32"))
-    floats = ops.convert(pictures, "f32")
+    images = ops.parameter([-1, HEIGHT, WIDTH, 3], ov.Type.u8, name="images")
+    places = ops.multiply(ops.convert(images, "i32"), ops.convert(images, "i32"))
+    floats = ops.convert(images, "f32")
     read = ops.gather_elements(floats, ops.multiply(places, places), 3)
-    network = ov.Model([ops.result(read)], [pictures], "another")
+    network = ov.Model([ops.result(read)], [images], "another")
     with tempfile.TemporaryDirectory() as folder:
         ov.save_model(network, Path(folder) / "model.xml", False)
         return (Path(folder) / "model.xml").read_bytes()
@@ -362,11 +362,11 @@ def test_a_runtime_does_not_choose_the_format_of_what_is_trusted(tmp_path: Path)
 
 
 def seeing(*nodes: Any, **constants: Any) -> Callable[[], bytes]:
-    """Makes ``extra`` out of ``seen``, the picture as floats, or ``counted``, its mean."""
+    """Makes ``extra`` out of ``seen``, the image as floats, or ``counted``, its mean."""
 
     def build() -> bytes:
         see = [
-            helper.make_node("Cast", ["pictures"], ["seen"], to=TensorProto.FLOAT),
+            helper.make_node("Cast", ["images"], ["seen"], to=TensorProto.FLOAT),
             helper.make_node("ReduceMean", ["seen"], ["bright"], keepdims=0),
             helper.make_node("Cast", ["bright"], ["counted"], to=TensorProto.INT64),
         ]

@@ -119,7 +119,7 @@ def test_adding_int8_keeps_everything_else(bundle: Bundle, tmp_path: Path) -> No
     before, logits = snapshot(bundle.path), bundle.golden.logits
     quantized = with_int8(bundle, tmp_path)
     after = snapshot(quantized.path)
-    for name in ("model.onnx", "pictures/golden.png"):
+    for name in ("model.onnx", "images/golden.png"):
         assert after[name] == before[name]
     assert b"1 of 400" in after["README.md"]
     assert np.array_equal(quantized.golden.logits, logits)
@@ -140,13 +140,13 @@ def test_a_card_that_is_none_is_not_read(bundle: Bundle, tmp_path: Path) -> None
         with_int8(bundle, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["README.md", "pictures/mine.png", "pictures"])
+@pytest.mark.parametrize("name", ["README.md", "images/mine.png", "images"])
 def test_what_a_link_points_to_never_becomes_part_of_the_bundle(
     bundle: Bundle, tmp_path: Path, name: str
 ) -> None:
     secret = tmp_path / "secret.png"
     secret.write_bytes(b"private")
-    if name == "pictures":
+    if name == "images":
         (bundle.path / name).rename(tmp_path / "album")
         secret.rename(tmp_path / "album" / "secret.png")
         (bundle.path / name).symlink_to(tmp_path / "album")

@@ -2,7 +2,7 @@
 
 The folders in tests/data/lerobot were written by LeRobot 0.4.4, with random weights: HIL-SERL's
 ResNet-10 with one camera, and Transformers' ResNet with two. ``logits.npy`` is what LeRobot's own
-classifier returned, after its normaliser, for the pictures below.
+classifier returned, after its normaliser, for the images below.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_the_command_makes_a_bundle_with_lerobots_logits(tmp_path: Path) -> None
     assert main(["import-classifier", "--model", str(folder), "--out", str(out)]) == 0
     with Classifier(out, backend="onnxruntime", precision="fp32") as classifier:
         found = classifier.log_odds(moments(2)[::4])
-        views = classifier.bundle.spec.picture.views
+        views = classifier.bundle.spec.image.views
     expected = np.load(folder / "logits.npy")[::4]
     assert np.abs(found - expected).max() < 1e-4
     assert [(view.name, view.height, view.source) for view in views or ()] == [
@@ -104,7 +104,7 @@ REMOTE = [{"registry_name": "normalizer_processor", "config": {}}, {"class": "pk
         (changed("config.json", name="sac"), "type is 'sac'. Expected 'reward_classifier'"),
         (changed("config.json", model_type="transformer"), "export others as ONNX"),
         (changed("config.json", num_classes=3), "export others as ONNX"),
-        (changed("config.json", num_cameras=2), "1 pictures in input_features and num_cameras 2"),
+        (changed("config.json", num_cameras=2), "1 images in input_features and num_cameras 2"),
         (
             changed("config.json", input_features={"observation.image": {"shape": [1, 9, 9]}}),
             "has the shape [1, 9, 9]. Expected [3, height, width]",

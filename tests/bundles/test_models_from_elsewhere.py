@@ -42,8 +42,8 @@ def test_a_foreign_network_runs_with_explicit_arguments(tmp_path: Path) -> None:
     bundle = Bundle.from_model(
         path, labels=("failure", "success"), success_label="success", mean=MEAN, std=STD
     )
-    assert (bundle.spec.picture.height, bundle.spec.picture.width) == (HEIGHT, WIDTH)
-    assert bundle.spec.picture.layout == "NCHW"
+    assert (bundle.spec.image.height, bundle.spec.image.width) == (HEIGHT, WIDTH)
+    assert bundle.spec.image.layout == "NCHW"
     assert bundle.spec.output == "logits"
     images = golden_images()
     for name in ("openvino", "onnxruntime"):
@@ -71,8 +71,8 @@ def test_model_info_is_read(tmp_path: Path) -> None:
     assert spec.labels == ("failure", "success")
     assert spec.decision.threshold == 0.7
     assert spec.output == "probabilities"
-    assert spec.picture.color_order == "RGB"
-    assert spec.picture.scale == 1.0
+    assert spec.image.color_order == "RGB"
+    assert spec.image.scale == 1.0
     with bundle.backend("openvino") as backend:
         found = backend.infer(golden_images())
     powers = np.exp(expected_logits(golden_images()))
@@ -82,14 +82,14 @@ def test_model_info_is_read(tmp_path: Path) -> None:
 def test_explicit_arguments_win_over_model_info(tmp_path: Path) -> None:
     info = INFO | {"model_info reverse_input_channels": "False"}
     path = network(tmp_path / "info.onnx", float_input=True, metadata=info)
-    assert Bundle.from_model(path, success_label="success").spec.picture.color_order == "BGR"
+    assert Bundle.from_model(path, success_label="success").spec.image.color_order == "BGR"
     spec = Bundle.from_model(
         path, labels=("no", "yes"), success_label="yes", mean=MEAN, std=STD, color_order="RGB",
         threshold=0.9, output="probabilities", name="other",
     ).spec  # fmt: skip
     assert (spec.labels, spec.decision.threshold, spec.name) == (("no", "yes"), 0.9, "other")
-    assert (spec.picture.mean, spec.picture.std, spec.picture.scale) == (MEAN, STD, 255.0)
-    assert (spec.picture.color_order, spec.output) == ("RGB", "probabilities")
+    assert (spec.image.mean, spec.image.std, spec.image.scale) == (MEAN, STD, 255.0)
+    assert (spec.image.color_order, spec.output) == ("RGB", "probabilities")
 
 
 def test_missing_facts_are_listed(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_uint8_network_cannot_want_bgr(model: Path) -> None:
     with pytest.raises(ConfigError, match="channel reversal inside the graph"):
         Bundle.from_model(model, labels=("a", "b"), success_label="b", color_order="BGR")
     bundle = Bundle.from_model(model, labels=("a", "b"), success_label="b")
-    assert bundle.spec.picture.in_graph
+    assert bundle.spec.image.in_graph
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_normalisation_that_a_uint8_network_would_ignore_is_refused(
 ) -> None:
     facts = {"labels": ("a", "b"), "success_label": "b"}
     names = ", ".join(f"{name}=" for name in given)
-    with pytest.raises(ConfigError, match=f"uint8 pictures, so {names} would never be applied"):
+    with pytest.raises(ConfigError, match=f"uint8 images, so {names} would never be applied"):
         Bundle.from_model(model, **facts, **given)
 
 
@@ -333,7 +333,7 @@ def of_type(kind: int) -> Callable[[Any], None]:
     def change(model: Any) -> None:
         first = model.graph.node[0]
         first.input[0] = "float"
-        model.graph.node.insert(0, helper.make_node("Cast", ["pictures"], ["float"], to=F32))
+        model.graph.node.insert(0, helper.make_node("Cast", ["images"], ["float"], to=F32))
         model.graph.input[0].type.tensor_type.elem_type = kind
 
     return change
@@ -360,7 +360,7 @@ def test_a_description_of_another_type_is_refused_by_both_runtimes(
 
     path = changed(tmp_path / "net.onnx", of_type(onnx.TensorProto.INT8))
     forge(bundle, "model.onnx", path.read_bytes())
-    rewrite(bundle, lambda spec: spec["picture"].update({"in_graph": False, "layout": "NCHW"}))
+    rewrite(bundle, lambda spec: spec["image"].update({"in_graph": False, "layout": "NCHW"}))
     for name in ("openvino", "onnxruntime"):
         with pytest.raises(ConfigError, match="its description says"):
             Bundle.load(bundle.path).backend(name, verify=False).load()
@@ -395,7 +395,7 @@ def test_a_network_of_one_channel_is_told(tmp_path: Path) -> None:
 
     path = changed(tmp_path / "grey.onnx", grey, weights=WEIGHTS[:1])
     for layout in (None, "NCHW"):
-        with pytest.raises(ConfigError, match=r"no pictures of 3 channels.*conversion from colour"):
+        with pytest.raises(ConfigError, match=r"no images of 3 channels.*conversion from colour"):
             Bundle.from_model(path, **ARGUMENTS, layout=layout)
 
 

@@ -52,7 +52,7 @@ def test_no_pickle_in_the_folder(bundle: Bundle) -> None:
         "bundle.sha256",
         "golden.npz",
         "model.onnx",
-        "pictures",
+        "images",
     ]
 
 
@@ -72,12 +72,12 @@ def test_the_card_tells_what_a_reader_needs(bundle: Bundle) -> None:
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
     for fact in ("failure", "success", "6 x 8", "0.8", "target_fpr", "recall", "0.95, 0.99"):
         assert fact in card
-    for fact in ("ab" * 32, "vinoreward.Classifier", "renderer", "pictures/golden.png", "quantize"):
+    for fact in ("ab" * 32, "vinoreward.Classifier", "renderer", "images/golden.png", "quantize"):
         assert fact in card
-    assert (bundle.path / "pictures" / "golden.png").is_file()
+    assert (bundle.path / "images" / "golden.png").is_file()
 
 
-def test_own_card_and_pictures_are_kept(tmp_path: Path, model: Path) -> None:
+def test_own_card_and_images_are_kept(tmp_path: Path, model: Path) -> None:
     plot = tmp_path / "roc.png"
     plot.write_bytes(b"png")
     images = golden_images()
@@ -86,7 +86,7 @@ def test_own_card_and_pictures_are_kept(tmp_path: Path, model: Path) -> None:
         "# mine", {"roc.png": plot},
     )  # fmt: skip
     assert (saved / "README.md").read_text() == "# mine"
-    assert (saved / "pictures" / "roc.png").read_bytes() == b"png"
+    assert (saved / "images" / "roc.png").read_bytes() == b"png"
 
 
 def test_a_person_may_edit_the_card(bundle: Bundle) -> None:

@@ -145,12 +145,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, model: Path) -
         )
 
 
-def test_names_of_files_and_pictures_are_checked(tmp_path: Path, model: Path) -> None:
+def test_names_of_files_and_images_are_checked(tmp_path: Path, model: Path) -> None:
     images = golden_images()
     logits = expected_logits(images)
     with pytest.raises(ConfigError, match=r"code\.py"):
         save_bundle(tmp_path / "b", SPEC, {"model.onnx": model, "code.py": b""}, images, logits)
-    with pytest.raises(BundleError, match="card picture"):
+    with pytest.raises(BundleError, match="card image"):
         save_bundle(
             tmp_path / "b", SPEC, {"model.onnx": model}, images, logits, None, {"a.svg": model}
         )

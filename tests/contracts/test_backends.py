@@ -40,11 +40,11 @@ from vinoreward_training.quantize.network import quantize_onnx
 NAMES = ("openvino", "onnxruntime", "torch")
 GRAPH_NAMES = ("openvino", "onnxruntime")
 HEIGHT, WIDTH = 72, 96
-PICTURES = TensorSpec((None, HEIGHT, WIDTH, 3), "uint8")
+IMAGES = TensorSpec((None, HEIGHT, WIDTH, 3), "uint8")
 LOGITS = TensorSpec((None, 2), "float32")
 
 
-def pictures(count: int, seed: int = 0) -> np.ndarray:
+def make_images(count: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (count, HEIGHT, WIDTH, 3), dtype=np.uint8)
 
@@ -61,7 +61,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> NetworkSpec:
     path, weights = folder / "model.onnx", folder / "model.safetensors"
     export_onnx(WithPreprocess(network, IMAGENET_MEAN, IMAGENET_STD), path, HEIGHT, WIDTH)
     safetensors.torch.save_file(network.state_dict(), weights)
-    return NetworkSpec(path, PICTURES, LOGITS, architecture="squeezenet1_1", weights=weights)
+    return NetworkSpec(path, IMAGES, LOGITS, architecture="squeezenet1_1", weights=weights)
 
 
 @pytest.fixture(params=NAMES)
@@ -71,7 +71,7 @@ def backend(request: pytest.FixtureRequest, spec: NetworkSpec) -> Backend:
 
 @pytest.fixture(scope="module")
 def expected(spec: NetworkSpec) -> Callable[[np.ndarray], np.ndarray]:
-    """The answer worked out without any backend: PyTorch on pictures normalised by numpy."""
+    """The answer worked out without any backend: PyTorch on images normalised by numpy."""
     network = build("squeezenet1_1").eval()
     assert spec.weights is not None
     network.load_state_dict(safetensors.torch.load_file(spec.weights))
@@ -85,16 +85,16 @@ def expected(spec: NetworkSpec) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def tiny_onnx(path: Path, operator: str, batch: int | str = "n") -> NetworkSpec:
-    """A network that applies ``operator`` to -1 - pixel, for pictures of 2x2 pixels."""
+    """A network that applies ``operator`` to -1 - pixel, for images of 2x2 pixels."""
     graph = helper.make_graph(
         [
-            helper.make_node("Cast", ["pictures"], ["floats"], to=TensorProto.FLOAT),
+            helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
             helper.make_node("Flatten", ["floats"], ["flat"]),
             helper.make_node("Sub", ["minus_one", "flat"], ["negative"]),
             helper.make_node(operator, ["negative"], ["out"]),
         ],
         "tiny",
-        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, [batch, 2, 2, 3])],
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, [batch, 2, 2, 3])],
         [helper.make_tensor_value_info("out", TensorProto.FLOAT, [batch, 12])],
         [helper.make_tensor("minus_one", TensorProto.FLOAT, [1], [-1.0])],
     )
@@ -118,31 +118,31 @@ def test_every_backend_is_found_and_usable() -> None:
 def test_answers_are_those_of_the_plain_network(
     backend: Backend, expected: Callable[[np.ndarray], np.ndarray], count: int
 ) -> None:
-    batch = pictures(count)
+    batch = make_images(count)
     result = backend.infer(batch)
     assert result.shape == (count, 2)
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, expected(batch), atol=1e-4)
 
 
-def test_a_picture_has_the_same_answer_in_every_batch(backend: Backend) -> None:
-    batch = pictures(23)
+def test_a_image_has_the_same_answer_in_every_batch(backend: Backend) -> None:
+    batch = make_images(23)
     whole = backend.infer(batch)
     for count in (1, 2, 5, 17, 1, 16):
         np.testing.assert_allclose(backend.infer(batch[:count]), whole[:count], atol=1e-4)
 
 
 def test_outputs_belong_to_the_caller(backend: Backend) -> None:
-    first = backend.infer(pictures(1, seed=1))
+    first = backend.infer(make_images(1, seed=1))
     kept = first.copy()
-    backend.infer(pictures(1, seed=2))
+    backend.infer(make_images(1, seed=2))
     np.testing.assert_array_equal(first, kept)
     first[:] = 0
-    assert not np.array_equal(backend.infer(pictures(1, seed=1)), first)
+    assert not np.array_equal(backend.infer(make_images(1, seed=1)), first)
 
 
 def test_input_is_left_alone_and_any_memory_layout_works(backend: Backend) -> None:
-    batch = pictures(2)
+    batch = make_images(2)
     before = batch.copy()
     plain = backend.infer(batch)
     np.testing.assert_array_equal(batch, before)
@@ -155,16 +155,16 @@ def test_input_is_left_alone_and_any_memory_layout_works(backend: Backend) -> No
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (pictures(1).astype(np.float32) / 255, "pass the picture as uint8"),
-        (pictures(1).astype(np.int64), "pass the picture as uint8"),
-        (pictures(1).astype(bool), "pass the picture as uint8"),
-        (pictures(1)[0], r"picture\[None\]"),
-        (pictures(1)[None], "Expected \\(N, 72, 96, 3\\) uint8"),
-        (pictures(0), "at least 1"),
-        (pictures(1)[:, :71], "size the network was trained on"),
-        (pictures(1).transpose(0, 3, 1, 2), "shape \\(1, 3, 72, 96\\)"),
+        (make_images(1).astype(np.float32) / 255, "pass the image as uint8"),
+        (make_images(1).astype(np.int64), "pass the image as uint8"),
+        (make_images(1).astype(bool), "pass the image as uint8"),
+        (make_images(1)[0], r"image\[None\]"),
+        (make_images(1)[None], "Expected \\(N, 72, 96, 3\\) uint8"),
+        (make_images(0), "at least 1"),
+        (make_images(1)[:, :71], "size the network was trained on"),
+        (make_images(1).transpose(0, 3, 1, 2), "shape \\(1, 3, 72, 96\\)"),
         (np.zeros((1, HEIGHT, WIDTH, 4), np.uint8), "shape \\(1, 72, 96, 4\\)"),
-        (pictures(1).tolist(), "numpy.asarray"),
+        (make_images(1).tolist(), "numpy.asarray"),
         (None, "NoneType"),
     ],
 )
@@ -194,14 +194,14 @@ def test_nan_from_weights_is_an_error(spec: NetworkSpec, tmp_path: Path) -> None
     safetensors.torch.save_file(state, tmp_path / "nan.safetensors")
     broken = dataclasses.replace(spec, weights=tmp_path / "nan.safetensors")
     with pytest.raises(OutputError, match="1 of 1"):
-        load_backend("torch", broken).infer(pictures(1))
+        load_backend("torch", broken).infer(make_images(1))
 
 
 @pytest.mark.parametrize("name", GRAPH_NAMES)
 def test_output_of_another_shape_is_an_error(name: str, spec: NetworkSpec) -> None:
     wrong = dataclasses.replace(spec, output=TensorSpec((None, 3), "float32"))
     with pytest.raises(OutputError, match="do not belong together"):
-        load_backend(name, wrong).infer(pictures(1))
+        load_backend(name, wrong).infer(make_images(1))
 
 
 @pytest.mark.parametrize("name", GRAPH_NAMES)
@@ -217,10 +217,10 @@ def test_a_model_with_a_fixed_batch_takes_any_batch(name: str, count: int, tmp_p
 def test_close_may_be_repeated_and_ends_use(backend: Backend) -> None:
     with backend as same:
         assert same is backend
-        backend.infer(pictures(1))
+        backend.infer(make_images(1))
     backend.close()
     with pytest.raises(ConfigError, match="closed"):
-        backend.infer(pictures(1))
+        backend.infer(make_images(1))
     assert "closed" in repr(backend)
 
 
@@ -231,7 +231,7 @@ def test_close_before_use(backend: Backend) -> None:
 
 
 def test_pickle_and_copy_before_and_after_use(backend: Backend) -> None:
-    batch = pictures(1)
+    batch = make_images(1)
     early = pickle.loads(pickle.dumps(backend))
     result = backend.infer(batch)
     late = pickle.loads(pickle.dumps(backend))
@@ -243,7 +243,7 @@ def test_pickle_and_copy_before_and_after_use(backend: Backend) -> None:
 @pytest.mark.parametrize("name", GRAPH_NAMES)
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
 def test_a_forked_child_builds_its_own(name: str, spec: NetworkSpec) -> None:
-    backend, batch = load_backend(name, spec), pictures(2)
+    backend, batch = load_backend(name, spec), make_images(2)
     result = backend.infer(batch)
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
@@ -260,7 +260,7 @@ def test_a_forked_child_builds_its_own(name: str, spec: NetworkSpec) -> None:
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
 def test_fork_waits_for_an_inference_of_another_thread(spec: NetworkSpec) -> None:
-    backend, batch = load_backend("openvino", spec).load(), pictures(16)
+    backend, batch = load_backend("openvino", spec).load(), make_images(16)
     stop = threading.Event()
 
     def work() -> None:
@@ -287,7 +287,7 @@ def test_fork_waits_for_an_inference_of_another_thread(spec: NetworkSpec) -> Non
 
 @pytest.mark.slow
 def test_a_spawned_child_builds_its_own(spec: NetworkSpec) -> None:
-    batch = pictures(2)
+    batch = make_images(2)
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         for name in NAMES:
@@ -297,7 +297,7 @@ def test_a_spawned_child_builds_its_own(spec: NetworkSpec) -> None:
 
 
 def test_two_threads_get_their_own_answers(backend: Backend) -> None:
-    batches = [pictures(1, seed=seed) for seed in range(2)]
+    batches = [make_images(1, seed=seed) for seed in range(2)]
     right = [backend.infer(batch) for batch in batches]
     wrong: list[int] = []
 
@@ -431,7 +431,7 @@ def test_memory_stays_flat_with_varied_batches(backend: Backend) -> None:
     psutil = pytest.importorskip("psutil")
     if backend.name == "torch":
         pytest.skip("torch's own allocator is not ours to bound")
-    process, batch = psutil.Process(), pictures(21)
+    process, batch = psutil.Process(), make_images(21)
     rng = np.random.default_rng(0)
 
     def calls(count: int) -> None:

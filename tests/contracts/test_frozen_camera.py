@@ -13,7 +13,7 @@ from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, OddPictureError
+from vinoreward.errors import ConfigError, OutOfDistributionError
 from vinoreward.rewards.frozen import FrozenCheck
 
 INFO = ("is_success", "reward_prob", "reward_ood")
@@ -57,11 +57,11 @@ class Camera:
         self.steps = round(float(observation[2]))
         if self.stuck is not None:
             return self.stuck
-        picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-        picture[..., 0] = round(255 * float(observation[0]))
-        picture[:, int(WIDTH * float(observation[1])) % WIDTH, 2] = 200
-        self.shown.append(picture)
-        return picture
+        image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        image[..., 0] = round(255 * float(observation[0]))
+        image[:, int(WIDTH * float(observation[1])) % WIDTH, 2] = 200
+        self.shown.append(image)
+        return image
 
 
 @pytest.fixture(scope="module")
@@ -160,12 +160,12 @@ def test_how_the_check_answers_and_is_switched_off(bundle: Bundle) -> None:
         driver = Driver("single", bundle, **options)
         assert "reward_ood" not in driver.step()
     raising = Driver("single", bundle, on_ood="raise")
-    with pytest.raises(OddPictureError, match="shows less change than the observation"):
+    with pytest.raises(OutOfDistributionError, match="shows less change than the observation"):
         for step in range(LEARNING + 10):
             raising.step()
             if step == LEARNING:
                 raising.camera.stuck = raising.camera.shown[-1]
-    for kind, source, watched in (("picture", "obs", False), ("dict", "obs:image", True)):
+    for kind, source, watched in (("image", "obs", False), ("dict", "obs:image", True)):
         observed = LearnedReward(Corridor(kind), bundle, image_source=source)
         observed.reset(seed=0)
         assert ("reward_ood" in observed.step(1)[4]) is watched, "with numbers beside the image"
@@ -201,7 +201,7 @@ def learned(scene: Scene) -> FrozenCheck:
     check = FrozenCheck(1)
     for _ in range(600):
         place = scene.move()
-        check.odd(ONE, scene.draw(place)[None], place[None], ONE)
+        check.ood_score(ONE, scene.draw(place)[None], place[None], ONE)
     return check
 
 
@@ -223,8 +223,8 @@ def test_parts_that_froze_and_ghosts_are_stale(kind: str) -> None:
             image = np.where(stale.repeat(8, 0).repeat(8, 1), old, new)
         if kind != "top" or before[0] < 14:  # else the square is not in the part that froze
             seen += 1
-            alarms += int(check.odd(ONE, image[None], place[None], ONE)[0] > 1)
-        check.odd(ONE, new[None], place[None], ~ONE)
+            alarms += int(check.ood_score(ONE, image[None], place[None], ONE)[0] > 1)
+        check.ood_score(ONE, new[None], place[None], ~ONE)
     assert alarms <= 2 if kind == "clean" else alarms >= 0.8 * seen
 
 
@@ -234,7 +234,7 @@ def test_less_than_a_pixel_is_no_alarm() -> None:
     alarms = 0
     for _ in range(1500):
         place = scene.move()
-        alarms += int(check.odd(ONE, scene.draw(place)[None], place[None], ONE)[0] > 1)
+        alarms += int(check.ood_score(ONE, scene.draw(place)[None], place[None], ONE)[0] > 1)
     assert alarms == 0
 
 
@@ -251,7 +251,7 @@ def test_velocities_that_no_image_shows_are_no_alarm() -> None:
             speed, place = speed + random.normal(0, 1, 2), np.clip(place + speed, 0, 33)
             state, image = np.concatenate([place, speed]), scene.draw(4 * np.rint(place / 4))
             claims = np.array([place[0] < 16])
-            alarms += int(check.odd(ONE, image[None], state[None], claims)[0] > 1)
+            alarms += int(check.ood_score(ONE, image[None], state[None], claims)[0] > 1)
     assert alarms <= 3
 
 
@@ -262,7 +262,7 @@ def test_environments_of_a_batch_are_checked_apart() -> None:
     for _ in range(300):
         places = np.stack([scene.move(), scene.move()])
         images = np.stack([scene.draw(place) for place in places])
-        check.odd(both, images, places, both)
+        check.ood_score(both, images, places, both)
     following = np.stack([scene.move(), scene.move()])
     one = np.stack([images[0], scene.draw(following[1])])
-    assert (check.odd(both, one, following, both) > 1).tolist() == [True, False]
+    assert (check.ood_score(both, one, following, both) > 1).tolist() == [True, False]

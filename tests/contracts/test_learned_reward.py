@@ -25,7 +25,7 @@ from toy_environments import Corridor, cell_log_odds, rendered_corridor, save_to
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, OddPictureError
+from vinoreward.errors import ConfigError, OutOfDistributionError
 
 MODES = list(AutoresetMode)
 
@@ -52,7 +52,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-def test_the_single_form_says_what_the_picture_says(bundle: Bundle, replaces: bool) -> None:
+def test_the_single_form_says_what_the_image_says(bundle: Bundle, replaces: bool) -> None:
     env = LearnedReward(
         Corridor(render_mode="rgb_array", first_cells=(3,)),
         bundle,
@@ -80,7 +80,7 @@ def test_a_claim_goes_on_down_to_the_exit_threshold(bundle: Bundle) -> None:
     env = LearnedReward(
         Corridor(first_cells=(4,)),
         bundle,
-        image_source=picture_of_vector,
+        image_source=image_of_vector,
         success_exit_threshold=0.05,
         terminate_on_success=False,
         hold_in_observation=True,
@@ -115,12 +115,12 @@ WITHHELD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WITHHELD)
-def test_nothing_is_claimed_of_an_odd_picture(guarded: Bundle, name: str) -> None:
+def test_nothing_is_claimed_of_an_ood_image(guarded: Bundle, name: str) -> None:
     options = WITHHELD[name]
     env = LearnedReward(
         Corridor(first_cells=(4,)),
         guarded,
-        image_source=picture_of_vector,
+        image_source=image_of_vector,
         step_reward=-1.0,
         **options,
     )
@@ -146,12 +146,12 @@ def test_nothing_is_claimed_of_an_odd_picture(guarded: Bundle, name: str) -> Non
     )
 
 
-def test_an_odd_first_picture_has_no_potential(guarded: Bundle) -> None:
-    """Else an episode would begin by paying for what no picture showed."""
+def test_an_ood_first_image_has_no_potential(guarded: Bundle) -> None:
+    """Else an episode would begin by paying for what no image showed."""
     env = LearnedReward(
         Corridor(first_cells=(5,)),
         guarded,
-        image_source=picture_of_vector,
+        image_source=image_of_vector,
         reward_mode="potential",
         terminate_on_success=False,
         gamma=1.0,
@@ -166,20 +166,20 @@ def test_an_odd_first_picture_has_no_potential(guarded: Bundle) -> None:
 @pytest.mark.parametrize("name", ["sparse", "hold", "probability", "log-odds", "potential"])
 def test_all_forms_withhold_the_same(guarded: Bundle, mode: AutoresetMode, name: str) -> None:
     options = {"image_source": "obs", **OPTIONS[name]}
-    expected = one_after_another(guarded, {"observation": "picture"}, **options)
-    odd = [t for one in expected for t in one if t.odd is not None and t.odd > 1]
-    assert odd and not any(t.claimed for t in odd)
-    env = VectorLearnedReward(sync(mode, observation="picture"), guarded, **options)
+    expected = one_after_another(guarded, {"observation": "image"}, **options)
+    ood_score = [t for one in expected for t in one if t.ood_score is not None and t.ood_score > 1]
+    assert ood_score and not any(t.claimed for t in ood_score)
+    env = VectorLearnedReward(sync(mode, observation="image"), guarded, **options)
     assert_same(vector_rollout(env), expected)
     if mode is MODES[0]:
-        made = [functools.partial(Corridor, observation="picture") for _ in range(ENVS)]
+        made = [functools.partial(Corridor, observation="image") for _ in range(ENVS)]
         assert_same(sb3_rollout(VecLearnedReward(DummyVecEnv(made), guarded, **options)), expected)
 
 
-def test_the_other_answers_to_an_odd_picture(guarded: Bundle) -> None:
+def test_the_other_answers_to_an_ood_image(guarded: Bundle) -> None:
     def stepped(**options: Any) -> dict[str, Any]:
         env = LearnedReward(
-            Corridor(first_cells=(4,)), guarded, image_source=picture_of_vector, **options
+            Corridor(first_cells=(4,)), guarded, image_source=image_of_vector, **options
         )
         env.reset(seed=0)
         try:
@@ -189,7 +189,7 @@ def test_the_other_answers_to_an_odd_picture(guarded: Bundle) -> None:
 
     with pytest.warns(UserWarning, match=r"unlike those.*times the limit.*count all the same"):
         assert stepped(on_ood="warn")["is_success"]
-    with pytest.raises(OddPictureError, match=r"unlike those.*on_ood='withhold'"):
+    with pytest.raises(OutOfDistributionError, match=r"unlike those.*on_ood='withhold'"):
         stepped(on_ood="raise")
     info = stepped(on_ood="ignore")
     assert info["is_success"] and "reward_ood" not in info
@@ -216,8 +216,8 @@ def test_vector_form_equals_single_environments(
     bundle: Bundle, mode: AutoresetMode, name: str
 ) -> None:
     options = {"image_source": "obs", **OPTIONS[name]}
-    expected = one_after_another(bundle, {"observation": "picture"}, **options)
-    env = VectorLearnedReward(sync(mode, observation="picture"), bundle, **options)
+    expected = one_after_another(bundle, {"observation": "image"}, **options)
+    env = VectorLearnedReward(sync(mode, observation="image"), bundle, **options)
     assert_same(vector_rollout(env), expected)
 
 
@@ -241,10 +241,10 @@ def test_vector_form_reads_other_observations(
     assert_same(vector_rollout(env), expected)
 
 
-def picture_of_vector(env: Any, observation: Any) -> Any:
-    picture = np.zeros((6, 8, 3), np.uint8)
-    picture[..., 0] = round(255 * float(observation[0]) / 7)
-    return picture
+def image_of_vector(env: Any, observation: Any) -> Any:
+    image = np.zeros((6, 8, 3), np.uint8)
+    image[..., 0] = round(255 * float(observation[0]) / 7)
+    return image
 
 
 @pytest.mark.parametrize("exit_threshold", [None, 0.05])
@@ -253,7 +253,7 @@ def test_the_hold_counter_is_in_the_observation(
     bundle: Bundle, mode: AutoresetMode, exit_threshold: float | None
 ) -> None:
     options = {
-        "image_source": picture_of_vector,
+        "image_source": image_of_vector,
         "success_exit_threshold": exit_threshold,
         "success_hold_steps": 3,
         "hold_in_observation": True,
@@ -287,8 +287,8 @@ def test_sb3_form_scores_what_each_environment_rendered(
 @pytest.mark.parametrize("name", OPTIONS)
 def test_sb3_form_equals_single_environments(bundle: Bundle, name: str) -> None:
     options = {"image_source": "obs", **OPTIONS[name]}
-    expected = one_after_another(bundle, {"observation": "picture"}, **options)
-    make = functools.partial(Corridor, observation="picture")
+    expected = one_after_another(bundle, {"observation": "image"}, **options)
+    make = functools.partial(Corridor, observation="image")
     venv = DummyVecEnv([lambda: Monitor(make())] * ENVS)
     assert_same(sb3_rollout(VecLearnedReward(venv, bundle, **options)), expected)
 
@@ -304,9 +304,9 @@ def test_sb3_form_reads_other_observations(bundle: Bundle, kind: str, source: st
 @pytest.mark.slow
 def test_vector_form_over_processes(bundle: Bundle) -> None:
     options = {"image_source": "obs", "reward_mode": "potential"}
-    expected = one_after_another(bundle, {"observation": "picture"}, **options)
+    expected = one_after_another(bundle, {"observation": "image"}, **options)
     inner = AsyncVectorEnv(
-        [functools.partial(Corridor, observation="picture")] * ENVS,
+        [functools.partial(Corridor, observation="image")] * ENVS,
         autoreset_mode=AutoresetMode.SAME_STEP,
         context="spawn",
     )
@@ -314,7 +314,7 @@ def test_vector_form_over_processes(bundle: Bundle) -> None:
 
 
 def test_sb3_episodes_count_the_learned_reward(bundle: Bundle) -> None:
-    venv = DummyVecEnv([lambda: Monitor(Corridor(observation="picture"))] * ENVS)
+    venv = DummyVecEnv([lambda: Monitor(Corridor(observation="image"))] * ENVS)
     env = VecLearnedReward(venv, bundle, success_reward=3.0, step_reward=-0.25)
     env.seed(SEED)
     env.reset()
@@ -334,7 +334,7 @@ def test_sb3_episodes_count_the_learned_reward(bundle: Bundle) -> None:
 @pytest.mark.parametrize("form", ["single", *(mode.name for mode in MODES), "sb3"])
 def test_a_held_frame_does_not_count_in_the_next_episode(bundle: Bundle, form: str) -> None:
     """Every episode is one step, from cell 6 to the end: one counting frame, two are needed."""
-    make = functools.partial(Corridor, observation="picture", first_cells=(6,))
+    make = functools.partial(Corridor, observation="image", first_cells=(6,))
     options: dict[str, Any] = {"image_source": "obs", "success_hold_steps": 2}
     claims: list[bool] = []
     env: Any
@@ -365,7 +365,7 @@ def test_shaping_telescopes(bundle: Bundle, seed: int) -> None:
     """The discounted sum of the shaping is gamma^T phi(last) - phi(first); phi(end) is 0."""
     gamma = 0.9
     plain, shaped = (
-        LearnedReward(Corridor(observation="picture"), bundle, image_source="obs", **options)
+        LearnedReward(Corridor(observation="image"), bundle, image_source="obs", **options)
         for options in ({}, {"reward_mode": "potential", "gamma": gamma})
     )
     first, _ = shaped.reset(seed=seed)

@@ -121,14 +121,14 @@ def test_one_environment_reports_every_episode(
 
 
 def test_a_monitor_that_would_refuse_the_reset_is_refused(bundle: Bundle) -> None:
-    strict = Monitor(Corridor("picture"), allow_early_resets=False)
+    strict = Monitor(Corridor("image"), allow_early_resets=False)
     with pytest.raises(ConfigError, match="allow_early_resets"):
         LearnedReward(strict, bundle, image_source="obs")
     LearnedReward(strict, bundle, image_source="obs", terminate_on_success=False).close()
 
 
 def part() -> gym.Env[Any, Any]:
-    return Corridor("picture")
+    return Corridor("image")
 
 
 def check_vector(env: Any, place: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -207,8 +207,8 @@ class Noting(gym.Wrapper[Any, Any, Any, Any]):
 
 def test_a_claimed_success_has_no_infos_of_another_sub_environment(bundle: Bundle) -> None:
     makers = [
-        lambda: Noting(Corridor("picture", first_cells=(1,))),
-        lambda: Corridor("picture", first_cells=(3,)),
+        lambda: Noting(Corridor("image", first_cells=(1,))),
+        lambda: Corridor("image", first_cells=(3,)),
     ]
     parts = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     env = VectorLearnedReward(parts, bundle, image_source="obs")

@@ -18,13 +18,13 @@ from toy_environments import Camera, Corridor, save_toy_bundle, save_toy_encoder
 
 from vinoreward import (
     EncodedObservation,
+    ImageInInfo,
     LearnedReward,
-    PictureInInfo,
     VecLearnedReward,
     VectorLearnedReward,
 )
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +35,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle) -> None:
     with pytest.raises(ConfigError, match="NEXT_STEP"):
         VectorLearnedReward(sync(AutoresetMode.SAME_STEP, render_mode="rgb_array"), bundle)
-    with pytest.raises(
-        ConfigError, match=r"PictureInInfo or vinoreward\.LearnedReward around each"
-    ):
+    with pytest.raises(ConfigError, match=r"ImageInInfo or vinoreward\.LearnedReward around each"):
         VecLearnedReward(DummyVecEnv([Corridor]), bundle, image_source="render")
     with pytest.raises(ConfigError, match=r"render_mode is None.*render_mode='rgb_array'"):
-        PictureInInfo(Corridor())
+        ImageInInfo(Corridor())
 
 
 @pytest.mark.parametrize(
@@ -49,17 +47,17 @@ def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle
         ("vector", "render", "render_mode"),
         ("vector", "obs", "uint8"),
         ("alpha", "obs", "colour"),
-        ("picture", ("obs", "render"), "looks at one"),
-        ("picture", {"front": "obs"}, "looks at one"),
+        ("image", ("obs", "render"), "looks at one"),
+        ("image", {"front": "obs"}, "looks at one"),
         ("float", "obs", "uint8"),
         ("square", "obs", "first or last"),
         ("dict", "obs", "obs:<key>"),
         ("dict", "obs:camera", "image, position"),
-        ("picture", "obs:image", "Dict"),
-        ("picture", "pixels", "image_source"),
+        ("image", "obs:image", "Dict"),
+        ("image", "pixels", "image_source"),
     ],
 )
-def test_a_picture_that_is_not_there_is_refused_at_once(
+def test_a_image_that_is_not_there_is_refused_at_once(
     bundle: Bundle, kind: str, source: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -78,7 +76,7 @@ def test_a_picture_that_is_not_there_is_refused_at_once(
         {"success_exit_threshold": 0.6},  # above the threshold, 0.5
         {"success_exit_threshold": float("nan")},
         {"terminate_on_success": 1},
-        {"guard": 3},
+        {"success_filter": 3},
         {"env_reward_weight": "much"},
         {"success_replaces_env_reward": 1},
         {"hold_in_observation": True},
@@ -87,30 +85,30 @@ def test_a_picture_that_is_not_there_is_refused_at_once(
 )
 def test_wrong_options_are_refused_at_once(bundle: Bundle, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        LearnedReward(Corridor(observation="picture"), bundle, image_source="obs", **wrong)
+        LearnedReward(Corridor(observation="image"), bundle, image_source="obs", **wrong)
 
 
 def test_another_scene_is_refused(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "scened", scene={"mesh": "20", "height": 6})
     same, other = {"mesh": "20", "height": 6}, {"mesh": "full", "height": 6}
-    LearnedReward(Corridor("picture", scene=same), bundle, image_source="obs").close()
-    VecLearnedReward(DummyVecEnv([lambda: Corridor("picture", scene=same)]), bundle).close()
-    with pytest.raises(PictureMismatchError, match="mesh='full'"):
-        LearnedReward(Corridor("picture", scene=other), bundle, image_source="obs")
-    with pytest.raises(PictureMismatchError):
+    LearnedReward(Corridor("image", scene=same), bundle, image_source="obs").close()
+    VecLearnedReward(DummyVecEnv([lambda: Corridor("image", scene=same)]), bundle).close()
+    with pytest.raises(ImageMismatchError, match="mesh='full'"):
+        LearnedReward(Corridor("image", scene=other), bundle, image_source="obs")
+    with pytest.raises(ImageMismatchError):
         VectorLearnedReward(
-            sync(AutoresetMode.NEXT_STEP, observation="picture", scene=other),
+            sync(AutoresetMode.NEXT_STEP, observation="image", scene=other),
             bundle,
             image_source="obs",
         )
-    with pytest.raises(PictureMismatchError):
-        VecLearnedReward(DummyVecEnv([lambda: Corridor("picture", scene=other)]), bundle)
+    with pytest.raises(ImageMismatchError):
+        VecLearnedReward(DummyVecEnv([lambda: Corridor("image", scene=other)]), bundle)
 
 
 @pytest.mark.parametrize("form", ["single", "vector", "sb3"])
-def test_pictures_of_unknown_origin_are_refused(bundle: Bundle, form: str) -> None:
-    """Where the environment says what draws its pictures and the bundle does not."""
-    make = functools.partial(Corridor, "picture", scene={"mesh": "20"})
+def test_images_of_unknown_origin_are_refused(bundle: Bundle, form: str) -> None:
+    """Where the environment says what draws its images and the bundle does not."""
+    make = functools.partial(Corridor, "image", scene={"mesh": "20"})
 
     def wrapped(**options: Any) -> Any:
         if form == "single":
@@ -119,40 +117,40 @@ def test_pictures_of_unknown_origin_are_refused(bundle: Bundle, form: str) -> No
             return VecLearnedReward(DummyVecEnv([make]), bundle, **options)
         return VectorLearnedReward(SyncVectorEnv([make]), bundle, image_source="obs", **options)
 
-    with pytest.raises(PictureMismatchError, match=r"does not say what drew.*accept_foreign"):
+    with pytest.raises(ImageMismatchError, match=r"does not say what drew.*accept_foreign"):
         wrapped()
-    wrapped(accept_foreign_pictures=True).close()
+    wrapped(accept_foreign_images=True).close()
 
 
-def test_a_function_makes_pictures_of_its_own(bundle: Bundle) -> None:
-    env = Corridor("picture", scene={"mesh": "20"})
+def test_a_function_makes_images_of_its_own(bundle: Bundle) -> None:
+    env = Corridor("image", scene={"mesh": "20"})
     LearnedReward(env, bundle, image_source=lambda _, observation: observation).close()
 
 
 def test_the_hover_scene_is_asked_too(bundle: Bundle) -> None:
     env = gym.make("PandaHover-v0", backend="oracle", render_mode="rgb_array")
-    with pytest.raises(PictureMismatchError, match=r"does not say what drew.*accept_foreign"):
+    with pytest.raises(ImageMismatchError, match=r"does not say what drew.*accept_foreign"):
         LearnedReward(env, bundle)
-    LearnedReward(env, bundle, accept_foreign_pictures=True).close()
+    LearnedReward(env, bundle, accept_foreign_images=True).close()
 
 
 def test_ends_that_cannot_be_made_true_are_refused(bundle: Bundle) -> None:
     wrapped = gym.wrappers.vector.RecordEpisodeStatistics(
-        sync(AutoresetMode.NEXT_STEP, observation="picture")
+        sync(AutoresetMode.NEXT_STEP, observation="image")
     )
     with pytest.raises(ConfigError, match="outside"):
         VectorLearnedReward(wrapped, bundle, image_source="obs")
     VectorLearnedReward(wrapped, bundle, image_source="obs", terminate_on_success=False).close()
-    strict = DummyVecEnv([lambda: Monitor(Corridor("picture"), allow_early_resets=False)])
+    strict = DummyVecEnv([lambda: Monitor(Corridor("image"), allow_early_resets=False)])
     with pytest.raises(ConfigError, match="allow_early_resets"):
         VecLearnedReward(strict, bundle)
     with pytest.raises(ConfigError, match="around"):
-        VecLearnedReward(VecMonitor(DummyVecEnv([lambda: Corridor("picture")])), bundle)
+        VecLearnedReward(VecMonitor(DummyVecEnv([lambda: Corridor("image")])), bundle)
 
 
 def test_an_autoreset_inside_is_refused(bundle: Bundle, tmp_path: Path) -> None:
-    """Its step() returns the first picture of the next episode, which earns nothing."""
-    inside = gym.wrappers.Autoreset(Corridor("picture", render_mode="rgb_array"))
+    """Its step() returns the first image of the next episode, which earns nothing."""
+    inside = gym.wrappers.Autoreset(Corridor("image", render_mode="rgb_array"))
     for env in (inside, gym.wrappers.OrderEnforcing(inside)):
         for source in ("obs", "render"):
             with pytest.raises(ConfigError, match="Autoreset outside"):
@@ -163,14 +161,14 @@ def test_an_autoreset_inside_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     encoder = save_toy_encoder(tmp_path / "encoder")
     with pytest.raises(ConfigError, match="Autoreset outside"):
         EncodedObservation(gym.wrappers.Autoreset(Camera()), encoder, frame_stack=2)
-    # One picture at a time is right: each observation is of its own picture.
+    # One image at a time is right: each observation is of its own image.
     plain = gym.wrappers.Autoreset(Camera())
     env = EncodedObservation(plain, encoder)
     env.reset(seed=0)
     for _ in range(10):
         seen = env.step(0)[0]
-        picture = plain.env.unwrapped.now  # type: ignore[attr-defined]
-        np.testing.assert_allclose(seen, toy_latents(picture[None])[0, :3], atol=1e-4)
+        image = plain.env.unwrapped.now  # type: ignore[attr-defined]
+        np.testing.assert_allclose(seen, toy_latents(image[None])[0, :3], atol=1e-4)
     env.close()
 
 
@@ -205,7 +203,7 @@ def test_an_observation_with_the_hold_counter_is_in_its_space(bundle: Bundle, dt
 
 def test_a_disabled_autoreset_that_is_forgotten_is_an_error(bundle: Bundle) -> None:
     env = VectorLearnedReward(
-        sync(AutoresetMode.DISABLED, observation="picture", first_cells=(4,)),
+        sync(AutoresetMode.DISABLED, observation="image", first_cells=(4,)),
         bundle,
         image_source="obs",
     )
@@ -217,7 +215,7 @@ def test_a_disabled_autoreset_that_is_forgotten_is_an_error(bundle: Bundle) -> N
     env.close()
 
 
-def test_a_bad_picture_from_a_function_is_an_error(bundle: Bundle) -> None:
+def test_a_bad_image_from_a_function_is_an_error(bundle: Bundle) -> None:
     env = LearnedReward(Corridor(), bundle, image_source=lambda env, obs: np.zeros((6, 8, 3)))
     env.reset(seed=0)
     with pytest.raises(InputError, match="float64"):
@@ -232,7 +230,9 @@ def test_the_guard_has_the_last_word(bundle: Bundle) -> None:
         asked.append((float(observation[0]), probability))
         return bool(observation[0] >= 6)
 
-    env = LearnedReward(Corridor(render_mode="rgb_array", first_cells=(3,)), bundle, guard=guard)
+    env = LearnedReward(
+        Corridor(render_mode="rgb_array", first_cells=(3,)), bundle, success_filter=guard
+    )
     env.reset(seed=0)
     assert [env.step(1)[4]["is_success"] for _ in range(3)] == [False, False, True]
     assert [cell for cell, _ in asked] == [5, 6]
@@ -241,7 +241,7 @@ def test_the_guard_has_the_last_word(bundle: Bundle) -> None:
 
 def test_the_specification_can_be_written_and_made_again(bundle: Bundle) -> None:
     env = LearnedReward(
-        gym.make("ToyCorridor-v0", observation="picture", first_cells=(4,)),
+        gym.make("ToyCorridor-v0", observation="image", first_cells=(4,)),
         str(bundle.path),
         image_source="obs",
         success_reward=2.0,
@@ -261,14 +261,14 @@ def test_the_specification_can_be_written_and_made_again(bundle: Bundle) -> None
 def test_a_function_that_needs_the_environment_is_told_that_there_is_none(
     bundle: Bundle, form: str
 ) -> None:
-    def picture(env: Any, observation: Any) -> Any:
+    def image(env: Any, observation: Any) -> Any:
         return env.unwrapped.render()
 
     made = functools.partial(Corridor, render_mode="rgb_array")
     env: Any = (
-        VectorLearnedReward(SyncVectorEnv([made]), bundle, image_source=picture)
+        VectorLearnedReward(SyncVectorEnv([made]), bundle, image_source=image)
         if form == "vector"
-        else VecLearnedReward(DummyVecEnv([made]), bundle, image_source=picture)
+        else VecLearnedReward(DummyVecEnv([made]), bundle, image_source=image)
     )
     env.reset()
     with pytest.raises(ConfigError, match=r"env=None.*LearnedReward around each environment"):
@@ -280,7 +280,7 @@ class OneImage(Corridor):
     """A corridor that gives its images as a batch of one."""
 
     def __init__(self) -> None:
-        super().__init__("picture", render_mode="rgb_array", first_cells=(4,))
+        super().__init__("image", render_mode="rgb_array", first_cells=(4,))
         self.observation_space = gym.spaces.Box(0, 255, (1, 6, 8, 3), np.uint8)
 
     def render(self) -> Any:  # it is what is observed, too

@@ -69,7 +69,7 @@ class OneBuffer(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def corridor(
-    kind: str = "picture", views: bool = False, first_cells: Any = (1, 2, 3, 4, 5, 6)
+    kind: str = "image", views: bool = False, first_cells: Any = (1, 2, 3, 4, 5, 6)
 ) -> gym.Env[Any, Any]:
     return OneBuffer(Corridor(kind, first_cells=first_cells), views)
 
@@ -84,8 +84,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_toy_encoder(tmp_path_factory.mktemp("encoder") / "toy")
 
 
-def test_a_success_at_the_end_is_not_scored_by_the_next_picture(bundle: Bundle) -> None:
-    """From cell 6 one step to the end: the picture of cell 7, not one of cell 2, is paid."""
+def test_a_success_at_the_end_is_not_scored_by_the_next_image(bundle: Bundle) -> None:
+    """From cell 6 one step to the end: the image of cell 7, not one of cell 2, is paid."""
     options: dict[str, Any] = {"image_source": "obs", "terminate_on_success": False}
     cells = functools.partial(corridor, first_cells=(6,))
     end, start = (1 / (1 + np.exp(-20 * (round(255 * c / 7) / 255 - 0.7))) for c in (7, 6))
@@ -104,10 +104,10 @@ def test_a_success_at_the_end_is_not_scored_by_the_next_picture(bundle: Bundle) 
     sb3.close()
 
 
-@pytest.mark.parametrize("kind", ["picture", "dict"])
+@pytest.mark.parametrize("kind", ["image", "dict"])
 @pytest.mark.parametrize("form", ["single", "sb3", *(mode.name for mode in MODES)])
 def test_every_form_in_this_process_is_right(bundle: Bundle, form: str, kind: str) -> None:
-    source = {"picture": "obs", "dict": "obs:image"}[kind]
+    source = {"image": "obs", "dict": "obs:image"}[kind]
     options: dict[str, Any] = {"image_source": source, "reward_mode": "potential"}
     expected = one_after_another(bundle, {"observation": kind}, **options)
     make = functools.partial(corridor, kind, True)
@@ -133,12 +133,12 @@ def camera() -> gym.Env[Any, Any]:
     return OneBuffer(Camera())
 
 
-def test_encoded_last_pictures_are_of_their_episode(encoder: Bundle) -> None:
+def test_encoded_last_images_are_of_their_episode(encoder: Bundle) -> None:
     """The latents of final_obs and terminal_observation, from an environment of one buffer."""
     same = VectorEncodedObservation(
         SyncVectorEnv([camera] * ENVS, autoreset_mode=AutoresetMode.SAME_STEP),
         encoder,
-        picture_in_info=True,
+        image_in_info=True,
     )
     same.reset(seed=SEED)
     sb3 = VecEncodedObservation(DummyVecEnv([camera] * ENVS), encoder)
@@ -153,12 +153,12 @@ def test_encoded_last_pictures_are_of_their_episode(encoder: Bundle) -> None:
         _, _, dones, found = sb3.step(np.zeros(ENVS, int))
         assert np.array_equal(dones, terminated | truncated)
         for i, single in enumerate(alone):
-            picture, *_ = single.step(0)
+            image, *_ = single.step(0)
             if dones[i]:
-                latent = toy_latents(picture[None])[0, :3]
+                latent = toy_latents(image[None])[0, :3]
                 np.testing.assert_allclose(infos["final_obs"][i], latent, atol=1e-4)
                 np.testing.assert_allclose(found[i]["terminal_observation"], latent, atol=1e-4)
-                np.testing.assert_array_equal(infos["final_info"]["picture"][i], picture)
+                np.testing.assert_array_equal(infos["final_info"]["image"][i], image)
                 single.reset()
                 ends += 1
     assert ends >= 6
@@ -265,7 +265,7 @@ def test_a_vec_env_without_terminal_observation_is_told_so(
                 info.pop("terminal_observation", None)
             return observations, rewards, dones, infos
 
-    venv = Forgetful([functools.partial(Corridor, "picture", first_cells=(6,))])
+    venv = Forgetful([functools.partial(Corridor, "image", first_cells=(6,))])
     env: Any = (
         VecLearnedReward(venv, bundle)
         if form == "learned"
@@ -341,7 +341,7 @@ def test_ends_that_are_the_next_beginning(
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["sb3", "gymnasium"])
 def test_another_process_with_one_buffer_is_refused(bundle: Bundle, form: str) -> None:
-    make = functools.partial(corridor, "picture", True, (6,))
+    make = functools.partial(corridor, "image", True, (6,))
     env: Any
     if form == "sb3":
         env = VecLearnedReward(SubprocVecEnv([make], start_method="spawn"), bundle)

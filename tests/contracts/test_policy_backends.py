@@ -62,7 +62,7 @@ def test_outputs_are_those_of_the_oracle(backend: PolicyBackend, name: str, prec
 
 
 @pytest.mark.parametrize("precision", ["fp32", "8 bits", "int8 but the first"])
-@pytest.mark.parametrize("name", ["odd", "pictures"])
+@pytest.mark.parametrize("name", ["odd", "images"])
 def test_a_refresh_changes_the_outputs_to_the_new_weights(
     backend: PolicyBackend, name: str, precision: str
 ) -> None:
@@ -98,8 +98,8 @@ def test_precision_and_network_may_change_at_any_refresh(backend: PolicyBackend)
             (pruned, "int8"),
             (WIDE, "int8"),
             (whole, "int8 but the first"),
-            (SPECS["pictures"], "int8"),
-            (SPECS["pictures"], "fp16"),
+            (SPECS["images"], "int8"),
+            (SPECS["images"], "fp16"),
             (pruned, "4 bits"),
             (whole, "int8"),
             (whole, "fp32"),
@@ -152,7 +152,7 @@ def test_outputs_are_the_callers(backend: PolicyBackend) -> None:
 
 
 def test_observations_need_not_be_contiguous(backend: PolicyBackend) -> None:
-    policy = random_policy(SPECS["pictures"], 0)
+    policy = random_policy(SPECS["images"], 0)
     backend.refresh(policy)
     seen = observations(policy.spec, backend.batch)
     strange = np.asfortranarray(seen)
@@ -185,7 +185,7 @@ def test_other_observations_are_refused(backend: PolicyBackend) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-@pytest.mark.parametrize("name", ["small", "pictures"])
+@pytest.mark.parametrize("name", ["small", "images"])
 def test_broken_weights_are_caught(backend: PolicyBackend, name: str, precision: str) -> None:
     """Wherever the NaN is: relu and the rounding of INT8 would make a number of it."""
     policy = made(name, 0, precision)

@@ -38,7 +38,7 @@ class Goals(Corridor):
         return -np.abs(np.asarray(achieved) - desired).sum(axis=-1)
 
 
-def picture(env: Any, observation: Any) -> Any:
+def image(env: Any, observation: Any) -> Any:
     return np.full((6, 8, 3), round(20 * observation["observation"][0]), np.uint8)
 
 
@@ -56,13 +56,13 @@ def of_singles(bundle: Bundle) -> VecEnv:
 
 
 def of_sb3(bundle: Bundle) -> VecEnv:
-    return VecLearnedReward(DummyVecEnv([Goals]), bundle, image_source=picture)
+    return VecLearnedReward(DummyVecEnv([Goals]), bundle, image_source=image)
 
 
 def of_a_batch(bundle: Bundle) -> VecEnv:
     batch = SyncVectorEnv([Goals], autoreset_mode=AutoresetMode.SAME_STEP)
     batch.compute_reward = Goals().compute_reward  # type: ignore[attr-defined]
-    return BatchedVecEnv(VectorLearnedReward(batch, bundle, image_source=picture))
+    return BatchedVecEnv(VectorLearnedReward(batch, bundle, image_source=image))
 
 
 @pytest.mark.parametrize("form", [of_singles, of_sb3])
@@ -118,9 +118,7 @@ def test_a_name_for_it_is_refused_and_the_own_door_stays(bundle: Bundle) -> None
 
 @pytest.mark.slow
 def test_other_processes_refuse_it_too(bundle: Bundle) -> None:
-    env = VecLearnedReward(
-        SubprocVecEnv([Goals], start_method="spawn"), bundle, image_source=picture
-    )
+    env = VecLearnedReward(SubprocVecEnv([Goals], start_method="spawn"), bundle, image_source=image)
     with pytest.raises(ConfigError, match=REFUSED):
         env.env_method("compute_reward", 1, 2, {})
     env.close()

@@ -40,11 +40,11 @@ EVERY_ARGUMENT: dict[str, Any] = {
     "frozen_check": False,
     "on_ood": "warn",
     "success_hold_steps": 3,
-    "guard": None,
+    "success_filter": None,
     "terminate_on_success": False,
     "gamma": 0.9,
     "hold_in_observation": False,
-    "accept_foreign_pictures": True,
+    "accept_foreign_images": True,
 }
 
 
@@ -92,7 +92,7 @@ def test_every_argument_is_made_again(tmp_path: Path, way: str) -> None:
         "env",
         "bundle",
     }
-    inner = gym.make("ToyCorridor-v0", observation="picture")
+    inner = gym.make("ToyCorridor-v0", observation="image")
     env = LearnedReward(inner, bundle, **EVERY_ARGUMENT)
     again = made_again(env, way)
     assert isinstance(again, LearnedReward)
@@ -154,7 +154,7 @@ def test_an_encoder_is_made_again(tmp_path: Path, kind: str, way: str) -> None:
         frame_stack=2,
         sample=True,
         seed=4,
-        picture_in_info=True,
+        image_in_info=True,
     )
     again = made_again(env, way)
     assert isinstance(again, EncodedObservation) and again.encoder.bundle == bundle
@@ -167,9 +167,7 @@ def test_an_encoder_is_made_again(tmp_path: Path, kind: str, way: str) -> None:
 
 def test_what_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:
     bundle = from_model(tmp_path / "foreign.onnx")
-    env = LearnedReward(
-        gym.make("ToyCorridor-v0", observation="picture"), bundle, image_source="obs"
-    )
+    env = LearnedReward(gym.make("ToyCorridor-v0", observation="image"), bundle, image_source="obs")
     env.close()
     bundle.path.unlink()
     with pytest.raises(ModelNotFoundError, match=r"bundle\.save"):

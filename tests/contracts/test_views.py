@@ -1,4 +1,4 @@
-"""Several cameras and pictures of steps before: the same views in every form of LearnedReward."""
+"""Several cameras and images of steps before: the same views in every form of LearnedReward."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from toy_environments import (
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 
 MODES = list(AutoresetMode)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -176,7 +176,7 @@ def test_a_view_of_another_size_is_refused_and_names_its_camera(bundle: Bundle) 
         return observation["front"][:, :-1]
 
     env = LearnedReward(Corridor(**CAMERAS), bundle, image_source=(narrow, "obs:wrist"))
-    with pytest.raises(PictureMismatchError, match=r"camera 'front'.*6 x 7.*Expected 6 x 8"):
+    with pytest.raises(ImageMismatchError, match=r"camera 'front'.*6 x 7.*Expected 6 x 8"):
         env.reset(seed=0)
 
 
@@ -192,17 +192,17 @@ def test_each_view_is_resized_by_itself(tmp_path: Path, oracles: dict[str, Any])
     assert_same(vector_rollout(form), oracles["potential"])
 
 
-def test_a_bundle_of_several_cameras_wants_the_tiled_picture(bundle: Bundle) -> None:
-    with pytest.raises(PictureMismatchError, match=r"16 x 8.*3 views.*6 \(front\), 4 \(wrist\)"):
+def test_a_bundle_of_several_cameras_wants_the_tiled_image(bundle: Bundle) -> None:
+    with pytest.raises(ImageMismatchError, match=r"16 x 8.*3 views.*6 \(front\), 4 \(wrist\)"):
         bundle.prepare(np.zeros((1, 6, 8, 3), np.uint8))
 
 
 def test_the_card_and_the_description_name_the_views(bundle: Bundle) -> None:
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
     assert "front, 2 steps ago (obs:front, 6 pixels high)" in card
-    assert bundle.spec.picture.views == VIEWS
+    assert bundle.spec.image.views == VIEWS
     about = json.loads((bundle.path / "bundle.json").read_text(encoding="utf-8"))
-    assert about["picture"]["views"][1] == {
+    assert about["image"]["views"][1] == {
         "name": "wrist",
         "height": 4,
         "source": "obs:wrist",
@@ -210,18 +210,18 @@ def test_the_card_and_the_description_name_the_views(bundle: Bundle) -> None:
     }
 
 
-def test_a_picture_of_one_view_says_nothing_of_views(tmp_path: Path) -> None:
+def test_a_image_of_one_view_says_nothing_of_views(tmp_path: Path) -> None:
     """Versions of before read it: they refuse keys that they do not know."""
     bundle = save_toy_bundle(tmp_path / "toy")
-    assert "views" not in json.loads((bundle.path / "bundle.json").read_text())["picture"]
+    assert "views" not in json.loads((bundle.path / "bundle.json").read_text())["image"]
 
 
 @pytest.mark.parametrize("kind", ["grey", "grey_last", "grey_first"])
-def test_grey_pictures_become_rgb(tmp_path: Path, kind: str) -> None:
+def test_grey_images_become_rgb(tmp_path: Path, kind: str) -> None:
     """The toy's network reads red, which is grey's own value; blue does not matter to it."""
     bundle = save_toy_bundle(tmp_path / "toy")
     found = []
-    for observation in ("picture", kind):
+    for observation in ("image", kind):
         envs = sync(AutoresetMode.SAME_STEP, observation=observation)
         form = VectorLearnedReward(envs, bundle, image_source="obs", reward_mode="potential")
         found.append(vector_rollout(form))
@@ -231,7 +231,7 @@ def test_grey_pictures_become_rgb(tmp_path: Path, kind: str) -> None:
     assert_same(*found)
 
 
-def test_grey_frames_and_grey_pictures_of_a_function_become_rgb(tmp_path: Path) -> None:
+def test_grey_frames_and_grey_images_of_a_function_become_rgb(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "toy")
 
     class Grey(gym.ObservationWrapper[Any, Any, Any]):
@@ -243,7 +243,7 @@ def test_grey_frames_and_grey_pictures_of_a_function_become_rgb(tmp_path: Path) 
 
     env = LearnedReward(Grey(Corridor(render_mode="rgb_array", first_cells=(3,))), bundle)
     other = LearnedReward(
-        Corridor("picture", first_cells=(3,)),
+        Corridor("image", first_cells=(3,)),
         bundle,
         image_source=lambda _, seen: seen[None, ..., 0],
     )

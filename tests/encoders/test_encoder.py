@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from encoder_pictures import BACKENDS, HEIGHT, MEAN, SIZE, STD, WIDTH, pictures, planes
+from encoder_images import BACKENDS, HEIGHT, MEAN, SIZE, STD, WIDTH, make_images, planes
 from torch import nn
 from toy_environments import LATENT, save_toy_bundle, save_toy_encoder, toy_latents
 
@@ -26,10 +26,10 @@ from vinoreward.errors import (
     BundleError,
     BundleParityError,
     ConfigError,
+    ImageMismatchError,
     InputError,
-    PictureMismatchError,
 )
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 
 
 @pytest.fixture(scope="module", params=ENCODERS)
@@ -42,7 +42,7 @@ def made(
     network = build_encoder(request.param, HEIGHT, WIDTH, 2 * SIZE).eval()
     export_onnx(WithPreprocess(network, MEAN, STD), folder / "m.onnx", HEIGHT, WIDTH)
     safetensors.torch.save_file(network.state_dict(), folder / "m.safetensors")
-    golden = pictures(4, seed=9)
+    golden = make_images(4, seed=9)
     with torch.no_grad():
         outputs = network(planes(golden)).numpy()
     spec = BundleSpec(
@@ -51,7 +51,7 @@ def made(
         labels=(),
         latent_size=SIZE,
         encoding=Encoding(low=(-9,) * SIZE, high=(9,) * SIZE, std=(0.01,) * SIZE),
-        picture=Picture(height=HEIGHT, width=WIDTH, mean=MEAN, std=STD),
+        image=ImageSpec(height=HEIGHT, width=WIDTH, mean=MEAN, std=STD),
         architecture=request.param,
     )
     files: dict[str, Path | bytes] = {
@@ -69,7 +69,7 @@ def made(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_gives_the_same(made: tuple[Bundle, nn.Module], backend: str) -> None:
     bundle, network = made
-    images = pictures(7)
+    images = make_images(7)
     with torch.no_grad():
         wanted = network(planes(images)).numpy()
     with Encoder(bundle, backend=backend) as encoder:
@@ -93,7 +93,7 @@ def test_every_backend_gives_the_same(made: tuple[Bundle, nn.Module], backend: s
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_another_process_builds_its_own(made: tuple[Bundle, nn.Module], backend: str) -> None:
     encoder = Encoder(made[0], backend=backend)
-    images = pictures(2)
+    images = make_images(2)
     found = encoder.encode(images)
     twin = pickle.loads(pickle.dumps(encoder))
     encoder.close()
@@ -114,17 +114,17 @@ def test_golden_frames_notice_another_network(
         swapped = np.ascontiguousarray(golden.images[..., ::-1])
         files = {name: bundle.path / name for name in bundle.spec.files if name != "golden.npz"}
         other = save_bundle(tmp_path / "swapped", bundle.spec, files, swapped, golden.logits)
-        Encoder(other, backend=backend).encode(pictures(1))
+        Encoder(other, backend=backend).encode(make_images(1))
     off = golden.logits.copy()
     off[0, 0] += 0.005  # half of the posterior's standard deviation
     other = save_bundle(tmp_path / "off", bundle.spec, files, golden.images, off)
     with pytest.raises(BundleParityError, match="standard deviation"):
-        Encoder(other, backend=backend).encode(pictures(1))
+        Encoder(other, backend=backend).encode(make_images(1))
 
 
 def test_samples_have_the_posteriors_moments(made: tuple[Bundle, nn.Module]) -> None:
     with Encoder(made[0]) as encoder:
-        one = pictures(1)
+        one = make_images(1)
         mean, std = encoder.posterior(one)
         assert std is not None
         random = np.random.default_rng(3)
@@ -135,14 +135,14 @@ def test_samples_have_the_posteriors_moments(made: tuple[Bundle, nn.Module]) -> 
         np.testing.assert_array_equal(many, again)
 
 
-def test_wrong_pictures_are_errors(made: tuple[Bundle, nn.Module]) -> None:
+def test_wrong_images_are_errors(made: tuple[Bundle, nn.Module]) -> None:
     with Encoder(made[0]) as encoder:
-        good = pictures(2)
+        good = make_images(2)
         with pytest.raises(InputError, match="uint8"):
             encoder.encode((good / 255).astype(np.float32))
         with pytest.raises(InputError, match="moveaxis"):
             encoder.encode(good.transpose(0, 3, 1, 2))
-        with pytest.raises(PictureMismatchError, match="32 x 40"):
+        with pytest.raises(ImageMismatchError, match="32 x 40"):
             encoder.encode(good[:, :-1])
 
 

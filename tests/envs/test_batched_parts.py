@@ -141,8 +141,8 @@ def test_seeds_that_are_none_are_refused(seed: Any) -> None:
 def test_memory_grows_with_the_environments_and_is_refused_with_a_sentence() -> None:
     spec = CameraSpec()
     few, many = (memory_needed(n, spec, threads=2, pixels=True, rendered=True) for n in (16, 4096))
-    picture = spec.height * spec.width * 3
-    assert many["images"] - few["images"] == 5 * picture * (4096 - 16)
+    image = spec.height * spec.width * 3
+    assert many["images"] - few["images"] == 5 * image * (4096 - 16)
     assert many["state"] * 16 == few["state"] * 4096
     assert few["drawing"] == many["drawing"]
     check_memory(16, few, Arrays())

@@ -1,4 +1,4 @@
-"""The cameras: what a picture is, and that the fast one draws the reference's picture."""
+"""The cameras: what an image is, and that the fast one draws the reference's image."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ def test_fast_follows_an_object_lifted_and_turned_as_tiny_does() -> None:
 @pytest.mark.pybullet
 @pytest.mark.parametrize(("height", "width"), [(96, 128), (224, 298)])
 def test_background_is_tinys_own(height: int, width: int) -> None:
-    # From here up the arm stands behind the camera, outside the picture.
+    # From here up the arm stands behind the camera, outside the image.
     up = np.zeros(c.JOINTS)
     with tiny(height, width) as reference, make_camera(CameraSpec(height, width)) as camera:
         expected = reference.render(up, None).astype(int)
         found = camera.render(up, None).astype(int)
     drawn = background(height, width).image
-    # The arm's foot stays in view; most of the picture is table and floor.
+    # The arm's foot stays in view; most of the image is table and floor.
     assert (found == drawn).all(axis=-1).mean() > 0.75
     assert np.abs(found - expected).mean() < 0.2
 
@@ -137,18 +137,18 @@ def test_a_batch_is_its_scenes_one_by_one(fast: Camera, count: int) -> None:
         fast.render(q, pose if shown else None)
         for q, pose, shown in zip(joints, poses, present, strict=True)
     ]
-    assert batch.shape == (count, c.PICTURE_HEIGHT, c.PICTURE_WIDTH, 3)
+    assert batch.shape == (count, c.IMAGE_HEIGHT, c.IMAGE_WIDTH, 3)
     assert batch.dtype == np.uint8
     assert np.array_equal(batch, single)
 
 
-def test_an_empty_batch_gives_no_pictures(fast: Camera) -> None:
-    pictures = fast.render_batch(np.zeros((0, 9)), np.zeros((0, 4, 4)), np.zeros(0, bool))
-    assert pictures.shape == (0, c.PICTURE_HEIGHT, c.PICTURE_WIDTH, 3)
+def test_an_empty_batch_gives_no_images(fast: Camera) -> None:
+    images = fast.render_batch(np.zeros((0, 9)), np.zeros((0, 4, 4)), np.zeros(0, bool))
+    assert images.shape == (0, c.IMAGE_HEIGHT, c.IMAGE_WIDTH, 3)
 
 
 @pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
-def test_pictures_belong_to_the_caller(renderer: Any) -> None:
+def test_images_belong_to_the_caller(renderer: Any) -> None:
     with make_camera(CameraSpec(renderer=renderer)) as camera:
         first = camera.render(HOME, object_rest_pose((0.5, 0.1)))
         kept = first.copy()
@@ -206,7 +206,7 @@ def test_an_arm_far_out_of_the_task_is_still_tinys() -> None:
         ({"mesh": "5"}, "mesh='5'"),
     ],
 )
-def test_a_picture_that_cannot_be_is_refused(fields: Any, said: str) -> None:
+def test_a_image_that_cannot_be_is_refused(fields: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         CameraSpec(**fields)
 
@@ -326,8 +326,8 @@ def test_the_fast_camera_is_silent_and_needs_no_pybullet() -> None:
         "import sys; sys.modules['pybullet'] = sys.modules['pybullet_data'] = None\n"
         "import vinoreward_envs.scene as camera, numpy as np\n"
         "assert 'warp' not in sys.modules\n"
-        "picture = camera.make_camera().render(np.zeros(9), None)\n"
-        "assert picture.shape == (96, 128, 3)\n"
+        "image = camera.make_camera().render(np.zeros(9), None)\n"
+        "assert image.shape == (96, 128, 3)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
@@ -356,25 +356,25 @@ from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.randomization import DRAWS, LAB, as_numbers
 
 spec = CameraSpec(24, 32)
-looks = Appearance(spec, 8)
+appearance = Appearance(spec, 8)
 drawn = LAB.draw(np.random.default_rng(0).random((8, DRAWS)))
-looks.set(np.ones(8, np.bool_), as_numbers(drawn))
+appearance.set(np.ones(8, np.bool_), as_numbers(drawn))
 scenes = np.zeros((8, c.JOINTS)), np.tile(np.eye(4), (8, 1, 1)), np.zeros(8, np.bool_)
 together = threading.Barrier(8)
-pictures = {}
+images = {}
 
 def draw(i):
     together.wait()
-    camera = FastCamera(spec, appearance=looks)
-    pictures[i] = camera.render_batch(*(values[[i]] for values in scenes), [i])[0]
+    camera = FastCamera(spec, appearance=appearance)
+    images[i] = camera.render_batch(*(values[[i]] for values in scenes), [i])[0]
 
 threads = [threading.Thread(target=draw, args=(i,)) for i in range(8)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-again = FastCamera(spec, appearance=looks).render_batch(*scenes)
-print(sum((pictures[i] == again[i]).all() for i in range(8)))
+again = FastCamera(spec, appearance=appearance).render_batch(*scenes)
+print(sum((images[i] == again[i]).all() for i in range(8)))
 """
 
 

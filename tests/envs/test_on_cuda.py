@@ -93,7 +93,7 @@ def test_an_encoder_sees_as_on_a_processor() -> None:
         make(100, "cuda", PIXELS), ENCODER, backend="torch", device="CUDA"
     )
     here = VectorEncodedObservation(
-        make(100, "cpu", PIXELS, backend="oracle"), ENCODER, backend="torch", picture_in_info=True
+        make(100, "cpu", PIXELS, backend="oracle"), ENCODER, backend="torch", image_in_info=True
     )
     found, expected = there.reset(seed=3)[0], here.reset(seed=3)[0]
     assert isinstance(expected, np.ndarray)
@@ -104,11 +104,11 @@ def test_an_encoder_sees_as_on_a_processor() -> None:
 
 @pytest.mark.parametrize(
     ("options", "claims"),
-    # The guard finds all pictures of "lab" odd.
+    # The guard finds all images of "lab" out of distribution.
     [({}, 0.1), ({"randomization": "lab", "on_ood": "ignore"}, 0.01)],
 )
 def test_it_decides_as_on_a_processor(options: dict[str, Any], claims: float) -> None:
-    """In half precision: the same decisions for 99.9 %, the same pictures to a grey level."""
+    """In half precision: the same decisions for 99.9 %, the same images to a grey level."""
     count, different, claimed = 256, 0, 0
     there = make(count, "cuda", PIXELS, **options)
     here = make(count, "cpu", PIXELS, precision="fp32", **options)
@@ -122,8 +122,8 @@ def test_it_decides_as_on_a_processor(options: dict[str, Any], claims: float) ->
         expected, _, ended_here, *_, told_here = here.step(actions)
         if "reward_ood" in told:
             both = told["_reward_ood"].cpu() & told_here["_reward_ood"]
-            odd = [infos["reward_ood"].cpu()[both] for infos in (told, told_here)]
-            torch.testing.assert_close(*odd, rtol=0, atol=0.05)
+            ood_score = [infos["reward_ood"].cpu()[both] for infos in (told, told_here)]
+            torch.testing.assert_close(*ood_score, rtol=0, atol=0.05)
         different += int((ended.cpu() != ended_here).sum())
         claimed += int(ended_here.sum())
         # Those that decided otherwise are in other episodes from now on.

@@ -22,11 +22,11 @@ from vinoreward.bundles.save import with_guard
 from vinoreward.errors import (
     BundleError,
     ConfigError,
+    ImageMismatchError,
     InputError,
     MissingDisplayError,
-    PictureMismatchError,
 )
-from vinoreward.rewards.guard import guard_of
+from vinoreward.rewards.ood import guard_of
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.making import make_env
@@ -53,10 +53,10 @@ def test_gymnasium_accepts_it_without_a_warning(id_: str) -> None:
     # The render check opens a window as well, which only a machine with a display can do.
     gymnasium_check_env(env.unwrapped, skip_render_check=not os.environ.get("DISPLAY"))
     env.reset(seed=0)
-    picture = env.render()
-    assert isinstance(picture, np.ndarray)
-    assert (picture.shape, picture.dtype) == ((96, 128, 3), np.uint8)
-    picture[:] = 0
+    image = env.render()
+    assert isinstance(image, np.ndarray)
+    assert (image.shape, image.dtype) == ((96, 128, 3), np.uint8)
+    image[:] = 0
     assert np.asarray(env.render()).any()
     env.close()
 
@@ -165,7 +165,7 @@ def test_observations_say_where_the_gripper_and_the_object_are() -> None:
     random.close()
 
 
-def test_pixels_are_the_picture_that_is_rendered() -> None:
+def test_pixels_are_the_image_that_is_rendered() -> None:
     env = make("PandaHoverPixels-v0", render_mode="rgb_array", image_size=(48, 64))
     observation, _ = env.reset(seed=0)
     assert observation.shape == (48, 64, 3)
@@ -265,8 +265,8 @@ def test_a_success_that_is_held_may_look_a_little_less_like_one() -> None:
     assert found == {None: [False, False], 0.0: [False, True]}
 
 
-def test_what_the_guard_finds_odd_is_no_success(tmp_path: Path) -> None:
-    """With a guard to which everything is odd: at the goal, seen and claimed without it."""
+def test_what_the_guard_finds_ood_is_no_success(tmp_path: Path) -> None:
+    """With a guard that knows nothing: at the goal, seen and claimed without it."""
     folder = tmp_path / "strict"
     shutil.copytree(find("panda-hover-classifier"), folder)
     bundle = Bundle.load(folder)
@@ -342,7 +342,7 @@ def test_the_specification_of_an_environment_is_plain_data() -> None:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Bundle:
-    """Somebody else's network, for 48x64 pictures: the logit of success is their brightness."""
+    """Somebody else's network, for 48x64 images: the logit of success is their brightness."""
     onnx = pytest.importorskip("onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     graph = helper.make_graph(
@@ -372,13 +372,13 @@ def foreign(tmp_path: Path) -> Bundle:
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-def test_the_classifier_judges_the_picture_and_the_truth_stands_beside_it(
+def test_the_classifier_judges_the_image_and_the_truth_stands_beside_it(
     foreign: Bundle, backend: str
 ) -> None:
     env: Any = make_env(
         backend=backend,
         bundle=foreign,
-        accept_foreign_pictures=True,
+        accept_foreign_images=True,
         observation="pixels",
         success_threshold=0.5,
     )
@@ -394,7 +394,7 @@ def test_the_classifier_judges_the_picture_and_the_truth_stands_beside_it(
 
 
 def test_the_threshold_can_be_set(foreign: Bundle) -> None:
-    env: Any = make_env(bundle=foreign, accept_foreign_pictures=True, success_threshold=1.0)
+    env: Any = make_env(bundle=foreign, accept_foreign_images=True, success_threshold=1.0)
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
     assert info["reward_prob"] < 1.0
@@ -403,46 +403,46 @@ def test_the_threshold_can_be_set(foreign: Bundle) -> None:
 
 
 def test_a_foreign_bundle_is_held_to_its_size(foreign: Bundle) -> None:
-    with pytest.raises(PictureMismatchError, match=r"height=96.*height=48"):
+    with pytest.raises(ImageMismatchError, match=r"height=96.*height=48"):
         make_env(
             bundle=foreign,
-            accept_foreign_pictures=True,
+            accept_foreign_images=True,
             success_threshold=0.5,
             image_size=(96, 64),
         )
 
 
 @pytest.mark.pybullet
-def test_a_bundle_of_this_scene_is_held_to_its_whole_picture(foreign: Bundle) -> None:
+def test_a_bundle_of_this_scene_is_held_to_its_whole_image(foreign: Bundle) -> None:
     scene = CameraSpec(height=48, width=64, mesh="full").as_dict()
-    picture = dataclasses.replace(foreign.spec.picture, scene=scene)
-    ours = dataclasses.replace(foreign, spec=dataclasses.replace(foreign.spec, picture=picture))
+    image = dataclasses.replace(foreign.spec.image, scene=scene)
+    ours = dataclasses.replace(foreign, spec=dataclasses.replace(foreign.spec, image=image))
     env: Any = make_env(bundle=ours, success_threshold=0.5)
     assert env.unwrapped.scene.camera_spec.as_dict() == scene
     env.close()
     make_env(bundle=ours, success_threshold=0.5, camera="tiny").close()
-    with pytest.raises(PictureMismatchError, match=r"mesh='20'.*mesh='full'"):
+    with pytest.raises(ImageMismatchError, match=r"mesh='20'.*mesh='full'"):
         make_env(bundle=ours, success_threshold=0.5, mesh="20")
-    with pytest.raises(PictureMismatchError, match=r"width=128.*width=64"):
+    with pytest.raises(ImageMismatchError, match=r"width=128.*width=64"):
         make_env(bundle=ours, success_threshold=0.5, image_size=(48, 128))
 
 
 @pytest.mark.pybullet
 @pytest.mark.slow
-def test_the_articles_picture_is_resized_to_the_bundles(foreign: Bundle) -> None:
+def test_the_articles_image_is_resized_to_the_bundles(foreign: Bundle) -> None:
     env: Any = make_env(
         bundle=foreign,
-        accept_foreign_pictures=True,
+        accept_foreign_images=True,
         success_threshold=0.5,
         fidelity="article",
         render_mode="rgb_array",
     )
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
-    picture = env.render()
-    assert picture is not None
-    assert picture.shape == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
-    brightness = picture.mean(axis=(0, 1)).sum() / 255
+    image = env.render()
+    assert image is not None
+    assert image.shape == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
+    brightness = image.mean(axis=(0, 1)).sum() / 255
     assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-brightness)), abs=1e-2)
     env.close()
 
@@ -469,10 +469,10 @@ def test_the_shipped_classifier_claims_success_over_the_object(backend: str) -> 
     env.close()
 
 
-def test_a_bundle_refuses_another_picture() -> None:
-    with pytest.raises(PictureMismatchError, match=r"height=48.*height=96"):
+def test_a_bundle_refuses_another_image() -> None:
+    with pytest.raises(ImageMismatchError, match=r"height=48.*height=96"):
         make_env(image_size=(48, 64))
-    with pytest.raises(PictureMismatchError, match="mesh"):
+    with pytest.raises(ImageMismatchError, match="mesh"):
         make_env(mesh="full")
 
 
@@ -483,9 +483,9 @@ def test_the_articles_setting_runs_with_the_shipped_bundle() -> None:
     env.reset(seed=0)
     *_, info = env.step(np.array([0.05, -0.1], np.float32))
     assert 0.0 <= info["reward_prob"] <= 1.0
-    picture = env.render()
-    assert picture is not None
-    assert np.shape(picture) == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
+    image = env.render()
+    assert image is not None
+    assert np.shape(image) == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
     env.close()
 
 

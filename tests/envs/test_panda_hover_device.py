@@ -40,7 +40,7 @@ def test_a_batch_that_stays_on_its_device_does_the_same(id_: str, options: dict[
 
 
 @pytest.mark.parametrize("randomization", [None, VARIED])
-def test_pictures_that_stay_on_their_device_are_the_same(
+def test_images_that_stay_on_their_device_are_the_same(
     randomization: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven, in two pieces of four that share a scene."""
@@ -59,7 +59,7 @@ def test_pictures_that_stay_on_their_device_are_the_same(
             pairs.append((found[4]["final_obs"][i], expected[4]["final_obs"][i]))
         for one, other in pairs:
             different = np.abs(np.asarray(one).astype(int) - other)
-            # A few pixels at edges of one picture.
+            # A few pixels at edges of one image.
             assert different.mean() < (0.05 if randomization and one.ndim == 3 else 0.01)
     env.close()
     scalars.close()
@@ -139,7 +139,7 @@ def test_claims_and_renderings_of_a_device_show_what_differs() -> None:
         env.reset(seed=4)
         for _ in range(12):  # towards the objects, also of the episodes that follow
             env.step(gaps(env).clip(-0.1, 0.1))
-        claimed.append([env.claimed_picture(i) for i in range(4)])
+        claimed.append([env.claimed_image(i) for i in range(4)])
     assert any(one is not None for one in claimed[1])
     for one, other in [
         *zip(*claimed, strict=True),
@@ -179,15 +179,15 @@ def test_a_broken_network_earns_nothing_and_is_told_at_the_next_reset(broken: fl
     env.reset(seed=0)
     env.step(torch.zeros(3, 2))
     classifier: Any = env.classifier
-    # As an overflow would have it: of the log-odds of success, on every picture.
+    # As an overflow would have it: of the log-odds of success, on every image.
     classifier.backend.module.register_forward_hook(
         lambda module, given, logits: logits + torch.tensor([0.0, broken])
     )
     *_, terminated, _, infos = env.step(torch.zeros(3, 2))
     assert not terminated.any() and torch.isnan(infos["reward_prob"]).all()
-    with pytest.raises(OutputError, match="NaN or infinity for pictures of steps before"):
+    with pytest.raises(OutputError, match="NaN or infinity for images of steps before"):
         env.reset(seed=1)
-    assert classifier.looks == 6
+    assert classifier.scored == 6
 
 
 def test_a_device_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ from hover_batches import (
 import vinoreward
 from vinoreward.errors import (
     ConfigError,
+    ImageMismatchError,
     InputError,
-    PictureMismatchError,
     UnknownDeviceError,
     VinorewardError,
 )
@@ -67,18 +67,18 @@ def test_each_option_means_what_it_does_to_one(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("array", KINDS)
-def test_pictures_as_observations_are_the_same(array: str) -> None:
+def test_images_as_observations_are_the_same(array: str) -> None:
     assert_same_rollout(4, 12, 0, "PandaHoverPixels-v0", array=array)
 
 
 def test_the_shipped_classifier_says_the_same() -> None:
-    """Also how sure it is, and how odd each picture is to the guard."""
+    """Also how sure it is, and how out of distribution each image is to the guard."""
     assert_same_rollout(5, 11, 2e-5, backend="openvino")
     assert_same_rollout(1, 2, 2e-5, backend="openvino")
 
 
 @pytest.mark.parametrize("array", KINDS)
-def test_a_claim_s_picture_stays_when_ranges_are_set_later(
+def test_a_claim_s_image_stays_when_ranges_are_set_later(
     array: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vinoreward_envs.panda_hover_vector.STAYS_ON_CPU", array == "torch")
@@ -86,10 +86,10 @@ def test_a_claim_s_picture_stays_when_ranges_are_set_later(
     env.reset(seed=4)
     for _ in range(12):
         env.step(gaps(env).clip(-0.1, 0.1))
-    before = [env.claimed_picture(i) for i in range(4)]
+    before = [env.claimed_image(i) for i in range(4)]
     env.randomization = {"light": (0.3, 0.3), "sensor_noise": (20, 20)}
     env.reset()
-    after = [env.claimed_picture(i) for i in range(4)]
+    after = [env.claimed_image(i) for i in range(4)]
     assert any(one is not None for one in before)
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -115,7 +115,7 @@ def test_actions_may_be_of_any_kind_of_float() -> None:
         env.step(torch.zeros(2, 2, dtype=torch.bfloat16, requires_grad=True))
 
 
-def test_the_picture_of_a_claim_is_the_one_that_was_claimed() -> None:
+def test_the_image_of_a_claim_is_the_one_that_was_claimed() -> None:
     env = make(8, IDS[2], backend="openvino")
     env.reset(seed=2)
     claims = 0
@@ -123,7 +123,7 @@ def test_the_picture_of_a_claim_is_the_one_that_was_claimed() -> None:
         away = gaps(env)
         *_, terminated, _, infos = env.step(away.astype(np.float32))
         for i in np.flatnonzero(terminated).tolist():
-            np.testing.assert_array_equal(env.claimed_picture(i), infos["final_obs"][i])
+            np.testing.assert_array_equal(env.claimed_image(i), infos["final_obs"][i])
             claims += 1
     assert claims > 10
     env.close()
@@ -165,7 +165,7 @@ def test_the_shipped_classifier_decides_the_same(id_: str, num_envs: int) -> Non
     scalars.close()
 
 
-def test_rendered_pictures_are_those_of_the_scalar_environment() -> None:
+def test_rendered_images_are_those_of_the_scalar_environment() -> None:
     env, scalars = make(3, render_mode="rgb_array"), make_scalars(3, render_mode="rgb_array")
     env.reset(seed=4)
     scalars.reset(seed=4)
@@ -281,7 +281,7 @@ def test_tensors_have_the_types_that_learners_use() -> None:
 
 
 def test_the_learned_reward_wrapper_takes_it() -> None:
-    """Pictures as observations, judged from outside; final pictures are found."""
+    """Images as observations, judged from outside; final images are found."""
     env = vinoreward.VectorLearnedReward(
         make(4, "PandaHoverPixels-v0", backend="none"),
         "panda-hover-classifier",
@@ -357,7 +357,7 @@ def test_an_invalid_action_is_never_a_claim() -> None:
         ({"threads": 0}, ConfigError, "threads=0"),
         ({"observation": "sound"}, ConfigError, "observation='sound'"),
         ({"object_position": "here"}, ConfigError, "object_position='here'"),
-        ({"backend": "openvino", "image_size": (64, 64)}, PictureMismatchError, "64"),
+        ({"backend": "openvino", "image_size": (64, 64)}, ImageMismatchError, "64"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_sentence(
@@ -459,7 +459,7 @@ sys.exit(status != 0 or not same)
 
 def test_it_can_be_closed_twice_and_says_what_it_is() -> None:
     env = make(2, "PandaHoverPixels-v0", backend="openvino", threads=2)
-    assert env.picture_scene == gym.make(IDS[2], backend="oracle").unwrapped.picture_scene  # type: ignore[attr-defined]
+    assert env.image_scene == gym.make(IDS[2], backend="oracle").unwrapped.image_scene  # type: ignore[attr-defined]
     assert env.observation_space.contains(env.reset(seed=0)[0])
     env.close()
     env.close()
@@ -501,7 +501,7 @@ def test_networks_loaded_beforehand_judge_as_those_of_the_first_step() -> None:
 def test_the_network_of_second_looks_is_compiled_beforehand_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It looks at a few pictures, or at several and their copies; none waits for it in a step."""
+    """It looks at a few images, or at several and their copies; none waits for it in a step."""
     compiled: list[int] = []
     compile_model = openvino.Core.compile_model
 

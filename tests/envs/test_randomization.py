@@ -1,4 +1,4 @@
-"""Episodes that differ: ranges, what is drawn from them, how it looks, and what stays true."""
+"""Episodes that differ: ranges, what is drawn from them, how it appearance, and what stays true."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def scene(size: tuple[int, int] = (96, 128)) -> HoverScene:
     return made
 
 
-def picture(ranges: DomainRandomization, seed: int = 0) -> Any:
+def image(ranges: DomainRandomization, seed: int = 0) -> Any:
     made = scene()
     made.look(drawn_from(ranges, 1, seed))
     made.place_object((0.6, 0.15))
@@ -191,7 +191,7 @@ def test_what_is_drawn_does_not_depend_on_how_many_there_are() -> None:
     [(PIXELS, {}), (STATES, {}), (STATES, {"backend": "openvino"}), ("PandaHover-v0", {})],
 )
 def test_a_batch_is_its_scalar_environments(id_: str, options: Any, array: str) -> None:
-    """Pictures with their noise, delayed and noisy moves, probabilities."""
+    """Images with their noise, delayed and noisy moves, probabilities."""
     if array == "torch":
         pytest.importorskip("torch")
     kwargs = {"backend": "oracle", "randomization": "lab", **options}
@@ -308,13 +308,13 @@ def test_memory_counts_a_background_for_each() -> None:
         make(10**7, PIXELS, randomization="lab")
 
 
-# --- pictures -------------------------------------------------------------------------------
+# --- images -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_each_field_changes_the_picture_at_both_ends_and_nothing_else_does(name: str) -> None:
-    plain = picture(DomainRandomization())
-    low, high = (picture(fixed(**{name: end})) for end in ENDS[name])
+def test_each_field_changes_the_image_at_both_ends_and_nothing_else_does(name: str) -> None:
+    plain = image(DomainRandomization())
+    low, high = (image(fixed(**{name: end})) for end in ENDS[name])
     assert (plain == scene().render()).all()
     assert np.abs(low - plain).mean() > 0.1
     assert np.abs(high - plain).mean() > 0.1
@@ -325,48 +325,48 @@ def test_each_field_changes_the_picture_at_both_ends_and_nothing_else_does(name:
         assert low.mean() < plain.mean() < high.mean()
 
 
-def looks_of(
+def appearance_of(
     ranges: DomainRandomization, count: int, spec: CameraSpec, seed: int = 0
 ) -> Appearance:
-    looks = Appearance(spec, count)
-    looks.set(np.ones(count, np.bool_), as_numbers(drawn_from(ranges, count, seed)))
-    return looks
+    appearance = Appearance(spec, count)
+    appearance.set(np.ones(count, np.bool_), as_numbers(drawn_from(ranges, count, seed)))
+    return appearance
 
 
-def params_of(looks: Appearance) -> Any:
-    return as_params(looks.params.numpy())
+def params_of(appearance: Appearance) -> Any:
+    return as_params(appearance.params.numpy())
 
 
-def camera_of(looks: Appearance | None, spec: CameraSpec | None = None, **kwargs: Any) -> Any:
-    return FastCamera(spec or CameraSpec(), appearance=looks, capacity=16, **kwargs)
+def camera_of(appearance: Appearance | None, spec: CameraSpec | None = None, **kwargs: Any) -> Any:
+    return FastCamera(spec or CameraSpec(), appearance=appearance, capacity=16, **kwargs)
 
 
-def scenes(count: int, looks: Appearance) -> tuple[Any, Any, Any]:
+def scenes(count: int, appearance: Appearance) -> tuple[Any, Any, Any]:
     draw = np.random.default_rng(2)
     grippers, objects = draw.uniform(c.WORKSPACE_LOW, c.WORKSPACE_HIGH, (2, count, 2))
     home = np.array(c.HOME_JOINTS)
     joints = [inverse_kinematics([x, y, c.HOVER_HEIGHT], home) for x, y in grippers]
-    drawn = params_of(looks)
+    drawn = params_of(appearance)
     turned = zip(objects, drawn["object_yaw"], drawn["object_size"], strict=True)
     poses = [object_rest_pose((x, y), yaw, size) for (x, y), yaw, size in turned]
     return np.array(joints), np.array(poses), np.ones(count, bool)
 
 
-def seen_by_tinyrenderer(looks: Appearance, joints: Any, poses: Any, present: Any) -> Any:
+def seen_by_tinyrenderer(appearance: Appearance, joints: Any, poses: Any, present: Any) -> Any:
     """Draw with TinyRenderer, which has a camera, a light and an object of its own."""
     import pybullet as bullet
 
     world = _World('camera="tiny"', (0.0, 0.0, -50.0))
     images = []
     viewport = np.linalg.inv(viewport_matrix(96, 128))
-    for i, drawn in enumerate(params_of(looks)):
+    for i, drawn in enumerate(params_of(appearance)):
         bullet.removeBody(world.object, physicsClientId=world.client)
         world.object = bullet.loadURDF(
             str(pybullet_data_folder() / c.OBJECT_URDF),
             globalScaling=float(drawn["object_size"]),
             physicsClientId=world.client,
         )
-        shading = looks.shadings.numpy()[i]
+        shading = appearance.shadings.numpy()[i]
         colour = [*(shading["colour"] / 255.0).tolist(), 1.0]
         bullet.changeVisualShape(world.object, -1, rgbaColor=colour, physicsClientId=world.client)
         world.set_joints(joints[i])
@@ -375,7 +375,7 @@ def seen_by_tinyrenderer(looks: Appearance, joints: Any, poses: Any, present: An
         projection[[0, 1], [0, 1]] *= math.tan(math.radians(30)) / math.tan(
             math.radians(drawn["field_of_view"] / 2)
         )
-        view = np.linalg.inv(projection) @ viewport @ looks.screens.numpy()[i]
+        view = np.linalg.inv(projection) @ viewport @ appearance.screens.numpy()[i]
         rgba = bullet.getCameraImage(
             128,
             96,
@@ -403,10 +403,10 @@ def test_a_look_is_tinyrenderers(names: tuple[str, ...], mean_limit: float) -> N
     """Camera, light and object of TinyRenderer itself, full meshes; the table too is redrawn."""
     ranges = DomainRandomization(**{name: ENDS[name] for name in names})  # type: ignore[arg-type]
     spec = CameraSpec(mesh="full")
-    looks = looks_of(ranges, 8, spec)
-    arguments = scenes(8, looks)
-    expected = seen_by_tinyrenderer(looks, *arguments).astype(int)
-    with camera_of(looks, spec) as camera, camera_of(None, spec) as other:
+    appearance = appearance_of(ranges, 8, spec)
+    arguments = scenes(8, appearance)
+    expected = seen_by_tinyrenderer(appearance, *arguments).astype(int)
+    with camera_of(appearance, spec) as camera, camera_of(None, spec) as other:
         found = camera.render_batch(*arguments).astype(int)
         plain = other.render_batch(*arguments).astype(int)
     assert np.abs(plain - expected).mean() > 2 * mean_limit or "object_size" in names
@@ -418,13 +418,15 @@ def test_a_look_is_tinyrenderers(names: tuple[str, ...], mean_limit: float) -> N
 def test_light_and_cast_multiply_what_is_not_too_bright() -> None:
     ranges = DomainRandomization(light=ENDS["light"], colour_cast=ENDS["colour_cast"])
     spec = CameraSpec()
-    looks = looks_of(ranges, 8, spec)
-    arguments = scenes(8, looks)
-    with camera_of(looks, spec) as camera, camera_of(None, spec) as other:
+    appearance = appearance_of(ranges, 8, spec)
+    arguments = scenes(8, appearance)
+    with camera_of(appearance, spec) as camera, camera_of(None, spec) as other:
         found = camera.render_batch(*arguments).astype(float)
         plain = other.render_batch(*arguments).astype(float)
-    cast = params_of(looks)["colour_cast"]
-    gains = params_of(looks)["light"][:, None] * np.stack([1 + cast, np.ones(8), 1 - cast], axis=1)
+    cast = params_of(appearance)["colour_cast"]
+    gains = params_of(appearance)["light"][:, None] * np.stack(
+        [1 + cast, np.ones(8), 1 - cast], axis=1
+    )
     assert np.ptp(gains) > 0.5
     # Levels are cut, not rounded, before and after.
     low = np.clip(np.floor(plain * gains[:, None, None]) - 1, 0, 254)
@@ -440,18 +442,18 @@ def test_scene_after_scene_is_drawn_as_pixel_by_pixel(size: tuple[int, int]) -> 
     spec = CameraSpec(*size)
     # So far that other triangles face away from the camera.
     far = DomainRandomization(**ENDS | {"camera_position": (-0.2, 0.2)})  # type: ignore[arg-type]
-    pictures = []
+    images = []
     for in_turn in (True, False):
-        looks = looks_of(far, 16, spec)
-        with camera_of(looks, spec, in_turn=in_turn) as camera:
-            pictures.append(camera.render_batch(*scenes(16, looks)))
-    np.testing.assert_array_equal(*pictures)
+        appearance = appearance_of(far, 16, spec)
+        with camera_of(appearance, spec, in_turn=in_turn) as camera:
+            images.append(camera.render_batch(*scenes(16, appearance)))
+    np.testing.assert_array_equal(*images)
 
 
 def test_a_batch_of_looks_is_its_scenes_one_by_one() -> None:
-    looks = looks_of(LAB, 70, CameraSpec())
-    joints, poses, present = scenes(70, looks)
-    with camera_of(looks) as camera:
+    appearance = appearance_of(LAB, 70, CameraSpec())
+    joints, poses, present = scenes(70, appearance)
+    with camera_of(appearance) as camera:
         batch = camera.render_batch(joints, poses, present)
         for i in (0, 33, 69):
             one = camera.render_batch(joints[[i]], poses[[i]], present[[i]], [i])
@@ -459,16 +461,16 @@ def test_a_batch_of_looks_is_its_scenes_one_by_one() -> None:
 
 
 def test_an_appearance_that_changes_is_drawn_anew_by_every_camera() -> None:
-    looks = looks_of(LAB, 5, CameraSpec())
-    with camera_of(looks) as camera, camera_of(looks, in_turn=False) as other:
+    appearance = appearance_of(LAB, 5, CameraSpec())
+    with camera_of(appearance) as camera, camera_of(appearance, in_turn=False) as other:
         for number in (0, 1, 2, 1):
-            looks.set(np.ones(5, np.bool_), as_numbers(drawn_from(LAB, 5, seed=number)))
-            arguments = scenes(5, looks)
+            appearance.set(np.ones(5, np.bool_), as_numbers(drawn_from(LAB, 5, seed=number)))
+            arguments = scenes(5, appearance)
             found = camera.render_batch(*arguments)
             # Once more, as the backgrounds were drawn by the first of the two.
             for each in (other, camera):
                 np.testing.assert_array_equal(found, each.render_batch(*arguments))
-            fresh = looks_of(LAB, 5, CameraSpec(), seed=number)
+            fresh = appearance_of(LAB, 5, CameraSpec(), seed=number)
             with camera_of(fresh) as alone:
                 np.testing.assert_array_equal(found, alone.render_batch(*arguments))
 
@@ -486,15 +488,15 @@ def test_closed_scenes_keep_no_backgrounds() -> None:
 
 @pytest.mark.parametrize("deviation", [0.125, 25.0])
 def test_some_scenes_have_noise_and_others_none(deviation: float) -> None:
-    looks = looks_of(fixed(sensor_noise=deviation), 3, CameraSpec())
+    appearance = appearance_of(fixed(sensor_noise=deviation), 3, CameraSpec())
     numbers = drawn_from(fixed(sensor_noise=deviation), 3)
     numbers["sensor_noise"][1] = 0.0
     every = np.ones(3, np.bool_)
-    one, other = camera_of(looks, in_turn=True), camera_of(looks, in_turn=False)
+    one, other = camera_of(appearance, in_turn=True), camera_of(appearance, in_turn=False)
     with one, other, camera_of(None) as quiet:
         for shown in (numbers, nominal(3), numbers):
-            looks.set(every, as_numbers(shown))
-            arguments = scenes(3, looks)
+            appearance.set(every, as_numbers(shown))
+            arguments = scenes(3, appearance)
             found = one.render_batch(*arguments)
             np.testing.assert_array_equal(found, other.render_batch(*arguments))
         plain = quiet.render_batch(*arguments)
@@ -507,20 +509,20 @@ def test_the_object_lies_where_its_base_is_said_to_be() -> None:
         **{name: ENDS[name] for name in ENDS if name.startswith(("object", "camera", "field"))}  # type: ignore[arg-type]
     )
     spec = CameraSpec(192, 256)
-    looks = looks_of(ranges, 12, spec)
-    _, poses, present = scenes(12, looks)
+    appearance = appearance_of(ranges, 12, spec)
+    _, poses, present = scenes(12, appearance)
     away = np.zeros((12, c.JOINTS))  # the arm points up, behind the camera
-    with camera_of(looks, spec) as camera:
+    with camera_of(appearance, spec) as camera:
         shown = camera.render_batch(away, poses, present)
         empty = camera.render_batch(away, poses, ~present)
     seen = 0
     for i in range(12):
         rows, columns = np.nonzero((shown[i] != empty[i]).any(axis=-1))
-        x, y, _, w = looks.screens.numpy()[i] @ poses[i, :, 3]
+        x, y, _, w = appearance.screens.numpy()[i] @ poses[i, :, 3]
         if len(rows) < 60 or not (20 < x / w < 236 and 20 < y / w < 172):
             continue
         seen += 1
-        size = params_of(looks)["object_size"][i]
+        size = params_of(appearance)["object_size"][i]
         assert abs(columns.mean() - x / w) < 6 * size and abs(rows.mean() - y / w) < 6 * size
     assert seen >= 5
 
@@ -530,17 +532,17 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
     shift: tuple[float, float],
 ) -> None:
     """The texture goes on mirrored at its edges, along and across."""
-    looks = Appearance(CameraSpec(), 1)
+    appearance = Appearance(CameraSpec(), 1)
     numbers = drawn_from(fixed(), 1)
     numbers["table_shift"] = shift
-    looks.set(np.ones(1, np.bool_), as_numbers(numbers))
-    with camera_of(looks) as camera:
-        picture = camera.render(np.zeros(c.JOINTS), None)  # of the arm only its foot
+    appearance.set(np.ones(1, np.bool_), as_numbers(numbers))
+    with camera_of(appearance) as camera:
+        image = camera.render(np.zeros(c.JOINTS), None)  # of the arm only its foot
     mesh, (_, texture) = background_mesh(), textures()
     top = mesh.positions[0]
     columns, rows = np.meshgrid(np.arange(128.0), np.arange(96.0))
     # A pixel's place on the plane of the table's top: the screen's matrix, inverted for its height.
-    seen = looks.screens.numpy()[0][[0, 1, 3]]
+    seen = appearance.screens.numpy()[0][[0, 1, 3]]
     plane = np.column_stack([seen[:, :2], seen[:, 2] * top[0, 2] + seen[:, 3]])
     places = np.linalg.solve(plane, np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1))
     xy = (places[:2] / places[2]).T
@@ -553,13 +555,13 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
         height - 1 - np.minimum((part[:, 1] * height).astype(int), height - 1),
         np.minimum((part[:, 0] * width).astype(int), width - 1),
     ]
-    facing = looks.shadings.numpy()["direction"][0, 2]
+    facing = appearance.shadings.numpy()["direction"][0, 2]
     wanted = texel * (AMBIENT + DIFFUSE * facing + SPECULAR * facing**2)
     flat = mesh.positions[(mesh.positions[..., 2] == top[0, 2]).all(axis=1)][..., :2].reshape(-1, 2)
     inside = ((xy > flat.min(axis=0) + 0.01) & (xy < flat.max(axis=0) - 0.01)).all(axis=1)
     inside &= np.hypot(*xy.T) > 0.25  # beyond the arm's foot
     assert inside.sum() > 4000 and len(np.unique(times[inside], axis=0)) > 1
-    difference = np.abs(picture.reshape(-1, 3) - wanted)[inside].max(axis=1)
+    difference = np.abs(image.reshape(-1, 3) - wanted)[inside].max(axis=1)
     assert (difference < 1.01).mean() > 0.99
 
 
@@ -567,14 +569,14 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
 def test_noise_is_whole_grey_levels_added_and_cut_at_black_and_white(deviation: float) -> None:
     spec = CameraSpec(48, 64)
     noisy = {"light": (0.0, 4.0), "sensor_noise": (deviation, deviation)}  # dark and too bright
-    looks = looks_of(DomainRandomization(**noisy), 3, spec)  # type: ignore[arg-type]
-    drawn = params_of(looks).copy()
+    appearance = appearance_of(DomainRandomization(**noisy), 3, spec)  # type: ignore[arg-type]
+    drawn = params_of(appearance).copy()
     quiet = Appearance(spec, 3)
     quiet.set(np.ones(3, np.bool_), as_numbers(drawn) * (np.arange(DRAWS) != NOISE))
     steps = [0, 1, 700]
-    looks.show(np.array(steps))
-    arguments = scenes(3, looks)
-    with camera_of(looks, spec) as camera, camera_of(quiet, spec) as other:
+    appearance.show(np.array(steps))
+    arguments = scenes(3, appearance)
+    with camera_of(appearance, spec) as camera, camera_of(quiet, spec) as other:
         found, plain = (each.render_batch(*arguments) for each in (camera, other))
     for image, before, each, step in zip(found, plain, drawn, steps, strict=True):
         at = (int(NOISE_STARTS * each["image_noise_at"]) + NEXT_NOISE * step) % NOISE_STARTS
@@ -584,7 +586,7 @@ def test_noise_is_whole_grey_levels_added_and_cut_at_black_and_white(deviation: 
         np.testing.assert_array_equal(image, wanted)
 
 
-def test_noise_has_its_deviation_changes_with_each_picture_and_repeats() -> None:
+def test_noise_has_its_deviation_changes_with_each_image_and_repeats() -> None:
     made = scene()
     plain = made.render().astype(int)
     drawn = drawn_from(fixed(sensor_noise=6.0), 1)
@@ -601,7 +603,7 @@ def test_noise_has_its_deviation_changes_with_each_picture_and_repeats() -> None
     assert abs(np.corrcoef((first - plain)[grey], (second - plain)[grey])[0, 1]) < 0.03
 
 
-def test_a_claimed_picture_is_the_one_that_was_judged() -> None:
+def test_a_claimed_image_is_the_one_that_was_judged() -> None:
     """Though its episode is over, and the next one looks otherwise."""
     varied = {"light": (0.9, 1.1), "sensor_noise": (1, 2)}
     judge = {"backend": "openvino", "on_ood": "ignore", "success_threshold": 1e-9}
@@ -610,7 +612,7 @@ def test_a_claimed_picture_is_the_one_that_was_judged() -> None:
     infos = env.step(np.zeros((3, 2), np.float32))[4]
     assert infos["_final_obs"].all()
     for i in range(3):
-        np.testing.assert_array_equal(env.claimed_picture(i), infos["final_obs"][i])
+        np.testing.assert_array_equal(env.claimed_image(i), infos["final_obs"][i])
     env.close()
 
 
@@ -621,11 +623,11 @@ def test_an_audit_looks_at_states_that_look_otherwise() -> None:
     env = gym.make(STATES, backend="oracle", render_mode="rgb_array", randomization="lab")
     env.reset(seed=0)
     space = env.unwrapped.audit_spaces()[1]  # type: ignore[attr-defined]
-    pictures = []
+    images = []
     for state in ([0.5, 0.1, 0.6, 0.2], [0.5, 0.1, 0.6, 0.2001], [0.5, 0.1, 0.6, 0.2]):
         assert space.set_state(np.array(state)) is False
-        pictures.append(np.asarray(env.render(), int))
-    assert (pictures[0] == pictures[2]).all()
-    assert np.abs(pictures[0] - pictures[1]).mean() > 1.0
+        images.append(np.asarray(env.render(), int))
+    assert (images[0] == images[2]).all()
+    assert np.abs(images[0] - images[1]).mean() > 1.0
     assert space.set_state(np.array([0.5, 0.1, 0.5, 0.12])) is True
     env.close()

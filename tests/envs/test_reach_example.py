@@ -34,8 +34,8 @@ def test_the_policy_reaches_a_target_of_a_few_pixels(reach: ModuleType) -> None:
     won, widths = 0, []
     for seed in range(8):
         observation, info = env.reset(seed=seed)
-        picture = np.asarray(env.render()).astype(int)
-        red = (picture[..., 0] > 110) & (picture[..., 1] < 50) & (picture[..., 2] < 50)
+        image = np.asarray(env.render()).astype(int)
+        red = (image[..., 0] > 110) & (image[..., 1] < 50) & (image[..., 2] < 50)
         columns = np.flatnonzero(red.any(axis=0))
         widths += [int(np.ptp(columns)) + 1] * bool(len(columns))  # else the arm hides it
         for _ in range(20):

@@ -82,7 +82,7 @@ def test_dynamics_and_kinematics_agree_to_the_millimetre_over_the_workspace() ->
             for scene in (dynamic, kinematic):
                 scene.move_gripper((x, y))
             assert np.abs(dynamic.gripper - kinematic.gripper).max() < 1e-3, (x, y)
-            # The same joints, so the same picture.
+            # The same joints, so the same image.
             np.testing.assert_allclose(dynamic.pose()[0], kinematic.pose()[0], atol=5e-3)
     dynamic.close()
 
@@ -118,7 +118,7 @@ def test_two_dynamic_scenes_in_one_process_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
-def test_the_picture_shows_the_object_and_belongs_to_the_caller(renderer: str) -> None:
+def test_the_image_shows_the_object_and_belongs_to_the_caller(renderer: str) -> None:
     from vinoreward_envs.camera.spec import CameraSpec
 
     scene = HoverScene(camera=CameraSpec(height=48, width=64, renderer=renderer))  # type: ignore[arg-type]

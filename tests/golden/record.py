@@ -56,16 +56,17 @@ def main() -> int:
 
 
 def _reported(place: str, case: Case, trace: Trace, before: Trace | None) -> bool:
-    odds, odd = margins(trace, case.thresholds)
+    odds, ood_score = margins(trace, case.thresholds)
     told = [] if before is None else differences(before, trace, case)
     for line in told[:SHOWN]:
         print(f"  {place}/{case.name}: {line}")
     if len(told) > SHOWN:
         print(f"  {place}/{case.name}: {len(told) - SHOWN} more")
-    if odds >= case.margin and odd >= case.ood_margin:
+    if odds >= case.margin and ood_score >= case.ood_margin:
         return True
     print(
-        f"  {place}/{case.name}: {odds:.3f} log-odds from a threshold, OOD scores {odd:.3f} from 1"
+        f"  {place}/{case.name}: {odds:.3f} log-odds from a threshold, "
+        f"OOD scores {ood_score:.3f} from 1"
     )
     return False
 

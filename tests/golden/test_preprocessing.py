@@ -1,4 +1,4 @@
-"""Pictures become network inputs by one formula, whichever library computes it.
+"""Images become network inputs by one formula, whichever library computes it.
 
 The network here returns its input unchanged, so what comes out is exactly what preprocessing made.
 The right answer is worked out pixel by pixel from the definition, in float64.
@@ -33,14 +33,14 @@ VALUES = 3 * HEIGHT * WIDTH
 NAMES = ("openvino", "onnxruntime")
 
 
-def by_definition(pictures: np.ndarray, steps: Preprocess) -> np.ndarray:
+def by_definition(images: np.ndarray, steps: Preprocess) -> np.ndarray:
     """Return the network's input, one number at a time."""
-    count = len(pictures)
+    count = len(images)
     source = {"RGB": (0, 1, 2), "BGR": (2, 1, 0)}[steps.color_order]
     shape = (3, HEIGHT, WIDTH) if steps.layout == "NCHW" else (HEIGHT, WIDTH, 3)
     made = np.zeros((count, *shape))
     for n, y, x, c in np.ndindex(count, HEIGHT, WIDTH, 3):
-        value = (int(pictures[n, y, x, source[c]]) / steps.scale - steps.mean[c]) / steps.std[c]
+        value = (int(images[n, y, x, source[c]]) / steps.scale - steps.mean[c]) / steps.std[c]
         made[(n, c, y, x) if steps.layout == "NCHW" else (n, y, x, c)] = value
     return made.reshape(count, -1)
 
@@ -62,7 +62,7 @@ def unchanged(folder: Path, layout: str) -> NetworkSpec:
     )
 
 
-def pictures(count: int, seed: int = 0) -> np.ndarray:
+def make_images(count: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     made = rng.integers(0, 256, (count, HEIGHT, WIDTH, 3), dtype=np.uint8)
     made[0, 0, 0], made[0, 0, 1] = 0, 255
@@ -84,7 +84,7 @@ def test_formula(name, layout, color_order, mean, std, scale, tmp_path: Path) ->
     steps = Preprocess(mean, std, scale, color_order, layout)
     spec = dataclasses.replace(unchanged(tmp_path, layout), preprocess=steps)
     for count in (1, 5):
-        batch = pictures(count)
+        batch = make_images(count)
         np.testing.assert_allclose(
             load_backend(name, spec).infer(batch), by_definition(batch, steps), atol=2e-6, rtol=2e-6
         )
@@ -102,7 +102,7 @@ def test_formula(name, layout, color_order, mean, std, scale, tmp_path: Path) ->
 def test_formula_for_any_numbers(tmp_path: Path, mean, std, color_order, seed) -> None:  # type: ignore[no-untyped-def]
     steps = Preprocess(mean, std, 255.0, color_order, "NCHW")
     spec = dataclasses.replace(unchanged(tmp_path, "NCHW"), preprocess=steps)
-    batch = pictures(2, seed)
+    batch = make_images(2, seed)
     for name in NAMES:
         np.testing.assert_allclose(
             load_backend(name, spec).infer(batch), by_definition(batch, steps), atol=2e-5, rtol=1e-5
@@ -112,9 +112,9 @@ def test_formula_for_any_numbers(tmp_path: Path, mean, std, color_order, seed) -
 def test_known_numbers() -> None:
     """Vectors worked out by hand: pure red, then black, with ImageNet's constants."""
     steps = Preprocess(IMAGENET_MEAN, IMAGENET_STD)
-    picture = np.zeros((1, HEIGHT, WIDTH, 3), np.uint8)
-    picture[0, 0, 0] = (255, 0, 0)
-    planes = by_definition(picture, steps).reshape(3, HEIGHT, WIDTH)
+    image = np.zeros((1, HEIGHT, WIDTH, 3), np.uint8)
+    image[0, 0, 0] = (255, 0, 0)
+    planes = by_definition(image, steps).reshape(3, HEIGHT, WIDTH)
     np.testing.assert_allclose(planes[:, 0, 0], [2.248908, -2.035714, -1.804444], atol=1e-6)
     np.testing.assert_allclose(planes[:, 0, 1], [-2.117904, -2.035714, -1.804444], atol=1e-6)
 
@@ -123,7 +123,7 @@ def test_known_numbers() -> None:
 def test_torch_modules_formula(count: int) -> None:
     """What training and export use is the same formula."""
     module = WithPreprocess(torch.nn.Flatten(), IMAGENET_MEAN, IMAGENET_STD)
-    batch = pictures(count)
+    batch = make_images(count)
     expected = by_definition(batch, Preprocess(IMAGENET_MEAN, IMAGENET_STD))
     np.testing.assert_allclose(
         module(torch.from_numpy(batch)).numpy(), expected, atol=2e-6, rtol=2e-6

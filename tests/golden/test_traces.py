@@ -47,5 +47,5 @@ def test_no_score_is_so_close_to_a_threshold_that_a_replay_could_claim_otherwise
     cases = {case.name: case for case in PLACES[place]()}
     assert cases.keys() == recorded(place).keys()
     for name, trace in recorded(place).items():
-        odds, odd = margins(trace, cases[name].thresholds)
-        assert odds >= cases[name].margin and odd >= cases[name].ood_margin
+        odds, ood_score = margins(trace, cases[name].thresholds)
+        assert odds >= cases[name].margin and ood_score >= cases[name].ood_margin

@@ -63,11 +63,11 @@ def test_lerobot_loads_a_capture(recorded: Path, decoder: str) -> None:
             assert after - at == (1 if item["action"] > 0 else -1)
             wins += bool(item["next.success"])
         for key, size in SIZES.items():
-            picture = 255 * item[key].permute(1, 2, 0).numpy()
-            differences[key].append(float(np.abs(picture - scene(at, size)).mean()))
+            image = 255 * item[key].permute(1, 2, 0).numpy()
+            differences[key].append(float(np.abs(image - scene(at, size)).mean()))
     assert wins > 3
     for key, each in differences.items():
-        assert max(each) < 4  # of 255; a step along the walk is 20 on half of the picture
+        assert max(each) < 4  # of 255; a step along the walk is 20 on half of the image
         print(
             f"{decoder}, {key}: mean difference {np.mean(each):.2f} of 255, largest {max(each):.2f}"
         )
@@ -86,7 +86,7 @@ def test_lerobot_trains_on_batches_of_it(recorded: Path) -> None:
 
 
 def test_lerobot_goes_on_with_a_capture_and_we_read_both(recorded: Path, tmp_path: Path) -> None:
-    """LeRobot's own recorder appends to the dataset; pictures and labels are read of all."""
+    """LeRobot's own recorder appends to the dataset; images and labels are read of all."""
     import shutil
 
     root = shutil.copytree(recorded, tmp_path / "lamp")
@@ -106,7 +106,7 @@ def test_lerobot_goes_on_with_a_capture_and_we_read_both(recorded: Path, tmp_pat
         )
     data.save_episode()
     data.finalize()
-    out = tmp_path / "pictures"
+    out = tmp_path / "images"
     words = ["capture", "--from-lerobot", str(root), "--camera", RENDER, "--out", str(out)]
     assert main([*words, "--frames", "2000"]) == 0
     with (out / "metadata.csv").open(newline="") as stream:
@@ -155,8 +155,8 @@ def classifier(folder: Path, cameras: int) -> tuple[LeRobotClassifier, Any]:
     return model, before
 
 
-def batch_of(pictures: np.ndarray, keys: list[str]) -> dict[str, torch.Tensor]:
-    parts = np.split(pictures, len(keys), axis=1)
+def batch_of(images: np.ndarray, keys: list[str]) -> dict[str, torch.Tensor]:
+    parts = np.split(images, len(keys), axis=1)
     return {
         key: torch.from_numpy(part.copy()).permute(0, 3, 1, 2).float() / 255
         for key, part in zip(keys, parts, strict=True)
@@ -167,9 +167,9 @@ def batch_of(pictures: np.ndarray, keys: list[str]) -> dict[str, torch.Tensor]:
 def test_an_imported_classifier_has_lerobots_logits(tmp_path: Path, cameras: int) -> None:
     model, before = classifier(tmp_path, cameras)
     keys = list(model.config.input_features)
-    pictures = moments(cameras)
+    images = moments(cameras)
     with torch.no_grad():
-        batches = [before(batch_of(part, keys)) for part in np.split(pictures, 4)]
+        batches = [before(batch_of(part, keys)) for part in np.split(images, 4)]
         parts = [model.predict([batch[key] for key in keys]).logits for batch in batches]
     expected = torch.cat(parts).numpy()
     assert expected.shape == (200,)
@@ -179,7 +179,7 @@ def test_an_imported_classifier_has_lerobots_logits(tmp_path: Path, cameras: int
     assert main(words) == 0
     for backend in ("onnxruntime", "openvino"):
         with Classifier(out, backend=backend, precision="fp32") as ours:
-            found = ours.log_odds(pictures)
+            found = ours.log_odds(images)
         difference = float(np.abs(found - expected).max())
         spread = f"logits from {expected.min():.2f} to {expected.max():.2f}"
         print(f"{cameras} camera(s), {backend}: largest difference {difference:.1e}, {spread}")

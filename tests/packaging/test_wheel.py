@@ -109,8 +109,8 @@ from vinoreward import Bundle, LearnedReward
 from vinoreward.errors import MissingExtraError
 
 bundle = Bundle.load("panda-hover-classifier")
-picture = bundle.spec.picture
-shape = (picture.height, picture.width, 3)
+image = bundle.spec.image
+shape = (image.height, image.width, 3)
 
 
 class Mine(gym.Env):

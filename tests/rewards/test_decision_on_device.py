@@ -57,11 +57,21 @@ def test_tensors_are_paid_as_arrays(
         probability = np.array(probabilities, np.float32)
         log_odds = np.log(probability + np.float32(1e-3))
         arrays = [np.array(stepped), probability, log_odds, own, ended]
-        odd = np.array(scores, np.float32) if detected else None
-        expected = host.decide(*arrays, ood_score=odd)
+        ood_score = np.array(scores, np.float32) if detected else None
+        expected = host.decide(*arrays, ood_score=ood_score)
         tensors = [torch.tensor(array) for array in arrays]
-        found = device.decide(*tensors, ood_score=None if odd is None else torch.tensor(odd))
-        names = ("rewards", "claimed", "terminated", "probability", "returns", "lengths", "odd")
+        found = device.decide(
+            *tensors, ood_score=None if ood_score is None else torch.tensor(ood_score)
+        )
+        names = (
+            "rewards",
+            "claimed",
+            "terminated",
+            "probability",
+            "returns",
+            "lengths",
+            "ood_score",
+        )
         for name in names:
             one, other = getattr(found, name), getattr(expected, name)
             assert (one is None) == (other is None)

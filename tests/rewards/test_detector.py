@@ -100,7 +100,7 @@ def test_what_is_no_probability_is_refused(bad: list[float]) -> None:
 
 
 def test_a_guard_needs_observations() -> None:
-    detector = SuccessDetector(0.5, guard=lambda observation, probability: observation > 0)
+    detector = SuccessDetector(0.5, success_filter=lambda observation, probability: observation > 0)
     assert detector.update(np.array([0.9]), observations=[1])[0]
     assert not detector.update(np.array([0.9]), observations=[-1])[0]
     with pytest.raises(InputError, match="observations"):
@@ -116,7 +116,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_toy_bundle(tmp_path_factory.mktemp("toy") / "toy", decision=decision)
 
 
-def pictures() -> np.ndarray:
+def images() -> np.ndarray:
     env = Corridor()
     frames = []
     for env.cell in range(8):
@@ -124,37 +124,37 @@ def pictures() -> np.ndarray:
     return np.stack(frames)
 
 
-def test_probabilities_are_those_of_the_picture_at_the_temperature(bundle: Bundle) -> None:
+def test_probabilities_are_those_of_the_image_at_the_temperature(bundle: Bundle) -> None:
     odds = np.array([cell_log_odds(cell) for cell in range(8)]) / 2.0
     with Classifier(bundle) as classifier:
-        np.testing.assert_allclose(classifier.log_odds(pictures()), odds, atol=1e-4)
-        probability = classifier.probability(pictures())
+        np.testing.assert_allclose(classifier.log_odds(images()), odds, atol=1e-4)
+        probability = classifier.probability(images())
         np.testing.assert_allclose(probability, 1 / (1 + np.exp(-odds)), atol=1e-5)
-        claims = classifier.compute_reward(pictures())
+        claims = classifier.compute_reward(images())
         assert claims.dtype == probability.dtype == np.float32
         assert claims.tolist() == (probability >= 0.7).astype(float).tolist()
         assert 0 < claims.sum() < 8
         assert classifier.threshold == 0.7
-        assert classifier.probability(pictures()[:0]).shape == (0,)
+        assert classifier.probability(images()[:0]).shape == (0,)
 
 
 def test_probability_outputs_give_the_same_numbers(bundle: Bundle, tmp_path: Path) -> None:
     decision = Decision(threshold=0.7, temperature=2.0)
     other = save_toy_bundle(tmp_path / "p", decision=decision, probabilities=True)
     with Classifier(bundle) as a, Classifier(other) as b:
-        np.testing.assert_allclose(b.probability(pictures()), a.probability(pictures()), atol=1e-5)
+        np.testing.assert_allclose(b.probability(images()), a.probability(images()), atol=1e-5)
 
 
 def test_a_classifier_travels_and_loads_where_it_arrives(bundle: Bundle) -> None:
     with Classifier(bundle) as classifier:
-        expected = classifier.probability(pictures())
+        expected = classifier.probability(images())
         with pickle.loads(pickle.dumps(classifier)) as again:
-            assert np.array_equal(again.probability(pictures()), expected)
+            assert np.array_equal(again.probability(images()), expected)
 
 
 def test_the_reward_function_is_imitations(bundle: Bundle) -> None:
     with Classifier(bundle) as classifier:
-        batch = pictures()
+        batch = images()
         reward = classifier.as_reward_fn()
         nothing = np.zeros(8)
         found = reward(state=batch[::-1], action=nothing, next_state=batch, done=nothing)
@@ -164,7 +164,7 @@ def test_the_reward_function_is_imitations(bundle: Bundle) -> None:
         assert np.array_equal(reward(batch, nothing, planes, nothing), found)
         graded = classifier.as_reward_fn("log_odds")
         assert np.array_equal(graded(batch, nothing, batch, nothing), classifier.log_odds(batch))
-        with pytest.raises(InputError, match="pictures"):
+        with pytest.raises(InputError, match="images"):
             reward(batch, nothing, np.zeros((8, 4)), nothing)
         for wrong in ("dense", ["claim"]):
             with pytest.raises(ConfigError):
@@ -178,20 +178,20 @@ class Halved(Classifier):
 
 def test_the_reward_function_of_a_derived_classifier_is_its_own(bundle: Bundle) -> None:
     with Halved(bundle) as classifier:
-        batch, nothing = pictures(), np.zeros(8)
+        batch, nothing = images(), np.zeros(8)
         found = classifier.as_reward_fn("probability")(batch, nothing, batch, nothing)
         assert np.array_equal(found, classifier.probability(batch))
         assert found.max() <= 0.5
 
 
-def test_wrong_pictures_and_closed_classifiers_are_errors(bundle: Bundle) -> None:
+def test_wrong_images_and_closed_classifiers_are_errors(bundle: Bundle) -> None:
     classifier = Classifier(bundle)
     with pytest.raises(InputError, match="uint8"):
         classifier.probability(np.zeros((1, HEIGHT, WIDTH, 3), np.float32))  # type: ignore[arg-type]
     classifier.close()
     classifier.close()
     with pytest.raises(ConfigError, match="closed"):
-        classifier.probability(pictures())
+        classifier.probability(images())
 
 
 @settings(max_examples=50)

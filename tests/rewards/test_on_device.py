@@ -27,7 +27,7 @@ from vinoreward.rewards.on_device import scored_again
 NAME = "panda-hover-classifier"
 
 
-def pictures(bundle: Bundle) -> Any:
+def make_images(bundle: Bundle) -> Any:
     """Return the golden frames, noisier ones, a dead camera's, and blends of success and failure:
     scores on both sides of the threshold, close to it and far from it."""
     golden = bundle.golden.images
@@ -52,32 +52,32 @@ def pictures(bundle: Bundle) -> Any:
 )
 def test_it_says_the_same(options: dict[str, Any], precision: str) -> None:
     bundle = Bundle.load(NAME)
-    seen = pictures(bundle)
+    seen = make_images(bundle)
     with (
         Classifier(bundle, backend="torch", **options) as exact,
         Classifier(bundle, backend="torch", precision=precision, **options) as classifier,
     ):
-        expected = exact.judge(seen)
-        found = classifier.judge(torch.tensor(seen))
+        expected = exact.predict(seen)
+        found = classifier.predict(torch.tensor(seen))
     near = {"fp32": 1e-4, "fp16": 5e-3}[precision]
     np.testing.assert_allclose(found.log_odds, expected.log_odds, rtol=near, atol=10 * near)
-    assert (found.odd is None) == (expected.odd is None)
-    if found.odd is not None and expected.odd is not None:
-        np.testing.assert_allclose(found.odd, expected.odd, rtol=1e-4)
-        assert 0 < (found.odd > 1).sum() < len(seen)
+    assert (found.ood_score is None) == (expected.ood_score is None)
+    if found.ood_score is not None and expected.ood_score is not None:
+        np.testing.assert_allclose(found.ood_score, expected.ood_score, rtol=1e-4)
+        assert 0 < (found.ood_score > 1).sum() < len(seen)
 
 
 def test_means_over_shifts_count_near_the_threshold_alone() -> None:
     bundle = Bundle.load(NAME)
-    band = bundle.spec.decision.shift_band
+    band = bundle.spec.decision.translation_band
     assert band is not None
-    decision = dataclasses.replace(bundle.spec.decision, shift_band=None)
+    decision = dataclasses.replace(bundle.spec.decision, translation_band=None)
     plain = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=decision))
-    seen = torch.tensor(pictures(bundle))
+    seen = torch.tensor(make_images(bundle))
     judged = []
     for one in (bundle, plain):
         with Classifier(one, backend="torch") as classifier:
-            judged.append(classifier.judge(seen).log_odds.numpy())
+            judged.append(classifier.predict(seen).log_odds.numpy())
     changed = judged[0] != judged[1]
     assert 0 < changed.sum() < len(seen)
     edge = np.log(bundle.spec.decision.threshold / (1 - bundle.spec.decision.threshold))
@@ -87,35 +87,35 @@ def test_means_over_shifts_count_near_the_threshold_alone() -> None:
 def test_the_closest_are_scored_again_where_not_all_can_be() -> None:
     assert [scored_again(count) for count in (1, 64, 100, 1024)] == [1, 64, 64, 256]
     bundle = Bundle.load(NAME)
-    one = pictures(bundle)  # of which some are close, as seen above
+    one = make_images(bundle)  # of which some are close, as seen above
     seen = np.concatenate([one, np.repeat(bundle.golden.images[:1], 120, axis=0)])
     with Classifier(bundle, backend="torch") as classifier:
-        expected = classifier.judge(one).log_odds
-        found = classifier.judge(torch.tensor(seen)).log_odds[: len(one)]
+        expected = classifier.predict(one).log_odds
+        found = classifier.predict(torch.tensor(seen)).log_odds[: len(one)]
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
-def test_on_cuda_the_recorded_work_is_replayed_for_its_number_of_pictures(
+def test_on_cuda_the_recorded_work_is_replayed_for_its_number_of_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bundle = Bundle.load(NAME)
-    seen = torch.tensor(pictures(bundle))
+    seen = torch.tensor(make_images(bundle))
     with (
         Classifier(bundle, backend="torch") as plain,
         Classifier(bundle, backend="torch") as replayed,
     ):
         parts = [seen[:16], seen[16:32], seen[:9]]
-        expected = [plain.judge(part) for part in parts]
+        expected = [plain.predict(part) for part in parts]
         graphs = recorded_on_cpu(monkeypatch)
         for part, judged in zip(parts, expected, strict=True):
-            for one, other in zip(replayed.judge(part), judged, strict=True):
+            for one, other in zip(replayed.predict(part), judged, strict=True):
                 torch.testing.assert_close(one, other)
     assert [(len(graph.batch), graph.replays) for graph in graphs] == [(16, 2)]
 
 
 def test_another_backend_is_refused() -> None:
     with Classifier(NAME) as classifier, pytest.raises(ConfigError, match="torch backend"):
-        classifier.judge(torch.zeros((1, 96, 128, 3), dtype=torch.uint8))
+        classifier.predict(torch.zeros((1, 96, 128, 3), dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])

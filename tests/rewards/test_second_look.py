@@ -40,7 +40,7 @@ BAND = 1.5
 finite = st.floats(-20, 20)
 
 
-# --- which pictures ----------------------------------------------------------------------------
+# --- which images ----------------------------------------------------------------------------
 
 
 @given(
@@ -98,7 +98,7 @@ def without_band(bundle: Bundle) -> Bundle:
     return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=decision))
 
 
-def pictures() -> np.ndarray:
+def images() -> np.ndarray:
     """Every shade of red: log-odds from far below the threshold to far above."""
     images = np.zeros((256, HEIGHT, WIDTH, 3), np.uint8)
     images[..., 0] = np.arange(256)[:, None, None]
@@ -112,20 +112,20 @@ def test_fp32_answers_within_the_band_and_int8_beyond(bundle: Bundle, backend: s
         Classifier(without_band(bundle), backend=backend) as int8,
         Classifier(bundle, backend=backend) as both,
     ):
-        exact, small = fp32.log_odds(pictures()), int8.log_odds(pictures())
+        exact, small = fp32.log_odds(images()), int8.log_odds(images())
         np.testing.assert_allclose(small - exact, SHIFT, atol=1e-3)
         again = np.abs(small - logit(THRESHOLD)) < BAND
         assert 0 < again.sum() < 256
-        found = both.log_odds(pictures())
+        found = both.log_odds(images())
         assert found.tolist() == np.where(again, exact, small).tolist()
-        assert (both.looks, both.second_looks) == (256, again.sum())
-        claims = both.compute_reward(pictures())
-        assert np.array_equal(claims, fp32.compute_reward(pictures()))
-        assert not np.array_equal(int8.compute_reward(pictures()), claims)
+        assert (both.scored, both.second_looks) == (256, again.sum())
+        claims = both.compute_reward(images())
+        assert np.array_equal(claims, fp32.compute_reward(images()))
+        assert not np.array_equal(int8.compute_reward(images()), claims)
         # One answer, however it is asked for.
-        probability, odds, _ = both.judge(pictures())
+        probability, odds, _ = both.predict(images())
         assert np.array_equal(odds, found)
-        assert np.array_equal(probability, both.probability(pictures()))
+        assert np.array_equal(probability, both.probability(images()))
         np.testing.assert_allclose(probability, sigmoid(odds.astype(np.float64)), rtol=1e-5)
         assert np.array_equal(probability >= np.float32(both.threshold), claims > 0)
         assert both.second_looks == 4 * again.sum()
@@ -133,10 +133,10 @@ def test_fp32_answers_within_the_band_and_int8_beyond(bundle: Bundle, backend: s
         assert len(fp32.backends) == len(int8.backends) == 1
 
 
-def test_pictures_one_by_one_give_what_the_batch_gives(bundle: Bundle) -> None:
+def test_images_one_by_one_give_what_the_batch_gives(bundle: Bundle) -> None:
     with Classifier(bundle) as classifier:
-        batch = classifier.log_odds(pictures())
-        single = [classifier.log_odds(picture[None])[0] for picture in pictures()]
+        batch = classifier.log_odds(images())
+        single = [classifier.log_odds(image[None])[0] for image in images()]
         np.testing.assert_allclose(single, batch, atol=1e-5)
 
 
@@ -144,14 +144,14 @@ def test_both_networks_are_built_at_once_and_closed_together(bundle: Bundle) -> 
     classifier = Classifier(bundle)
     first, second = classifier.backends
     assert (first.precision, second.precision) == ("int8", "fp32")
-    assert classifier.backend is first and classifier.looks == 0
+    assert classifier.backend is first and classifier.scored == 0
     classifier.close()
     for backend in (first, second):
         with pytest.raises(ConfigError, match="closed"):
-            backend.infer(pictures()[:1])
+            backend.infer(images()[:1])
 
 
-def test_a_broken_second_network_is_found_before_the_first_picture(
+def test_a_broken_second_network_is_found_before_the_first_image(
     bundle: Bundle, tmp_path: Path
 ) -> None:
     broken = biased(bundle.path / "model.onnx", tmp_path / "broken.onnx", 9.0)
@@ -161,15 +161,15 @@ def test_a_broken_second_network_is_found_before_the_first_picture(
         bundle.spec, files={**bundle.spec.files, "model.onnx": sha256(copy / "model.onnx")}
     )
     with pytest.raises(BundleParityError):
-        Classifier(Bundle(copy, spec)).log_odds(pictures()[:1])
+        Classifier(Bundle(copy, spec)).log_odds(images()[:1])
 
 
 def test_a_pickled_classifier_looks_twice_where_it_arrives(bundle: Bundle) -> None:
     with Classifier(bundle) as classifier:
-        expected = classifier.log_odds(pictures())
+        expected = classifier.log_odds(images())
         with pickle.loads(pickle.dumps(classifier)) as again:
-            assert again.looks == again.second_looks == 0
-            assert np.array_equal(again.log_odds(pictures()), expected)
+            assert again.scored == again.second_looks == 0
+            assert np.array_equal(again.log_odds(images()), expected)
             assert again.second_looks == classifier.second_looks > 0
 
 
@@ -177,12 +177,12 @@ def test_the_band_follows_the_users_threshold(bundle: Bundle) -> None:
     own = 0.05
     with Classifier(bundle, precision="fp32") as fp32, Classifier(bundle, threshold=own) as both:
         assert both.threshold == own
-        exact = fp32.log_odds(pictures())
-        found = both.log_odds(pictures())
+        exact = fp32.log_odds(images())
+        found = both.log_odds(images())
         near = np.abs(exact - logit(own)) < BAND - SHIFT
         assert near.any() and np.array_equal(found[near], exact[near])
-        decided = both.compute_reward(pictures()) > 0
-        assert np.array_equal(decided, fp32.probability(pictures()) >= np.float32(own))
+        decided = both.compute_reward(images()) > 0
+        assert np.array_equal(decided, fp32.probability(images()) >= np.float32(own))
     for wrong in (-0.1, 1.5, math.nan):
         with pytest.raises(ConfigError, match="0 to 1"):
             Classifier(bundle, threshold=wrong)
@@ -194,7 +194,7 @@ def test_fp32_decides_at_the_exit_threshold_too(bundle: Bundle) -> None:
         Classifier(bundle, precision="fp32") as fp32,
         Classifier(bundle, exit_threshold=leave) as both,
     ):
-        exact, found = fp32.log_odds(pictures()), both.log_odds(pictures())
+        exact, found = fp32.log_odds(images()), both.log_odds(images())
         for limit in (logit(leave), logit(THRESHOLD)):
             near = np.abs(exact - limit) < BAND - SHIFT
             assert near.any() and np.array_equal(found[near], exact[near])
@@ -205,7 +205,7 @@ def test_fp32_decides_at_the_exit_threshold_too(bundle: Bundle) -> None:
 
 def test_a_wrappers_thresholds_move_the_band_too(bundle: Bundle) -> None:
     env = LearnedReward(
-        Corridor(observation="picture"),
+        Corridor(observation="image"),
         bundle,
         image_source="obs",
         success_threshold=0.9,
@@ -218,7 +218,7 @@ def test_a_wrappers_thresholds_move_the_band_too(bundle: Bundle) -> None:
 
 def test_a_certain_threshold_needs_no_second_look(bundle: Bundle) -> None:
     with Classifier(bundle, threshold=1.0) as classifier:
-        classifier.log_odds(pictures())
+        classifier.log_odds(images())
         assert classifier.second_looks == 0
 
 
@@ -233,11 +233,11 @@ def test_the_card_explains_the_second_look(bundle: Bundle) -> None:
     assert "within 1.5 of the threshold" in card
 
 
-# --- means over shifts -------------------------------------------------------------------------
+# --- translation average -------------------------------------------------------------------------
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(0, 9))
-def test_a_picture_moves_by_a_pixel_and_repeats_its_side(
+def test_a_image_moves_by_a_pixel_and_repeats_its_side(
     count: int, height: int, width: int, seed: int
 ) -> None:
     images = np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), np.uint8)
@@ -252,7 +252,7 @@ SHIFT_BAND = 0.8
 
 
 def with_shifts(bundle: Bundle, band: float | None = SHIFT_BAND) -> Bundle:
-    decision = dataclasses.replace(bundle.spec.decision, shift_band=band)
+    decision = dataclasses.replace(bundle.spec.decision, translation_band=band)
     return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=decision))
 
 
@@ -265,7 +265,7 @@ def column(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def edges() -> np.ndarray:
-    """Pictures of every shade whose columns differ."""
+    """Images of every shade whose columns differ."""
     images = np.random.default_rng(2).integers(0, 60, (256, HEIGHT, WIDTH, 3), np.uint8)
     images[..., 0] += np.arange(0, 256, dtype=np.uint8)[:, None, None] // 2 + 50
     return images
@@ -301,7 +301,7 @@ def test_close_to_the_threshold_the_mean_of_fp32_counts(
         decided = found >= logit(THRESHOLD)
         assert (decided != (before >= logit(THRESHOLD))).any(), "the means must matter here"
         assert np.array_equal(averaged.compute_reward(edges()) > 0, decided)
-        single = [averaged.log_odds(picture[None])[0] for picture in edges()]
+        single = [averaged.log_odds(image[None])[0] for image in edges()]
         np.testing.assert_allclose(single, found, atol=1e-4)
         assert averaged.log_odds(edges()[:0]).shape == (0,)
 
@@ -317,7 +317,7 @@ def test_int8_that_decides_alone_averages_itself(column: Bundle) -> None:
 
 
 def test_means_are_of_fp32_however_narrow_the_band_of_int8_is(column: Bundle) -> None:
-    decision = dataclasses.replace(column.spec.decision, int8_band=0.1, shift_band=SHIFT_BAND)
+    decision = dataclasses.replace(column.spec.decision, int8_band=0.1, translation_band=SHIFT_BAND)
     narrow = dataclasses.replace(column, spec=dataclasses.replace(column.spec, decision=decision))
     with (
         Classifier(column, precision="fp32") as fp32,
@@ -397,7 +397,7 @@ def paid(form: str, images: np.ndarray, **options: Any) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def shipped() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pictures, and what INT8 and FP32 say of them, in log-odds."""
+    """Images, and what INT8 and FP32 say of them, in log-odds."""
     images = Bundle.load("panda-hover-classifier").golden.images
     with Classifier("panda-hover-classifier") as small:
         assert small.precision == "int8", "the shipped bundle has INT8, else this shows nothing"
@@ -457,7 +457,7 @@ def test_a_reward_function_pays_numbers_of_fp32_too(
         function = pickle.loads(pickle.dumps(auto.as_reward_fn("log_odds")))
         np.testing.assert_allclose(function(images, nothing, images, nothing), exact, atol=1e-4)
         auto.as_reward_fn("claim")(images, nothing, images, nothing)
-        assert auto.looks == len(images), "a claim is decided in INT8"
+        assert auto.scored == len(images), "a claim is decided in INT8"
     with Classifier("panda-hover-classifier", precision="int8") as int8:
         found = int8.as_reward_fn("log_odds")(images, nothing, images, nothing)
         np.testing.assert_allclose(found, rough, atol=1e-4)

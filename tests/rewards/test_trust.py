@@ -10,7 +10,7 @@ import pytest
 
 from vinoreward import FalseClaimAlarm, PrecisionBound, RateAlarm, TrustMonitor
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.trust import Ended, OddPictures
+from vinoreward.rewards.trust import Ended, OodImages
 
 ALPHA = 0.05
 
@@ -64,17 +64,17 @@ def test_what_nobody_can_tell_widens_the_bounds() -> None:
 
 
 def every_test(**more: object) -> TrustMonitor:
-    return TrustMonitor(false=FalseClaimAlarm(), odd=RateAlarm(), earliest=3, **more)  # type: ignore[arg-type]
+    return TrustMonitor(false=FalseClaimAlarm(), ood=RateAlarm(), earliest=3, **more)  # type: ignore[arg-type]
 
 
-HONEST = Ended(claimed=True, true=True, odd=False, length=4)
+HONEST = Ended(claimed=True, true=True, ood=False, length=4)
 
 
 @pytest.mark.parametrize(
     ("test", "ended", "said"),
     [
         ("false", Ended(True, False, False, 4), "of the last .* claimed successes are false"),
-        ("odd", Ended(True, True, True, 4), "unlike those of"),
+        ("ood", Ended(True, True, True, 4), "unlike those of"),
         ("early", Ended(True, True, False, 2), "claim before step 3, where no success"),
     ],
 )
@@ -98,10 +98,10 @@ def test_a_test_says_nothing_where_what_it_needs_is_not_known() -> None:
 
 def test_rates_are_of_the_last_episodes() -> None:
     monitor = every_test(window=4)
-    for claimed, odd in ((1, 0), (1, 1), (0, 1), (0, 1), (0, 0)):
-        monitor.add(Ended(claimed, claimed, odd, 2))
+    for claimed, ood in ((1, 0), (1, 1), (0, 1), (0, 1), (0, 0)):
+        monitor.add(Ended(claimed, claimed, ood, 2))
     readings = monitor.readings()
-    assert (readings["claim_rate"], readings["odd_rate"], readings["early_rate"]) == (
+    assert (readings["claim_rate"], readings["ood_rate"], readings["early_rate"]) == (
         0.25,
         0.75,
         0.25,
@@ -136,9 +136,9 @@ def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float], said: str
         TrustMonitor(**wrong)  # type: ignore[arg-type]
 
 
-def test_an_episode_is_odd_where_a_tenth_of_its_pictures_are() -> None:
+def test_an_episode_is_ood_where_a_tenth_of_its_images_are() -> None:
     def many(*strange: float) -> bool | None:
-        seen = OddPictures()
+        seen = OodImages()
         for one in strange:
             seen.add({"reward_ood": one, "is_success": False})
         return seen.many
@@ -146,6 +146,6 @@ def test_an_episode_is_odd_where_a_tenth_of_its_pictures_are() -> None:
     assert many() is None and many(1.0) is False and many(1.01) is True
     assert many(2.0, *[0.1] * 9) is True and many(2.0, *[0.1] * 10) is False
     assert many(*[0.1] * 180, *[3.0] * 20) is True
-    blind = OddPictures()
+    blind = OodImages()
     blind.add({"is_success": True})
     assert blind.many is None

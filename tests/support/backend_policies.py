@@ -21,7 +21,7 @@ SPECS = {
     "small": mlp(5, 3, head="logits", hidden=(16, 16), value=True),
     "odd": mlp(7, 3, head="tanh", hidden=(33, 17, 9), activation="tanh"),
     "gaussian": mlp(11, 4, head="tanh_gaussian", hidden=(64, 48)),
-    "pictures": PolicySpec(
+    "images": PolicySpec(
         observation_shape=(3, 22, 19),
         layers=(
             Conv("conv0", 3, 8, 5, 2),

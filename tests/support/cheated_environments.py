@@ -9,13 +9,13 @@ import numpy as np
 
 
 class Cheated(gym.Env[np.ndarray, int]):
-    """Episodes of ``length`` steps that end with a claim; ``true`` and ``odd`` say what it is."""
+    """Episodes of ``length`` steps that end with a claim; ``true`` and ``ood`` say what it is."""
 
     observation_space = gym.spaces.Box(0.0, 10.0, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, true: bool = False, odd: bool = False, length: int = 4) -> None:
-        self.true, self.odd, self.length = true, odd, length
+    def __init__(self, true: bool = False, ood: bool = False, length: int = 4) -> None:
+        self.true, self.ood, self.length = true, ood, length
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -30,7 +30,7 @@ class Cheated(gym.Env[np.ndarray, int]):
             "true_success": ended and self.true,
             "reward_prob": float(ended),
             # In the middle of the episode, not at its end.
-            "reward_ood": 1.5 if self.odd and self.steps == 2 else 0.5,
+            "reward_ood": 1.5 if self.ood and self.steps == 2 else 0.5,
         }
         return np.full(1, self.steps, np.float32), float(ended), ended, False, info
 

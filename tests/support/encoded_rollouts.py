@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "keep": {"keep": ("joints", "gear"), "image_source": "obs:camera"},
     "all": {"keep": ["gear"], "frame_stack": 2, "sample": True, "seed": 11},
     "sample": {"sample": True},
-    "picture": {"picture_in_info": True, "frame_stack": 2},
+    "image": {"image_in_info": True, "frame_stack": 2},
 }
 
 
@@ -38,27 +38,27 @@ def one_after_another(bundle: Bundle, env: dict[str, Any], **options: Any) -> li
     for index in range(ENVS):
         single = EncodedObservation(Camera(**env), bundle, **options)
         observation, info = single.reset(seed=SEED + index)
-        seen = [(observation, info.get("picture"))]
+        seen = [(observation, info.get("image"))]
         for _ in range(TRANSITIONS):
             observation, _, terminated, truncated, info = single.step(0)
-            seen.append((observation, info.get("picture")))
+            seen.append((observation, info.get("image")))
             if terminated or truncated:
                 observation, info = single.reset()
-                seen.append((observation, info.get("picture")))
+                seen.append((observation, info.get("image")))
         single.close()
         everything.append(seen)
     return everything
 
 
-def picture_at(infos: dict[str, Any], i: int) -> Any:
-    return infos["picture"][i].copy() if "picture" in infos and infos["_picture"][i] else None
+def image_at(infos: dict[str, Any], i: int) -> Any:
+    return infos["image"][i].copy() if "image" in infos and infos["_image"][i] else None
 
 
 def vector_rollout(env: VectorEncodedObservation) -> list[list[Seen]]:
     mode = env.metadata["autoreset_mode"]
     observations, infos = env.reset(seed=SEED)
     assert env.observation_space.contains(observations)
-    found = [[(observations[i].copy(), picture_at(infos, i))] for i in range(ENVS)]
+    found = [[(observations[i].copy(), image_at(infos, i))] for i in range(ENVS)]
     for _ in range(2 * TRANSITIONS):
         observations, _, terminated, truncated, infos = env.step(np.zeros(ENVS, int))
         assert env.observation_space.contains(observations)
@@ -67,14 +67,14 @@ def vector_rollout(env: VectorEncodedObservation) -> list[list[Seen]]:
             if mode is AutoresetMode.SAME_STEP and over[i]:
                 final = infos["final_obs"][i]
                 assert env.single_observation_space.contains(final)
-                found[i].append((final, picture_at(infos["final_info"], i)))
-            found[i].append((observations[i].copy(), picture_at(infos, i)))
+                found[i].append((final, image_at(infos["final_info"], i)))
+            found[i].append((observations[i].copy(), image_at(infos, i)))
         if mode is AutoresetMode.DISABLED and over.any():
             before = observations.copy()
             observations, infos = env.reset(options={"reset_mask": over})
             np.testing.assert_array_equal(observations[~over], before[~over])
             for i in np.flatnonzero(over):
-                found[i].append((observations[i].copy(), picture_at(infos, i)))
+                found[i].append((observations[i].copy(), image_at(infos, i)))
     env.close()
     return found
 
@@ -82,15 +82,15 @@ def vector_rollout(env: VectorEncodedObservation) -> list[list[Seen]]:
 def sb3_rollout(env: VecEncodedObservation) -> list[list[Seen]]:
     env.seed(SEED)
     observations = env.reset()
-    found = [[(observations[i].copy(), env.reset_infos[i].get("picture"))] for i in range(ENVS)]
+    found = [[(observations[i].copy(), env.reset_infos[i].get("image"))] for i in range(ENVS)]
     for _ in range(TRANSITIONS):
         observations, _, dones, infos = env.step(np.zeros(ENVS, int))
         for i, info in enumerate(infos):
             if dones[i]:
                 assert env.observation_space.contains(info["terminal_observation"])
-                found[i].append((info["terminal_observation"], info.get("picture")))
+                found[i].append((info["terminal_observation"], info.get("image")))
                 info = env.reset_infos[i]
-            found[i].append((observations[i].copy(), info.get("picture")))
+            found[i].append((observations[i].copy(), info.get("image")))
     env.close()
     return found
 

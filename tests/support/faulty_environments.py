@@ -153,7 +153,7 @@ class Far(gym.Env[Any, Any]):
 
 
 class Blinking(gym.Env[Any, Any]):
-    """Pictures (1, 8, 8) uint8: a bright half is left or right; the action should say which."""
+    """Images (1, 8, 8) uint8: a bright half is left or right; the action should say which."""
 
     def __init__(self) -> None:
         self.observation_space = gym.spaces.Box(0, 255, (1, 8, 8), np.uint8)
@@ -161,9 +161,9 @@ class Blinking(gym.Env[Any, Any]):
 
     def _observe(self) -> Any:
         self._side = int(self.np_random.integers(2))
-        picture = self.np_random.integers(0, 60, (1, 8, 8)).astype(np.uint8)
-        picture[:, :, 4 * self._side : 4 * self._side + 4] += 190
-        return picture
+        image = self.np_random.integers(0, 60, (1, 8, 8)).astype(np.uint8)
+        image[:, :, 4 * self._side : 4 * self._side + 4] += 190
+        return image
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)

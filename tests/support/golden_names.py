@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from vinoreward import PictureInInfo as ImageInInfo
-from vinoreward.errors import OddPictureError as OutOfDistributionError
+from vinoreward import ImageInInfo as ImageInInfo
+from vinoreward.errors import OutOfDistributionError as OutOfDistributionError
 from vinoreward_envs import panda_hover_vector
 
 __all__ = ["ImageInInfo", "OutOfDistributionError"]
 
-IMAGE_KEY = "picture"
+IMAGE_KEY = "image"
 """Where :data:`ImageInInfo` puts an image in ``info``."""
-SUCCESS_FILTER = "guard"
+SUCCESS_FILTER = "success_filter"
 """Argument of a learned reward: ``f(observation, probability) -> bool``."""
 ADDED_BY_A_WRAPPER = frozenset({"original_env_rew"})
 """What a learned reward around the hover scene would write into ``info``, and the scene does not
@@ -23,14 +23,14 @@ today. A replay may have it."""
 
 def claimed_image(env: Any, index: int) -> Any:
     """Return the image of the last claim of one of a wrapper's or scene's environments, or None."""
-    claimed = getattr(env, "claimed_picture", None)
+    claimed = getattr(env, "claimed_image", None)
     return None if claimed is None else claimed(index)
 
 
 def claimed_image_of_one(env: Any) -> Any:
     """Return that of ``gym.make`` of a hover environment."""
-    learned = env.has_wrapper_attr("claimed_picture")
-    return env.get_wrapper_attr("claimed_picture")() if learned else None
+    learned = env.has_wrapper_attr("claimed_image")
+    return env.get_wrapper_attr("claimed_image")() if learned else None
 
 
 @contextlib.contextmanager

@@ -213,7 +213,7 @@ def _sure(probability: np.ndarray) -> np.ndarray:
 
 def margins(trace: Trace, thresholds: Sequence[float]) -> tuple[float, float]:
     """Return how close scores come to a threshold, in log-odds, and ``reward_ood`` to 1."""
-    odds, odd = [math.inf], [math.inf]
+    odds, ood_score = [math.inf], [math.inf]
     for path in paths_of(trace):
         last = path.rpartition(".")[2]
         if last not in SCORES:
@@ -223,11 +223,11 @@ def margins(trace: Trace, thresholds: Sequence[float]) -> tuple[float, float]:
         if mask in paths_of(trace):
             scored = scored[trace[mask][present(trace, path)]]
         if last == "reward_ood":
-            odd += np.abs(scored - 1).ravel().tolist()
+            ood_score += np.abs(scored - 1).ravel().tolist()
             continue
         for threshold in thresholds:
             odds += np.abs(_logit(scored) - _logit(np.float64(threshold))).ravel().tolist()
-    return min(odds), min(odd)
+    return min(odds), min(ood_score)
 
 
 def _logit(probability: Any) -> Any:

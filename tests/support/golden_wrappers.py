@@ -88,7 +88,7 @@ def even_steps(observation: Any, probability: float) -> bool:
     return int(observation[1]) % 2 == 0
 
 
-CORRIDOR: Callable[[], gym.Env[Any, Any]] = functools.partial(Corridor, "picture")
+CORRIDOR: Callable[[], gym.Env[Any, Any]] = functools.partial(Corridor, "image")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ VARIANTS: dict[str, Variant] = {
     "ood_raise": Variant(
         {**PAID, **GOES_ON, "on_ood": "raise", "success_hold_steps": 2},
         bundle="right",
-        make=functools.partial(Corridor, "picture", first_cells=(3, 5, 6)),
+        make=functools.partial(Corridor, "image", first_cells=(3, 5, 6)),
     ),
     "ood_ignore": Variant({**PAID, "on_ood": "ignore"}, bundle="guarded"),
     "filter": Variant({**PAID, SUCCESS_FILTER: even_steps}, **NUMBERS),
@@ -183,7 +183,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "int8": Variant({**PAID, **SLOW}, bundle="int8"),
     "recorded": Variant(
-        MIXED, make=lambda: gym.wrappers.RecordEpisodeStatistics(Corridor("picture"))
+        MIXED, make=lambda: gym.wrappers.RecordEpisodeStatistics(Corridor("image"))
     ),
     "render": Variant(
         {**PAID, "reward_mode": "potential"},
@@ -292,7 +292,7 @@ def sb3(variant: Variant) -> Events:
 
     def make() -> gym.Env[Any, Any]:
         if variant is VARIANTS["recorded"]:
-            return Monitor(Corridor("picture"))
+            return Monitor(Corridor("image"))
         return ImageInInfo(variant.make()) if variant.source == "render" else variant.make()
 
     events = Events()

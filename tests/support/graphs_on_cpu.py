@@ -30,12 +30,12 @@ def recorded_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     """Let work be recorded on a processor; return the list of what is."""
     graphs: list[Graph] = []
 
-    def recorded(work: Callable[[Tensor], Any], batch: Tensor) -> tuple[Graph, Any]:
+    def capture_graph(work: Callable[[Tensor], Any], batch: Tensor) -> tuple[Graph, Any]:
         graphs.append(Graph(work, batch))
         return graphs[-1], graphs[-1].result
 
-    monkeypatch.setattr(cuda_graph, "recorded", recorded)
-    monkeypatch.setattr(cuda_graph, "RECORDED_ON", "cpu")
+    monkeypatch.setattr(cuda_graph, "capture_graph", capture_graph)
+    monkeypatch.setattr(cuda_graph, "CAPTURED_ON", "cpu")
     return graphs
 
 

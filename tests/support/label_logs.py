@@ -14,13 +14,13 @@ TIME = "2026-01-02T03:04:05.678+00:00"
 
 
 def label(
-    picture: str = "a.png", answer: Answer = "success", by: str = "ann", again: bool = False
+    image: str = "a.png", answer: Answer = "success", by: str = "ann", again: bool = False
 ) -> Label:
-    return Label(picture, DIGEST, answer, by, TIME, 1.2, again)
+    return Label(image, DIGEST, answer, by, TIME, 1.2, again)
 
 
-def write_pictures(folder: Path, names: list[str], size: tuple[int, int] = (12, 16)) -> Path:
-    """Write a picture of noise, each another one, under each name."""
+def write_images(folder: Path, names: list[str], size: tuple[int, int] = (12, 16)) -> Path:
+    """Write an image of noise, each another one, under each name."""
     random = np.random.default_rng(len(names))
     for name in names:
         path = folder / name

@@ -126,11 +126,11 @@ def random_trajectory(
     """Return a trajectory of random numbers that is consecutive, as a real one is."""
     shape = (steps, count)
     found = TrajectorySpec.of(spec, steps, count).empty()
-    pictures = spec.observation_dtype == "uint8"
+    images = spec.observation_dtype == "uint8"
 
     def observations(*lead: int) -> Any:
         size = (*lead, *spec.observation_shape)
-        if pictures:
+        if images:
             return random.integers(0, 256, size).astype(np.uint8)
         return random.standard_normal(size).astype(np.float32)
 

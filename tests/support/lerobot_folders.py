@@ -19,8 +19,8 @@ FPS = 10
 SIZE = (32, 48)
 
 
-def picture(success: bool, episode: int, frame: int) -> np.ndarray:
-    """A lamp that is green for a success, and a bright dot that tells pictures apart."""
+def image(success: bool, episode: int, frame: int) -> np.ndarray:
+    """A lamp that is green for a success, and a bright dot that tells images apart."""
     image = np.full((*SIZE, 3), 60, np.uint8)
     image[:, 24:] = (20, 220, 20) if success else (220, 20, 20)
     image[8 * (episode % 4) : 8 * (episode % 4) + 8, frame % 20 : frame % 20 + 4] = 230
@@ -28,7 +28,7 @@ def picture(success: bool, episode: int, frame: int) -> np.ndarray:
 
 
 def shown(episode: int, length: int, wins: int) -> list[bool]:
-    """Whether each picture of an episode shows a success: at its end; every fourth fails."""
+    """Whether each image of an episode shows a success: at its end; every fourth fails."""
     return [bool(episode % 4) and frame >= length - wins for frame in range(length)]
 
 
@@ -45,7 +45,7 @@ def write_lerobot(
     per_file: int = 5,
     fps: int | Fraction = FPS,
 ) -> Path:
-    """Write a dataset; ``frame`` is the picture that shows a row's outcome, next or same."""
+    """Write a dataset; ``frame`` is the image that shows a row's outcome, next or same."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -69,10 +69,10 @@ def write_lerobot(
     for file in range(-(-episodes // per_file)):
         numbers = range(file * per_file, min(episodes, (file + 1) * per_file))
         rows: list[dict[str, Any]] = []
-        pictures: list[np.ndarray] = []
+        images: list[np.ndarray] = []
         for number in numbers:
             won = shown(number, length, wins)
-            pictures += [picture(won[i], number, i) for i in range(length)]
+            images += [image(won[i], number, i) for i in range(length)]
             outcome = won if frame == "same" else [*won[1:], won[-1]]
             for i in range(length):
                 row = {"timestamp": np.float32(i / fps), "frame_index": i, "episode_index": number}
@@ -80,7 +80,7 @@ def write_lerobot(
                 row |= {name: kinds[name][1](outcome[i]) for name in columns}
                 if not video:
                     stream = io.BytesIO()
-                    Image.fromarray(pictures[len(rows)]).save(stream, format="PNG")
+                    Image.fromarray(images[len(rows)]).save(stream, format="PNG")
                     row |= {c: {"bytes": stream.getvalue(), "path": f"{i}.png"} for c in cameras}
                 rows.append(row)
             entry = {"episode_index": number, "tasks": ["lift"], "length": length}
@@ -97,7 +97,7 @@ def write_lerobot(
         for name in cameras if video else ():
             path = folder / f"videos/{name}/chunk-000/file-{file:03d}.mp4"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_video(path, pictures, fps)
+            write_video(path, images, fps)
     _write(pq, pa.Table.from_pylist(about), folder / "meta/episodes/chunk-000/file-000.parquet")
     (folder / "meta/info.json").write_text(json.dumps(info))
     return folder
@@ -108,15 +108,15 @@ def _write(pq: Any, table: Any, path: Path) -> None:
     pq.write_table(table, path, compression="snappy")
 
 
-def write_video(path: Path, pictures: Sequence[np.ndarray], fps: int | Fraction = FPS) -> None:
+def write_video(path: Path, images: Sequence[np.ndarray], fps: int | Fraction = FPS) -> None:
     import av
 
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=fps)
-        stream.height, stream.width = pictures[0].shape[:2]
+        stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.bit_rate = 4_000_000
-        for image in pictures:
+        for image in images:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode())
 
@@ -131,7 +131,7 @@ WALK_FPS = 12
 
 
 class Lamp(gymnasium.Env[Any, Any]):
-    """A walk that ends where the lamp turns green; the picture's left half tells the place."""
+    """A walk that ends where the lamp turns green; the image's left half tells the place."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": WALK_FPS}  # noqa: RUF012
     observation_space: Any = Dict(
@@ -184,7 +184,7 @@ def registered(name: str = "VinorewardTestLamp-v0", entry_point: Any = Lamp) -> 
 
 
 def moments(cameras: int) -> np.ndarray:
-    """200 pictures of noise, ``(200, cameras * 128, 128, 3)``: the cameras' below each other."""
+    """200 images of noise, ``(200, cameras * 128, 128, 3)``: the cameras' below each other."""
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (200, cameras, 8, 8, 3), dtype=np.uint8)
     large = blocks.repeat(16, 2).repeat(16, 3)

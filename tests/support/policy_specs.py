@@ -8,7 +8,7 @@ from vinoreward_actors.policies.policy import Floats, Policy, forward, layer_inp
 from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 SMALL = mlp(5, 3, head="logits", hidden=(8, 7), value=True)
-PICTURES = PolicySpec(
+IMAGES = PolicySpec(
     observation_shape=(2, 12, 10),
     layers=(
         Conv("conv0", 2, 4, 4, 2),

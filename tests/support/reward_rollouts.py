@@ -32,7 +32,7 @@ class Transition:
     probability: float
     original: float
     true_success: bool
-    odd: float | None = None
+    ood_score: float | None = None
     """What the guard says, if there is one."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Quantization
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 
 HEIGHT, WIDTH = 6, 8
 MEAN = (0.4, 0.5, 0.3)
@@ -34,7 +34,7 @@ def network(
     sigmoid: bool = False,
     size: tuple[Any, Any] = (HEIGHT, WIDTH),
 ) -> Path:
-    """Write a real network: mean colour of the picture, times ``weights``."""
+    """Write a real network: mean colour of the image, times ``weights``."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -48,10 +48,10 @@ def network(
         "order": np.array([2, 1, 0] if swap else [0, 1, 2], np.int64),
     }
     nodes = []
-    source = "pictures"
+    source = "images"
     if not float_input:
         nodes = [
-            helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+            helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
             helper.make_node("Transpose", ["float"], ["planes"], perm=[0, 3, 1, 2]),
             helper.make_node("Gather", ["planes", "order"], ["ordered"], axis=1),
             helper.make_node("Div", ["ordered", "full"], ["unit"]),
@@ -75,7 +75,7 @@ def network(
     graph = helper.make_graph(
         nodes,
         "tiny",
-        [helper.make_tensor_value_info("pictures", kind, shape)],
+        [helper.make_tensor_value_info("images", kind, shape)],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", weights.shape[1]])],
         [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items() if k in used],
     )
@@ -102,7 +102,7 @@ def golden_images(count: int = 4) -> np.ndarray:
 
 SPEC = BundleSpec(
     name="tiny",
-    picture=Picture(HEIGHT, WIDTH, mean=MEAN, std=STD, scene={"renderer": "fast", "height": 6}),
+    image=ImageSpec(HEIGHT, WIDTH, mean=MEAN, std=STD, scene={"renderer": "fast", "height": 6}),
     decision=Decision(threshold=0.8, temperature=1.5, chosen_for={"target_fpr": 0.01}),
     metrics={"recall": {"value": 0.98, "count": 200, "interval": [0.95, 0.99]}},
     dataset={"sha256": "ab" * 32, "counts": {"success": 100, "failure": 300}, "seed": 0},
@@ -111,14 +111,14 @@ SPEC = BundleSpec(
 
 
 def save_for(config: Any, dataset: Any, parts: Any, folder: Path) -> int:
-    """Stand for the training in ``vinoreward finetune``: save a tiny network for its pictures."""
+    """Stand for the training in ``vinoreward finetune``: save a tiny network for its images."""
     from vinoreward_training.data.dataset_files import read_about
     from vinoreward_training.runs.next_command import origin
 
-    picture = dataset.picture(mean=MEAN, std=STD)
+    image = dataset.image(mean=MEAN, std=STD)
     about = {"sha256": dataset.sha256, **origin(read_about(config.data))}
-    spec = dataclasses.replace(SPEC, name=config.name, picture=picture, dataset=about)
-    model = network(folder / "model.onnx", size=(picture.height, picture.width))
+    spec = dataclasses.replace(SPEC, name=config.name, image=image, dataset=about)
+    model = network(folder / "model.onnx", size=(image.height, image.width))
     images = dataset.images[:4]
     files = {"model.onnx": model}
     save_bundle(folder / "bundle", spec, files, images, expected_logits(images), "# tiny")

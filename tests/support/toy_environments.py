@@ -1,6 +1,6 @@
-"""Small real environments with pictures, and a real classifier bundle that reads them.
+"""Small real environments with images, and a real classifier bundle that reads them.
 
-A corridor of eight cells. The picture's red is the position, so that the probability of success is
+A corridor of eight cells. The image's red is the position, so that the probability of success is
 known for every cell; its blue is drawn anew for each episode. An episode ends at both ends of the
 corridor and is truncated after six steps. Stepping an episode that ended is an error here, so that
 a wrapper that does it is found out.
@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from vinoreward import PictureInInfo
+from vinoreward import ImageInInfo
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import add_int8, save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
-from vinoreward.images import Picture, View
-from vinoreward.rewards.guard import GUARD_FILE, PictureGuard
+from vinoreward.images import ImageSpec, View
+from vinoreward.rewards.ood import GUARD_FILE, OodDetector
 
 HEIGHT, WIDTH = 6, 8
 LAST_CELL = 7
@@ -55,21 +55,21 @@ class Corridor(gym.Env[Any, Any]):
         self.kind = observation
         self.first_cells = first_cells
         if scene is not None:
-            self.picture_scene = scene
+            self.image_scene = scene
         self.action_space = gym.spaces.Discrete(2)
-        picture = gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        image = gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
         vector = gym.spaces.Box(0, 10, (2,), np.float32)
         self.observation_space: gym.Space[Any] = {
             "vector": vector,
-            "picture": picture,
+            "image": image,
             "planes": gym.spaces.Box(0, 255, (3, HEIGHT, WIDTH), np.uint8),
-            "dict": gym.spaces.Dict({"image": picture, "position": vector}),
+            "dict": gym.spaces.Dict({"image": image, "position": vector}),
             "grey": gym.spaces.Box(0, 255, (HEIGHT, WIDTH), np.uint8),
             "grey_last": gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 1), np.uint8),
             "grey_first": gym.spaces.Box(0, 255, (1, HEIGHT, WIDTH), np.uint8),
             "alpha": gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 4), np.uint8),
             "cameras": gym.spaces.Dict(
-                {"front": picture, "wrist": gym.spaces.Box(0, 255, (3, 4, WIDTH), np.uint8)}
+                {"front": image, "wrist": gym.spaces.Box(0, 255, (3, 4, WIDTH), np.uint8)}
             ),
             "float": gym.spaces.Box(0, 1, (HEIGHT, WIDTH, 3), np.float32),
             "square": gym.spaces.Box(0, 255, (3, WIDTH, 3), np.uint8),
@@ -105,50 +105,50 @@ class Corridor(gym.Env[Any, Any]):
         return self._observe(), float(self.cell - LAST_CELL), terminated, truncated, info
 
     def render(self) -> Any:
-        picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-        picture[..., 0] = _red(self.cell)
-        picture[..., 2] = self.blue
-        return picture
+        image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        image[..., 0] = _red(self.cell)
+        image[..., 2] = self.blue
+        return image
 
     def _observe(self) -> Any:
         vector = np.array([self.cell, self.steps], np.float32)
-        picture = self.render()
+        image = self.render()
         if self.kind == "planes":
-            return picture.transpose(2, 0, 1).copy()
+            return image.transpose(2, 0, 1).copy()
         if self.kind == "cameras":
             wrist = np.zeros((3, 4, WIDTH), np.uint8)
             wrist[0] = 40 * self.steps
-            return {"front": picture, "wrist": wrist}
+            return {"front": image, "wrist": wrist}
         if self.kind.startswith("grey"):
             axis = {"grey": (), "grey_last": -1, "grey_first": 0}[self.kind]
-            return np.expand_dims(picture[..., 0].copy(), axis)
-        if self.kind == "picture":
-            return picture
-        return {"image": picture, "position": vector} if self.kind == "dict" else vector
+            return np.expand_dims(image[..., 0].copy(), axis)
+        if self.kind == "image":
+            return image
+        return {"image": image, "position": vector} if self.kind == "dict" else vector
 
 
 gym.register("ToyCorridor-v0", entry_point="toy_environments:Corridor")
 
 
 def recorded_corridor() -> gym.Env[Any, Any]:
-    """A corridor of pictures whose episodes are recorded; here, where other processes import it."""
-    return gym.wrappers.RecordEpisodeStatistics(Corridor("picture"))
+    """A corridor of images whose episodes are recorded; here, where other processes import it."""
+    return gym.wrappers.RecordEpisodeStatistics(Corridor("image"))
 
 
 def rendered_corridor() -> gym.Env[Any, Any]:
-    """A corridor whose pictures travel in its infos; here, where other processes import it."""
-    return PictureInInfo(Corridor(render_mode="rgb_array"))
+    """A corridor whose images travel in its infos; here, where other processes import it."""
+    return ImageInInfo(Corridor(render_mode="rgb_array"))
 
 
 def save_toy_network(path: Path, *, probabilities: bool = False) -> Path:
-    """Write a graph: uint8 pictures -> logits (0, SLOPE * (mean red / 255 - MIDDLE))."""
+    """Write a graph: uint8 images -> logits (0, SLOPE * (mean red / 255 - MIDDLE))."""
     constants = {
         "weights": np.array([[0, SLOPE], [0, 0], [0, 0]], np.float32) / 255,
         "bias": np.array([0, -SLOPE * MIDDLE], np.float32),
         "axes": np.array([1, 2], np.int64),
     }
     nodes = [
-        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["float", "axes"], ["mean"], keepdims=0),
         helper.make_node("MatMul", ["mean", "weights"], ["product"]),
         helper.make_node("Add", ["product", "bias"], ["scores" if probabilities else "logits"]),
@@ -166,11 +166,11 @@ def _save_graph(
     width: int,
     height: int = HEIGHT,
 ) -> Path:
-    """Write a graph from uint8 pictures to ``output`` of a width."""
+    """Write a graph from uint8 images to ``output`` of a width."""
     graph = helper.make_graph(
         nodes,
         "toy",
-        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", height, WIDTH, 3])],
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["N", height, WIDTH, 3])],
         [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
@@ -198,7 +198,7 @@ def save_toy_bundle(
         logits = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     spec = BundleSpec(
         name="toy-corridor",
-        picture=Picture(
+        image=ImageSpec(
             height=HEIGHT, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1), scene=scene or {}
         ),
         decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
@@ -209,7 +209,7 @@ def save_toy_bundle(
     if seen is not None:
         known = np.repeat(images[list(seen)], 32, axis=0)
         known[..., 2] = np.tile(np.arange(0, 256, 8), len(seen))[:, None, None]
-        files[GUARD_FILE] = PictureGuard.fit(known, known, np.arange(len(known))).to_bytes()
+        files[GUARD_FILE] = OodDetector.fit(known, known, np.arange(len(known))).to_bytes()
     return Bundle.load(save_bundle(folder, spec, files, images, logits))
 
 
@@ -225,7 +225,7 @@ def save_column_bundle(folder: Path, *, decision: Decision | None = None) -> Bun
         "rows": np.array([1], np.int64),
     }
     nodes = [
-        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("Gather", ["float", "red"], ["reds"], axis=3),
         helper.make_node("ReduceMean", ["reds", "rows"], ["columns"], keepdims=0),
         helper.make_node("MatMul", ["columns", "weights"], ["product"]),
@@ -236,7 +236,7 @@ def save_column_bundle(folder: Path, *, decision: Decision | None = None) -> Bun
     odds = (images[:, :, column, 0].mean(axis=1) - middle) * slope
     spec = BundleSpec(
         name="toy-column",
-        picture=Picture(height=HEIGHT, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1)),
+        image=ImageSpec(height=HEIGHT, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1)),
         decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
     )
     logits = np.stack([np.zeros(4), odds], axis=1).astype(np.float32)
@@ -279,7 +279,7 @@ def views_log_odds(before: int, steps: int, now: int) -> float:
 
 
 def save_views_bundle(folder: Path, *, resize: Any = "none") -> Bundle:
-    """Save a bundle of :data:`VIEWS`; it also hates a picture of another episode, by its blue."""
+    """Save a bundle of :data:`VIEWS`; it also hates an image of another episode, by its blue."""
     height = sum(view.height for view in VIEWS)
     weights = np.zeros((height, 3, 2), np.float32)
     top = 0
@@ -294,7 +294,7 @@ def save_views_bundle(folder: Path, *, resize: Any = "none") -> Bundle:
         "bias": np.array([0, -SLOPE * MIDDLE / 2], np.float32),
     }
     nodes = [
-        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["float", "axis"], ["mean"], keepdims=0),
         helper.make_node("Reshape", ["mean", "shape"], ["rows"]),
         helper.make_node("MatMul", ["rows", "weights"], ["product"]),
@@ -307,11 +307,11 @@ def save_views_bundle(folder: Path, *, resize: Any = "none") -> Bundle:
     images[..., 2] = 9
     rows = images.astype(np.float64).mean(axis=2).reshape(4, -1)
     logits = rows @ constants["weights"] + constants["bias"]
-    picture = Picture(
+    image = ImageSpec(
         height=height, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1), views=VIEWS, resize=resize
     )
     decision = Decision(threshold=0.5, chosen_for={"target_fpr": 0.1})
-    spec = BundleSpec(name="toy-views", picture=picture, decision=decision)
+    spec = BundleSpec(name="toy-views", image=image, decision=decision)
     saved = save_bundle(folder, spec, {"model.onnx": model}, images, logits.astype(np.float32))
     return Bundle.load(saved)
 
@@ -322,7 +322,7 @@ LATENT = 3
 
 
 class Camera(gym.Env[Any, Any]):
-    """A corridor whose pictures differ in every pixel, in every form that observations have.
+    """A corridor whose images differ in every pixel, in every form that observations have.
 
     Counts how often it is rendered, so that nothing is rendered twice unseen.
     """
@@ -331,7 +331,7 @@ class Camera(gym.Env[Any, Any]):
 
     def __init__(
         self,
-        observation: str = "picture",
+        observation: str = "image",
         render_mode: str | None = None,
         max_steps: int = 4,
         scene: dict[str, Any] | None = None,
@@ -341,19 +341,19 @@ class Camera(gym.Env[Any, Any]):
         self.max_steps = max_steps
         self.renders = 0
         if scene is not None:
-            self.picture_scene = scene
+            self.image_scene = scene
         self.action_space = gym.spaces.Discrete(2)
         box = gym.spaces.Box
-        picture = box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        image = box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
         vector = box(np.float64(-1), np.float64(30), (2,), np.float64)
         self.observation_space: gym.Space[Any] = {
             "vector": vector,
-            "picture": picture,
+            "image": image,
             "planes": box(0, 255, (3, HEIGHT, WIDTH), np.uint8),
             "dict": gym.spaces.Dict(
-                {"camera": picture, "gear": gym.spaces.Discrete(3), "joints": vector}
+                {"camera": image, "gear": gym.spaces.Discrete(3), "joints": vector}
             ),
-            "two": gym.spaces.Dict({"left": picture, "right": picture}),
+            "two": gym.spaces.Dict({"left": image, "right": image}),
             "stack": box(0, 255, (2, HEIGHT, WIDTH, 3), np.uint8),
             "stack_planes": box(0, 255, (2, 3, HEIGHT, WIDTH), np.uint8),
             "channels": box(0, 255, (HEIGHT, WIDTH, 6), np.uint8),
@@ -399,7 +399,7 @@ class Camera(gym.Env[Any, Any]):
         pair = np.stack([self.before, self.now])
         return {
             "vector": joints,
-            "picture": self.now,
+            "image": self.now,
             "planes": self.now.transpose(2, 0, 1).copy(),
             "dict": {"camera": self.now, "gear": np.int64(self.steps % 3), "joints": joints},
             "stack": pair,
@@ -412,9 +412,9 @@ class Camera(gym.Env[Any, Any]):
 gym.register("ToyCamera-v0", entry_point="toy_environments:Camera")
 
 
-def toy_latents(pictures: np.ndarray, posterior: bool = True) -> np.ndarray:
+def toy_latents(images: np.ndarray, posterior: bool = True) -> np.ndarray:
     """What the network of :func:`save_toy_encoder` must give, restated: means, log variances."""
-    flat = pictures.reshape(len(pictures), -1).astype(np.float64) / 255 - 0.5
+    flat = images.reshape(len(images), -1).astype(np.float64) / 255 - 0.5
     return np.asarray(flat @ _toy_weights(posterior))
 
 
@@ -424,7 +424,7 @@ def _toy_weights(posterior: bool) -> np.ndarray:
 
 
 def save_toy_encoder_network(path: Path, *, posterior: bool = True) -> Path:
-    """Write a graph: uint8 pictures -> one random linear map of all pixels."""
+    """Write a graph: uint8 images -> one random linear map of all pixels."""
     constants = {
         "scale": np.array(1 / 255, np.float32),
         "half": np.array(0.5, np.float32),
@@ -432,7 +432,7 @@ def save_toy_encoder_network(path: Path, *, posterior: bool = True) -> Path:
         "weights": _toy_weights(posterior).astype(np.float32),
     }
     nodes = [
-        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("Reshape", ["float", "shape"], ["flat"]),
         helper.make_node("Mul", ["flat", "scale"], ["scaled"]),
         helper.make_node("Sub", ["scaled", "half"], ["centred"]),
@@ -461,7 +461,7 @@ def save_toy_encoder(
         encoding=Encoding(
             low=(-bound,) * LATENT, high=(bound,) * LATENT, posterior=posterior, std=None
         ),
-        picture=Picture(
+        image=ImageSpec(
             height=HEIGHT,
             width=WIDTH,
             mean=(0.5, 0.5, 0.5),

@@ -1,4 +1,4 @@
-"""Pictures to train encoders on, for tests."""
+"""Images to train encoders on, for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = (32, 40)
 BLUE = (20, 20, 230)
 
 
-def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def make_images(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return a small blue square on a plain table, and its place in metres."""
     random = np.random.default_rng(seed)
     images = np.full((count, *SIZE, 3), (200, 180, 150), dtype=np.uint8)
@@ -24,7 +24,7 @@ def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def frames_of(count: int) -> Frames:
-    images, places = pictures(count)
+    images, places = make_images(count)
     return Frames(
         images=images,
         episodes=np.arange(count) // 2,
@@ -36,7 +36,7 @@ def frames_of(count: int) -> Frames:
 
 
 def write_capture(folder: Path, count: int = 160) -> Path:
-    images, places = pictures(count)
+    images, places = make_images(count)
     (folder / "frames").mkdir(parents=True)
     lines = ["file,label,category,episode,object_x,object_y,distance"]
     for index, (image, place) in enumerate(zip(images, places, strict=True)):
@@ -49,6 +49,6 @@ def write_capture(folder: Path, count: int = 160) -> Path:
 
 def write_folder(folder: Path, count: int = 80) -> Path:
     (folder / "deep" / "er").mkdir(parents=True)
-    for index, image in enumerate(pictures(count)[0]):
+    for index, image in enumerate(make_images(count)[0]):
         Image.fromarray(image).save(folder / "deep" / "er" / f"{index:04}.png")
     return folder

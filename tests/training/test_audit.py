@@ -32,7 +32,7 @@ from vinoreward.bundles.save import MAX_CARD_BYTES, save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
-from vinoreward.images import Picture, View
+from vinoreward.images import ImageSpec, View
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import interventions_of, spaces_of
 from vinoreward_envs.camera.spec import CameraSpec
@@ -75,13 +75,13 @@ def red(level: int, count: int = 1) -> np.ndarray:
 
 
 def write_folder(folder: Path, count: int = 40, *, success: int = 200, failure: int = 60) -> Path:
-    """Pictures of the toy's corridor: it claims what is redder than 178."""
+    """Images of the toy's corridor: it claims what is redder than 178."""
     for label, level in (("success", success), ("failure", failure)):
         (folder / label).mkdir(parents=True)
         for index in range(count):
-            picture = red(level)[0]
-            picture[0, 0] = (0, index % 256, index // 256)  # no two alike
-            Image.fromarray(picture).save(folder / label / f"{index:03d}.png")
+            image = red(level)[0]
+            image[0, 0] = (0, index % 256, index // 256)  # no two alike
+            Image.fromarray(image).save(folder / label / f"{index:03d}.png")
     return folder
 
 
@@ -116,14 +116,14 @@ def test_a_rate_that_surely_misses_a_bar_is_above_it_with_its_whole_interval(cou
 
 
 @pytest.mark.filterwarnings("ignore:the bundle .* is not calibrated")
-def test_a_policy_learns_from_a_bundle_of_pictures_from_elsewhere(tmp_path: Path) -> None:
+def test_a_policy_learns_from_a_bundle_of_images_from_elsewhere(tmp_path: Path) -> None:
     """Whether it suits them is what an audit finds out."""
     pytest.importorskip("pybullet")
     size = (96, 128)
     images = np.random.default_rng(0).integers(0, 256, (4, *size, 3), dtype=np.uint8)
     weights = np.array([[0.0, -4.0], [0.0, 4.0], [0.0, 0.0]], np.float32)
     spec = dataclasses.replace(
-        tiny.SPEC, picture=Picture(*size, mean=tiny.MEAN, std=tiny.STD), decision=Decision(0.5)
+        tiny.SPEC, image=ImageSpec(*size, mean=tiny.MEAN, std=tiny.STD), decision=Decision(0.5)
     )
     tiny.network(tmp_path / "m.onnx", weights=weights, size=size)
     outputs = tiny.expected_logits(images, weights)
@@ -136,10 +136,10 @@ def test_a_policy_learns_from_a_bundle_of_pictures_from_elsewhere(tmp_path: Path
         assert "reward_prob" in learning.env.step(learning.env.action_space.sample())[-1]
 
 
-# --- the pictures that are shown ---------------------------------------------------------------
+# --- the images that are shown ---------------------------------------------------------------
 
 
-def test_the_pictures_that_are_kept_look_different() -> None:
+def test_the_images_that_are_kept_look_different() -> None:
     """Of a crowd and a few others, the others stay, and so does the most certain."""
     random, shown = np.random.default_rng(0), Battery()
     crowd = np.full((300, 48, 64, 3), 100, np.uint8)
@@ -267,7 +267,7 @@ def test_a_band_shows_what_the_pooled_rate_hides() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.floats(0, 1, width=32)), max_size=150))
 @settings(deadline=None)
-def test_the_most_certain_pictures_are_shown_and_none_twice(found: list[tuple[int, float]]) -> None:
+def test_the_most_certain_images_are_shown_and_none_twice(found: list[tuple[int, float]]) -> None:
     battery = Battery()
     for start in range(0, len(found), 40):
         part = found[start : start + 40]
@@ -281,7 +281,7 @@ def test_the_most_certain_pictures_are_shown_and_none_twice(found: list[tuple[in
         assert shown[0] == max(each for _, each in found)
 
 
-def test_something_small_makes_a_picture_another() -> None:
+def test_something_small_makes_a_image_another() -> None:
     white = np.full((1, 48, 60, 3), 255, np.uint8)
     here, there, nearly = white.copy(), white.copy(), white.copy()
     here[0, 10:18, 20:24], there[0, 30:38, 20:24], nearly[0, 10:18, 20:24] = 60, 60, 62
@@ -304,10 +304,10 @@ def row(shift: str, claimed: int, wrong: int, strength: float | None = 1.0) -> R
     return Row(shift, strength, "", found, found, None)
 
 
-def guarded(shift: str, claimed: int, odd: int, strength: float | None = 1.0) -> Row:
+def guarded(shift: str, claimed: int, ood: int, strength: float | None = 1.0) -> Row:
     """Of 300 successes and 300 failures the network claims that many successes and 20 failures."""
     alone = counted(claimed, 20)
-    return Row(shift, strength, "", counted(0, 0), alone, None, withheld=odd)
+    return Row(shift, strength, "", counted(0, 0), alone, None, withheld=ood)
 
 
 def test_what_is_surely_beyond_a_bar_is_a_fault_and_nothing_else() -> None:
@@ -324,7 +324,7 @@ def test_what_is_surely_beyond_a_bar_is_a_fault_and_nothing_else() -> None:
     assert re.search("9 of 300 failures under b", shift)
     assert re.search("under a it claims 200 of 300 successes, 290 on clean", blind)
     (unused,) = misses(Battery([row("", 150, 0, None)], {}))
-    assert "150 of 300 successes on clean pictures" in unused
+    assert "150 of 300 successes on clean images" in unused
 
 
 def test_what_the_guard_must_notice() -> None:
@@ -335,7 +335,7 @@ def test_what_the_guard_must_notice() -> None:
     assert re.search("under a it claims 10 of 300 successes, 290 on clean .* no sign of it", blind)
     alarmed = dataclasses.replace(clean, withheld=20)
     (alarms,) = misses(Battery([alarmed], {}))
-    assert "finds 20 of 600 clean pictures odd; at most 1%" in alarms
+    assert "finds 20 of 600 clean images out of distribution; at most 1%" in alarms
 
 
 @pytest.mark.parametrize(
@@ -343,12 +343,12 @@ def test_what_the_guard_must_notice() -> None:
     [
         (row("a", 280, 5), 20),
         (row("a", 100, 5), 200),
-        (guarded("a", 10, 540), 290),  # the guard finds too few of them odd
+        (guarded("a", 10, 540), 290),  # the guard finds too few of them out of distribution
         (guarded("a", 10, 590), 0),  # it tells
     ],
 )
 def test_successes_missed_without_a_sign_are_a_measure(shifted: Row, missed: int) -> None:
-    """With the bar of the fault: KEPT of the recall on clean pictures."""
+    """With the bar of the fault: KEPT of the recall on clean images."""
     battery = Battery([row("", 290, 1, None), shifted])
     report = AuditReport("toy", (), "", battery, [], tuple(misses(battery)))
     measure = report.measures["successes missed under a without a sign"]
@@ -419,15 +419,15 @@ def test_the_command_reports_how_it_was_fooled(
 
 
 def honest(folder: Path) -> tuple[Bundle, Path]:
-    """A bundle of a fine pattern of colours, which JPEG and blur destroy, and its pictures."""
+    """A bundle of a fine pattern of colours, which JPEG and blur destroy, and its images."""
     random = np.random.default_rng(0)
     pattern = random.permutation(np.repeat([0, 255], 24 * 16)).reshape(24, 32)
     plain = np.full((24, 32), 128)
     wanted, other = (np.stack(one, -1) for one in ((pattern, plain, 255 - pattern), [plain] * 3))
-    for label, picture in (("success", wanted), ("failure", other)):
+    for label, image in (("success", wanted), ("failure", other)):
         (folder / "data" / label).mkdir(parents=True)
         for number in range(40):
-            noisy = np.clip(picture + random.normal(0, 3, picture.shape), 0, 255).astype(np.uint8)
+            noisy = np.clip(image + random.normal(0, 3, image.shape), 0, 255).astype(np.uint8)
             Image.fromarray(noisy).save(folder / "data" / label / f"{number:02d}.png")
     for name, label in (("success", "success"), ("removed", "failure")):
         shutil.copytree(folder / "data" / label, folder / "pairs" / name)
@@ -459,7 +459,7 @@ def test_what_finds_faults_comes_first_and_the_report_keeps_its_order(bundle: Bu
     images = np.concatenate([red(200), red(60)])
     with Classifier(bundle, precision="fp32") as classifier:
         steps = shift_rows(classifier, None, images, success, found, changes=order, seed=0)
-        assert [pictures for _, pictures in steps] == [2] * len(order)
+        assert [count for _, count in steps] == [2] * len(order)
     rows = [(one.shift, one.strength) for one in found.rows]
     assert rows == [("", None), *((shift.name, strength) for shift, strength in CHANGES)]
 
@@ -471,7 +471,7 @@ def test_a_long_audit_says_what_it_found_so_far_and_how_long_it_takes(
     monkeypatch: pytest.MonkeyPatch,
     undrawn: None,
 ) -> None:
-    """Before the last of the pictures: only cameras that are dead, which come first, are known."""
+    """Before the last of the images: only cameras that are dead, which come first, are known."""
     moments = itertools.count()
     monkeypatch.setattr(command.time, "monotonic", lambda: 10.0 * next(moments))
     words = ["audit", "--bundle", str(bundle.path), "--data", str(write_folder(tmp_path / "data"))]
@@ -572,7 +572,7 @@ def test_claims_that_stay_without_their_cause(bundle: Bundle, tmp_path: Path) ->
     assert report.battery.fooled[0].probability > 0.9
 
 
-def test_an_episode_gives_one_picture_of_each_label(bundle: Bundle, tmp_path: Path) -> None:
+def test_an_episode_gives_one_image_of_each_label(bundle: Bundle, tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data", 120)
     rows = ["file,label,episode"]
     for label in ("success", "failure"):
@@ -588,7 +588,7 @@ def test_an_episode_gives_one_picture_of_each_label(bundle: Bundle, tmp_path: Pa
         ([], "the folders none"),
         (["success"], "the folders success. Expected success"),
         (["removed"], "the folders removed"),
-        (["success", "removed"], "no picture in .*removed has the name"),
+        (["success", "removed"], "no image in .*removed has the name"),
     ],
 )
 def test_pairs_that_are_none_are_refused(
@@ -601,7 +601,7 @@ def test_pairs_that_are_none_are_refused(
         audit(bundle, write_folder(tmp_path / "data"), pairs=tmp_path / "pairs")
 
 
-def test_two_pictures_of_one_name_are_no_pair(bundle: Bundle, tmp_path: Path) -> None:
+def test_two_images_of_one_name_are_no_pair(bundle: Bundle, tmp_path: Path) -> None:
     for name in ("success/1.png", "success/1.jpg", "moved/1.png"):
         (tmp_path / "pairs" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(red(9)[0]).save(tmp_path / "pairs" / name)
@@ -609,7 +609,7 @@ def test_two_pictures_of_one_name_are_no_pair(bundle: Bundle, tmp_path: Path) ->
         audit(bundle, write_folder(tmp_path / "data"), pairs=tmp_path / "pairs")
 
 
-def test_too_few_pictures_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+def test_too_few_images_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"29 episodes with a failure.*at least 30"):
         audit(bundle, write_folder(tmp_path / "data", 29))
     for wrong in ({"frames": 3}, {"dead": 0}, {"seed": -1}):
@@ -645,7 +645,7 @@ def test_only_what_training_kept_for_the_test_is_looked_at(bundle: Bundle, tmp_p
 def test_of_an_own_folder_only_what_its_training_kept_for_the_test_is_looked_at(
     bundle: Bundle, tmp_path: Path, grown: bool
 ) -> None:
-    """By the content of each picture, also once pictures were added; a stranger's has no record."""
+    """By the content of each image, also once images were added; a stranger's has no record."""
     dataset = load_dataset(write_folder(tmp_path / "data", 250))
     train, _, test = split_by_episode(dataset)
     record = record_of(dataset, train, started=False, before=None)
@@ -757,7 +757,7 @@ def test_claims_that_do_not_need_their_cause_are_a_fault(
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("forgetful", "'lost' does not undo what it did: the picture differs by"),
+        ("forgetful", "'lost' does not undo what it did: the image differs by"),
         ("none", "none gives 3"),
         ("broken", "broken fails.*no_such_part"),
         ("breaks", "'breaks' fails.*no_such_number"),
@@ -791,13 +791,13 @@ def test_without_interventions_it_says_what_is_not_known(
     assert "--interventions, which an audit without --env would ignore" in capsys.readouterr().err
 
 
-def test_an_environment_for_a_bundle_of_several_pictures_is_refused(
+def test_an_environment_for_a_bundle_of_several_images_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     several = save_views_bundle(tmp_path / "views")
     words = ["audit", "--bundle", str(several.path), "--data", str(tmp_path), "--env", "Toy-v0"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
-    assert "looks at several pictures" in capsys.readouterr().err
+    assert "looks at several images" in capsys.readouterr().err
 
 
 def test_an_environment_that_is_not_there_is_named(
@@ -907,7 +907,7 @@ def save_linear_bundle(folder: Path, dataset: Dataset) -> Bundle:
     )
     spec = BundleSpec(
         name="posed",
-        picture=dataset.picture(mean=(0, 0, 0), std=(1, 1, 1), in_graph=False, layout="NCHW"),
+        image=dataset.image(mean=(0, 0, 0), std=(1, 1, 1), in_graph=False, layout="NCHW"),
         decision=Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
     )
     odds = (pixels[:4] - mean) @ weights
@@ -925,5 +925,5 @@ def test_int8_is_compared_with_fp32_where_it_decides(tmp_path: Path) -> None:
     report = audit("panda-hover-classifier", data, frames=30, dead=22)
     flips = [one.flips for one in report.battery.rows]
     assert all(one is not None for one in flips)
-    assert flips[0] == 0, "on the pictures it was checked on"
+    assert flips[0] == 0, "on the images it was checked on"
     assert {"all", "near_miss", "absent"} <= {str(one["failures"]) for one in report.bands}

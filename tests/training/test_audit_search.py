@@ -48,7 +48,7 @@ class Lamp:
     def __init__(self, red: Callable[[np.ndarray], float]) -> None:
         self.red, self.state = red, np.zeros(0)
 
-    def picture(self) -> np.ndarray:
+    def image(self) -> np.ndarray:
         image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
         image[..., 0] = int(self.red(self.state))
         return image
@@ -67,7 +67,7 @@ def searched(
     classifier: Classifier, lamp: Lamp, space: SearchSpace, *, seed: int = 0, states: int = 4096
 ) -> tuple[Searched, Battery]:
     found, fooled = Searched(space.name, space.axes), Battery()
-    for _ in search(classifier, space, lamp.picture, found, fooled, seed=seed, states=states):
+    for _ in search(classifier, space, lamp.image, found, fooled, seed=seed, states=states):
         pass
     return found, fooled
 
@@ -225,7 +225,7 @@ def test_the_hover_scene_says_which_states_are_failures() -> None:
 class Walk(gym.Env[np.ndarray, int]):
     """Five steps right or left from a start that a reset draws; success is at cell 8 and beyond.
 
-    The picture is as red as what ``shows`` names: ``"place"``, or the ``"steps"`` to the right,
+    The image is as red as what ``shows`` names: ``"place"``, or the ``"steps"`` to the right,
     which are all that an arm's pose would be. Its blue shows the start.
     """
 

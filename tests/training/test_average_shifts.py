@@ -1,4 +1,4 @@
-"""``calibrate --average-shifts``: near the threshold a score is a mean over shifted pictures."""
+"""``calibrate --average-shifts``: near the threshold a score is a mean over shifted images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vinoreward_training.quantize.command import compare
 
 
 def draw(folder: Path, noise: float, seed: int = 1) -> Path:
-    """Write pictures whose columns are redder in a success, each with noise of its own."""
+    """Write images whose columns are redder in a success, each with noise of its own."""
     random = np.random.default_rng(seed)
     for index in range(1200):
         label = ("failure", "success")[index % 2]
@@ -51,13 +51,13 @@ def test_the_means_better_the_rates_and_the_bundle_says_so(
         assert main([*words, *options]) == 0
         said = capsys.readouterr().out
         bundle = Bundle.load(path)
-        band = bundle.spec.decision.shift_band
+        band = bundle.spec.decision.translation_band
         card = (path / "README.md").read_text()
-        note = "note: the bundle no longer judges by means over shifts"
+        note = "note: the bundle no longer judges by translation average"
         assert (note in said) is (name == "own")
         if name == "own":
             assert band is None and said.count("shifts") == said.count("--average-shifts") + 1
-            assert "means over shifts: none" in card
+            assert "translation average: none" in card
         else:
             assert band is not None and band > 0 and "note: the bundle" not in said
             assert f"within {band:.3g} log-odds of the threshold" in card
@@ -70,7 +70,7 @@ def as_it_reports(bundle: Bundle, data: Path, said: str) -> float:
     dataset, metrics, decision = load_dataset(data), bundle.spec.metrics, bundle.spec.decision
     train, validation, test = split_by_episode(dataset)
     choosing = np.sort(np.concatenate([train, validation]))  # the network has seen none of them
-    plain = dataclasses.replace(decision, shift_band=None)
+    plain = dataclasses.replace(decision, translation_band=None)
     own = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=plain))
     with Classifier(bundle, guarded=False) as classifier, Classifier(own, guarded=False) as before:
 
@@ -88,10 +88,10 @@ def as_it_reports(bundle: Bundle, data: Path, said: str) -> float:
         first = claims(dataset.images[choosing]) > 0
         right = dataset.labels[choosing] == 1
         assert (first & ~right).sum() == chosen_for.get("at_raised", chosen_for)["false_positives"]
-        if decision.shift_band is not None:
+        if decision.translation_band is not None:
             measured = dataset.images[np.concatenate([choosing, test])]
             assert (claims(measured) != before.compute_reward(measured)).any()
-            band = f"{decision.shift_band:.3g}"
+            band = f"{decision.translation_band:.3g}"
             assert f"within {band} log-odds of the threshold" in said
     return float(metrics["test"]["recall"])
 
@@ -143,15 +143,20 @@ def test_the_band_holds_a_dead_camera_only_where_it_would_move_the_threshold(
         np.arange(4),
     )
     assert found is not None and found.decision.threshold == 0.5
-    assert found.decision.shift_band == pytest.approx(widest) and found.decision.shift_band > widest
+    assert (
+        found.decision.translation_band == pytest.approx(widest)
+        and found.decision.translation_band > widest
+    )
 
 
 @pytest.mark.slow
-def test_int8_is_compared_on_pictures_that_are_cut_already(tmp_path: Path) -> None:
+def test_int8_is_compared_on_images_that_are_cut_already(tmp_path: Path) -> None:
     """The network itself stands for INT8: no decision may differ."""
-    made = save_column_bundle(tmp_path / "bundle", decision=Decision(threshold=0.5, shift_band=2.0))
-    picture = dataclasses.replace(made.spec.picture, crop=(1, 2, HEIGHT, WIDTH))
-    bundle = dataclasses.replace(made, spec=dataclasses.replace(made.spec, picture=picture))
+    made = save_column_bundle(
+        tmp_path / "bundle", decision=Decision(threshold=0.5, translation_band=2.0)
+    )
+    image = dataclasses.replace(made.spec.image, crop=(1, 2, HEIGHT, WIDTH))
+    bundle = dataclasses.replace(made, spec=dataclasses.replace(made.spec, image=image))
     whole = np.random.default_rng(0).integers(0, 256, (400, HEIGHT + 3, WIDTH + 5, 3), np.uint8)
     config = QuantizeConfig(max_second_looks=1.0, boundary=100)
     images = bundle.prepare(whole)
@@ -168,4 +173,4 @@ def test_means_that_change_nothing_are_left_out(
     words = ["--data", str(data), "--target-fpr", "0.05", "--average-shifts"]
     assert main(["calibrate", "--bundle", str(path), *words]) == 0
     assert "change no decision" in capsys.readouterr().out
-    assert Bundle.load(path).spec.decision.shift_band is None
+    assert Bundle.load(path).spec.decision.translation_band is None

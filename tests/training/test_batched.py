@@ -73,11 +73,11 @@ def test_a_batch_steps_as_single_environments_do(arguments: dict[str, Any]) -> N
         assert ends >= 6
 
 
-def test_a_claim_is_no_truncation_and_its_picture_is_kept() -> None:
+def test_a_claim_is_no_truncation_and_its_image_is_kept() -> None:
     with pair("PandaHover-v0", backend="openvino") as (one, singles):
         for env in (one, singles):
             seeded(env)
-        assert one.env_method("claimed_picture", indices=[1]) == [None]
+        assert one.env_method("claimed_image", indices=[1]) == [None]
         claimed = False
         for _ in range(10):
             actions = np.tile(np.array([[0.05, -0.05]], np.float32), (3, 1))
@@ -88,11 +88,11 @@ def test_a_claim_is_no_truncation_and_its_picture_is_kept() -> None:
                 claimed = True
                 assert infos[1]["TimeLimit.truncated"] is False
                 found, expected = (
-                    env.env_method("claimed_picture", indices=[1])[0] for env in (one, singles)
+                    env.env_method("claimed_image", indices=[1])[0] for env in (one, singles)
                 )
                 np.testing.assert_array_equal(found, expected)
         assert claimed
-        assert one.env_method("claimed_picture", indices=[0]) == [None]
+        assert one.env_method("claimed_image", indices=[0]) == [None]
 
 
 def toward(env: BatchedVecEnv) -> Any:
@@ -184,11 +184,11 @@ def test_episodes_that_are_cut_short_are_not_counted_on() -> None:
     assert ended == {0: 10, 1: 10, 2: 10}
 
 
-def test_pictures_are_drawn_where_they_are_asked_for() -> None:
+def test_images_are_drawn_where_they_are_asked_for() -> None:
     with contextlib.closing(batch(backend="oracle", render_mode="rgb_array")) as env:
         env.reset()
-        pictures = env.get_images()
-        assert [picture.shape for picture in pictures] == [(96, 128, 3)] * 3
+        images = env.get_images()
+        assert [image.shape for image in images] == [(96, 128, 3)] * 3
 
 
 def test_other_batches_are_refused() -> None:

@@ -21,7 +21,7 @@ from vinoreward_training.bench.actor_steps import (
 )
 
 SMALL = mlp(6, 2, head="tanh", hidden=(16, 8), value=True)
-PICTURES = PolicySpec(
+IMAGES = PolicySpec(
     observation_shape=(4, 20, 20),
     layers=(
         Conv("conv0", 4, 6, 4, 2),
@@ -37,7 +37,7 @@ PICTURES = PolicySpec(
 )
 
 
-@pytest.mark.parametrize("spec", [SMALL, PICTURES])
+@pytest.mark.parametrize("spec", [SMALL, IMAGES])
 def test_a_halved_network_fits_together(spec: PolicySpec) -> None:
     half = halved(spec)
     assert half.multiply_adds() < 0.5 * spec.multiply_adds()

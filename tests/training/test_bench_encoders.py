@@ -18,7 +18,7 @@ from vinoreward.backends.torch_networks import WithPreprocess, build_encoder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 from vinoreward_training.bench.encoders import (
     ENVIRONMENT,
     STEPS_PER_TURN,
@@ -52,7 +52,7 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """An encoder of ours with random weights, for hover pictures made small."""
+    """An encoder of ours with random weights, for hover images made small."""
     folder = tmp_path_factory.mktemp("encoder")
     torch.manual_seed(0)
     network = build_encoder("conv_vae", HEIGHT, WIDTH, 2 * SIZE).eval()
@@ -67,7 +67,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         labels=(),
         latent_size=SIZE,
         encoding=Encoding(low=(-9,) * SIZE, high=(9,) * SIZE, std=(0.01,) * SIZE),
-        picture=Picture(height=HEIGHT, width=WIDTH, mean=MEAN, std=STD, resize="pil_bilinear"),
+        image=ImageSpec(height=HEIGHT, width=WIDTH, mean=MEAN, std=STD, resize="pil_bilinear"),
         architecture="conv_vae",
     )
     files: dict[str, Path | bytes] = {
@@ -78,7 +78,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def frame(x: int, y: int, shown: bool = True) -> HoverFrame:
-    """Its picture says where the gripper is; the object is beside it."""
+    """Its image says where the gripper is; the object is beside it."""
     image = np.zeros((2, 2, 3), np.uint8)
     image[0, 0] = x, y, 0
     place = (x / 100, y / 100)
@@ -116,9 +116,9 @@ def test_scenes_to_fit_on_are_not_those_to_judge_on() -> None:
 def test_the_eager_baseline_computes_what_our_wrapper_does(bundle: Bundle) -> None:
     env = EagerEncoding(gym.make(ENVIRONMENT, backend="oracle", render_mode="rgb_array"), bundle)
     seen, _ = env.reset(seed=4)
-    picture = env.render()
+    image = env.render()
     with Encoder(bundle) as encoder:
-        np.testing.assert_allclose(seen, encoder.encode(picture[None])[0], atol=1e-3)
+        np.testing.assert_allclose(seen, encoder.encode(image[None])[0], atol=1e-3)
     assert seen.shape == env.observation_space.shape == (SIZE,)
     env.close()
 
@@ -239,7 +239,7 @@ def test_one_graph_with_both_outputs_gives_what_the_two_give() -> None:
     assert found < 1e-3  # of log-odds and latent numbers
 
 
-def test_pictures_of_two_sizes_have_no_graph_in_common(bundle: Bundle) -> None:
+def test_images_of_two_sizes_have_no_graph_in_common(bundle: Bundle) -> None:
     row = graph_row(BenchConfig(rounds=2), Bundle.load("panda-hover-classifier"), bundle)
     assert row.value is None and "different sizes" in row.note
 

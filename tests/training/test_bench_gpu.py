@@ -74,5 +74,5 @@ def test_trainings_on_the_device_are_timed_without_the_bars_of_two_cores(
 def test_a_bundle_of_another_size_can_be_timed(tmp_path: Path) -> None:
     small = of_size(Bundle.load("panda-hover-classifier"), tmp_path / "small", 64, 48)
     with Classifier(small, backend="torch") as classifier:
-        judged = classifier.judge(small.golden.images)
-    assert judged.odd is not None and len(judged.odd) == 4
+        judged = classifier.predict(small.golden.images)
+    assert judged.ood_score is not None and len(judged.ood_score) == 4

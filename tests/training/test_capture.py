@@ -22,7 +22,7 @@ from PIL import Image
 from vinoreward import LearnedReward
 from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import ConfigError, DatasetError, RunFolderError
-from vinoreward.images import Picture, prepare
+from vinoreward.images import ImageSpec, prepare
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.camera.spec import camera_eye
@@ -156,17 +156,17 @@ def test_a_hover_capture_is_labelled_by_distance_and_described(tmp_path: Path) -
     assert {row["category"] for row in rows} == set(CATEGORIES)
     about = json.loads((out / "dataset.json").read_text())
     assert about["complete"] and about["frames"] == 63
-    assert about["picture"] == {"height": 96, "width": 128, "color_order": "RGB"}
+    assert about["image"] == {"height": 96, "width": 128, "color_order": "RGB"}
     dataset = load_dataset(out)
     assert dataset.images.shape == (63, 96, 128, 3)
     assert dataset.scene == about["scene"]
 
 
-def test_a_capture_that_was_stopped_goes_on_to_the_same_pictures(tmp_path: Path) -> None:
+def test_a_capture_that_was_stopped_goes_on_to_the_same_images(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     capture.run(CaptureConfig(out=whole, frames=12))
     capture.run(CaptureConfig(out=stopped, frames=7))
-    # What a kill leaves: pictures the table does not list yet, and a listed one deleted.
+    # What a kill leaves: images the table does not list yet, and a listed one deleted.
     (stopped / rows_of(stopped)[2]["file"]).unlink()
     Image.new("RGB", (128, 96)).save(stopped / "failure" / "000011.png")
     with pytest.raises(ConfigError, match="--resume"):
@@ -220,7 +220,7 @@ def test_any_environment_with_a_truth_is_captured_balanced(
     assert abs(int(rows_of(config.out)[0]["obs_0"])) <= 5
     assert "warning" not in capsys.readouterr().out  # too few episodes to tell
     capture.run(CaptureConfig(out=tmp_path / "b", env=line_id, truth_key="at_goal", frames=120))
-    warned = "warning: obs_0 alone tells the label of 100% of the pictures"
+    warned = "warning: obs_0 alone tells the label of 100% of the images"
     assert warned in capsys.readouterr().out
     words = ["--data", str(tmp_path / "b"), "--out", str(tmp_path / "run")]
     assert main(["finetune", *words, "--target-fpr", "0.001"]) == 1  # too few for that rate
@@ -375,10 +375,10 @@ class Goals(Line):
 
     def render(self) -> Any:
         Goals.rendered += 1
-        picture = np.zeros((16, 20, 3), dtype=np.uint8)
-        picture[..., 0], picture[..., 1] = 100 + self.at, self.goal
-        picture[..., 2] = self.steps
-        return picture
+        image = np.zeros((16, 20, 3), dtype=np.uint8)
+        image[..., 0], image[..., 1] = 100 + self.at, self.goal
+        image[..., 2] = self.steps
+        return image
 
 
 def goals_and_labels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -427,12 +427,12 @@ def test_the_goals_place_does_not_tell_the_label(tmp_path: Path) -> None:
     assert len(near) > 150 and {int(row["episode"]) for row in near} <= won_in
     elsewhere = sum(row["category"] == "failed_episode" for row in rows)
     assert 0.1 < elsewhere / 600 < 0.3
-    # Only what is kept is drawn, and the first moment, to see that there are pictures.
+    # Only what is kept is drawn, and the first moment, to see that there are images.
     assert Goals.rendered == 1201
 
 
 class TwoCameras(Goals):
-    """Its observation has a picture with the channels first; the goal may be given."""
+    """Its observation has an image with the channels first; the goal may be given."""
 
     observation_space: Any = gymnasium.spaces.Dict(
         front=gymnasium.spaces.Box(0, 255, (3, 16, 20), np.uint8),
@@ -465,7 +465,7 @@ class TwoCameras(Goals):
         return {"front": front, "place": place}
 
 
-def test_pictures_may_come_from_the_observation_and_be_resized(tmp_path: Path) -> None:
+def test_images_may_come_from_the_observation_and_be_resized(tmp_path: Path) -> None:
     env, out = registered("VinorewardTestTwoCameras-v0", TwoCameras), tmp_path / "two"
     config = CaptureConfig(
         out=out,
@@ -483,11 +483,11 @@ def test_pictures_may_come_from_the_observation_and_be_resized(tmp_path: Path) -
     assert goal.min() >= 3 and (data.images[..., 2] == 7).all()
     np.testing.assert_array_equal(np.abs(red - 100 - goal) <= 1, data.labels == 1)
     assert max(int(row["file"][-9:-4]) for row in rows_of(out)) < 30
-    # A bundle of them resizes likewise, and says where its pictures are from.
-    assert data.picture().resize == "pil_bilinear"
+    # A bundle of them resizes likewise, and says where its images are from.
+    assert data.image().resize == "pil_bilinear"
     assert read_about(out)["env_kwargs"] == {"least": 3, "max_episode_steps": 30}
     assert read_about(out)["image_source"] == "obs:front"
-    # It goes on as it was recorded; otherwise it would mix two kinds of pictures.
+    # It goes on as it was recorded; otherwise it would mix two kinds of images.
     capture.run(capture.SETTINGS.of(out=out, frames=30, resume=True))
     assert load_dataset(out).images.shape == (30, 24, 32, 3)
     others: list[dict[str, Any]] = [
@@ -535,7 +535,7 @@ def test_large_images_are_captured_small_and_seen_alike_by_the_bundle(
     seen = set()
     for at in range(-20, 21):
         large.at = at
-        seen.add(prepare(large.render(), data.picture())[0].tobytes())
+        seen.add(prepare(large.render(), data.image())[0].tobytes())
     assert {image.tobytes() for image in data.images} <= seen
     assert main([*words, "12", "--resume"]) == 0 and len(load_dataset(out).images) == 12
 
@@ -546,7 +546,7 @@ def test_the_cameras_own_size_can_be_asked_for_and_cut(tmp_path: Path) -> None:
     capture.run(config)
     assert "image_size" not in read_about(out)
     data = load_dataset(out, choose_size=True)
-    assert data.images.shape == (4, 480, 720, 3) and data.picture().resize == "none"
+    assert data.images.shape == (4, 480, 720, 3) and data.image().resize == "none"
     assert load_dataset(out, crop=(100, 80, 90, 60)).images.shape == (4, 90, 60, 3)
 
 
@@ -571,24 +571,24 @@ def test_views_are_made_smaller_by_one_scale(tmp_path: Path) -> None:
     capture.run(CaptureConfig(out=out, env=env, truth_key="there", frames=4, image_source=sources))
     data = load_dataset(out, choose_size=True)
     assert [view.height for view in data.views] == [107, 40]
-    assert data.images.shape == (4, 147, 160, 3) and data.picture().resize == "pil_bilinear"
+    assert data.images.shape == (4, 147, 160, 3) and data.image().resize == "pil_bilinear"
 
 
 def test_the_hover_scene_keeps_its_own_size(tmp_path: Path) -> None:
     capture.run(CaptureConfig(out=tmp_path, frames=4, image_size=(200, 240)))
     data = load_dataset(tmp_path, choose_size=True)
-    assert data.images.shape == (4, 200, 240, 3) and data.picture().resize == "none"
+    assert data.images.shape == (4, 200, 240, 3) and data.image().resize == "none"
 
 
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("obs:back", r"has front, place\. Expected the name of one that is a picture"),
-        ("obs:place", r"float32.*Expected a uint8 picture"),
+        ("obs:back", r"has front, place\. Expected the name of one that is an image"),
+        ("obs:place", r"float32.*Expected a uint8 image"),
         ("camera", r"'camera'. Expected render, obs or obs:KEY"),
     ],
 )
-def test_a_source_without_pictures_is_refused_before_anything_is_played(
+def test_a_source_without_images_is_refused_before_anything_is_played(
     tmp_path: Path, source: str, found: str
 ) -> None:
     env = registered("VinorewardTestTwoCameras-v0", TwoCameras)
@@ -679,7 +679,7 @@ def test_played_episodes_resumed_are_as_if_never_stopped(tmp_path: Path, stops: 
                 capture.run(dataclasses.replace(stopped, resume=(stopped.out).exists()))
         finally:
             gymnasium.registry[env].entry_point = Goals
-    # A kill may also lose pictures that the table lists.
+    # A kill may also lose images that the table lists.
     (stopped.out / rows_of(stopped.out)[-3]["file"]).unlink()
     capture.run(dataclasses.replace(stopped, resume=True))
     assert load_dataset(stopped.out).sha256 == load_dataset(config.out).sha256
@@ -817,7 +817,7 @@ def test_the_error_rate_that_the_episodes_support_is_said(
 
 
 class Dim(PandaHoverEnv):
-    """Another camera, and a light that differs between episodes: its own pictures."""
+    """Another camera, and a light that differs between episodes: its own images."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**({"image_size": (48, 64), "object_position": "random"} | kwargs))
@@ -841,7 +841,7 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
     assert {row["category"] for row in rows_of(config.out)} == set(CATEGORIES)
     plain = tmp_path / "plain"
     capture.run(CaptureConfig(out=plain, frames=30, image_size=(48, 64)))
-    # Its own pictures, of the same placements: darker, each by its own light.
+    # Its own images, of the same placements: darker, each by its own light.
     ratio = data.images.mean((1, 2, 3)) / load_dataset(plain).images.mean((1, 2, 3))
     assert 0.25 < ratio.min() < 0.45 and 0.65 < ratio.max() < 0.85
     # A bundle of them, as finetune describes it, is taken by wrappers.
@@ -849,7 +849,7 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
     golden = data.images[:4]
     spec = dataclasses.replace(
         tiny.SPEC,
-        picture=Picture(48, 64, mean=tiny.MEAN, std=tiny.STD, scene=data.scene),
+        image=ImageSpec(48, 64, mean=tiny.MEAN, std=tiny.STD, scene=data.scene),
     )
     logits = tiny.expected_logits(golden)
     bundle = save_bundle(tmp_path / "bundle", spec, {"model.onnx": model}, golden, logits)
@@ -893,9 +893,9 @@ def test_a_camera_can_be_asked_of_a_derived_environment(tmp_path: Path) -> None:
         )
 
 
-def test_an_environments_own_description_of_its_pictures_is_recorded(tmp_path: Path) -> None:
+def test_an_environments_own_description_of_its_images_is_recorded(tmp_path: Path) -> None:
     class Described(Goals):
-        picture_scene = {"camera": "above", "height": 16}  # noqa: RUF012
+        image_scene = {"camera": "above", "height": 16}  # noqa: RUF012
 
     env = registered("VinorewardTestDescribed-v0", Described)
     capture.run(CaptureConfig(out=tmp_path / "d", env=env, truth_key="there", frames=20))
@@ -918,7 +918,7 @@ def test_an_unknown_environment_and_an_unwritable_folder_are_errors(tmp_path: Pa
         capture.run(CaptureConfig(out=tmp_path / "file" / "below"))
 
 
-def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_does(
+def test_the_articles_images_are_drawn_large_and_resized_as_its_environment_does(
     tmp_path: Path,
 ) -> None:
     from vinoreward_envs.camera.spec import resized
@@ -940,7 +940,7 @@ def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_do
             np.testing.assert_array_equal(resized(drawn, 96, 128), image)
     finally:
         scene.close()
-    # Pictures of two kinds in one folder would be a data set of neither.
+    # Images of two kinds in one folder would be a data set of neither.
     small = capture.SETTINGS.of(out=out, frames=6, resume=True, fidelity=None)
     with pytest.raises(ConfigError, match="drawn"):
         capture.run(small)
@@ -948,7 +948,7 @@ def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_do
     assert len(rows_of(out)) == 6
 
 
-def test_the_articles_pictures_are_of_the_hover_task_only(tmp_path: Path, line_id: str) -> None:
+def test_the_articles_images_are_of_the_hover_task_only(tmp_path: Path, line_id: str) -> None:
     with pytest.raises(ConfigError, match="PandaHover"):
         capture.run(CaptureConfig(out=tmp_path, env=line_id, fidelity="article"))
 

@@ -56,7 +56,7 @@ def far(observation):
 
 
 class Towards(gymnasium.Env[np.ndarray, int]):
-    """A walk to a goal that random play seldom reaches; the picture shows place and goal."""
+    """A walk to a goal that random play seldom reaches; the image shows place and goal."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     observation_space = gymnasium.spaces.Box(-30, 30, (2,), np.float32)
@@ -75,9 +75,9 @@ class Towards(gymnasium.Env[np.ndarray, int]):
         return self._seen(), 0.0, False, False, {"is_success": self.at == self.goal}
 
     def render(self) -> Any:
-        picture = np.full((16, 20, 3), self.goal, np.uint8)
-        picture[..., 0] = 100 + self.at
-        return picture
+        image = np.full((16, 20, 3), self.goal, np.uint8)
+        image[..., 0] = 100 + self.at
+        return image
 
     def _seen(self) -> np.ndarray:
         return np.array([self.at, self.goal], np.float32)
@@ -118,7 +118,7 @@ def config(out: Path, policy: object, **more: Any) -> CaptureConfig:
     return CaptureConfig(out=out, policy=str(policy), **options)
 
 
-def test_episodes_are_mixed_and_each_picture_says_who_played(
+def test_episodes_are_mixed_and_each_image_says_who_played(
     tmp_path: Path, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a"
@@ -149,7 +149,7 @@ def test_an_action_beyond_the_limits_becomes_the_limit(script: Path) -> None:
     assert all(action == [1.0] and action.dtype == np.float32 for action in actions)
 
 
-def test_a_seed_gives_the_same_pictures_of_a_policy_also_after_a_stop(
+def test_a_seed_gives_the_same_images_of_a_policy_also_after_a_stop(
     tmp_path: Path,
     script: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -451,11 +451,11 @@ def test_shares_of_a_recorded_mix_are_numbers(tmp_path: Path) -> None:
         capture.SETTINGS.of(out=tmp_path, resume=True)
 
 
-def test_pictures_too_large_to_be_read_again_are_refused(tmp_path: Path, script: Path) -> None:
+def test_images_too_large_to_be_read_again_are_refused(tmp_path: Path, script: Path) -> None:
     larger = config(tmp_path / "data", f"{script}:act", image_size=(4096, 4097))
     with pytest.raises(ConfigError, match=r"--image-size 4096 4097 .* smaller --image-size"):
         capture.run(larger)
-    with pytest.raises(ConfigError, match=r"for 2 images in a picture"):
+    with pytest.raises(ConfigError, match=r"for 2 images in an image"):
         capture.run(dataclasses.replace(larger, image_size=(4096, 2049), stack=2))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of videos: labels by time, and videos that are not what they seem."""
+"""Images of videos: labels by time, and videos that are not what they seem."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_videos_become_episodes_with_labels_by_time(
     words = ["--from-video", str(videos), "--video-fps", "4", "--image-size", "16", "24"]
     assert main(["capture", *words, "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "28 pictures of 2 videos of 8 seconds" in said
+    assert "28 images of 2 videos of 8 seconds" in said
     assert f"next: vinoreward finetune --data {out}" in said
     rows = rows_of(out)
     assert [row["video"] for row in rows if row["episode"] == "1"] == ["b/c.mp4"] * 12
@@ -85,19 +85,19 @@ def test_videos_become_episodes_with_labels_by_time(
         assert times["a.mp4", second] == ("success" if second >= 2 else "failure")
         wanted = None if second >= 3 else "success" if second >= 1 else "failure"
         assert times.get(("b/c.mp4", second)) == wanted
-    # The pictures show the moments that they are said to.
+    # The images show the moments that they are said to.
     data = load_dataset(out)
-    assert data.images.shape == (28, 16, 24, 3) and data.picture().resize == "pil_bilinear"
+    assert data.images.shape == (28, 16, 24, 3) and data.image().resize == "pil_bilinear"
     seconds = np.array([float(row["second"]) for row in rows])
     red = data.images[..., 0].mean((1, 2))
     assert abs(red - 20 * (2 * seconds // 1) - 40).max() < 6
     assert read_about(out)["scene"] == {"videos": "videos"} and read_about(out)["complete"]
-    assert load_dataset(out).origin is None  # an episode is known by its first picture
+    assert load_dataset(out).origin is None  # an episode is known by its first image
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
-def test_a_picture_is_what_the_screen_shows_at_its_moment(tmp_path: Path, name: str) -> None:
-    """Few pictures a second must not show what comes up to half a period later."""
+def test_a_image_is_what_the_screen_shows_at_its_moment(tmp_path: Path, name: str) -> None:
+    """Few images a second must not show what comes up to half a period later."""
     folder, out = tmp_path / "videos", tmp_path / "data"
     film(folder / name, seconds=5)
     labelled(folder, [f"{name},0,0.4,failure", f"{name},2,,success"])
@@ -122,7 +122,7 @@ def test_a_stopped_conversion_goes_on_and_a_new_video_is_added(
     capture.run(config)
     from vinoreward_training.data import dataset_files
 
-    left, save = [20], dataset_files.save_picture
+    left, save = [20], dataset_files.save_image
 
     def stopping(path: Path, image: Any) -> None:
         left[0] -= 1
@@ -130,7 +130,7 @@ def test_a_stopped_conversion_goes_on_and_a_new_video_is_added(
             raise KeyboardInterrupt
         save(path, image)
 
-    monkeypatch.setattr(dataset_files, "save_picture", stopping)
+    monkeypatch.setattr(dataset_files, "save_image", stopping)
     assert main(["capture", "--from-video", str(videos), "--out", str(out)]) == 130
     (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
     assert len(rows_of(out)) == 19
@@ -200,7 +200,7 @@ def test_videos_of_several_sizes_are_taken_at_the_most_common_made_smaller(
     said = capsys.readouterr().out
     assert "1 .wmv" in said and "images of 32x48 and other sizes are resized to 32x48" in said
     data = load_dataset(tmp_path / "out")
-    assert data.images.shape[1:3] == (32, 48) and data.picture().resize == "pil_bilinear"
+    assert data.images.shape[1:3] == (32, 48) and data.image().resize == "pil_bilinear"
     film(tmp_path / "large.mp4", size=(200, 320))
     labels = labelled(tmp_path, ["large.mp4,,2,failure", "large.mp4,2,,success"])
     config = CaptureConfig(out=tmp_path / "x", from_video=tmp_path / "large.mp4", labels=labels)

@@ -17,14 +17,14 @@ from vinoreward_training.policy.claims import ClaimSample
 from vinoreward_training.runs.report import read_table
 
 
-def picture(episode: int) -> np.ndarray:
+def image(episode: int) -> np.ndarray:
     return np.random.default_rng(episode).integers(0, 256, (6, 8, 3), dtype=np.uint8)
 
 
 def claim(sample: ClaimSample, episode: int, **more: Any) -> bool:
     drawn = sample.wants(episode)
     if drawn is not None:
-        sample.add(picture(episode), drawn, step=10 * episode, episode=episode, **more)
+        sample.add(image(episode), drawn, step=10 * episode, episode=episode, **more)
     return drawn is not None
 
 
@@ -40,7 +40,7 @@ def episodes_of(folder: Path) -> set[int]:
 def label(run: Path, answers: dict[int, str], by: str = "ann") -> None:
     with LabelLog(run / "labels.jsonl") as log:
         for episode, answer in answers.items():
-            digest = digest_of(picture(episode))
+            digest = digest_of(image(episode))
             log.add(Label(f"{episode:06d}.png", digest, answer, by, now(), 1.0))  # type: ignore[arg-type]
 
 
@@ -60,7 +60,7 @@ def test_every_claim_is_as_likely_to_be_kept(tmp_path: Path) -> None:
 def test_folder_and_table_agree_and_stay_small(tmp_path: Path) -> None:
     sample = ClaimSample(tmp_path, 10, seed=3)
     for episode in range(200):
-        claim(sample, episode, probability=0.9, odd=0.2, true=episode % 2)
+        claim(sample, episode, probability=0.9, ood_score=0.2, true=episode % 2)
         if episode % 30 == 0:
             sample.write()
             assert episodes_of(tmp_path / "claims") == set(kept(tmp_path))
@@ -68,7 +68,7 @@ def test_folder_and_table_agree_and_stay_small(tmp_path: Path) -> None:
     assert len(kept(tmp_path)) == 10 == len(sample)
     source = of_run(tmp_path)
     for index, name in enumerate(source.names):
-        assert np.array_equal(source.read(index), picture(int(name[:6])))
+        assert np.array_equal(source.read(index), image(int(name[:6])))
         assert source.numbers["true"][index] == int(name[:6]) % 2
     assert sorted(source.numbers["drawn"]) == list(np.sort(source.numbers["drawn"]))
 
@@ -106,7 +106,7 @@ def test_what_is_labelled_is_not_removed(tmp_path: Path) -> None:
     assert len(kept(tmp_path)) <= 7
 
 
-def test_a_label_just_given_and_one_of_later_steps_keep_their_pictures(tmp_path: Path) -> None:
+def test_a_label_just_given_and_one_of_later_steps_keep_their_images(tmp_path: Path) -> None:
     """The training did not read the log since; or goes on from a checkpoint before the claim."""
     sample = ClaimSample(tmp_path, 3, seed=1)
     for episode in range(60):
@@ -119,16 +119,16 @@ def test_a_label_just_given_and_one_of_later_steps_keep_their_pictures(tmp_path:
         claim(sample, episode)
     sample.write()
     assert before < episodes_of(tmp_path / "claims")
-    pictures = {one.name: one.read_bytes() for one in (tmp_path / "claims").glob("*.png")}
+    images = {one.name: one.read_bytes() for one in (tmp_path / "claims").glob("*.png")}
     again = ClaimSample(tmp_path, 60, seed=1, until=10 * last - 1)
-    for episode in range(last, last + 40):  # repeated, with other pictures
+    for episode in range(last, last + 40):  # repeated, with other images
         drawn = again.wants(episode)
         if drawn is not None:
-            again.add(picture(1000 + episode), drawn, step=10 * episode, episode=episode)
+            again.add(image(1000 + episode), drawn, step=10 * episode, episode=episode)
     again.write()
     for episode in before:
         name = f"{episode:06d}.png"
-        assert (tmp_path / "claims" / name).read_bytes() == pictures[name]
+        assert (tmp_path / "claims" / name).read_bytes() == images[name]
     assert len(episodes_of(tmp_path / "claims")) > 30
 
 
@@ -180,7 +180,7 @@ def test_labels_count_in_the_order_of_the_draw_up_to_the_first_without(tmp_path:
     assert bound is not None and bound.labels == 20, "newer ones than the newest label are left out"
 
 
-def test_people_who_disagree_leave_it_unclear_and_a_replaced_picture_does_not_count(
+def test_people_who_disagree_leave_it_unclear_and_a_replaced_image_does_not_count(
     tmp_path: Path,
 ) -> None:
     sample = ClaimSample(tmp_path, 50, seed=1)
@@ -193,7 +193,7 @@ def test_people_who_disagree_leave_it_unclear_and_a_replaced_picture_does_not_co
     other = ClaimSample(tmp_path, 50, seed=1)
     drawn = other.wants(0)
     assert drawn is not None
-    other.add(picture(99), drawn, step=0, episode=0)
+    other.add(image(99), drawn, step=0, episode=0)
     assert other.labelled() is None
 
 

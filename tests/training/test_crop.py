@@ -1,4 +1,4 @@
-"""``finetune --image-crop``: a part of each picture, in training as in use."""
+"""``finetune --image-crop``: a part of each image, in training as in use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import pytest
-from picture_folders import SIZE, pictures, write_folder, write_views
+from image_folders import SIZE, make_images, write_folder, write_views
 from PIL import Image
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, DatasetError, PictureMismatchError
+from vinoreward.errors import ConfigError, DatasetError, ImageMismatchError
 from vinoreward.files import sha256
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Axis, SearchSpace
@@ -29,7 +29,7 @@ from vinoreward_training.configs import (
 )
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.labelling.labels import Answer, Label, LabelLog, now
-from vinoreward_training.labelling.sources import digest_of, labelled_pictures
+from vinoreward_training.labelling.sources import digest_of, labelled_images
 from vinoreward_training.mending import command as mending
 from vinoreward_training.mending import refit
 from vinoreward_training.mending.examples import FILE as EXAMPLES_FILE
@@ -43,7 +43,7 @@ RESIZED = (40, 52)
 
 def write_whole(folder: Path, count: int, seed: int = 0) -> np.ndarray:
     """Write what a camera shows: the part that matters is at (10, 24), noise is around it."""
-    parts, labels = pictures(count, seed)
+    parts, labels = make_images(count, seed)
     whole = np.random.default_rng(1).integers(0, 256, (count, *WHOLE, 3), dtype=np.uint8)
     whole[:, TOP : TOP + SIZE[0], LEFT : LEFT + SIZE[1]] = parts
     for index, (image, label) in enumerate(zip(whole, labels, strict=True)):
@@ -119,27 +119,25 @@ def test_a_training_reads_what_somebody_else_would_have_cut(
 
 
 @pytest.mark.slow
-def test_the_bundle_and_the_commands_after_it_read_the_whole_pictures(
+def test_the_bundle_and_the_commands_after_it_read_the_whole_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One training for all that follows it: INT8, another threshold, labels and a mending."""
     data = tmp_path / "whole"
-    whole, (parts, labels) = write_whole(data, 700), pictures(700)
+    whole, (parts, labels) = write_whole(data, 700), make_images(700)
     config = FinetuneConfig(
         data=data, out=tmp_path / "run", image_crop=(TOP, LEFT, *SIZE), image_size=RESIZED,
         epochs=1, batch_size=16, target_fpr=0.1, threads=1,
     )  # fmt: skip
     assert finetune.run(config) == 0
     bundle = Bundle.load(tmp_path / "run" / "bundle")
-    assert bundle.spec.picture.crop == (TOP, LEFT, *SIZE)
-    assert (bundle.spec.picture.height, bundle.spec.picture.width) == RESIZED
-    with Classifier(bundle) as classifier, Classifier(bundle.of_cut_pictures()) as of_parts:
+    assert bundle.spec.image.crop == (TOP, LEFT, *SIZE)
+    assert (bundle.spec.image.height, bundle.spec.image.width) == RESIZED
+    with Classifier(bundle) as classifier, Classifier(bundle.of_cut_images()) as of_parts:
         probabilities = classifier.probability(whole[:40])
         np.testing.assert_array_equal(probabilities > 0.5, labels[:40] == 1)
         np.testing.assert_array_equal(of_parts.probability(parts[:40]), probabilities)
-        with pytest.raises(
-            PictureMismatchError, match=r"at least 42 x 64 .*crops 32 x 40 at row 10"
-        ):
+        with pytest.raises(ImageMismatchError, match=r"at least 42 x 64 .*crops 32 x 40 at row 10"):
             classifier.probability(parts)
 
     gated = QuantizeConfig(bundle=bundle.path, data=data, max_second_looks=1.0, calibration=32)
@@ -150,15 +148,15 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_pictures(
         assert classifier.band == quantized.spec.decision.int8_band is not None
         agreed = classifier.compute_reward(whole) == exact.compute_reward(whole)
         assert agreed.mean() >= 0.99
-        assert 0 <= classifier.second_looks <= classifier.looks == len(whole)
+        assert 0 <= classifier.second_looks <= classifier.scored == len(whole)
 
     fresh = tmp_path / "fresh"
     write_whole(fresh, 160, seed=1)
     again = CalibrateConfig(bundle=bundle.path, data=fresh, target_fpr=0.2)
     assert calibrate.run(again) == 0
-    assert Bundle.load(bundle.path).spec.picture.crop == (TOP, LEFT, *SIZE)
+    assert Bundle.load(bundle.path).spec.image.crop == (TOP, LEFT, *SIZE)
 
-    # Labels are of whole pictures too.
+    # Labels are of whole images too.
     labelled = tmp_path / "labelled"
     labelled.mkdir()
     with LabelLog(labelled / "labels.jsonl") as log:
@@ -202,23 +200,23 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_pictures(
     assert not examples.exists(), "what the training no longer needs takes no room"
     assert said.count("that look like successes to the network: light 0") == 3
     better = Bundle.load(tmp_path / "mended" / "bundle").spec
-    assert better.picture == bundle.spec.picture
+    assert better.image == bundle.spec.image
     assert better.dataset["counts"]["category:labelled"] == 40
     assert sha256(bundle.path / "bundle.json") == before
 
 
-def test_labelled_pictures_are_cut(tmp_path: Path) -> None:
+def test_labelled_images_are_cut(tmp_path: Path) -> None:
     whole = write_whole(tmp_path, 4)
     labels = [
         Label("failure/0000.png", digest_of(whole[0]), "failure", "ann", now(), 1.0),
         Label("success/0001.png", digest_of(whole[1]), "success", "ann", now(), 1.0),
     ]
-    parts, answers = pictures(4)
-    found = labelled_pictures(tmp_path, labels, SIZE, crop=(TOP, LEFT, *SIZE))
+    parts, answers = make_images(4)
+    found = labelled_images(tmp_path, labels, SIZE, crop=(TOP, LEFT, *SIZE))
     np.testing.assert_array_equal(found.images, parts[:2])
     np.testing.assert_array_equal(found.labels, answers[:2])
     with pytest.raises(DatasetError, match=r"0000.png has 48x72 .*at least 49x64"):
-        labelled_pictures(tmp_path, labels, SIZE, crop=(TOP + 7, LEFT, *SIZE))
+        labelled_images(tmp_path, labels, SIZE, crop=(TOP + 7, LEFT, *SIZE))
 
 
 def test_a_crop_that_cannot_be(tmp_path: Path) -> None:
@@ -237,7 +235,7 @@ def test_a_crop_that_cannot_be(tmp_path: Path) -> None:
     refused(write_views(tmp_path / "views", 80), (0, 0, 40, 40), "several views below each other")
     for about, words in [
         ({"image_size": [32, 40]}, "resized as they were captured.*own size with --image-size"),
-        ({"scene": dict(PandaHoverEnv().picture_scene)}, "pictures of the hover scene"),
+        ({"scene": dict(PandaHoverEnv().image_scene)}, "images of the hover scene"),
     ]:
         (data / "dataset.json").write_text(json.dumps(about))
         refused(data, (0, 0, 16, 16), words)

@@ -1,4 +1,4 @@
-"""Reading labelled pictures: our captures and anybody's image folder."""
+"""Reading labelled images: our captures and anybody's image folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from vinoreward.errors import DatasetError, InputError
-from vinoreward.images import read_picture
+from vinoreward.images import read_image
 from vinoreward.machine import free_memory
 from vinoreward_training.data.dataset import (
     load_dataset,
@@ -29,22 +29,22 @@ from vinoreward_training.data.dataset import (
     split_by_episode,
     telling_numbers,
 )
-from vinoreward_training.data.dataset_files import stack_pictures
+from vinoreward_training.data.dataset_files import stack_images
 
 
-def picture(path: Path, value: int, size: tuple[int, int] = (16, 20)) -> None:
+def image(path: Path, value: int, size: tuple[int, int] = (16, 20)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((*size, 3), value, dtype=np.uint8)).save(path)
 
 
 def image_folder(folder: Path, names: tuple[str, str] = ("failure", "success")) -> Path:
     for number in range(4):
-        picture(folder / names[0] / f"{number}.png", number)
-        picture(folder / names[1] / f"{number}.png", 100 + number)
+        image(folder / names[0] / f"{number}.png", number)
+        image(folder / names[1] / f"{number}.png", 100 + number)
     return folder
 
 
-def test_any_image_folder_is_a_dataset_with_one_episode_per_picture(tmp_path: Path) -> None:
+def test_any_image_folder_is_a_dataset_with_one_episode_per_image(tmp_path: Path) -> None:
     dataset = load_dataset(image_folder(tmp_path))
     assert dataset.images.shape == (8, 16, 20, 3)
     assert dataset.images.dtype == np.uint8
@@ -82,17 +82,17 @@ def test_a_table_gives_episodes_and_decides_what_belongs(tmp_path: Path) -> None
 def test_the_hash_is_of_the_contents(tmp_path: Path) -> None:
     first = load_dataset(image_folder(tmp_path / "a")).sha256
     assert load_dataset(image_folder(tmp_path / "b")).sha256 == first
-    picture(tmp_path / "b" / "success" / "0.png", 77)
+    image(tmp_path / "b" / "success" / "0.png", 77)
     assert load_dataset(tmp_path / "b").sha256 != first
 
 
 def test_one_class_is_an_error(tmp_path: Path) -> None:
-    picture(tmp_path / "success" / "0.png", 1)
-    with pytest.raises(DatasetError, match=r"all 1 pictures .* are successes"):
+    image(tmp_path / "success" / "0.png", 1)
+    with pytest.raises(DatasetError, match=r"all 1 images .* are successes"):
         load_dataset(tmp_path)
 
 
-def test_a_broken_picture_is_named(tmp_path: Path) -> None:
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
     image_folder(tmp_path)
     broken = tmp_path / "success" / "2.png"
     broken.write_bytes(broken.read_bytes()[:40])
@@ -118,7 +118,7 @@ def test_all_broken_images_are_listed_or_left_out(
     assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert "success/1.png" in capsys.readouterr().out
     # So do the commands that follow on the same folder.
-    assert len(load_labelled(tmp_path, dataset.picture(), "success").files) == 6
+    assert len(load_labelled(tmp_path, dataset.image(), "success").files) == 6
     assert "(2 of 8 images)" in capsys.readouterr().out
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"no image")
@@ -132,7 +132,7 @@ def test_what_nobody_meant_is_skipped_and_what_is_passed_over_is_counted(
     image_folder(tmp_path)
     hidden = ("success/.ipynb_checkpoints", "success/a/.cache/b", "__MACOSX/success", ".trash")
     for number, folder in enumerate((*hidden, "failure/@eaDir", "success/a")):
-        picture(tmp_path / folder / "9.png", 40 + number)
+        image(tmp_path / folder / "9.png", 40 + number)
     (tmp_path / "success" / "0.png").rename(tmp_path / "success" / "0.JFIF")
     for name in ("success/1.tif", "failure/1.tif", "failure/1.HEIC", "success/notes.txt", "9.png"):
         shutil.copy(tmp_path / "failure" / "0.png", tmp_path / name)
@@ -176,7 +176,7 @@ def test_labels_that_differ_in_case_or_spaces_or_are_empty_are_refused(
 
 def test_several_sizes_are_an_error_unless_a_size_is_asked_for(tmp_path: Path) -> None:
     image_folder(tmp_path)
-    picture(tmp_path / "success" / "9.png", 5, size=(30, 20))
+    image(tmp_path / "success" / "9.png", 5, size=(30, 20))
     with pytest.raises(DatasetError, match=r"9\.png has 30x20 pixels.*--image-size 16 20"):
         load_dataset(tmp_path)
     dataset = load_dataset(tmp_path, size=(16, 20))
@@ -200,11 +200,11 @@ def test_the_most_common_size_is_chosen_and_made_smaller(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for number, size in enumerate([other, usual, usual, other, usual]):
-        picture(tmp_path / "success" / f"{number}.png", number, size)
-        picture(tmp_path / "failure" / f"{number}.png", number, size)
+        image(tmp_path / "success" / f"{number}.png", number, size)
+        image(tmp_path / "failure" / f"{number}.png", number, size)
     dataset = load_dataset(tmp_path, choose_size=True)
     assert dataset.images.shape == (10, *found, 3)
-    assert dataset.picture().resize == "pil_bilinear"
+    assert dataset.image().resize == "pil_bilinear"
     (said,) = capsys.readouterr().out.splitlines()
     sizes = f"{usual[0]}x{usual[1]} and other sizes are resized to {found[0]}x{found[1]}"
     assert said.startswith(f"images of {sizes}") and "--image-size" in said
@@ -214,9 +214,9 @@ def test_no_size_is_chosen_where_images_are_small_or_a_capture_chose_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = load_dataset(image_folder(tmp_path / "small"), choose_size=True)
-    assert small.images.shape[1:3] == (16, 20) and small.picture().resize == "none"
+    assert small.images.shape[1:3] == (16, 20) and small.image().resize == "none"
     for label in ("success", "failure"):
-        picture(tmp_path / "large" / label / "0.png", 7, (200, 300))
+        image(tmp_path / "large" / label / "0.png", 7, (200, 300))
     assert load_dataset(tmp_path / "large", choose_size=True).images.shape[1:3] == (107, 160)
     (tmp_path / "large" / "dataset.json").write_text('{"format": "vinoreward image folder 1"}')
     capsys.readouterr()
@@ -226,23 +226,23 @@ def test_no_size_is_chosen_where_images_are_small_or_a_capture_chose_it(
 
 def test_a_part_that_is_cut_out_has_its_own_size_chosen(tmp_path: Path) -> None:
     for label in ("success", "failure"):
-        picture(tmp_path / label / "0.png", 7, (400, 500))
-        picture(tmp_path / label / "1.png", 7, (500, 400))
+        image(tmp_path / label / "0.png", 7, (400, 500))
+        image(tmp_path / label / "1.png", 7, (500, 400))
     cut = load_dataset(tmp_path, crop=(10, 20, 300, 320), choose_size=True)
     assert cut.images.shape[1:3] == (150, 160)
-    assert cut.picture().crop == (10, 20, 300, 320) and cut.picture().resize == "pil_bilinear"
+    assert cut.image().crop == (10, 20, 300, 320) and cut.image().resize == "pil_bilinear"
 
 
-def test_no_pictures_and_no_folder_are_errors(tmp_path: Path) -> None:
+def test_no_images_and_no_folder_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"vinoreward capture --out '.*/not there'$"):
         load_dataset(tmp_path / "not there")
-    with pytest.raises(DatasetError, match="holds no pictures"):
+    with pytest.raises(DatasetError, match="holds no images"):
         load_dataset(tmp_path)
     with pytest.raises(DatasetError, match="vinoreward capture"):
         load_dataset(tmp_path / "nothing")
 
 
-def test_a_listed_picture_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_a_listed_image_that_is_gone_is_an_error(tmp_path: Path) -> None:
     image_folder(tmp_path)
     (tmp_path / "metadata.csv").write_text(
         "file,label,episode\nsuccess/0.png,success,0\nfailure/gone.png,failure,1\n"
@@ -254,11 +254,11 @@ def test_a_listed_picture_that_is_gone_is_an_error(tmp_path: Path) -> None:
 def episodes_folder(
     folder: Path, count: int, *, env: str = "PandaHoverRandom-v0", seed: int = 3, step: int = 3
 ) -> Path:
-    """Write a capture of ``count`` pictures, ``step`` to an episode, a success in each."""
+    """Write a capture of ``count`` images, ``step`` to an episode, a success in each."""
     rows = ["file,label,episode"]
     for number in range(count):
         label = "success" if number % 3 == 0 else "failure"
-        picture(folder / label / f"{number:03d}.png", number)
+        image(folder / label / f"{number:03d}.png", number)
         rows.append(f"{label}/{number:03d}.png,{label},{number // step}")
     (folder / "metadata.csv").write_text("\n".join(rows))
     about = {"env": env, "seed": seed, "scene": {"scene": "panda-hover"}}
@@ -293,18 +293,18 @@ def test_a_grown_capture_moves_no_episode_to_another_part(tmp_path: Path) -> Non
     )
 
 
-def test_what_drew_a_picture_decides_its_part_and_not_where_it_is_kept(tmp_path: Path) -> None:
+def test_what_drew_a_image_decides_its_part_and_not_where_it_is_kept(tmp_path: Path) -> None:
     first = sides(episodes_folder(tmp_path / "first", 90))
-    # The scene draws the same picture whichever of its environments is named.
+    # The scene draws the same image whichever of its environments is named.
     assert sides(episodes_folder(tmp_path / "env", 90, env="PandaHover-v0")) == first
     assert sides(episodes_folder(tmp_path / "seed", 90, seed=4)) != first
 
 
-def test_pictures_without_episodes_are_split_by_their_content(tmp_path: Path) -> None:
+def test_images_without_episodes_are_split_by_their_content(tmp_path: Path) -> None:
     for number in range(120):
         name = "success" if number % 2 else "failure"
-        picture(tmp_path / "a" / name / f"{number:03d}.png", number)
-        picture(tmp_path / "b" / name / f"{200 - number:03d}.png", number)
+        image(tmp_path / "a" / name / f"{number:03d}.png", number)
+        image(tmp_path / "b" / name / f"{200 - number:03d}.png", number)
     moved = {
         f"{file.split('/')[0]}/{200 - int(file[-7:-4]):03d}.png": side
         for file, side in sides(tmp_path / "a").items()
@@ -313,8 +313,8 @@ def test_pictures_without_episodes_are_split_by_their_content(tmp_path: Path) ->
 
 
 def test_too_few_episodes_to_split_is_an_error(tmp_path: Path) -> None:
-    picture(tmp_path / "success" / "0.png", 1)
-    picture(tmp_path / "failure" / "0.png", 2)
+    image(tmp_path / "success" / "0.png", 1)
+    image(tmp_path / "failure" / "0.png", 2)
     with pytest.raises(DatasetError, match="add more images of either class"):
         split_by_episode(load_dataset(tmp_path))
 
@@ -323,7 +323,7 @@ def test_too_few_episodes_to_split_is_an_error(tmp_path: Path) -> None:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A small PNG that decodes to a black picture of any size."""
+    """A small PNG that decodes to a black image of any size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(kind + data))
@@ -357,16 +357,14 @@ def test_a_small_file_with_huge_pixels_is_refused_before_it_is_decoded(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "PPM", "ICO"])
-def test_a_picture_of_another_format_is_refused_whatever_its_name(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_image_of_another_format_is_refused_whatever_its_name(tmp_path: Path, kind: str) -> None:
     image_folder(tmp_path)
     Image.new("RGB", (20, 16)).save(tmp_path / "success" / "0.png", format=kind)
     with pytest.raises(DatasetError, match=r"success/0\.png cannot be read.*PNG, JPEG, BMP"):
         load_dataset(tmp_path)
 
 
-def test_every_picture_is_opened_by_its_formats() -> None:
+def test_every_image_is_opened_by_its_formats() -> None:
     """``Image.open`` alone tries all that PIL knows, programs that it starts among them."""
     calls = 0
     for package in ("vinoreward", "envs", "actors", "training", "assets"):
@@ -396,14 +394,14 @@ def test_no_postscript_of_a_dataset_is_run(tmp_path: Path, monkeypatch: pytest.M
     assert not trace.exists()
 
 
-def test_a_pipe_is_no_picture_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
     image_folder(tmp_path)
     (tmp_path / "success" / "0.png").unlink()
     os.mkfifo(tmp_path / "success" / "0.png")
     with pytest.raises(DatasetError, match=r"success/0\.png"):
         load_dataset(tmp_path)
     with pytest.raises(InputError, match="no plain file"):
-        read_picture(tmp_path / "success" / "0.png")
+        read_image(tmp_path / "success" / "0.png")
 
 
 def linked_folder(tmp_path: Path, what: str) -> Path:
@@ -535,18 +533,18 @@ def test_names_that_cannot_be_printed_are_refused_and_shown(tmp_path: Path) -> N
         str(refused.value).encode("utf-8")
 
 
-def test_more_pictures_than_memory_is_said_before_they_are_read(tmp_path: Path) -> None:
+def test_more_images_than_memory_is_said_before_they_are_read(tmp_path: Path) -> None:
     folder = image_folder(tmp_path)
     free = free_memory()
     assert free is not None and 1e6 < free < 1e14
     many = ["success/0.png"] * (free // 40_000_000 + 1)
     with pytest.raises(DatasetError, match=r"GB at 4096x4096 .*GB are free.*--image-size"):
-        stack_pictures(folder, many, (4096, 4096))
-    with pytest.raises(DatasetError, match=r"8 pictures .*GB are free"):
+        stack_images(folder, many, (4096, 4096))
+    with pytest.raises(DatasetError, match=r"8 images .*GB are free"):
         load_dataset(folder, size=(1_000_000, 1_000_000))
 
 
-def test_any_damage_of_a_picture_ends_in_a_sentence_or_the_same_size(tmp_path: Path) -> None:
+def test_any_damage_of_a_image_ends_in_a_sentence_or_the_same_size(tmp_path: Path) -> None:
     path = tmp_path / "x"
     random = np.random.default_rng(0)
     noise = Image.fromarray(random.integers(0, 256, (16, 20, 3)).astype(np.uint8))
@@ -559,7 +557,7 @@ def test_any_damage_of_a_picture_ends_in_a_sentence_or_the_same_size(tmp_path: P
                 data[place] = random.integers(256)
             path.write_bytes(bytes(data))
             try:
-                assert read_picture(path).ndim == 3
+                assert read_image(path).ndim == 3
             except InputError as error:
                 assert "Expected a whole PNG" in str(error)
 
@@ -605,21 +603,21 @@ def test_any_damage_of_a_table_or_description_ends_in_a_sentence_or_a_dataset(
 
 
 def test_a_jpeg_of_very_many_scans_is_refused(tmp_path: Path) -> None:
-    """Each takes as long as drawing the picture, and 33 bytes."""
+    """Each takes as long as drawing the image, and 33 bytes."""
     stream = io.BytesIO()
     Image.fromarray(np.full((64, 64, 3), 9, np.uint8)).save(stream, "JPEG", progressive=True)
     whole = stream.getvalue()
     last = whole.rindex(b"\xff\xda")
     (tmp_path / "few.jpg").write_bytes(whole[:last] + 50 * whole[last:-2] + whole[-2:])
     (tmp_path / "many.jpg").write_bytes(whole[:last] + 200 * whole[last:-2] + whole[-2:])
-    # What lies behind the picture, such as a phone's short video, is not looked at.
+    # What lies behind the image, such as a phone's short video, is not looked at.
     (tmp_path / "more.jpg").write_bytes(whole + 200 * b"\xff\xda")
-    assert read_picture(tmp_path / "few.jpg").shape == (64, 64, 3)
+    assert read_image(tmp_path / "few.jpg").shape == (64, 64, 3)
     np.testing.assert_array_equal(
-        read_picture(tmp_path / "more.jpg"), np.asarray(Image.open(stream).convert("RGB"))
+        read_image(tmp_path / "more.jpg"), np.asarray(Image.open(stream).convert("RGB"))
     )
     with pytest.raises(InputError, match=r"many\.jpg cannot be read .*: it has 2\d\d scans"):
-        read_picture(tmp_path / "many.jpg")
+        read_image(tmp_path / "many.jpg")
 
 
 def test_the_documented_table_of_own_frames_makes_a_dataset(
@@ -666,7 +664,7 @@ def test_a_number_that_tells_the_label_is_warned_of() -> None:
         return {"goal": episode % 7, "height": success + random.uniform(), "noise": random.normal()}
 
     (warned,) = telling_numbers(table_of(60, numbers))
-    assert warned.startswith("height alone tells the label of 100% of the pictures; if that is not")
+    assert warned.startswith("height alone tells the label of 100% of the images; if that is not")
     # Far fewer episodes than numbers: one of them fits by chance.
     few = table_of(8, lambda episode, success: {f"n{i}": random.normal() for i in range(200)})
     assert telling_numbers(few) == []
@@ -678,23 +676,23 @@ def test_a_number_that_tells_the_label_is_warned_of() -> None:
         if (row["label"] == "success") == (float(row["goal"]) < 4) or int(row["episode"]) % 6 == 0
     ]
     trap = next(sentence for sentence in telling_numbers(easy) if sentence.startswith("goal"))
-    assert re.search(r"goal alone tells the label of [89]\d% of the pictures; it is the same", trap)
+    assert re.search(r"goal alone tells the label of [89]\d% of the images; it is the same", trap)
     labels = [{**row, "label": {"success": "good", "failure": "bad"}[row["label"]]} for row in easy]
     assert telling_numbers(labels, "good") == telling_numbers(easy)
 
 
-@pytest.mark.parametrize(("both", "said"), [(0, None), (40, "80 of 200 pictures"), (70, "refused")])
-def test_pictures_of_both_labels_are_said_before_a_training(
+@pytest.mark.parametrize(("both", "said"), [(0, None), (40, "80 of 200 images"), (70, "refused")])
+def test_images_of_both_labels_are_said_before_a_training(
     tmp_path: Path, both: int, said: str | None
 ) -> None:
     random = np.random.default_rng(0)
     for index in range(100):
         for label in ("failure", "success"):
             if label == "failure" or index >= both:
-                picture = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                image = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
             path = tmp_path / label / f"{index:03d}.png"
             path.parent.mkdir(exist_ok=True)
-            Image.fromarray(picture).save(path)
+            Image.fromarray(image).save(path)
     dataset = load_dataset(tmp_path)
     if said == "refused":
         with pytest.raises(DatasetError, match=r"140 of 200 .* failure/000.png and success/000"):

@@ -1,4 +1,4 @@
-"""Pictures of a failing camera: how they are drawn, and what the shipped classifier says."""
+"""Images of a failing camera: how they are drawn, and what the shipped classifier says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from picture_folders import write_views
+from image_folders import write_views
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.images import View
@@ -37,7 +37,7 @@ def sources(height: int = 96, width: int = 128) -> np.ndarray:
     st.integers(0, 2**32),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_family_draws_a_picture_of_the_given_size(
+def test_every_family_draws_a_image_of_the_given_size(
     family: str, height: int, width: int, seed: int
 ) -> None:
     images = sources(height, width)
@@ -80,7 +80,7 @@ def test_of_two_cameras_one_dies_or_both(family: str) -> None:
     frames = dead_frames([family] * 60, images, np.array([2]), np.random.default_rng(1), views)
     dead = changed(frames, images[2], views)
     some = [each for each in dead if not all(each)]
-    if family in PARTIAL:  # half a picture is as one that something hides
+    if family in PARTIAL:  # half an image is as one that something hides
         assert len(some) < 10  # a few damaged rows may be as they were
     else:
         assert 15 < len(some) < 45
@@ -102,7 +102,7 @@ def test_a_dataset_of_two_cameras_is_judged_on_one_dead_camera(tmp_path: Path) -
     assert min(dead[(True, True)], dead[(True, False)], dead[(False, True)]) > 60
 
 
-def test_a_camera_that_died_is_dead_in_its_last_pictures() -> None:
+def test_a_camera_that_died_is_dead_in_its_last_images() -> None:
     views = [View(name, 32, age=age) for name in ("front", "wrist") for age in (2, 1, 0)]
     images = sources(height=192, width=32)
     random = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""The demo from its first picture to its report, stopped on the way and continued."""
+"""The demo from its first image to its report, stopped on the way and continued."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def tiny(out: Path, **settings: object) -> DemoConfig:
     return dataclasses.replace(DemoConfig(out=out), **{**TINY, **settings})  # type: ignore[arg-type]
 
 
-def test_by_default_it_starts_from_the_shipped_weights_and_other_pictures() -> None:
+def test_by_default_it_starts_from_the_shipped_weights_and_other_images() -> None:
     config = settled(DemoConfig())
     shipped = Bundle.load("panda-hover-classifier")
     assert config.weights == shipped.path / "model.safetensors"

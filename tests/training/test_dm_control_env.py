@@ -109,7 +109,7 @@ def test_an_action_is_repeated_and_its_rewards_are_added() -> None:
     assert ends == [False, False, False, True]  # 1000 control steps: the fourth is cut short
 
 
-def test_options_of_the_picture_that_the_task_does_not_have_are_refused() -> None:
+def test_options_of_the_image_that_the_task_does_not_have_are_refused() -> None:
     pytest.importorskip("dm_control")
     for option, value in (("action_repeat", 0), ("height", 0), ("width", 4000), ("height", 9.5)):
         with pytest.raises(ConfigError, match=f"found {option}={value}"):
@@ -121,7 +121,7 @@ def test_options_of_the_picture_that_the_task_does_not_have_are_refused() -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(ctypes.util.find_library("OSMesa") is None, reason="needs libosmesa6")
-def test_size_camera_and_shadows_of_a_picture() -> None:
+def test_size_camera_and_shadows_of_a_image() -> None:
     pytest.importorskip("dm_control")
     code = (
         "import os\n"
@@ -131,10 +131,10 @@ def test_size_camera_and_shadows_of_a_picture() -> None:
         "    env = make_env('dm_control/reacher-easy', {'height': 48, 'width': 64, **options},\n"
         "        render_mode='rgb_array')\n"
         "    env.reset(seed=1)\n"
-        "    picture = env.render()\n"
+        "    image = env.render()\n"
         "    env.close()\n"
-        "    assert picture.shape == (48, 64, 3) and picture.dtype == 'uint8'\n"
-        "    return picture.astype(int)\n"
+        "    assert image.shape == (48, 64, 3) and image.dtype == 'uint8'\n"
+        "    return image.astype(int)\n"
         "table, plain, hand = drawn(), drawn(shadows=False), drawn(camera='hand', shadows=False)\n"
         "tip = hand[24, 32]\n"  # the fingertip's camera has it in its middle, the other has not
         "print(abs(table - plain).mean() > 1, tip[0] > 2 * tip[2], plain[24, 32, 2] > 50)\n"
@@ -143,12 +143,12 @@ def test_size_camera_and_shadows_of_a_picture() -> None:
 
 
 @pytest.mark.slow
-def test_pictures_that_cannot_be_drawn_are_said() -> None:
+def test_images_that_cannot_be_drawn_are_said() -> None:
     pytest.importorskip("dm_control")
     code = (
         "from vinoreward.errors import MissingDisplayError\n"
         "from vinoreward_actors.tasks.lookup import make_task\n"
-        "make_task('cartpole-balance').reset()\n"  # loads dm_control without pictures
+        "make_task('cartpole-balance').reset()\n"  # loads dm_control without images
         "try:\n"
         "    make_task('cartpole-balance', render_mode='rgb_array')\n"
         "except MissingDisplayError as error:\n"

@@ -1,4 +1,4 @@
-"""From labelled pictures to a bundle: the loop, the threshold, the files."""
+"""From labelled images to a bundle: the loop, the threshold, the files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from full_disk import nearly_full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from picture_folders import SIZE, pictures, write_folder
+from image_folders import SIZE, make_images, write_folder
 from PIL import Image
 from safetensors.torch import load as safetensors_of
 from safetensors.torch import save as safetensors_bytes
@@ -77,7 +77,7 @@ from vinoreward_training.runs.fit import CHECKPOINT, predict
 
 
 def dataset_of(count: int) -> Dataset:
-    images, labels = pictures(count)
+    images, labels = make_images(count)
     return Dataset(
         images=images,
         labels=labels,
@@ -189,7 +189,7 @@ def test_a_corrupt_or_foreign_checkpoint_is_an_error(tmp_path: Path) -> None:
 
 
 def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
-    images = torch.from_numpy(pictures(4)[0])
+    images = torch.from_numpy(make_images(4)[0])
     one = augment(images, 0.5, torch.Generator().manual_seed(1))
     two = augment(images, 0.5, torch.Generator().manual_seed(1))
     assert one.shape == images.shape and one.dtype == torch.uint8
@@ -197,7 +197,7 @@ def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
     assert augment(images, 0.0, torch.Generator()) is images
 
 
-def test_a_share_of_the_pictures_is_changed_as_in_other_rooms() -> None:
+def test_a_share_of_the_images_is_changed_as_in_other_rooms() -> None:
     images = np.random.default_rng(0).integers(0, 256, (200, 24, 30, 3), dtype=np.uint8)
     before = images.copy()
 
@@ -233,7 +233,7 @@ def test_training_sees_other_rooms_and_resumes_with_the_same(tmp_path: Path) -> 
 
 
 def lit_scene(count: int = 400) -> Dataset:
-    """Noisy pictures of one scene; in every second one the middle is a success's."""
+    """Noisy images of one scene; in every second one the middle is a success's."""
     random = np.random.default_rng(0)
     scene = np.kron(random.integers(60, 190, (6, 8, 3)), np.ones((4, 4, 1)))
     images = np.clip(scene + random.normal(0, 2, (count, 24, 32, 3)), 0, 255).astype(np.uint8)
@@ -263,9 +263,14 @@ def test_a_guard_knows_other_light_where_the_network_was_trained_for_it() -> Non
     assert lit.metrics["light"] == [0.7, 1.3] and strict.metrics["light"] == [1.0, 1.0]
     assert "light from 0.7 to 1.3 times" in str(lit) and "light" not in str(strict)
     darker = (images * 0.8).astype(np.uint8)
-    assert (strict.guard.odd(darker) > 1).mean() > 0.95 > 0.05 > (lit.guard.odd(darker) > 1).mean()
+    assert (
+        (strict.guard.ood_score(darker) > 1).mean()
+        > 0.95
+        > 0.05
+        > (lit.guard.ood_score(darker) > 1).mean()
+    )
     night = (images * 0.4).astype(np.uint8)
-    assert (lit.guard.odd(night) > 1).mean() > 0.95
+    assert (lit.guard.ood_score(night) > 1).mean() > 0.95
     assert of_rooms({"guard": lit.metrics}) and not of_rooms({"guard": strict.metrics})
     assert not of_rooms({}) and not of_rooms({"guard": {"rooms": "yes"}})
 
@@ -297,7 +302,7 @@ def test_a_guard_lets_no_light_pass_in_which_the_network_is_wrong(
     found = fit_guard(dataset, split_by_episode(dataset), claims)
     assert found.guard is not None and found.metrics["light"] == light
     darker = (dataset.images * 0.74).astype(np.uint8)
-    assert (found.guard.odd(darker) > 1).mean() > 0.95
+    assert (found.guard.ood_score(darker) > 1).mean() > 0.95
 
 
 def test_distances_become_log_odds_that_change_sign_at_the_success_distance() -> None:
@@ -348,13 +353,13 @@ def test_frames_at_the_boundary_are_drawn_more_often_and_each_side_alike(
 
 
 def test_the_order_of_memory_does_not_change_the_network() -> None:
-    images, _ = pictures(3)
+    images, _ = make_images(3)
     module = network()
     assert predict(module, images) == pytest.approx(predict(module.inner, images), abs=1e-4)
 
 
 def keyed(count: int, seed: int = 0) -> Dataset:
-    """Return many tiny pictures, each its own episode."""
+    """Return many tiny images, each its own episode."""
     images = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
     return dataclasses.replace(
         dataset_of(2),
@@ -373,7 +378,7 @@ def test_the_advised_false_positive_rate_is_one_that_the_episodes_support() -> N
 
 
 @pytest.mark.parametrize("count", [300, 4 * SAMPLE])
-def test_weights_that_have_seen_held_out_pictures_are_refused(count: int, tmp_path: Path) -> None:
+def test_weights_that_have_seen_held_out_images_are_refused(count: int, tmp_path: Path) -> None:
     data = keyed(count)
     parts = split_by_episode(data)
     record = record_of(data, parts[0], started=False, before=None)
@@ -383,9 +388,9 @@ def test_weights_that_have_seen_held_out_pictures_are_refused(count: int, tmp_pa
     read = read_record(path)
     assert read is not None and read.facts() == record.facts()
     assert check_unseen(read, path, data, parts).startswith("yes")
-    # The same pictures as a capture with episodes of its own: held out are others of them.
+    # The same images as a capture with episodes of its own: held out are others of them.
     other = dataclasses.replace(data, origin="scene seed 1")
-    with pytest.raises(DatasetError, match=r"trained on \d\d% of the pictures.*--weights"):
+    with pytest.raises(DatasetError, match=r"trained on \d\d% of the images.*--weights"):
         check_unseen(read, path, other, split_by_episode(other))
     # And after a second training that began with those weights.
     more = keyed(count, seed=1)
@@ -405,7 +410,7 @@ def test_weights_that_have_seen_held_out_pictures_are_refused(count: int, tmp_pa
         check_unseen(second, path, other, split_by_episode(other))
 
 
-def test_pictures_that_every_episode_repeats_do_not_count_as_seen(tmp_path: Path) -> None:
+def test_images_that_every_episode_repeats_do_not_count_as_seen(tmp_path: Path) -> None:
     data = keyed(400)
     data.images[::4] = 9  # an arm at rest
     parts = split_by_episode(data)
@@ -496,10 +501,10 @@ def test_the_verdict_says_whether_a_network_sees_too_little_or_has_seen_too_few(
         advice = finer(network, 64, 96, resized=False)
         blind = verdict_of(0, 0, falling=False, learnt=(0.05, 0.02), finer=advice)
         assert "not learnt even its training frames: it saves 5%" in str(blind)
-        assert blind.advice[0].startswith("larger pictures: --image-size 128 192")
+        assert blind.advice[0].startswith("larger images: --image-size 128 192")
         assert any(words in each for each in blind.advice)
     assert finer("squeezenet1_1", 64, 96, resized=False, views=True)[0].startswith(
-        "larger pictures: capture with --image-size 128 192 for each view"
+        "larger images: capture with --image-size 128 192 for each view"
     )
     lucky = verdict_of(30, 2, learnt=(0.01, 0.03), finer=advice)
     assert lucky.level == "useless" and verdict_of(30, 2).level == "weak"
@@ -513,12 +518,12 @@ def test_more_epochs_are_advised_only_where_they_help(dead: int) -> None:
     def words(**more: Any) -> list[str]:
         return [" ".join(each.split()[:4]) for each in verdict_of(53, 2, dead=dead, **more).advice]
 
-    pictures = ["more frames of successes", "a higher --target-fpr: a"]
-    pictures += ["a look at which"] * bool(dead)
-    assert words() == ["more --epochs: the validation", *pictures]
-    assert words(falling=False) == pictures
+    images = ["more frames of successes", "a higher --target-fpr: a"]
+    images += ["a look at which"] * bool(dead)
+    assert words() == ["more --epochs: the validation", *images]
+    assert words(falling=False) == images
     # Few episodes keep the threshold high whatever the network.
-    assert words(falling=False, episodes=0) == ["failures from more episodes", *pictures]
+    assert words(falling=False, episodes=0) == ["failures from more episodes", *images]
     assert verdict_of(0, 0, falling=False).advice[0] == "a look at the labels and at mistakes.png"
 
 
@@ -594,7 +599,7 @@ def test_too_few_negatives_are_refused_before_training(tmp_path: Path) -> None:
 
 def test_data_that_are_refused_leave_no_run_folder(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data", 20)
-    (data / "success" / "broken.png").write_bytes(b"no picture")
+    (data / "success" / "broken.png").write_bytes(b"no image")
     out = tmp_path / "run"
     with pytest.raises(DatasetError, match=r"broken\.png"):
         finetune.run(FinetuneConfig(data=data, out=out))
@@ -684,14 +689,14 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     assert steps[:4] == [0, 1, 2, 3]  # it went on where it was
     bundle = Bundle.load(out / "bundle")
     assert bundle.spec.name == "mine-classifier"
-    assert (bundle.spec.picture.height, bundle.spec.picture.width) == (32, 40)
+    assert (bundle.spec.image.height, bundle.spec.image.width) == (32, 40)
     assert len(bundle.spec.metrics["history"]) == 3
     dataset = load_dataset(data)
     assert bundle.spec.labels == ("failure", "success")
     assert bundle.spec.dataset["sha256"] == dataset.sha256
     assert bundle.spec.metrics["test"]["recall"] == 1.0
     assert bundle.spec.decision.chosen_for["target_fpr"] == 0.2
-    names = {path.name for path in (bundle.path / "pictures").iterdir()}
+    names = {path.name for path in (bundle.path / "images").iterdir()}
     assert {"roc.png", "pr.png", "mistakes.png", "history.png"} <= names
     card = (bundle.path / "README.md").read_text()
     assert "Clopper-Pearson" in card and "- notes:" not in card

@@ -12,7 +12,7 @@ import numpy as np
 import openvino
 import pytest
 import torch
-from picture_folders import write_folder
+from image_folders import write_folder
 from safetensors.torch import save_file
 from torch import Tensor
 from torchvision import models
@@ -40,7 +40,7 @@ from vinoreward_training.configs import FinetuneConfig, QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.quantize import command as quantize
 
-PICTURES = TensorSpec((None, 64, 64, 3), "uint8")
+IMAGES = TensorSpec((None, 64, 64, 3), "uint8")
 LOGITS = TensorSpec((None, 2), "float32")
 
 
@@ -115,7 +115,7 @@ def test_a_size_that_a_network_does_not_take_is_refused_with_the_one_it_does() -
 
 
 @pytest.mark.parametrize("height", [24, 25])  # 23 comes to the same as 24, 26 as 25
-def test_a_picture_too_small_for_openvino_is_refused_first(tmp_path: Path, height: int) -> None:
+def test_a_image_too_small_for_openvino_is_refused_first(tmp_path: Path, height: int) -> None:
     """The oracle is OpenVINO on what a training would export. PyTorch fills up a pool's input."""
     net, path = build("squeezenet1_1").eval(), tmp_path / "model.onnx"
     export_onnx(WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD).eval(), path, height, 40)
@@ -220,7 +220,7 @@ def test_published_weights_are_taken_from_where_the_libraries_keep_them(
 
 
 @pytest.mark.parametrize("given", [{"pretrained": True}, {"weights": Path("downloaded")}])
-def test_pictures_are_normalised_as_for_the_published_weights(given: dict[str, Any]) -> None:
+def test_images_are_normalised_as_for_the_published_weights(given: dict[str, Any]) -> None:
     pixels = torch.rand(1, 3, 4, 4)
 
     def normalised(mean: Any, std: Any) -> Tensor:

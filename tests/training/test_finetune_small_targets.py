@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from picture_folders import write_dots
+from image_folders import write_dots
 from safetensors.torch import save_file
 
 from vinoreward.backends.torch_classifiers import FineResNet, SeveralViews, build, rebuild
@@ -69,7 +69,7 @@ def test_a_training_at_chance_stops_after_three_epochs_and_says_what_helps(
     said = capsys.readouterr().out
     assert "stopped: fine_resnet has learnt nothing in 3 epochs" in said
     assert "verdict: useless: it has not learnt even its training frames" in said
-    assert "larger pictures: --image-size 96 96" in said
+    assert "larger images: --image-size 96 96" in said
     spec = Bundle.load(tmp_path / "run" / "bundle").spec
     assert len(spec.metrics["history"]) == 3
 
@@ -108,8 +108,8 @@ def test_weights_are_chosen_by_average_precision_before_certainty(tmp_path: Path
                 for index, each in zip(validation, odds, strict=True)
             }
 
-        def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-            odds = [self.known.get(each.numpy().tobytes(), -9.0) for each in pictures]
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            odds = [self.known.get(each.numpy().tobytes(), -9.0) for each in images]
             return torch.stack([torch.zeros(len(odds)), torch.tensor(odds)], dim=1)
 
     def score_of(scale: float, wrong: int) -> float:
@@ -125,14 +125,14 @@ def test_weights_are_chosen_by_average_precision_before_certainty(tmp_path: Path
 
 
 def test_the_fine_network_has_cells_of_four_pixels_and_takes_several_views() -> None:
-    pictures = torch.zeros(2, 3, 120, 160)
+    images = torch.zeros(2, 3, 120, 160)
     network = build("fine_resnet").eval()
     assert isinstance(network, FineResNet)
-    assert network.features(pictures).shape[2:] == (30, 40)
-    assert network(pictures).shape == (2, 2)
+    assert network.features(images).shape[2:] == (30, 40)
+    assert network(images).shape == (2, 2)
     several = build("fine_resnet", 2, [("front", 64), ("wrist", 56)]).eval()
-    assert isinstance(several, SeveralViews) and several(pictures).shape == (2, 2)
+    assert isinstance(several, SeveralViews) and several(images).shape == (2, 2)
     state = network.state_dict()
-    assert torch.equal(rebuild("fine_resnet", 2, state).eval()(pictures), network(pictures))
+    assert torch.equal(rebuild("fine_resnet", 2, state).eval()(images), network(images))
     module = ChannelsLast(WithPreprocess(network, (0.5,) * 3, (0.25,) * 3))
     assert np.isfinite(module(torch.zeros(1, 64, 64, 3, dtype=torch.uint8)).detach().numpy()).all()

@@ -26,7 +26,7 @@ def example(project_root: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("category", ["success", "near_miss", "absent", "home", "outside"])
 def test_its_scenes_are_those_of_a_capture(example: dict[str, Any], category: str) -> None:
-    """The capture's arm, truth and picture are the oracle."""
+    """The capture's arm, truth and image are the oracle."""
     found = example["Scenes"]().frames(example["of_category"](category), 12, 5)
     random, scene = np.random.default_rng((5, 0)), HoverScene()
     for index in range(12):

@@ -23,12 +23,12 @@ from vinoreward.bundles.locate import find
 from vinoreward.bundles.save import with_guard
 from vinoreward.errors import (
     ConfigError,
-    PictureMismatchError,
+    ImageMismatchError,
     TooFewNegativesError,
     VinorewardError,
 )
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.guard import guard_of
+from vinoreward.rewards.ood import guard_of
 from vinoreward_training.classifier import calibrate, import_classifier
 from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.cli import main
@@ -44,13 +44,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def normalised(images: np.ndarray) -> np.ndarray:
-    """Prepare pictures by hand, as the training of the foreign network did."""
+    """Prepare images by hand, as the training of the foreign network did."""
     floats = (images.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
     return np.ascontiguousarray(floats.transpose(0, 3, 1, 2))
 
 
 def draw(folder: Path, count: int) -> Path:
-    """Write noise pictures: a success has a red half, a failure a blue, a green or a dark one."""
+    """Write noise images: a success has a red half, a failure a blue, a green or a dark one."""
     random = np.random.default_rng(0)
     for index in range(count):
         image = random.integers(60, 120, (*SIZE, 3), dtype=np.uint8)
@@ -78,8 +78,8 @@ class Colours(nn.Module):
             self.say.weight.copy_(weights)
             self.say.bias.copy_(torch.tensor([0.0, -1.5])[-outputs:])
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self.say(torch.tanh(self.look(pictures).mean((2, 3))))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.say(torch.tanh(self.look(images).mean((2, 3))))
 
 
 def to_onnx(net: nn.Module, path: Path, batch: int | None = None) -> Path:
@@ -97,7 +97,7 @@ def to_onnx(net: nn.Module, path: Path, batch: int | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures, and a network that knows them with a head of two and with one of one."""
+    """Images, and a network that knows them with a head of two and with one of one."""
     folder = tmp_path_factory.mktemp("foreign")
     draw(folder / "data", 240)
     to_onnx(Colours(2), folder / "two.onnx")
@@ -137,7 +137,7 @@ def own(ready: Path, tmp_path: Path) -> Path:
 
 
 def by_hand(net: nn.Module, images: np.ndarray) -> np.ndarray:
-    """Return PyTorch's probability of success for pictures prepared by hand."""
+    """Return PyTorch's probability of success for images prepared by hand."""
     with torch.no_grad():
         outputs = net.eval()(torch.from_numpy(normalised(images))).double().numpy()
     if outputs.shape[1] == 1:
@@ -174,7 +174,7 @@ def test_an_imported_classifier_gives_the_probabilities_of_the_original(
 
 
 class Shown(gym.Env[np.ndarray, int]):
-    """Shows the pictures of a data set one after the other; the observation is the picture."""
+    """Shows the images of a data set one after the other; the observation is the image."""
 
     observation_space = gym.spaces.Box(0, 255, (*SIZE, 3), np.uint8)
     action_space = gym.spaces.Discrete(1)
@@ -291,7 +291,7 @@ def harmed(folder: Path, how: str) -> Path:
         ("external", "external data.*with its weights inside the file"),
         ("custom", "domain 'com.mine'.*from usual operators"),
         ("nan", "NaN or infinity for 4 of 4 inputs.*weights are broken"),
-        ("planes", "Expected pictures .* flattened at its end"),
+        ("planes", "Expected images .* flattened at its end"),
     ],
 )
 def test_a_network_that_cannot_be_imported_is_named_with_the_remedy(
@@ -428,20 +428,20 @@ def test_too_few_failures_are_refused_before_anything_is_written(tmp_path: Path)
     assert tiny.snapshot(tmp_path / "bundle") == before
 
 
-def test_pictures_of_another_size_are_refused_without_resize(tmp_path: Path) -> None:
+def test_images_of_another_size_are_refused_without_resize(tmp_path: Path) -> None:
     config = imported(tmp_path, resize=False)
     draw(tmp_path / "data", 40)
-    with pytest.raises(PictureMismatchError, match="Expected 6 x 8"):
+    with pytest.raises(ImageMismatchError, match="Expected 6 x 8"):
         calibrate.run(config)
 
 
-def test_squeezed_pictures_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_squeezed_images_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = imported(tmp_path)
     for path in draw(tmp_path / "data", 120).rglob("*.png"):
         Image.open(path).crop((0, 0, 16, 32)).save(path)
     with pytest.raises(TooFewNegativesError):
         calibrate.run(config)
-    assert "pictures of 32 x 16 are squeezed to 6 x 8" in capsys.readouterr().out
+    assert "images of 32 x 16 are squeezed to 6 x 8" in capsys.readouterr().out
 
 
 def test_an_openvino_ir_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -466,20 +466,20 @@ def test_a_threshold_that_nobody_chose_is_said_when_the_bundle_is_wrapped(tmp_pa
 def test_a_bundle_gets_a_guard_and_keeps_everything_else(
     foreign: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A guard of its own folder knows these pictures, and not those of a camera that died."""
+    """A guard of its own folder knows these images, and not those of a camera that died."""
     folder, before = own, Bundle.load(own)
     guard = guard_of(before)
     assert guard is not None
     assert before.spec.metrics["guard"]["frames"] > 0
     card = (folder / "README.md").read_text()
-    assert "clean test frames are odd" in card
-    pictures = load_dataset(foreign / "data").images
-    assert (guard.odd(pictures) > 1).mean() < 0.05
-    assert (guard.odd(np.zeros_like(pictures)) > 1).all()
+    assert "clean test frames are out of distribution" in card
+    images = load_dataset(foreign / "data").images
+    assert (guard.ood_score(images) > 1).mean() < 0.05
+    assert (guard.ood_score(np.zeros_like(images)) > 1).all()
 
     capsys.readouterr()
     assert main(["guard", "--bundle", str(folder), "--data", str(foreign / "data")]) == 0
-    assert "clean test frames are odd" in capsys.readouterr().out
+    assert "clean test frames are out of distribution" in capsys.readouterr().out
     after = Bundle.load(folder)
     assert after.spec.files["guard.npz"] == before.spec.files["guard.npz"]
     assert after.spec.decision == before.spec.decision
@@ -487,16 +487,16 @@ def test_a_bundle_gets_a_guard_and_keeps_everything_else(
         assert after.spec.files[name] == before.spec.files[name]
     assert (folder / "README.md").read_text() == card
 
-    # Other pictures change the guard, and the card's line on it alone.
+    # Other images change the guard, and the card's line on it alone.
     few = draw(tmp_path / "few", 300)
     assert main(["guard", "--bundle", str(folder), "--data", str(few)]) == 0
     said = capsys.readouterr().out.splitlines()[0]
     lines = (folder / "README.md").read_text().splitlines()
     changed = [new for old, new in zip(card.splitlines(), lines, strict=True) if old != new]
-    assert changed == [f"- {said}"] and " clean test frames are odd" in said
+    assert changed == [f"- {said}"] and " clean test frames are out of distribution" in said
 
 
-def test_a_guard_of_other_pictures_does_not_stay(own: Path, tmp_path: Path) -> None:
+def test_a_guard_of_other_images_does_not_stay(own: Path, tmp_path: Path) -> None:
     """A new calibration on too few episodes for a guard leaves none, and says why."""
     assert guard_of(Bundle.load(own)) is not None
     few = draw(tmp_path / "few", 110)

@@ -16,7 +16,7 @@ from torch import nn
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.entry_points import named_function
-from vinoreward.errors import BundleParityError, ConfigError, PictureMismatchError, VinorewardError
+from vinoreward.errors import BundleParityError, ConfigError, ImageMismatchError, VinorewardError
 from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.encoder import import_encoder
 from vinoreward_training.encoder.import_encoder import FACTORY
@@ -39,8 +39,8 @@ class Net(nn.Module):
         self.mu = nn.Linear(4 * 4 * 5, 3)
         self.logvar = nn.Linear(4 * 4 * 5, 3)
 
-    def forward(self, pictures):
-        found = self.features(pictures)
+    def forward(self, images):
+        found = self.features(images)
         return (self.mu(found), self.logvar(found)) if self.both else self.mu(found)
 
 
@@ -55,7 +55,7 @@ def plain():
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nets.py, weights, ONNX files, pictures and one picture's latent."""
+    """A folder with nets.py, weights, ONNX files, images and one image's latent."""
     folder = tmp_path_factory.mktemp("foreign")
     (folder / "nets.py").write_text(MODULE)
     torch.manual_seed(0)
@@ -64,9 +64,9 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (80, *SIZE, 3), dtype=np.uint8)
     images[..., 0] //= 4
-    (folder / "pictures").mkdir()
+    (folder / "images").mkdir()
     for index, image in enumerate(images):
-        Image.fromarray(image).save(folder / "pictures" / f"{index:03}.png")
+        Image.fromarray(image).save(folder / "images" / f"{index:03}.png")
     planes = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
     with torch.no_grad():
         np.save(folder / "latent.npy", net(planes)[0].numpy()[0])
@@ -80,9 +80,9 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (example,),
             str(folder / f"{name}.onnx"),
             dynamo=False,
-            input_names=["pictures"],
+            input_names=["images"],
             output_names=outputs,
-            dynamic_axes={"pictures": {0: "batch"}},
+            dynamic_axes={"images": {0: "batch"}},
         )
     return folder
 
@@ -91,7 +91,7 @@ def config_of(foreign: Path, out: Path, model: str, **changes: object) -> Import
     return ImportEncoderConfig(  # type: ignore[arg-type]
         **{
             "model": foreign / model,
-            "pictures": foreign / "pictures",
+            "images": foreign / "images",
             "out": out,
             "golden": foreign / "golden.png",
             "expected": foreign / "latent.npy",
@@ -127,7 +127,7 @@ def test_every_form_becomes_a_bundle(
     assert (high - low < 100).all()
 
 
-def test_a_golden_picture_finds_out_what_is_wrong(foreign: Path, tmp_path: Path) -> None:
+def test_a_golden_image_finds_out_what_is_wrong(foreign: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleParityError, match=r"(?i)rgb|red and blue|colou?r"):
         import_encoder.run(
             config_of(foreign, tmp_path / "bundle", "variational.onnx", color_order="BGR")
@@ -157,10 +157,10 @@ def test_what_names_no_function_is_refused(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def wide(foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same pictures with 11 columns of noise on their left and 5 rows of it above."""
+    """The same images with 11 columns of noise on their left and 5 rows of it above."""
     folder = tmp_path_factory.mktemp("wide")
     random = np.random.default_rng(1)
-    for path in sorted((foreign / "pictures").glob("*.png")):
+    for path in sorted((foreign / "images").glob("*.png")):
         wider = random.integers(0, 256, (SIZE[0] + 5, SIZE[1] + 11, 3), dtype=np.uint8)
         wider[5:, 11:] = np.asarray(Image.open(path))
         Image.fromarray(wider).save(folder / path.name)
@@ -169,28 +169,28 @@ def wide(foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_crop_is_part_of_the_bundle(foreign: Path, wide: Path, tmp_path: Path) -> None:
     crop = (5, 11, *SIZE)
-    changes = {"pictures": wide, "golden": wide / "000.png", "crop": crop}
+    changes = {"images": wide, "golden": wide / "000.png", "crop": crop}
     config = config_of(foreign, tmp_path / "bundle", "variational.onnx", **changes)
     assert import_encoder.run(config) == 0
     bundle = Bundle.load(tmp_path / "bundle")
-    assert bundle.spec.picture.crop == crop
+    assert bundle.spec.image.crop == crop
     whole = np.asarray(Image.open(wide / "003.png"))
     np.testing.assert_array_equal(bundle.prepare(whole)[0], whole[5:, 11:])
-    # Measured on the same pictures as without a crop.
+    # Measured on the same images as without a crop.
     plain = config_of(foreign, tmp_path / "plain", "variational.onnx")
     assert import_encoder.run(plain) == 0
     assert Bundle.load(tmp_path / "plain").spec.encoding == bundle.spec.encoding
 
 
-def test_pictures_are_not_squeezed_unasked(foreign: Path, wide: Path, tmp_path: Path) -> None:
-    changes = {"pictures": wide, "golden": None, "expected": None}
+def test_images_are_not_squeezed_unasked(foreign: Path, wide: Path, tmp_path: Path) -> None:
+    changes = {"images": wide, "golden": None, "expected": None}
     squeezed = config_of(foreign, tmp_path / "bundle", "variational.onnx", **changes)
-    with pytest.raises(PictureMismatchError, match=r"37 x 51.*--crop 0 2 37 46.*--stretch"):
+    with pytest.raises(ImageMismatchError, match=r"37 x 51.*--crop 0 2 37 46.*--stretch"):
         import_encoder.run(squeezed)
     for name, more in (("cut", {"crop": (0, 2, 37, 46)}), ("stretched", {"stretch": True})):
         config = config_of(foreign, tmp_path / name, "variational.onnx", **changes, **more)
         assert import_encoder.run(config) == 0
-    with pytest.raises(PictureMismatchError, match=r"crop of 20 x 40.*--crop 2 7 20 25"):
+    with pytest.raises(ImageMismatchError, match=r"crop of 20 x 40.*--crop 2 7 20 25"):
         import_encoder.run(
             config_of(
                 foreign, tmp_path / "crop", "variational.onnx", **changes, crop=(2, 0, 20, 40)
@@ -209,8 +209,8 @@ def test_pictures_are_not_squeezed_unasked(foreign: Path, wide: Path, tmp_path: 
         ("variational.onnx", {"color_order": "BGR"}, ("--color-order",)),
         ("variational.onnx", {"scale": 1.0}, ("--scale", "--mean", "--std")),
         ("weights.pt", {"module": "nets.py:variational", "size": (48, 48)}, ("--size",)),
-        ("variational.onnx", {"pictures": "few"}, ("--pictures",)),
-        ("variational.onnx", {"pictures": "none"}, ("--pictures",)),
+        ("variational.onnx", {"images": "few"}, ("--images",)),
+        ("variational.onnx", {"images": "none"}, ("--images",)),
     ],
 )
 def test_messages_name_options_of_this_command(
@@ -218,12 +218,12 @@ def test_messages_name_options_of_this_command(
 ) -> None:
     if "module" in changes:
         changes = changes | {"module": f"{foreign}/{changes['module']}"}
-    if "pictures" in changes:
-        folder = tmp_path / str(changes["pictures"])
+    if "images" in changes:
+        folder = tmp_path / str(changes["images"])
         folder.mkdir()
         if folder.name == "few":
             shutil.copy(foreign / "golden.png", folder)
-        changes = changes | {"pictures": folder}
+        changes = changes | {"images": folder}
     with pytest.raises(VinorewardError) as caught:
         import_encoder.run(config_of(foreign, tmp_path / "bundle", model, **changes))
     said = str(caught.value)

@@ -1,4 +1,4 @@
-"""LeRobot datasets become image folders: the right pictures, the right labels, nothing else."""
+"""LeRobot datasets become image folders: the right images, the right labels, nothing else."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def take(dataset: Path, out: Path, **options: object) -> Rows:
 @pytest.mark.parametrize(
     ("columns", "frame"), [(("next.success", "next.reward"), "next"), (("next.reward",), "same")]
 )
-def test_pictures_and_labels_are_those_of_the_recording(
+def test_images_and_labels_are_those_of_the_recording(
     tmp_path: Path, video: bool, columns: tuple[str, ...], frame: str
 ) -> None:
     dataset = write_lerobot(tmp_path / "pick", video=video, columns=columns, frame=frame)
     rows = take(dataset, tmp_path / "out")
-    # Nothing says what the first picture before an action shows; four failures a success are kept.
+    # Nothing says what the first image before an action shows; four failures a success are kept.
     failures = min(8 * (12 if frame == "same" else 11) - 18, 4 * 18)
     assert sum(row["label"] == "success" for row in rows.values()) == 6 * 3
     assert len(rows) == 18 + failures
     for (episode, index), row in rows.items():
         success = folders.shown(episode, 12, 3)[index]
         assert row["label"] == ("success" if success else "failure")
-        expected = folders.picture(success, episode, index).astype(int)
+        expected = folders.image(success, episode, index).astype(int)
         found = np.asarray(Image.open(tmp_path / "out" / row["file"])).astype(int)
         assert np.abs(found - expected).mean() < (12 if video else 1e-9)
         assert (found - expected).max() < 255 - 60  # the dot is where it was
@@ -67,14 +67,14 @@ def test_pictures_and_labels_are_those_of_the_recording(
 
 
 @pytest.mark.parametrize("video", [True, False])
-def test_large_pictures_are_made_smaller(
+def test_large_images_are_made_smaller(
     tmp_path: Path, video: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "SIZE", (240, 320))
     dataset = write_lerobot(tmp_path / "pick", video=video)
     take(dataset, tmp_path / "out", frames=20)
     data = load_dataset(tmp_path / "out", choose_size=True)
-    assert data.images.shape == (20, 120, 160, 3) and data.picture().resize == "pil_bilinear"
+    assert data.images.shape == (20, 120, 160, 3) and data.image().resize == "pil_bilinear"
     take(dataset, tmp_path / "own", frames=20, image_size=(240, 320))
     assert load_dataset(tmp_path / "own", choose_size=True).images.shape == (20, 240, 320, 3)
     assert "image_size" not in read_about(tmp_path / "own")
@@ -103,7 +103,7 @@ def test_fewer_frames_are_spread_over_all_episodes(tmp_path: Path) -> None:
     assert all(4 <= frame < 9 for _, frame in near)
 
 
-def test_a_larger_capture_keeps_every_picture_of_a_smaller_one(tmp_path: Path) -> None:
+def test_a_larger_capture_keeps_every_image_of_a_smaller_one(tmp_path: Path) -> None:
     dataset, out = write_lerobot(tmp_path / "pick", video=False), tmp_path / "out"
     before = take(dataset, out, frames=10)
     times = {row["file"]: (out / row["file"]).stat().st_mtime_ns for row in before.values()}
@@ -133,17 +133,17 @@ def test_one_of_two_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert read_about(tmp_path / "out")["scene"]["camera"] == two[1]
 
 
-def test_pictures_of_another_size(tmp_path: Path) -> None:
+def test_images_of_another_size(tmp_path: Path) -> None:
     dataset, out = write_lerobot(tmp_path / "pick", video=False), tmp_path / "out"
     take(dataset, out, frames=10, image_size=(16, 24))
     data = load_dataset(out)
     assert data.images.shape[1:] == (16, 24, 3)
-    assert data.picture().resize == "pil_bilinear"
+    assert data.image().resize == "pil_bilinear"
     with pytest.raises(ConfigError, match=r"image_size \[16, 24\], now None"):
         take(dataset, out, frames=20, resume=True)
 
 
-def test_pictures_without_labels_for_an_encoder(tmp_path: Path) -> None:
+def test_images_without_labels_for_an_encoder(tmp_path: Path) -> None:
     dataset = write_lerobot(tmp_path / "pick", columns=())
     with pytest.raises(DatasetError, match=r"no column next\.success or next\.reward.*none"):
         take(dataset, tmp_path / "out")
@@ -162,7 +162,7 @@ def test_numbers_become_labels_only_by_a_limit(tmp_path: Path) -> None:
 
 
 def test_labels_of_one_kind_name_the_other_reading(tmp_path: Path) -> None:
-    # One success, at the end: beside the picture after the action, as LeRobot's recorder does it.
+    # One success, at the end: beside the image after the action, as LeRobot's recorder does it.
     dataset = write_lerobot(tmp_path / "pick", columns=("next.success",), frame="same", wins=1)
     with pytest.raises(DatasetError, match=r"0 successes and 88 failures.*--label-frame same"):
         take(dataset, tmp_path / "out")
@@ -190,7 +190,7 @@ def cut(path: Path) -> None:
 
 
 def garble(path: Path) -> None:
-    """Damage the coded pictures and nothing of the file's structure."""
+    """Damage the coded images and nothing of the file's structure."""
     data = bytearray(path.read_bytes())
     start = data.index(b"mdat") + 8
     rng = np.random.default_rng(0)
@@ -281,16 +281,16 @@ FROM, TO = (f"videos/{CAMERA}/{each}_timestamp" for each in ("from", "to"))
             "0.1 s with the fps 10 of meta/info.json",
         ),
         (DATA, {"timestamp": lambda times: times + np.float32(0.001)}, "has the timestamp 0.001 s"),
-        # Less and more than half of a picture's time away from its pictures.
-        (EPISODES, {FROM: lambda t: t + 0.02, TO: lambda t: t + 0.02}, "no picture at 0.02 s, "),
+        # Less and more than half of an image's time away from its images.
+        (EPISODES, {FROM: lambda t: t + 0.02, TO: lambda t: t + 0.02}, "no image at 0.02 s, "),
         (EPISODES, {FROM: lambda t: t + 0.06}, "0.06 s, its from_timestamp, which do not end at"),
-        # By whole pictures: the next episode's, or those after the video's end.
-        (EPISODES, {FROM: lambda t: t + 0.1}, "episode 0 has 12 pictures from 0.1 s"),
+        # By whole images: the next episode's, or those after the video's end.
+        (EPISODES, {FROM: lambda t: t + 0.1}, "episode 0 has 12 images from 0.1 s"),
         (EPISODES, {FROM: lambda t: t - 0.1 * (t > 1)}, "do not end at 1.1 s, where"),
         (EPISODES, {FROM: lambda t: t + 0.1, TO: lambda t: t + 0.1}, "it takes 6 s, but its epis"),
     ],
 )  # fmt: skip
-def test_rows_and_pictures_that_do_not_belong_together_are_refused(
+def test_rows_and_images_that_do_not_belong_together_are_refused(
     tmp_path: Path, file: str, changes: dict[str, Callable[[np.ndarray], Any]], says: str
 ) -> None:
     dataset = write_lerobot(tmp_path / "pick", episodes=5)
@@ -306,7 +306,7 @@ def test_times_may_be_as_exact_as_float32(tmp_path: Path) -> None:
     assert len(take(dataset, tmp_path / "out")) == 15
 
 
-def test_the_times_of_rows_that_hold_their_pictures_do_not_matter(tmp_path: Path) -> None:
+def test_the_times_of_rows_that_hold_their_images_do_not_matter(tmp_path: Path) -> None:
     dataset = write_lerobot(tmp_path / "pick", video=False)
     edit(dataset / DATA, {"timestamp": lambda times: times * 0})
     assert len(take(dataset, tmp_path / "out")) == 88

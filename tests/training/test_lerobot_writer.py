@@ -42,16 +42,16 @@ def table_of(folder: Path) -> dict[str, list[Any]]:
 
 
 def places(folder: Path, camera: str) -> list[int]:
-    """Where the walker is in each picture."""
+    """Where the walker is in each image."""
     source = LeRobotFolder(folder, camera)
     every = [(rows, range(rows.episode.length)) for rows in source.rows(None)]
-    pictures = [image for _, _, image in source.pictures(every)]
-    half = [image[:, : image.shape[1] // 2 - 2].astype(float) for image in pictures]
+    images = [image for _, _, image in source.images(every)]
+    half = [image[:, : image.shape[1] // 2 - 2].astype(float) for image in images]
     assert max(each.std() for each in half) < 2
     return [round((each.mean() - 128) / 20) for each in half]
 
 
-def test_rows_and_pictures_are_the_episodes(tmp_path: Path) -> None:
+def test_rows_and_images_are_the_episodes(tmp_path: Path) -> None:
     out = tmp_path / "lamp"
     assert capture.run(config(out, image_source=("render", "obs:pixels.top"), save_every=50)) == 0
     rows = table_of(out)
@@ -80,7 +80,7 @@ def test_rows_and_pictures_are_the_episodes(tmp_path: Path) -> None:
             assert rows["timestamp"][i] == np.float32(rows["frame_index"][i] / WALK_FPS)
     assert rows["index"] == list(range(count))
     assert any(rows["next.success"]) and not all(rows["next.done"])
-    # Each picture's label is what it shows.
+    # Each image's label is what it shows.
     source = LeRobotFolder(out, RENDER)
     reading = CaptureConfig(from_lerobot=out)
     every, shown = shown_by(reading, source, labels_of(reading, source))
@@ -153,7 +153,7 @@ def test_an_interrupted_recording_goes_on_to_the_same_episodes(
     assert longer["action"][: len(rows["action"])] == rows["action"]
 
 
-def test_what_is_printed_leads_to_a_classifiers_pictures(
+def test_what_is_printed_leads_to_a_classifiers_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "lamp"
@@ -162,12 +162,12 @@ def test_what_is_printed_leads_to_a_classifiers_pictures(
     assert main(["capture", *words, "--out", str(out)]) == 0
     (line,) = re.findall(r"^next: vinoreward (.*)$", capsys.readouterr().out, re.M)
     assert main(shlex.split(line)) == 0
-    pictures = tmp_path / "lamp-pictures"
-    data = load_dataset(pictures)
+    images = tmp_path / "lamp-images"
+    data = load_dataset(images)
     assert (data.labels == (data.images[:, 16, 40, 1] > 100)).all()
     assert data.labels.sum() > 5
     # The environment travels along, to the commands that are printed next.
-    about = read_about(pictures)
+    about = read_about(images)
     assert about["env"] == registered() and about["truth_key"] == "is_success"
     assert about["env_kwargs"] == {"max_episode_steps": 25}
     assert about["image_source"] == "render"
@@ -209,8 +209,8 @@ def test_discrete_actions_and_numbers_that_are_not_finite(tmp_path: Path) -> Non
         ({"from_video": Path("x")}, "--format lerobot and --from-video"),
         ({"fidelity": "article"}, "--format lerobot and --fidelity"),
         ({"per_episode": 2}, "--per-episode, which a capture with --format would ignore"),
-        ({"image_source": ("obs:top",)}, "Expected the name of one that is a picture"),
-        ({"image_source": ("obs:agent_pos",)}, "Expected a uint8 picture"),
+        ({"image_source": ("obs:top",)}, "Expected the name of one that is an image"),
+        ({"image_source": ("obs:agent_pos",)}, "Expected a uint8 image"),
         ({"env_kwargs": {"render_mode": None}}, "Expected 'rgb_array'"),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_missing_library_is_named_with_its_extra(
     assert not (tmp_path / "lamp").exists()
 
 
-def test_a_picture_that_changes_its_size_is_refused(tmp_path: Path) -> None:
+def test_a_image_that_changes_its_size_is_refused(tmp_path: Path) -> None:
     features = {RENDER: camera_feature((32, 48, 3)), "action": column_feature("float32")}
     with LeRobotWriter(tmp_path, features, 10, "walk") as writer:
         for value in (0.0, 1.0):

@@ -50,7 +50,7 @@ from vinoreward_training.mending.refit import WEIGHTS, passes, share_of_labels
 
 
 def corridors(folder: Path, count: int = 40) -> Path:
-    """Pictures of the toy's corridor, which claims what is redder than 178, or than 247."""
+    """Images of the toy's corridor, which claims what is redder than 178, or than 247."""
     for name, levels in (("success", (200, 255)), ("failure", (40, 160))):
         (folder / name).mkdir(parents=True)
         for number, level in enumerate(np.linspace(*levels, count)):
@@ -92,7 +92,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def label(folder: Path, images: np.ndarray, answers: list[str]) -> Path:
-    """Write pictures and their labels."""
+    """Write images and their labels."""
     folder.mkdir(parents=True, exist_ok=True)
     with LabelLog(folder / "labels.jsonl") as log:
         for number, (image, answer) in enumerate(zip(images, answers, strict=True)):
@@ -111,7 +111,7 @@ def noise(count: int, seed: int = 0) -> np.ndarray:
 def test_claims_that_carry_the_truth_need_no_labels(tmp_path: Path, bundle: Bundle) -> None:
     images, run = noise(14), tmp_path / "run"
     (run / "claims").mkdir(parents=True)
-    rows = ["picture,true"]
+    rows = ["image,true"]
     for number, image in enumerate(images):
         Image.fromarray(image).save(run / "claims" / f"{number:02d}.png")
         rows.append(f"{number:02d}.png,{('0', '1', '')[min(2, number // 6)]}")
@@ -131,11 +131,11 @@ def test_labels_of_several_folders_are_read_once_each(tmp_path: Path, bundle: Bu
     first = label(tmp_path / "a", images[:12], ["failure"] * 12)
     second = label(tmp_path / "b", images[10:], ["success", "success", "failure", "skip"])
     found = read_all([first, second], bundle)
-    assert len(found.labels) == 13 and found.labels.sum() == 2, "the last label of a picture counts"
+    assert len(found.labels) == 13 and found.labels.sum() == 2, "the last label of an image counts"
     assert "12 labels, 0 of them successes" in found.sentence
     again = read_all([first, second], bundle)
     assert np.array_equal(found.train, again.train)
-    with pytest.raises(DatasetError, match=r"hold 3 labelled pictures\. Expected at least 10"):
+    with pytest.raises(DatasetError, match=r"hold 3 labelled images\. Expected at least 10"):
         read_all([second], bundle)
     with pytest.raises(DatasetError, match="vinoreward label"):
         read_all([tmp_path / "none"], bundle)
@@ -146,7 +146,7 @@ def test_about_a_fifth_of_the_labels_is_kept_back(tmp_path: Path, bundle: Bundle
     assert 0.12 < (~found.train).mean() < 0.28
 
 
-def test_labelled_pictures_are_episodes_of_their_own(dataset: Dataset) -> None:
+def test_labelled_images_are_episodes_of_their_own(dataset: Dataset) -> None:
     images, labels = noise(5), np.array([0, 1, 0, 0, 1])
     both = joined(dataset, images, labels)
     count = len(dataset.labels)
@@ -236,7 +236,7 @@ def test_what_only_one_audit_found(
     assert worse is None or found.worse[0].startswith(worse)
 
 
-def test_labels_of_held_out_pictures_are_not_trained_on(dataset: Dataset) -> None:
+def test_labels_of_held_out_images_are_not_trained_on(dataset: Dataset) -> None:
     train, validation, test = split_by_episode(dataset)
     some = np.concatenate([train[:6], validation[:3], test[:2]])
     labelled = Labelled(dataset.images[some], dataset.labels[some], np.arange(11) != 0, "")
@@ -270,7 +270,7 @@ def test_a_new_bundle_that_claims_less_or_claims_failures_is_refused(
     assert [one.partition(":")[0] for one in found.worse] == ["recall on the test part"]
 
 
-def test_the_chance_of_fewer_claims_is_that_of_the_pictures_that_differ() -> None:
+def test_the_chance_of_fewer_claims_is_that_of_the_images_that_differ() -> None:
     before = np.ones(400, np.bool_)
     few, many, mixed = before.copy(), before.copy(), before.copy()
     few[:3], many[:12], mixed[:12] = False, False, False
@@ -390,7 +390,7 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
     monkeypatch.setattr(command, "refit", refitted)
     monkeypatch.setattr(command, "audit", shortly)
     old = toy(tmp_path / "old").path
-    rewrite(Bundle.load(old), lambda spec: spec["decision"].update(shift_band=1.0))
+    rewrite(Bundle.load(old), lambda spec: spec["decision"].update(translation_band=1.0))
     before = sha256(old / "bundle.json")
     images = noise(12) // 8 + np.uint8(220)  # the bundle is right about them
     labels = label(tmp_path / "labels", images, ["success"] * 12)
@@ -411,7 +411,7 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
             assert status == 0 and told["kept"] == "new", said
             assert said.count("next:") == 1 and "next: vinoreward audit" in said
             assert "note: near its threshold the old bundle judged by means" in said
-            assert Bundle.load(out / "bundle").spec.decision.shift_band is None
+            assert Bundle.load(out / "bundle").spec.decision.translation_band is None
         else:
             assert status == 3 and told["kept"] == "old", said
             assert not (out / "bundle").exists() and (out / "candidate" / "bundle").is_dir()
@@ -487,7 +487,7 @@ gym.register("UndrawableCorridor-v0", entry_point=Undrawable)
 
 
 class Searchable(Corridor):
-    """Offers its cells to be searched; its pictures may be larger than the network's."""
+    """Offers its cells to be searched; its images may be larger than the network's."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
 
@@ -536,7 +536,7 @@ def test_what_cannot_be_mended_is_refused(
     env = ["--env", "SearchableCorridor-v0", "--truth-key", "is_success"]
     for more, told in (
         (
-            ["--image-source", "obs", "--env-kwargs", "observation", "picture"],
+            ["--image-source", "obs", "--env-kwargs", "observation", "image"],
             "that are rendered",
         ),
         (["--env-kwargs", "times", "2"], rf"{2 * HEIGHT}x{WIDTH} .*Expected {HEIGHT}x{WIDTH}"),
@@ -545,9 +545,9 @@ def test_what_cannot_be_mended_is_refused(
         assert re.search(told, capsys.readouterr().err), "before a training"
     assert not (tmp_path / "out").exists()
     both = (View("wrist", 2), View("front", 4))
-    picture = dataclasses.replace(bundle.spec.picture, views=both)
-    views = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
-    with pytest.raises(ConfigError, match="looks at several pictures"):
+    image = dataclasses.replace(bundle.spec.image, views=both)
+    views = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
+    with pytest.raises(ConfigError, match="looks at several images"):
         read_all([labels], views)
     shutil.rmtree(labels)
     assert main([*words, *old]) == 1

@@ -10,7 +10,7 @@ import torch
 
 from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward.rewards.interventions import Axis, SearchSpace
-from vinoreward_training.audit.states import Judged, Looked, climb
+from vinoreward_training.audit.states import Looked, StateScores, climb
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.mending.examples import (
     AGAIN,
@@ -30,7 +30,7 @@ RADIUS = 0.04
 
 
 class Table:
-    """A hand on a table whose picture is its place. Success is at the left edge."""
+    """A hand on a table whose image is its place. Success is at the left edge."""
 
     def __init__(self) -> None:
         self.at = np.zeros(2)
@@ -40,7 +40,7 @@ class Table:
         self.at = state
         return True if state[0] < 0.1 else None if state[0] < 0.15 else False
 
-    def picture(self) -> np.ndarray:
+    def image(self) -> np.ndarray:
         self.looked += 1
         high, low = np.divmod(np.round(self.at * 65535).astype(np.int64), 256)
         return np.stack([high, low], axis=-1).astype(np.uint8).reshape(1, 4, 1).repeat(3, axis=2)
@@ -51,7 +51,7 @@ class Table:
 
 
 def places(images: np.ndarray) -> np.ndarray:
-    """Read the places (N, 2) of pictures."""
+    """Read the places (N, 2) of images."""
     numbers = images[:, 0, :, 0].astype(np.float64).reshape(-1, 2, 2)
     return (numbers[..., 0] * 256 + numbers[..., 1]) / 65535
 
@@ -69,7 +69,7 @@ def right(images: np.ndarray) -> np.ndarray:
 
 def drawn(log_odds=fooled, before=None, *, seed=0, part=0, space=None, wrong=None) -> Examples:
     table, found = Table(), []
-    steps = list(draw([space or table.space], table.picture, log_odds, before, found,
+    steps = list(draw([space or table.space], table.image, log_odds, before, found,
                       {} if wrong is None else wrong, seed=seed, part=part))  # fmt: skip
     assert steps and len(found) == 1
     return found[0]
@@ -141,7 +141,7 @@ def test_no_state_outside_its_space_is_looked_at() -> None:
 
     space = SearchSpace("hand", (Axis("x", 0.0, 1.0), Axis("y", 0.0, 0.5)), place)
     found: list[Examples] = []
-    list(draw([space], table.picture, edge, None, found, {}, seed=0, part=0))
+    list(draw([space], table.image, edge, None, found, {}, seed=0, part=0))
     assert (places(found[0].images)[:, 0] == 1.0).sum() > 5
 
 
@@ -154,12 +154,14 @@ def test_climbs_start_from_several_places() -> None:
         apart = np.linalg.norm(places(images)[:, np.newaxis] - peaks, axis=2).min(axis=1)
         return -100 * apart
 
-    def judge(images: np.ndarray, truth: np.ndarray) -> Judged:
-        return Judged(np.zeros(len(images), np.float32), near(images), np.zeros(len(images), bool))
+    def judge(images: np.ndarray, truth: np.ndarray) -> StateScores:
+        return StateScores(
+            np.zeros(len(images), np.float32), near(images), np.zeros(len(images), bool)
+        )
 
     axes = (Axis("x", 0.0, 1.0), Axis("y", 0.0, 1.0))
     looked = Looked(SearchSpace("peaks", axes, lambda state: bool(table.place(state)) and False),
-                    table.picture, judge)  # fmt: skip
+                    table.image, judge)  # fmt: skip
     list(looked.at(looked.spread(64, 0), ""))
     first = np.linalg.norm(looked.states[:, np.newaxis] - peaks, axis=2).min(axis=0)
     list(climb(looked, np.random.default_rng(0), 1024))
@@ -185,7 +187,7 @@ def test_it_looks_again_near_the_places_that_were_hard() -> None:
     assert in_hole(nothing) > 20 * max(1, in_hole(None))
 
 
-def test_a_label_is_of_the_same_look_as_its_picture() -> None:
+def test_a_label_is_of_the_same_look_as_its_image() -> None:
     """A space may draw at random what a state leaves open: here whether it is a success."""
     table, random = Table(), np.random.default_rng(0)
 
@@ -195,7 +197,7 @@ def test_a_label_is_of_the_same_look_as_its_picture() -> None:
 
     space = SearchSpace("any", (Axis("x", 0.0, 1.0),), place)
     found: list[Examples] = []
-    list(draw([space], table.picture, fooled, None, found, {}, seed=0, part=0))
+    list(draw([space], table.image, fooled, None, found, {}, seed=0, part=0))
     at = places(found[0].images)[:, 0]
     assert len(at) > 100 and (at > 0.299).all()
     np.testing.assert_array_equal(found[0].labels, at > 0.6)
@@ -219,7 +221,7 @@ def test_a_resumed_training_gets_the_examples_of_the_first(tmp_path: Path) -> No
     """Those of a part are written once drawn, as the checkpoint is of a training with them."""
 
     def source(table: Table, *, resume: bool) -> ExampleSource:
-        return ExampleSource([table.space], table.picture, seed=3, resume=resume)
+        return ExampleSource([table.space], table.image, seed=3, resume=resume)
 
     first = source(Table(), resume=False)
     (tmp_path / "part1").mkdir()
@@ -252,7 +254,7 @@ def test_a_resumed_training_gets_the_examples_of_the_first(tmp_path: Path) -> No
             ]
         },
     ],
-    ids=["nothing", "a number", "no labels", "no pictures", "too few labels"],
+    ids=["nothing", "a number", "no labels", "no images", "too few labels"],
 )
 def test_other_files_are_no_examples(tmp_path: Path, state: dict[str, object]) -> None:
     torch.save(state, tmp_path / FILE)
@@ -274,7 +276,7 @@ def test_damaged_examples_are_refused(tmp_path: Path, damage: str) -> None:
         Examples.load(path, 2 if damage == "spaces" else 1)
 
 
-def test_a_part_of_a_training_has_its_pictures_and_examples_alone() -> None:
+def test_a_part_of_a_training_has_its_images_and_examples_alone() -> None:
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (9, 1, 4, 3), dtype=np.uint8)
     dataset = Dataset(

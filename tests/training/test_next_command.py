@@ -16,14 +16,14 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from picture_folders import write_folder
+from image_folders import write_folder
 from PIL import Image
 from tiny_network import rewrite
 from toy_environments import save_toy_bundle, save_toy_encoder
 
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward.errors import PictureMismatchError
-from vinoreward.images import Picture
+from vinoreward.errors import ImageMismatchError
+from vinoreward.images import ImageSpec
 from vinoreward_training.classifier import finetune
 from vinoreward_training.cli import commands, main
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
@@ -109,7 +109,7 @@ def following(said: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_from_pictures_to_a_policy_by_what_is_printed(
+def test_from_images_to_a_policy_by_what_is_printed(
     package: str, tutorial: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = f"{package}:Lift-v0"
@@ -136,7 +136,7 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
     assert policy["wrap_bundle"] is True and Path(policy["bundle"]) == bundle
     found = json.loads((run / "play.json").read_text("utf-8"))["evaluation"]
     assert found["truth_key"] == "success"
-    # The policy does truly what is claimed: it learned in the environment of the pictures.
+    # The policy does truly what is claimed: it learned in the environment of the images.
     assert found["true"]["successes"] >= 19 and found["claimed"]["successes"] >= 19
     # The tutorial's own program, beside what its commands made.
     (code,) = re.findall(r"```python\n([^`]*LearnedReward\(env.*?)```", tutorial, flags=re.DOTALL)
@@ -147,7 +147,7 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
 
 
 def spec(scene: dict[str, object] | None = None, **dataset: Any) -> BundleSpec:
-    return BundleSpec(name="b", picture=Picture(8, 8, scene=scene or {}), dataset=dataset)
+    return BundleSpec(name="b", image=ImageSpec(8, 8, scene=scene or {}), dataset=dataset)
 
 
 def test_the_readme_uses_the_folders_that_are_printed(
@@ -178,7 +178,7 @@ def test_the_readme_uses_the_folders_that_are_printed(
     [
         (Path("data/hover"), "hover-classifier"),
         (Path("data/mine/"), "mine-classifier"),
-        (Path("data/mine/../my pictures (2)"), "my-pictures-2-classifier"),
+        (Path("data/mine/../my images (2)"), "my-images-2-classifier"),
         (Path("/"), "classifier"),
         ("my_package:CartPole-v1", "cartpole-classifier"),
         ("ALE/Pong-v5", "pong-classifier"),
@@ -188,7 +188,7 @@ def test_a_bundle_is_called_after_what_it_is_trained_on(source: Path | str, name
     assert bundle_name(source, "classifier") == name
 
 
-def test_a_bundle_is_trained_on_where_its_pictures_are_from(
+def test_a_bundle_is_trained_on_where_its_images_are_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -233,7 +233,7 @@ def test_a_bundle_leads_to_the_first_command_that_its_data_suffice_for(
     assert shlex.split(line)[1] == name
 
 
-@pytest.mark.parametrize(("kind", "said"), [("classifier", "Judged("), ("encoder", "[[")])
+@pytest.mark.parametrize(("kind", "said"), [("classifier", "Prediction("), ("encoder", "[[")])
 def test_photographs_lead_to_a_program_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str,
     said: str,
@@ -241,10 +241,10 @@ def test_photographs_lead_to_a_program_that_runs(
     monkeypatch.chdir(tmp_path)
     save = save_toy_bundle if kind == "classifier" else save_toy_encoder
     bundle = save(tmp_path / "bundle")
-    picture = bundle.spec.picture
+    image = bundle.spec.image
     Path(IMAGES).mkdir(parents=True)
     for name in ("a.png", "b.jpg"):
-        Image.new("RGB", (picture.width, picture.height)).save(Path(IMAGES, name))
+        Image.new("RGB", (image.width, image.height)).save(Path(IMAGES, name))
     about, *program = to_train(bundle.path, bundle.spec).splitlines()
     assert "vinoreward " not in about and 4 <= len(program) <= 6
     exec(textwrap.dedent("\n".join(program)), {})
@@ -259,17 +259,17 @@ def test_what_a_stranger_recorded_is_quoted_and_cannot_move_the_cursor() -> None
     assert shlex.split(line)[3] == "$(touch x); B-v0" and "'$(touch x); B-v0'" in line
 
 
-def test_the_hover_scene_refuses_pictures_of_unknown_origin(
+def test_the_hover_scene_refuses_images_of_unknown_origin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = save_toy_bundle(tmp_path / "bundle")
     for options in ({}, {"fidelity": "article"}):
-        with pytest.raises(PictureMismatchError, match=r"does not say what drew.*accept_foreign"):
+        with pytest.raises(ImageMismatchError, match=r"does not say what drew.*accept_foreign"):
             gym.make("PandaHover-v0", bundle=bundle.path, **options)
-    gym.make("PandaHover-v0", bundle=bundle.path, accept_foreign_pictures=True).close()
+    gym.make("PandaHover-v0", bundle=bundle.path, accept_foreign_images=True).close()
     words = ["train", "--bundle", str(bundle.path), "--out", str(tmp_path / "run")]
     assert main(words) == 1
-    assert "--accept-foreign-pictures" in capsys.readouterr().err
+    assert "--accept-foreign-images" in capsys.readouterr().err
     # A profile measures times alone.
     words = ["profile", "--bundle", str(bundle.path), "--out", str(tmp_path / "profile")]
     assert main([*words, "--steps", "2", "--no-learner"]) == 0
@@ -284,9 +284,9 @@ def test_a_wrapped_scene_refuses_them_too(tmp_path: Path) -> None:
             "ToyCorridor-v0", scene, bundle=str(bundle.path), wrap_bundle=True, **options
         )
 
-    with pytest.raises(PictureMismatchError, match=r"does not say what drew.*accept-foreign"):
+    with pytest.raises(ImageMismatchError, match=r"does not say what drew.*accept-foreign"):
         made()
-    made(accept_foreign_pictures=True).close()
+    made(accept_foreign_images=True).close()
 
 
 @pytest.mark.parametrize("name", ["capture", "train", "profile"])

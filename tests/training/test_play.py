@@ -95,11 +95,11 @@ def test_play_counts_films_and_reports(
     found = json.loads((trained / "play.json").read_text(encoding="utf-8"))["evaluation"]
     assert found["claimed"]["trials"] == found["true"]["trials"] == 4
     assert found["claimed"] == found["true"], "the oracle claims the truth"
-    with Image.open(film) as picture:
-        frames = [np.asarray(f.convert("RGB")) for f in ImageSequence.Iterator(picture)]
+    with Image.open(film) as image:
+        frames = [np.asarray(f.convert("RGB")) for f in ImageSequence.Iterator(image)]
     assert 2 <= len(frames) <= 22
     assert frames[0].shape[1] == FILM_WIDTH
-    assert frames[0].std() > 10, "a picture, not one colour"
+    assert frames[0].std() > 10, "an image, not one colour"
     assert "data:image/gif" in (trained / "play.html").read_text(encoding="utf-8")
 
 
@@ -200,7 +200,7 @@ def test_settings_that_cannot_work(trained: Path, changes: dict[str, Any]) -> No
         play(PlayConfig(run=trained, **changes))
 
 
-def test_captions_keep_the_picture_and_differ_with_what_they_say() -> None:
+def test_captions_keep_the_image_and_differ_with_what_they_say() -> None:
     frame = np.zeros((96, 128, 3), np.uint8)
     frame[:, :64] = 200
     sheets = []

@@ -132,7 +132,7 @@ def test_the_hover_scene_is_filmed_and_its_success_told(tmp_path: Path) -> None:
 
 
 class Dark(gym.Env[Any, Any]):
-    """Knows nothing of pictures."""
+    """Knows nothing of images."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -260,7 +260,7 @@ def test_the_suites_are_played(tmp_path: Path, task: str, package: str) -> None:
         options["clip_reward"] = True
     spec = network(task, name, algorithm)
     run = run_of(tmp_path, task, spec, env_kwargs=options, algorithm=algorithm)
-    # dm_control's pictures need an OpenGL library, which not every machine has.
+    # dm_control's images need an OpenGL library, which not every machine has.
     film = "1" if task == "pong" else "0"
     arguments = ["--run", str(run), "--episodes", "2", "--film", film, "--no-progress"]
     assert main(["play", *arguments]) == 0

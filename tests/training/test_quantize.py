@@ -139,7 +139,7 @@ def test_with_means_over_shifts_int8_never_decides_alone() -> None:
     """Not even where it and the means agree with FP32 everywhere."""
     before, after, first = noisy(1e-6)
     assert gate(before, {"a": after}, first, 0.5, LIMITS).band is None
-    found = gate(before, {"a": after}, first, 0.5, LIMITS, shift_band=1.5)
+    found = gate(before, {"a": after}, first, 0.5, LIMITS, translation_band=1.5)
     assert found.band == 1.5 and found.flips.count == 0 and found.looks_all > 0
 
 
@@ -150,7 +150,7 @@ def test_with_means_over_shifts_fp32_decides_at_least_within_their_band(scale: f
     near = np.abs(before - 0.5) < 1.5
     means = before + 0.3 * np.random.default_rng(1).normal(size=8000)
     decided = np.where(near, means, before) >= 0.5
-    found = gate(before, {"a": after}, first, 0.5, LIMITS, decided=decided, shift_band=1.5)
+    found = gate(before, {"a": after}, first, 0.5, LIMITS, decided=decided, translation_band=1.5)
     assert found.band is not None and found.band >= 1.5
     again = unsure(after, 0.5, found.band)
     assert found.looks_all == again[~first].mean()

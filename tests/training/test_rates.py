@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from picture_folders import write_folder
+from image_folders import write_folder
 from PIL import Image
 from toy_environments import HEIGHT, WIDTH, save_column_bundle
 
@@ -135,7 +135,7 @@ def test_more_episodes_are_asked_for_where_none_was_claimed_and_episodes_are_lon
 
 
 def photographs(folder: Path, count: int) -> Path:
-    """Write pictures whose columns are redder in a success."""
+    """Write images whose columns are redder in a success."""
     random = np.random.default_rng(1)
     for index in range(count):
         label = ("failure", "success")[index % 2]
@@ -147,7 +147,7 @@ def photographs(folder: Path, count: int) -> Path:
 
 
 def as_played(folder: Path, steps: object) -> None:
-    """Make two pictures of each label an episode."""
+    """Make two images of each label an episode."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.png"))
     rows = [f"{file},{file.split('/')[0]},{int(file[-8:-4]) // 4}" for file in files]
     (folder / "metadata.csv").write_text("\n".join(["file,label,episode", *rows]) + "\n")

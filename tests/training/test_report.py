@@ -46,11 +46,11 @@ class Reader(HTMLParser):
 
 
 def test_report_is_one_file_without_outside_references(tmp_path: Path) -> None:
-    picture = tmp_path / "curve.png"
-    Image.new("RGB", (4, 3)).save(picture)
+    image = tmp_path / "curve.png"
+    Image.new("RGB", (4, 3)).save(image)
     film = tmp_path / "film.gif"
     Image.new("RGB", (4, 3)).save(film)
-    path = write_report(tmp_path / "report.html", "A run", [Section("S", pictures=[picture, film])])
+    path = write_report(tmp_path / "report.html", "A run", [Section("S", images=[image, film])])
     text = path.read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
     assert [s.split(";")[0] for s in sources] == ["data:image/png", "data:image/gif"]
@@ -106,21 +106,21 @@ def test_names_from_data_stay_text_in_a_model_card() -> None:
     assert "<0.5 %" in markdown("mine", "", [Section("Bound", facts={"rate": "<0.5 %"})])
 
 
-def test_a_missing_picture_and_one_no_browser_shows_are_refused(tmp_path: Path) -> None:
+def test_a_missing_image_and_one_no_browser_shows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"gone\.png"):
-        write_report(tmp_path / "r.html", "T", [Section("S", pictures=[tmp_path / "gone.png"])])
+        write_report(tmp_path / "r.html", "T", [Section("S", images=[tmp_path / "gone.png"])])
     with pytest.raises(ConfigError, match="cannot show"):
-        write_report(tmp_path / "r.html", "T", [Section("S", pictures=[tmp_path / "a.tiff"])])
+        write_report(tmp_path / "r.html", "T", [Section("S", images=[tmp_path / "a.tiff"])])
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_caption_replaces_the_file_name_and_small_pictures_stand_two_in_a_row(
+def test_a_caption_replaces_the_file_name_and_small_images_stand_two_in_a_row(
     tmp_path: Path,
 ) -> None:
     small, large = tmp_path / "small.png", tmp_path / "large.png"
     Image.new("RGB", (40, 30)).save(small)
     Image.new("RGB", (900, 30)).save(large)
-    section = Section("S", pictures=[small, large], captions={"small.png": "What it <shows>"})
+    section = Section("S", images=[small, large], captions={"small.png": "What it <shows>"})
     text = write_report(tmp_path / "r.html", "T", [section]).read_text(encoding="utf-8")
     assert "<figcaption>What it &lt;shows&gt;</figcaption>" in text
     assert "<figcaption>large.png</figcaption>" in text

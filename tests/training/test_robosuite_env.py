@@ -18,7 +18,7 @@ from vinoreward_training.tasks.environments import make_env
 
 
 class Lift:
-    """A cube that is lifted; rows of its pictures count from below, as robosuite's do."""
+    """A cube that is lifted; rows of its images count from below, as robosuite's do."""
 
     action_spec = (-np.ones(2), np.ones(2))
 
@@ -44,9 +44,9 @@ class Lift:
         return {"cube_pos": cube, "robot0_eef_pos": np.zeros(3), "object-state": cube}
 
     def _drawn(self, *, height: int, width: int, camera_name: str) -> Any:
-        picture = np.zeros((height, width, 3), np.uint8)
-        picture[: round(self.height * height)] = 255  # from the lowest row up
-        return picture
+        image = np.zeros((height, width, 3), np.uint8)
+        image[: round(self.height * height)] = 255  # from the lowest row up
+        return image
 
     def close(self) -> None:
         pass
@@ -58,7 +58,7 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "robosuite", made)
 
 
-def test_the_truth_is_robosuites_and_the_picture_is_the_right_way_up(suite: None) -> None:
+def test_the_truth_is_robosuites_and_the_image_is_the_right_way_up(suite: None) -> None:
     env = make_env(
         "robosuite/Lift", {"horizon": 9, "height": 20, "width": 10}, render_mode="rgb_array"
     )
@@ -66,11 +66,11 @@ def test_the_truth_is_robosuites_and_the_picture_is_the_right_way_up(suite: None
     assert Truth()(info) is False and first.shape == env.observation_space.shape == (4,)
     for step in range(9):
         *_, terminated, truncated, info = env.step(np.array([1.0, 0.0], np.float32))
-        picture: Any = env.render()
-        lit = picture.mean((1, 2)) > 0
+        image: Any = env.render()
+        lit = image.mean((1, 2)) > 0
         height = env.unwrapped.simulation.height  # type: ignore[attr-defined]
-        # A cube that rises lights rows from the picture's last one up.
-        assert picture.shape == (20, 10, 3) and lit[-1] and lit.sum() == round(20 * height)
+        # A cube that rises lights rows from the image's last one up.
+        assert image.shape == (20, 10, 3) and lit[-1] and lit.sum() == round(20 * height)
         assert Truth()(info) is (height > 0.5)
         assert not terminated and truncated == (step == 8)
     assert info["success"] is True

@@ -1,4 +1,4 @@
-"""Scores of a dataset: one row a picture, resumable, and rates that count episodes."""
+"""Scores of a dataset: one row an image, resumable, and rates that count episodes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from PIL import Image
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import Decision
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import Judged
+from vinoreward.rewards.prediction import Prediction
 from vinoreward_training.capture import command as capture
 from vinoreward_training.classifier import score
 from vinoreward_training.classifier.evaluation import episode_rates, reliability, roc_area
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig, ScoreConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
-from vinoreward_training.data.dataset_files import pictures_below
+from vinoreward_training.data.dataset_files import images_below
 
 GREEN = np.array([[0.0, -4.0], [0.0, 4.0], [0.0, 0.0]], np.float32)
 """Green less red is success."""
@@ -36,10 +36,10 @@ GREEN = np.array([[0.0, -4.0], [0.0, 4.0], [0.0, 0.0]], np.float32)
 def bundle_of(folder: Path, *, weights: np.ndarray = GREEN, **changes: Any) -> Path:
     """Save a bundle that claims a green lamp."""
     height, width = folders.SIZE
-    images = np.stack([folders.picture(bool(n % 2), n, n) for n in range(4)])
+    images = np.stack([folders.image(bool(n % 2), n, n) for n in range(4)])
     spec = dataclasses.replace(
         tiny.SPEC,
-        picture=Picture(height, width, mean=tiny.MEAN, std=tiny.STD, **changes.pop("picture", {})),
+        image=ImageSpec(height, width, mean=tiny.MEAN, std=tiny.STD, **changes.pop("image", {})),
         decision=Decision(threshold=0.5),
         **changes,
     )
@@ -60,7 +60,7 @@ def recordings(tmp_path: Path) -> Path:
     return write_lerobot(tmp_path / "pick", video=False)
 
 
-def test_every_picture_of_a_lerobot_dataset_gets_a_row(tmp_path: Path, recordings: Path) -> None:
+def test_every_image_of_a_lerobot_dataset_gets_a_row(tmp_path: Path, recordings: Path) -> None:
     bundle = bundle_of(tmp_path / "bundle")
     config = ScoreConfig(
         data=recordings, bundle=str(bundle), success_reward=100.0, step_reward=-1.0, batch_size=7
@@ -72,7 +72,7 @@ def test_every_picture_of_a_lerobot_dataset_gets_a_row(tmp_path: Path, recording
     with Classifier(bundle, precision="fp32") as classifier:
         for episode in range(8):
             won = folders.shown(episode, 12, 3)
-            images = np.stack([folders.picture(won[n], episode, n) for n in range(12)])
+            images = np.stack([folders.image(won[n], episode, n) for n in range(12)])
             expected = classifier.probability(images)
             for n in range(12):
                 row = rows["", str(episode), str(n)]
@@ -89,7 +89,7 @@ def test_every_picture_of_a_lerobot_dataset_gets_a_row(tmp_path: Path, recording
     assert about["figures"]["area under ROC"] == 1.0
     page = (out / "report.html").read_text()
     assert "By episode" in page and "{&#x27;" not in page, "no Python dicts"
-    assert pictures_below(recordings) == []  # or they would count as pictures of the dataset
+    assert images_below(recordings) == []  # or they would count as images of the dataset
 
 
 def test_a_stopped_run_scores_the_rest(
@@ -104,7 +104,7 @@ def test_a_stopped_run_scores_the_rest(
     column.write_bytes(b"".join(lines[:41]) + lines[41][:9] + "ü".encode()[:1])
     looked, judge = [], Classifier.judge
 
-    def counted(self: Classifier, images: np.ndarray) -> Judged:
+    def counted(self: Classifier, images: np.ndarray) -> Prediction:
         looked.append(len(images))
         return judge(self, images)
 
@@ -134,12 +134,12 @@ def test_an_image_folder_stays_the_same_dataset(tmp_path: Path) -> None:
     for name, won in (("good", True), ("bad", False)):
         (data / name).mkdir(parents=True)
         for n in range(6):
-            Image.fromarray(folders.picture(won, n, n)).save(data / name / f"{n}.png")
+            Image.fromarray(folders.image(won, n, n)).save(data / name / f"{n}.png")
     before = load_dataset(data, success_label="good")
     bundle = str(bundle_of(tmp_path / "bundle"))
     for name in ("overview.png", ".trash/old.png"):  # of no class
         (data / name).parent.mkdir(exist_ok=True)
-        Image.fromarray(folders.picture(True, 0, 99)).save(data / name)
+        Image.fromarray(folders.image(True, 0, 99)).save(data / name)
     score.run(ScoreConfig(data=data, bundle=bundle, success_label="good"))
     rows = scored(data / "scores/tiny")
     for loose in [key for key in rows if key[0] in ("overview.png", ".trash/old.png")]:
@@ -149,7 +149,7 @@ def test_an_image_folder_stays_the_same_dataset(tmp_path: Path) -> None:
     assert load_dataset(data, success_label="good").sha256 == before.sha256
 
 
-def test_pictures_without_labels_get_scores_and_no_rates(
+def test_images_without_labels_get_scores_and_no_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = write_lerobot(tmp_path / "pick", columns=(), episodes=2)
@@ -166,7 +166,7 @@ def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) ->
     capture.run(CaptureConfig(out=tmp_path / "data", from_lerobot=dataset))
     data = load_dataset(tmp_path / "data")
     test = np.unique(data.episodes[split_by_episode(data)[2]])
-    bundle = bundle_of(tmp_path / "bundle", picture={"scene": data.scene}, dataset={"seed": 0})
+    bundle = bundle_of(tmp_path / "bundle", image={"scene": data.scene}, dataset={"seed": 0})
     for folder in (dataset, tmp_path / "data"):
         score.run(ScoreConfig(data=folder, bundle=str(bundle)))
         judged = json.loads((folder / "scores/tiny/scores.json").read_text())["figures"]["judged"]
@@ -179,7 +179,7 @@ def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) ->
             ({"calibrated_on": {"capture": "elsewhere seed 1"}}, "Nothing says"),
         ]
     ):
-        other = bundle_of(tmp_path / f"b{number}", picture={"scene": data.scene}, dataset=seen)
+        other = bundle_of(tmp_path / f"b{number}", image={"scene": data.scene}, dataset=seen)
         out = tmp_path / f"scores{number}"
         score.run(ScoreConfig(data=tmp_path / "data", bundle=str(other), out=out))
         judged = json.loads((out / "scores.json").read_text())["figures"]["judged"]
@@ -187,10 +187,10 @@ def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) ->
         assert (judged["episodes"] == len(test)) is (number == 1)
 
 
-def test_a_picture_of_another_size_is_named(tmp_path: Path) -> None:
+def test_a_image_of_another_size_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "mine/odd.png")
-    with pytest.raises(DatasetError, match=r"mine, odd\.png: the picture is 20 x 20 pixels"):
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "mine/strange.png")
+    with pytest.raises(DatasetError, match=r"mine, strange\.png: the image is 20 x 20 pixels"):
         score.run(ScoreConfig(data=tmp_path / "mine", bundle=str(bundle_of(tmp_path / "bundle"))))
 
 
@@ -263,7 +263,7 @@ def test_rewards_that_are_no_numbers_are_refused(
         score.run(ScoreConfig(str(bundle), recordings, **wrong))
 
 
-def test_what_is_odd_to_the_guard_is_no_success(
+def test_what_is_ood_to_the_guard_is_no_success(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "camera"
@@ -284,9 +284,9 @@ def test_what_is_odd_to_the_guard_is_no_success(
             return {row["file"]: row for row in csv.DictReader(stream)}
 
     found = rows()
-    strange = {name for name, row in found.items() if float(row["odd"]) > 1}
+    strange = {name for name, row in found.items() if float(row["ood_score"]) > 1}
     assert strange == {name for name in found if name.startswith("success/b")} != set()
-    assert f"{len(lit)} of them are odd" in capsys.readouterr().out
+    assert f"{len(lit)} of them are out of distribution" in capsys.readouterr().out
     assert all(found[name]["success"] == "0" for name in strange)
     assert sum(row["success"] == "1" for row in found.values()) > 0
     before = (folder / "scores/panda-hover-classifier/scores.csv").read_bytes()
@@ -296,7 +296,7 @@ def test_what_is_odd_to_the_guard_is_no_success(
     assert main([*asked, "--on-ood", "ignore"]) == 1
     assert "scores with another settings" in capsys.readouterr().err
     blind = rows("--on-ood", "ignore", "--overwrite")
-    assert {row["odd"] for row in blind.values()} == {""}
+    assert {row["ood_score"] for row in blind.values()} == {""}
     assert {name: row["probability"] for name, row in blind.items()} == {
         name: row["probability"] for name, row in found.items()
     }
@@ -306,7 +306,7 @@ def test_labels_that_differ_in_case_alone_are_not_taken_for_failures(tmp_path: P
     bundle = bundle_of(tmp_path / "bundle")
     for number, name in enumerate(("success", "Success", "failure")):
         (tmp_path / "data" / name).mkdir(parents=True)
-        image = Image.fromarray(folders.picture(bool(number % 2), 0, number))
+        image = Image.fromarray(folders.image(bool(number % 2), 0, number))
         image.save(tmp_path / "data" / name / f"{number}.png")
     with pytest.raises(DatasetError, match="'Success' and 'success'"):
         score.run(ScoreConfig(bundle=str(bundle), data=tmp_path / "data"))

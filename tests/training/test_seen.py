@@ -36,10 +36,10 @@ CALIBRATED = {"calibrated_on": {"sha256": HASHES[1], "capture": list(ORIGINS)[1]
         ({**REAL, **trained_on(0, 1, datasets=2)}, ("trained", "trained", NEW)),
         # Calibration takes the place of a training's environment, not of its record.
         ({**REAL, **trained_on(0, datasets=1), **CALIBRATED}, ("trained", "calibrated", NEW)),
-        # It began with weights without a record, or on pictures that no capture is named of.
+        # It began with weights without a record, or on images that no capture is named of.
         ({**SIM, **trained_on(0, datasets=1, complete=False)}, ("trained", UNKNOWN, UNKNOWN)),
         ({**REAL, **trained_on(1, datasets=2)}, ("trained", "trained", UNKNOWN)),
-        # Before captures were recorded: only the environment of the last pictures, and hashes.
+        # Before captures were recorded: only the environment of the last images, and hashes.
         ({"env": "Real-v0", **CALIBRATED}, (UNKNOWN, "calibrated", UNKNOWN)),
         (
             {**REAL, "sha256": HASHES[0], "calibrated_on": {"sha256": HASHES[1]}},
@@ -67,7 +67,7 @@ def test_a_bundle_s_records_say_what_is_new_to_it(
         assert UNKNOWN in unseen(tiny.SPEC, EPISODES, origin)[1]
 
 
-def test_of_pictures_without_a_capture_a_hash_tells_that_they_were_seen() -> None:
+def test_of_images_without_a_capture_a_hash_tells_that_they_were_seen() -> None:
     """Their content says which ones a training kept for the test."""
     contents = [f"content {number}".encode() for number in range(200)]
     for says, said in (

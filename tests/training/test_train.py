@@ -177,7 +177,7 @@ def test_a_truth_that_is_named_is_the_one_read() -> None:
 
 @pytest.mark.parametrize("cells", [2, 3])
 def test_the_environments_own_is_success_by_name_is_not_the_claim(cells: int) -> None:
-    """A capture records is_success; the classifier of its pictures claims under that name."""
+    """A capture records is_success; the classifier of its images claims under that name."""
     told: dict[str, Any] = {"is_success": _not, "original_is_success": bool, "reward_prob": float}
     found = evaluate(Walk(cells), Telling(**told), 5, seed=0, truth=Truth("is_success"))
     assert found.true is not None and found.true.successes == (5 if cells == 3 else 0)
@@ -217,7 +217,7 @@ def test_a_run_writes_what_it_promises_and_names_the_next_command(
         assert (out / name).stat().st_size > 0, name
     assert list((out / "logs").rglob("events.out.tfevents*"))
     episodes = read_table(out / "episodes.csv", EPISODE_COLUMNS)
-    assert list(episodes[0]) == ["step", "reward", "length", "claimed", "true", "odd"]
+    assert list(episodes[0]) == ["step", "reward", "length", "claimed", "true", "ood"]
     assert sum(int(row["length"] or 0) for row in episodes) <= 120
     assert [row["step"] for row in read_table(out / "evaluations.csv", EVALUATION_COLUMNS)] == [
         50,

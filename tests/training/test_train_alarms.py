@@ -61,10 +61,10 @@ def tags(folder: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("envs", [1, 3])
-def test_a_training_keeps_the_pictures_that_were_claimed(
+def test_a_training_keeps_the_images_that_were_claimed(
     tmp_path: Path, bundle: Bundle, envs: int
 ) -> None:
-    """Each picture is of the claim's own cell, not of the next episode's first one."""
+    """Each image is of the claim's own cell, not of the next episode's first one."""
     out = tmp_path / "run"
     train(toy(out, bundle, num_envs=envs, vec_env="dummy", sample_claims=12))
     source = of_run(out)
@@ -87,7 +87,7 @@ def test_a_training_keeps_the_pictures_that_were_claimed(
     assert not (none / "claims").exists()
 
 
-def test_subprocesses_hand_their_pictures_over(tmp_path: Path) -> None:
+def test_subprocesses_hand_their_images_over(tmp_path: Path) -> None:
     """PandaHover judges in the process of its environment."""
     out = tmp_path / "run"
     changes = {
@@ -242,7 +242,7 @@ def acted(out: Path, *more: str) -> int:
     ("kwargs", "more", "said"),
     [
         (("true", "False"), (), "claimed successes are false"),
-        (("true", "True", "odd", "True"), (), "unlike those of"),
+        (("true", "True", "ood", "True"), (), "unlike those of"),
         (("true", "True"), ("--earliest-success", "5"), "before step 5"),
     ],
 )
@@ -275,5 +275,5 @@ def test_actors_draw_their_rates_and_are_silent_when_honest(tmp_path: Path) -> N
     assert acted(out, "--env-kwargs", "true", "True", "--steps", "1500") == 0
     assert rows_of(out, "alarm") == []
     drawn = tags(out / "logs")
-    assert drawn["trust/claim_rate"][-1] == 1.0 and drawn["trust/odd_rate"][-1] == 0.0
+    assert drawn["trust/claim_rate"][-1] == 1.0 and drawn["trust/ood_rate"][-1] == 0.0
     assert drawn["trust/false_evidence"][-1] < 1000 and drawn["trust/alarms"][-1] == 0

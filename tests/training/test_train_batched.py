@@ -73,7 +73,7 @@ def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:
     result = train(config(out, timesteps=200, stop_when_solved=None, **given, **BATCHED))
     assert result.steps == 200 and result.final.claimed is not None
     episodes = read_table(out / "episodes.csv", EPISODE_COLUMNS)
-    assert len(episodes) >= 16 and {row["odd"] for row in episodes} == {0}
+    assert len(episodes) >= 16 and {row["ood"] for row in episodes} == {0}
     claims = [row for row in episodes if row["claimed"]]
     assert claims, "random play must now and then find the object"
     assert len(list((out / "claims").rglob("*.png"))) == min(10, len(claims))
@@ -84,7 +84,7 @@ def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:
 def test_evaluations_are_of_no_larger_batches_than_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For pictures of another number networks would be compiled anew."""
+    """For images of another number networks would be compiled anew."""
     counts = []
 
     def sibling_env(env: Any, count: int, **more: Any) -> Any:

@@ -15,8 +15,8 @@ from toy_environments import HEIGHT, LATENT, save_toy_bundle, save_toy_encoder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
     ConfigError,
+    ImageMismatchError,
     ModelNotFoundError,
-    PictureMismatchError,
 )
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward_training.cli import main
@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Takes the hover scene's pictures, made small."""
+    """Takes the hover scene's images, made small."""
     folder = tmp_path_factory.mktemp("encoder") / "toy"
     return save_toy_encoder(folder, resize="pil_bilinear")
 
@@ -131,7 +131,7 @@ def test_both_networks_are_in_the_loop(encoder: Bundle) -> None:
     env.close()
 
 
-def test_an_environment_whose_observation_is_no_picture_renders(encoder: Bundle) -> None:
+def test_an_environment_whose_observation_is_no_image_renders(encoder: Bundle) -> None:
     env = make_env("PandaHover-v0", backend="oracle", encoder=str(encoder.path))
     assert isinstance(env, EncodedObservation)
     assert env.render_mode == "rgb_array"
@@ -152,7 +152,7 @@ def test_a_learned_reward_is_wrapped_inside(tmp_path: Path) -> None:
     env.close()
 
 
-def test_pictures_without_an_encoder_take_cnn_policy_and_say_so(
+def test_images_without_an_encoder_take_cnn_policy_and_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = {"learning_starts": 100, "buffer_size": 50}
@@ -189,7 +189,7 @@ def test_the_encoder_comes_from_command_line_file_or_preset_like_other_settings(
     assert (found.encoder, found.frame_stack) == ("from-line", 1)
 
 
-def test_the_preset_for_pictures_is_used() -> None:
+def test_the_preset_for_images_is_used() -> None:
     found = SETTINGS.of(env=PIXELS)
     assert (found.timesteps, found.algorithm_kwargs["gamma"]) == (20_000, 0.8)
 
@@ -203,7 +203,7 @@ def test_errors_name_what_is_wrong(tmp_path: Path, encoder: Bundle) -> None:
     with pytest.raises(ConfigError, match="frame_stack"):
         train(config(tmp_path / "c", encoder, frame_stack=0))
     strict = save_toy_encoder(tmp_path / "strict")
-    with pytest.raises(PictureMismatchError, match=f"{HEIGHT}"):
+    with pytest.raises(ImageMismatchError, match=f"{HEIGHT}"):
         train(config(tmp_path / "d", strict))
     classifier = save_toy_bundle(tmp_path / "classifier")
     with pytest.raises(ConfigError, match="classifier"):

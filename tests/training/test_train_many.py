@@ -105,7 +105,7 @@ def test_a_step_of_all_environments_is_one_classification(
     monkeypatch.setattr(
         Classifier,
         "judge",
-        lambda self, pictures: (sizes.append(len(pictures)), judge(self, pictures))[1],
+        lambda self, images: (sizes.append(len(images)), judge(self, images))[1],
     )
     env = make_envs(4, TOY, bundle=str(bundle.path), wrap_bundle=True, processes=False)
     env.reset()
@@ -332,7 +332,7 @@ def test_many_environments_are_encoded_together_as_single_ones_are(
     tmp_path: Path, bundle: Bundle, source: str
 ) -> None:
     encoder = str(toy_environments.save_toy_encoder(tmp_path / "encoder").path)
-    pixels = {"observation": "picture"}
+    pixels = {"observation": "image"}
     given = {
         "env_kwargs": pixels,
         "encoder": encoder,
@@ -360,7 +360,7 @@ def test_many_environments_are_encoded_together_as_single_ones_are(
 
 
 def test_the_callback_records_claimed_and_true_success_in_any_training(bundle: Bundle) -> None:
-    envs = make_vec_env(lambda: toy_environments.Corridor("picture"), n_envs=2)
+    envs = make_vec_env(lambda: toy_environments.Corridor("image"), n_envs=2)
     env = VecLearnedReward(envs, bundle, image_source="obs", terminate_on_success=False)
     record = ClaimedVsTrue(window=5)
     arguments: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}, "buffer_size": 100, "seed": 0}
@@ -383,7 +383,7 @@ def test_the_callback_records_claimed_and_true_success_in_any_training(bundle: B
 def test_the_callback_tells_of_false_claims_or_stops(bundle: Bundle) -> None:
     # The claim comes one cell before the truth and ends the episode: most claims are none.
     def trained(record: ClaimedVsTrue) -> ClaimedVsTrue:
-        envs = make_vec_env(lambda: toy_environments.Corridor("picture"), n_envs=2)
+        envs = make_vec_env(lambda: toy_environments.Corridor("image"), n_envs=2)
         env = VecLearnedReward(envs, bundle, image_source="obs")
         arguments: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}, "buffer_size": 100}
         DQN("MlpPolicy", env, learning_starts=1000, seed=0, **arguments).learn(400, record)
@@ -402,8 +402,8 @@ def test_the_callback_tells_of_false_claims_or_stops(bundle: Bundle) -> None:
         ClaimedVsTrue(on_alarm="shout")  # type: ignore[arg-type]
 
 
-class Odd(gym.Env[np.ndarray, int]):
-    """Episodes of three steps; from episode ``since`` on the second picture is odd."""
+class OutOfDistribution(gym.Env[np.ndarray, int]):
+    """Episodes of three steps; from episode ``since`` on the second image is unlike the rest."""
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -419,32 +419,34 @@ class Odd(gym.Env[np.ndarray, int]):
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
-        odd = self.since is not None and self.episode >= self.since and self.steps == 2
-        info = {"reward_ood": np.float32(1.5 if odd else 0.4)} if self.guarded else {}
+        ood = self.since is not None and self.episode >= self.since and self.steps == 2
+        info = {"reward_ood": np.float32(1.5 if ood else 0.4)} if self.guarded else {}
         return np.zeros(1, np.float32), 0.0, False, self.steps == 3, info
 
 
-def test_the_callback_tells_of_odd_pictures_without_any_truth() -> None:
+def test_the_callback_tells_of_ood_images_without_any_truth() -> None:
     """In the middle of an episode, of one environment of two."""
 
     def trained(since: int | None, *, guarded: bool = True, **options: Any) -> ClaimedVsTrue:
-        envs = DummyVecEnv([lambda: Odd(since, guarded), lambda: Odd(None, guarded)])
-        record = ClaimedVsTrue(odd_alarm=RateAlarm(), **options)
+        envs = DummyVecEnv(
+            [lambda: OutOfDistribution(since, guarded), lambda: OutOfDistribution(None, guarded)]
+        )
+        record = ClaimedVsTrue(ood_alarm=RateAlarm(), **options)
         arguments: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}, "buffer_size": 100}
         DQN("MlpPolicy", envs, learning_starts=1000, seed=0, **arguments).learn(400, record)
         return record
 
-    with pytest.warns(UserWarning, match=r"of the last \d+ episodes show pictures unlike"):
+    with pytest.warns(UserWarning, match=r"of the last \d+ episodes show images unlike"):
         told = trained(30)
-    flags = [row["odd"] for row in told.episodes]
+    flags = [row["ood"] for row in told.episodes]
     assert sum(flags[:58]) == 0 and len(set(zip(flags[60::2], flags[61::2], strict=False))) == 1
     assert sum(flags[60:62]) == 1, "of one environment"
-    assert told.odd_alarms and 30 * 6 < told.odd_alarms[0] < 30 * 6 + 60 and not told.alarms
+    assert told.ood_alarms and 30 * 6 < told.ood_alarms[0] < 30 * 6 + 60 and not told.alarms
     with pytest.warns(UserWarning, match="unlike those of the classifier.s training"):
         stopped = trained(30, on_alarm="stop")
-    assert stopped.episodes[-1]["step"] == stopped.odd_alarms[0] == told.odd_alarms[0]
-    assert trained(None).odd_alarms == []
-    assert {row["odd"] for row in trained(1, guarded=False).episodes} == {None}
+    assert stopped.episodes[-1]["step"] == stopped.ood_alarms[0] == told.ood_alarms[0]
+    assert trained(None).ood_alarms == []
+    assert {row["ood"] for row in trained(1, guarded=False).episodes} == {None}
 
 
 def test_a_training_tells_of_false_claims_stops_and_goes_on(

@@ -336,7 +336,7 @@ class Undrawn(gym.Env[Any, Any]):
 
 
 class Modeless(Undrawn):
-    """Its pictures are in the observation alone."""
+    """Its images are in the observation alone."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
 
@@ -352,12 +352,12 @@ for kind in (Undrawn, Modeless):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ("Undrawn-v0", r"shows no pictures: render\(\) raises NotImplementedError.*obs:KEY"),
-        ("Modeless-v0", r"takes no render_mode, so it shows no pictures.*obs:KEY"),
+        ("Undrawn-v0", r"shows no images: render\(\) raises NotImplementedError.*obs:KEY"),
+        ("Modeless-v0", r"takes no render_mode, so it shows no images.*obs:KEY"),
     ],
 )
 @pytest.mark.parametrize("envs", [0, 1, 2])
-def test_an_environment_without_pictures_is_refused_in_a_sentence(
+def test_an_environment_without_images_is_refused_in_a_sentence(
     tmp_path: Path, env: str, message: str, envs: int
 ) -> None:
     bundle = str(save_toy_bundle(tmp_path / "toy").path)
@@ -381,7 +381,7 @@ def test_an_environment_without_pictures_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("envs", [1, 2])
-def test_pictures_in_the_observation_need_no_render_mode(tmp_path: Path, envs: int) -> None:
+def test_images_in_the_observation_need_no_render_mode(tmp_path: Path, envs: int) -> None:
     out, name = tmp_path / "data", "Modeless-v0"
     capture.run(CaptureConfig(out=out, env=name, frames=8, image_source=("obs",)))
     given = {"bundle": str(save_toy_bundle(tmp_path / "toy").path), "wrap_bundle": True}

@@ -52,7 +52,7 @@ def test_the_command_leaves_a_bundle_that_says_what_it_can(trained: Path) -> Non
     card = (bundle.path / "README.md").read_text()
     assert "mean error, mm" in card and "object" in card
     for name in ("reconstructions", "traversals", "losses"):
-        assert (bundle.path / "pictures" / f"{name}.png").is_file()
+        assert (bundle.path / "images" / f"{name}.png").is_file()
         assert f"{name}.png" in card
     assert "data:image/png" in (trained / "run" / "report.html").read_text()
 
@@ -65,7 +65,7 @@ def test_the_bundle_gives_the_same_on_every_backend(trained: Path, backend: str)
     np.testing.assert_allclose(found, bundle.golden.logits, atol=2e-3)
 
 
-def test_the_decoder_makes_pictures_of_latents(trained: Path) -> None:
+def test_the_decoder_makes_images_of_latents(trained: Path) -> None:
     import onnxruntime
 
     bundle = Bundle.load(trained / "run" / "bundle")
@@ -137,7 +137,7 @@ def test_the_command_that_ctrl_c_prints_goes_on_alone_and_a_card_without_places_
 
 def test_data_that_are_refused_leave_no_run_folder(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "any")
-    next(data.rglob("*.png")).write_bytes(b"no picture")
+    next(data.rglob("*.png")).write_bytes(b"no image")
     with pytest.raises(DatasetError, match="png"):
         train_vae.run(TrainVaeConfig(data=data, out=tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -164,7 +164,7 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, changes: dict[str,
 
 def test_places_need_a_capture_that_records_them(tmp_path: Path) -> None:
     config = TrainVaeConfig(
-        data=write_folder(tmp_path / "pictures"), out=tmp_path / "run", places=1.0
+        data=write_folder(tmp_path / "images"), out=tmp_path / "run", places=1.0
     )
     with pytest.raises(ConfigError, match="records no places"):
         train_vae.run(config)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from vae_data import BLUE, SIZE, frames_of, pictures, write_capture, write_folder
+from vae_data import BLUE, SIZE, frames_of, make_images, write_capture, write_folder
 
 from vinoreward.backends.torch_networks import ENCODERS, build_encoder, build_vae
 from vinoreward.errors import (
@@ -30,7 +30,7 @@ from vinoreward_training.encoder.training import (
 # Frames
 
 
-def test_any_folder_of_pictures_will_do(tmp_path: Path) -> None:
+def test_any_folder_of_images_will_do(tmp_path: Path) -> None:
     frames = load_frames(write_folder(tmp_path / "any"))
     assert frames.images.shape == (80, *SIZE, 3)
     assert frames.places == {}
@@ -39,7 +39,7 @@ def test_any_folder_of_pictures_will_do(tmp_path: Path) -> None:
 
 def test_a_capture_gives_places_and_episodes(tmp_path: Path) -> None:
     frames = load_frames(write_capture(tmp_path / "capture"))
-    expected = pictures(160)[1].astype(np.float64)
+    expected = make_images(160)[1].astype(np.float64)
     expected[9::10] = np.nan
     np.testing.assert_allclose(frames.places["object"], expected)
     assert len(np.unique(frames.episodes)) == 80
@@ -47,11 +47,11 @@ def test_a_capture_gives_places_and_episodes(tmp_path: Path) -> None:
 
 
 def test_frames_are_resized_as_the_run_time_does(tmp_path: Path) -> None:
-    from vinoreward.images import Picture, prepare
+    from vinoreward.images import ImageSpec, prepare
 
     folder = write_folder(tmp_path / "any")
     frames = load_frames(folder, size=(64, 48))
-    wanted = prepare(pictures(80)[0], Picture(height=64, width=48, resize="pil_bilinear"))
+    wanted = prepare(make_images(80)[0], ImageSpec(height=64, width=48, resize="pil_bilinear"))
     np.testing.assert_array_equal(frames.images, wanted)
     assert frames.resized
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="not a folder"):
         load_frames(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DatasetError, match="holds no pictures"):
+    with pytest.raises(DatasetError, match="holds no images"):
         load_frames(tmp_path / "empty")
     with pytest.raises(DatasetError, match="Expected at least 64"):
         load_frames(write_folder(tmp_path / "few", 20))
@@ -74,12 +74,12 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="50x50"):
         load_frames(mixed)
     broken = write_folder(tmp_path / "broken")
-    (broken / "zz.png").write_bytes(b"not a picture")
-    with pytest.raises(DatasetError, match="cannot be read as a picture"):
+    (broken / "zz.png").write_bytes(b"not an image")
+    with pytest.raises(DatasetError, match="cannot be read as an image"):
         load_frames(broken)
     lost = write_capture(tmp_path / "lost")
     (lost / "frames" / "0003.png").unlink()
-    with pytest.raises(DatasetError, match="lists 1 pictures that are not there"):
+    with pytest.raises(DatasetError, match="lists 1 images that are not there"):
         load_frames(lost)
 
 
@@ -123,16 +123,16 @@ def test_sizes_that_cannot_work_are_refused() -> None:
         build_encoder("vgg", 64, 64, 8)
 
 
-def test_keypoints_move_with_the_picture() -> None:
+def test_keypoints_move_with_the_image() -> None:
     torch.manual_seed(0)
     encoder = build_encoder("spatial_vae", 64, 64, 16)
-    images, _ = pictures(1)
-    picture = np.full((2, 64, 64, 3), 128, np.uint8)
-    picture[0, 20:24, 20:24] = BLUE
-    picture[1, 20:24, 40:44] = BLUE
-    mean, _ = encode(encoder, picture)
+    others, _ = make_images(1)
+    images = np.full((2, 64, 64, 3), 128, np.uint8)
+    images[0, 20:24, 20:24] = BLUE
+    images[1, 20:24, 40:44] = BLUE
+    mean, _ = encode(encoder, images)
     assert np.abs(mean[0] - mean[1]).max() > 1e-3
-    assert images.dtype == np.uint8
+    assert others.dtype == np.uint8
 
 
 @settings(max_examples=30, deadline=None)
@@ -151,7 +151,7 @@ def test_the_divergence_is_that_of_the_normal_distributions(seed: int, spread: f
 
 
 def test_a_rare_colour_and_what_moves_count_more() -> None:
-    images, _ = pictures(200)
+    images, _ = make_images(200)
     weights = PixelWeights.measure(images, foreground=3.0, rare=10.0)
     targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
     found = weights.of(images[:1], targets)[0, 0].numpy()

@@ -1,4 +1,4 @@
-"""From pictures of two cameras to a bundle of several views: read, trained, quantized, run."""
+"""From images of two cameras to a bundle of several views: read, trained, quantized, run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from picture_folders import VIEWS, write_views
+from image_folders import VIEWS, write_views
 
 from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import WithPreprocess
@@ -26,10 +26,10 @@ from vinoreward_training.runs.fit import predict
 from vinoreward_training.runs.next_command import to_train
 
 
-def test_a_dataset_says_what_its_pictures_are_views_of(tmp_path: Path) -> None:
-    picture = load_dataset(write_views(tmp_path, 8)).picture()
-    assert (picture.height, picture.width, picture.resize) == (72, 48, "none")
-    assert [(view.name, view.height, view.source) for view in picture.views] == [
+def test_a_dataset_says_what_its_images_are_views_of(tmp_path: Path) -> None:
+    image = load_dataset(write_views(tmp_path, 8)).image()
+    assert (image.height, image.width, image.resize) == (72, 48, "none")
+    assert [(view.name, view.height, view.source) for view in image.views] == [
         ("front", 40, "obs:front"),
         ("wrist", 32, "obs:wrist"),
     ]
@@ -43,7 +43,7 @@ def test_a_dataset_says_what_its_pictures_are_views_of(tmp_path: Path) -> None:
         ("two", "a valid list"),
     ],
 )
-def test_views_that_are_not_the_pictures_are_refused(
+def test_views_that_are_not_the_images_are_refused(
     tmp_path: Path, views: Any, message: str
 ) -> None:
     with pytest.raises(DatasetError, match=message):
@@ -87,7 +87,7 @@ class Cart(gym.Env[Any, Any]):
 gym.register("VinorewardTestCart-v0", entry_point=Cart)
 
 
-def test_a_capture_of_two_cameras_and_their_last_pictures(tmp_path: Path) -> None:
+def test_a_capture_of_two_cameras_and_their_last_images(tmp_path: Path) -> None:
     config = CaptureConfig(
         out=tmp_path / "cart",
         env="VinorewardTestCart-v0",
@@ -113,7 +113,7 @@ def test_a_capture_of_two_cameras_and_their_last_pictures(tmp_path: Path) -> Non
     moved = np.diff(first[:, :3, 1], axis=1)
     np.testing.assert_array_equal(np.abs(moved) == 10, np.diff(steps, axis=1) == 1)
     np.testing.assert_array_equal(first[:, 2, 1] > 60, dataset.labels == 1)
-    # It goes on as it was begun, and is not mixed with other pictures.
+    # It goes on as it was begun, and is not mixed with other images.
     capture.run(capture.SETTINGS.of(out=config.out, frames=30, resume=True))
     assert load_dataset(config.out).images.shape[0] == 30
     with pytest.raises(ConfigError, match="stack 3, now asked for stack 2"):
@@ -170,7 +170,7 @@ def test_two_cameras_of_different_widths_are_refused_with_the_remedy(tmp_path: P
         capture.run(config)
     sized = dataclasses.replace(config, image_size=(16, 20), out=tmp_path / "y")
     capture.run(sized)
-    assert load_dataset(sized.out).picture().resize == "pil_bilinear"
+    assert load_dataset(sized.out).image().resize == "pil_bilinear"
     assert load_dataset(sized.out).images.shape == (8, 32, 20, 3)
 
 
@@ -234,8 +234,8 @@ class Lamps(gym.Env[Any, Any]):
             name: self.np_random.integers(40, 80, (40, 40, 3), dtype=np.uint8)
             for name in ("front", "wrist")
         }
-        for picture, on in zip(self.seen.values(), lit, strict=True):
-            picture[:, :20, 0] += np.uint8(150 * on)
+        for image, on in zip(self.seen.values(), lit, strict=True):
+            image[:, :20, 0] += np.uint8(150 * on)
         return self.seen
 
 
@@ -243,7 +243,7 @@ gym.register("VinorewardTestLamps-v0", entry_point=Lamps)
 
 
 @pytest.mark.slow
-def test_two_cameras_from_pictures_to_a_policy_by_what_is_printed(
+def test_two_cameras_from_images_to_a_policy_by_what_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the bundle needs both cameras, in whatever runs it."""
@@ -266,7 +266,7 @@ def test_two_cameras_from_pictures_to_a_policy_by_what_is_printed(
         if name == "quantize":
             assert "next: vinoreward audit --bundle runs/lamps-classifier/bundle" in said
             bundle, dataset = Bundle.load("runs/lamps-classifier/bundle"), load_dataset(data)
-            assert bundle.spec.picture.views == dataset.views and len(dataset.views) == 2
+            assert bundle.spec.image.views == dataset.views and len(dataset.views) == 2
             assert "front (obs:front, 40 pixels high)" in (bundle.path / "README.md").read_text()
             assert bundle.resolve_precision("openvino") == "int8"
             for backend in ("openvino", "onnxruntime", "torch"):  # each checked by golden frames

@@ -20,7 +20,7 @@ SUPPORT = Path(tiny_network.__file__).parent
 ROLLOUT = {"n_steps": "100", "batch_size": "50"}
 """Of PPO, which takes whole ones however short a training is."""
 MADE = {"capture": {"--frames": "24"}, "finetune": {"--target-fpr": "0.9"}}
-"""Of a classifier that is made by hand, which few pictures suffice for."""
+"""Of a classifier that is made by hand, which few images suffice for."""
 # A page of docs/, the packages without which it is skipped, and what it shortens in another way.
 WALKS: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {
     "pendulum": (("pygame",), {}),
@@ -50,7 +50,7 @@ if sys.argv[3] == "made":
     finetune.split_by_episode = lambda dataset: [np.arange(len(dataset.labels))] * 3
 for words in json.loads(sys.argv[1]):
     code = main(words)
-    # So few pictures make a classifier that finetune calls useless: 3.
+    # So few images make a classifier that finetune calls useless: 3.
     if code not in ((0, 3) if words[0] == "finetune" else (0,)):
         sys.exit(f"{words} ended with {code}")
 """
@@ -92,7 +92,7 @@ def test_a_walk(tmp_path: Path, page: str) -> None:
         (tmp_path / name).symlink_to(ROOT / name)
     # quantize refuses a classifier that is near its threshold everywhere.
     commands = [shortened(words, short) for words in walk if words[0] != "quantize"]
-    # One page's pictures train a classifier; those of the others are read for it, and the bundle
+    # One page's images train a classifier; those of the others are read for it, and the bundle
     # that takes them is made by hand.
     classifier = "trained" if page == TRAINED else "made"
     result = subprocess.run(

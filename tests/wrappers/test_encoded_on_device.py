@@ -1,4 +1,4 @@
-"""EncodedObservation of pictures that are tensors: encoded where they are, as NumPy's are."""
+"""EncodedObservation of images that are tensors: encoded where they are, as NumPy's are."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def make(array: str, *, stays: bool = False, **options: Any) -> Any:
 def test_it_encodes_as_on_the_host(
     stays: bool, frames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces, of which the last two share pictures; final observations and masks included."""
+    """In pieces, of which the last two share images; final observations and masks included."""
     monkeypatch.setattr(encoders, "PIECE", 4)
     there, here = make("torch", stays=stays, frame_stack=frames), make("numpy", frame_stack=frames)
     found, expected = there.reset(seed=3)[0], here.reset(seed=3)[0]
     assert isinstance(found, torch.Tensor) and found.dtype == torch.float32
     assert found.shape == there.observation_space.shape
-    # Pictures that stay may differ in pixels at edges.
+    # Images that stay may differ in pixels at edges.
     near = 0.05 if stays else 1e-4
     draw, ended = np.random.default_rng(0), 0
     for step in range(14):
@@ -123,7 +123,7 @@ def test_on_cuda_the_recorded_work_is_replayed(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Objects(VectorEnv[Any, Any, Any]):
-    """Pictures as tensors, and last ones as Gymnasium has them: objects, where there are some."""
+    """Images as tensors, and last ones as Gymnasium has them: objects, where there are some."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
     num_envs = 3
@@ -131,12 +131,12 @@ class Objects(VectorEnv[Any, Any, Any]):
     single_action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     observation_space = batch_space(single_observation_space, 3)
     action_space = batch_space(single_action_space, 3)
-    picture_scene = {"scene": "panda-hover", "height": 96, "width": 128, "mesh": "20"}  # noqa: RUF012
+    image_scene = {"scene": "panda-hover", "height": 96, "width": 128, "mesh": "20"}  # noqa: RUF012
     tells = True
 
     def reset(self, **_: Any) -> Any:
         self.at = 0
-        return self._pictures(0), {}
+        return self._images(0), {}
 
     def step(self, actions: Any) -> Any:
         self.at += 1
@@ -144,11 +144,11 @@ class Objects(VectorEnv[Any, Any, Any]):
         infos: dict[str, Any] = {}
         if over.any() and self.tells:
             last = np.full(3, None, object)
-            last[1] = self._pictures(9)[1]
+            last[1] = self._images(9)[1]
             infos = {"final_obs": last, "_final_obs": over}
-        return self._pictures(self.at), np.zeros(3), over, np.zeros(3, np.bool_), infos
+        return self._images(self.at), np.zeros(3), over, np.zeros(3, np.bool_), infos
 
-    def _pictures(self, number: int) -> torch.Tensor:
+    def _images(self, number: int) -> torch.Tensor:
         draw = torch.Generator().manual_seed(number)
         return torch.randint(256, (3, 96, 128, 3), generator=draw, dtype=torch.uint8)
 
@@ -156,7 +156,7 @@ class Objects(VectorEnv[Any, Any, Any]):
 def test_final_images_may_be_objects() -> None:
     encoder = {"bundle": "panda-hover-encoder", "backend": "torch"}
     there = VectorEncodedObservation(Objects(), **encoder)
-    here = VectorEncodedObservation(Objects(), picture_in_info=True, **encoder)  # on the host
+    here = VectorEncodedObservation(Objects(), image_in_info=True, **encoder)  # on the host
     np.testing.assert_allclose(there.reset()[0], here.reset()[0], atol=1e-4)
     for _ in range(3):
         found, expected = there.step(None), here.step(None)
@@ -176,9 +176,9 @@ def test_final_images_may_be_objects() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        {"picture_in_info": True},
+        {"image_in_info": True},
         {"sample": True, "seed": 1},
-        {"image_source": lambda _, picture: np.asarray(picture)},
+        {"image_source": lambda _, image: np.asarray(image)},
     ],
     ids=lambda option: next(iter(option)),
 )
@@ -203,47 +203,47 @@ def test_other_modes_encode_there_too(mode: AutoresetMode) -> None:
             found.append(env.reset(options=options)[0])
         return [*found, env.step(None)[0]]
 
-    there, here = seen(), seen(picture_in_info=True)
+    there, here = seen(), seen(image_in_info=True)
     for found, expected in zip(there, here, strict=True):
         assert isinstance(found, torch.Tensor) and isinstance(expected, np.ndarray)
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_pictures_in_a_table_get_the_host_s_arrays() -> None:
+def test_images_in_a_table_get_the_host_s_arrays() -> None:
     env = Objects()
     inside = gym.spaces.Dict({"camera": env.single_observation_space})
     env.single_observation_space, env.observation_space = inside, batch_space(inside, 3)
-    env.reset = lambda **_: ({"camera": Objects._pictures(env, 0)}, {})  # type: ignore[method-assign]
+    env.reset = lambda **_: ({"camera": Objects._images(env, 0)}, {})  # type: ignore[method-assign]
     seen = VectorEncodedObservation(env, "panda-hover-encoder", backend="torch").reset()[0]
     assert isinstance(seen, np.ndarray)
 
 
 @pytest.mark.parametrize("shape", [(3, 96, 128), (192, 256, 3)])
-def test_pictures_of_another_layout_or_size_get_the_host_s_arrays(shape: tuple[int, ...]) -> None:
+def test_images_of_another_layout_or_size_get_the_host_s_arrays(shape: tuple[int, ...]) -> None:
     env, plain = Objects(), Objects()
-    pictures = plain._pictures(0)
+    images = plain._images(0)
     if shape[0] == 3:
-        pictures = pictures.movedim(-1, 1)
+        images = images.movedim(-1, 1)
     else:
-        pictures = pictures.repeat_interleave(2, 1).repeat_interleave(2, 2)
+        images = images.repeat_interleave(2, 1).repeat_interleave(2, 2)
     inside = gym.spaces.Box(0, 255, shape, np.uint8)
     env.single_observation_space, env.observation_space = inside, batch_space(inside, 3)
-    env.picture_scene = None  # type: ignore[assignment]
-    env.reset = lambda **_: (pictures, {})  # type: ignore[method-assign]
+    env.image_scene = None  # type: ignore[assignment]
+    env.reset = lambda **_: (images, {})  # type: ignore[method-assign]
     found, expected = (
         VectorEncodedObservation(one, changed_encoder(), backend="torch").reset()[0]
         for one in (env, plain)
     )
     assert isinstance(found, np.ndarray) and isinstance(expected, torch.Tensor)
-    near = 1e-4 if shape[0] == 3 else 0.3  # resized, pictures are a little smoother
+    near = 1e-4 if shape[0] == 3 else 0.3  # resized, images are a little smoother
     np.testing.assert_allclose(found, expected, atol=near)
 
 
 def changed_encoder(**changes: Any) -> Bundle:
-    """Return the encoder's bundle, which resizes pictures, with other changes."""
+    """Return the encoder's bundle, which resizes images, with other changes."""
     bundle = Bundle.load("panda-hover-encoder")
-    picture = dataclasses.replace(bundle.spec.picture, resize="pil_bilinear", **changes)
-    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
+    image = dataclasses.replace(bundle.spec.image, resize="pil_bilinear", **changes)
+    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
 
 
 def test_a_bundle_that_crops_gets_the_host_s_arrays() -> None:
@@ -275,7 +275,7 @@ def test_numbers_that_are_none_become_zeros_and_are_told_at_the_next_reset() -> 
         np.zeros(env.encoder.latent_size, np.float32), env.encoder.low, env.encoder.high
     )
     np.testing.assert_array_equal(seen.numpy(), np.tile(zeros, (COUNT, 1)))
-    with pytest.raises(OutputError, match="NaN or infinity for pictures of steps before"):
+    with pytest.raises(OutputError, match="NaN or infinity for images of steps before"):
         env.reset()
     env.reset()  # it is told once
     env.close()
@@ -288,6 +288,6 @@ def test_images_of_another_type_or_shape_are_refused(images: torch.Tensor) -> No
     env = Objects()
     seen = VectorEncodedObservation(env, "panda-hover-encoder", backend="torch")
     seen.reset()
-    env._pictures = lambda number: images  # type: ignore[method-assign]
+    env._images = lambda number: images  # type: ignore[method-assign]
     with pytest.raises(InputError, match=r"Expected torch.uint8 of shape"):
         seen.step(None)

@@ -1,4 +1,4 @@
-"""What others bring along: rewards that are no numbers, odd pictures, wrappers in wrappers."""
+"""What others bring along: rewards that are no numbers, unknown images, wrappers in wrappers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vinoreward import (
     VecLearnedReward,
     VectorLearnedReward,
 )
-from vinoreward.errors import ConfigError, InputError, OddPictureError
+from vinoreward.errors import ConfigError, InputError, OutOfDistributionError
 from vinoreward.rewards.decision import Decision, RewardOptions
 from vinoreward.rewards.truth import Truth, claim_of
 from vinoreward_training.sb3 import BatchedVecEnv
@@ -35,7 +35,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def at(cell: int, **options: Any) -> Corridor:
-    return Corridor("picture", first_cells=(cell,), **options)
+    return Corridor("image", first_cells=(cell,), **options)
 
 
 class Pays(gym.Wrapper):
@@ -130,17 +130,17 @@ def test_what_is_no_number_is_refused(toy: Bundle, reward: Any) -> None:
         one(Pays(at(4), reward), toy)
 
 
-def test_an_odd_picture_that_raises_ends_the_hold_as_one_that_is_withheld() -> None:
+def test_an_ood_image_that_raises_ends_the_hold_as_one_that_is_withheld() -> None:
     sure, everyone = np.full(2, 0.9, np.float32), np.ones(2, np.bool_)
-    odd = np.array([0.1, 3.0], np.float32)
+    ood = np.array([0.1, 3.0], np.float32)
     claims = []
     for on_ood in ("withhold", "raise"):
         core = Decision(RewardOptions(success_hold_steps=2, on_ood=on_ood), 0.5, 2)
         args = everyone, sure, sure, np.zeros(2), ~everyone
-        core.decide(*args, ood_score=odd * 0)
-        with contextlib.suppress(OddPictureError):
-            core.decide(*args, ood_score=odd)
-        claims.append(bool(core.decide(*args, ood_score=odd * 0).claimed[1]))
+        core.decide(*args, ood_score=ood * 0)
+        with contextlib.suppress(OutOfDistributionError):
+            core.decide(*args, ood_score=ood)
+        claims.append(bool(core.decide(*args, ood_score=ood * 0).claimed[1]))
     assert claims == [False, False]
 
 
@@ -150,15 +150,16 @@ def test_an_odd_picture_that_raises_ends_the_hold_as_one_that_is_withheld() -> N
 GUARDED = {"image_source": "obs", "on_ood": "raise", "terminate_on_success": False}
 
 
-def one_ends_as_the_other_is_odd(tmp_path: Path, mode: AutoresetMode | None, **options: Any) -> Any:
-    """Two environments in a vector, or SB3's: in one step one ends, and the other's picture is odd.
+def one_ends_as_the_other_is_ood(tmp_path: Path, mode: AutoresetMode | None, **options: Any) -> Any:
+    """Two environments in a vector, or SB3's: in one step one ends, and the other's image is out of
+    distribution.
 
     The first then is at cell 5 of its next episode, which is known and a success, and so will be
     the other.
     """
     guarded = save_toy_bundle(tmp_path / "guarded", seen=(0, 5, 6))
-    ends, odd = at(1), at(4)
-    parts = [lambda: ends, lambda: odd]
+    ends, ood = at(1), at(4)
+    parts = [lambda: ends, lambda: ood]
     options = {**GUARDED, **options}
     env: Any
     if mode is None:
@@ -172,25 +173,25 @@ def one_ends_as_the_other_is_odd(tmp_path: Path, mode: AutoresetMode | None, **o
         env.reset(seed=0)
     ends.first_cells = (5,)
     env._model.decision.detector._counter[0] = 1
-    odd.cell = 1
-    with pytest.raises(OddPictureError):
+    ood.cell = 1
+    with pytest.raises(OutOfDistributionError):
         env.step(np.array([0, 1]))
     assert ends.cell == (0 if mode is AutoresetMode.NEXT_STEP else 5)
-    odd.cell = 4
+    ood.cell = 4
     return env
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, None])
-def test_after_an_error_no_first_picture_is_paid_and_no_hold_goes_on(
+def test_after_an_error_no_first_image_is_paid_and_no_hold_goes_on(
     tmp_path: Path, mode: AutoresetMode | None
 ) -> None:
-    env = one_ends_as_the_other_is_odd(tmp_path, mode, success_hold_steps=2)
+    env = one_ends_as_the_other_is_ood(tmp_path, mode, success_hold_steps=2)
     scored = mode is not AutoresetMode.NEXT_STEP
     rewards = []
     for _ in range(2):
         step = env.step(np.array([1, 1]))
         rewards.append(float(step[1][0]))
-    assert rewards == ([0.0, 1.0] if scored else [0.0, 0.0]), "two pictures in a row, of steps"
+    assert rewards == ([0.0, 1.0] if scored else [0.0, 0.0]), "two images in a row, of steps"
     env.close()
 
 
@@ -244,7 +245,7 @@ def test_after_a_reset_that_was_not_judged_no_earlier_potential_is_taken_away(
         env = VecLearnedReward(DummyVecEnv([lambda: inner]), guarded.path, **options)
     env.reset()
     inner.first_cells = (5,)
-    with pytest.raises(OddPictureError):
+    with pytest.raises(OutOfDistributionError):
         env.reset()
     assert inner.cell == 5
     _, reward, *_ = env.step(0 if form == "one" else np.array([0]))
@@ -255,20 +256,20 @@ def test_after_a_reset_that_was_not_judged_no_earlier_potential_is_taken_away(
 def test_after_an_error_no_claim_ends_an_episode_twice(tmp_path: Path) -> None:
     """One that a claim ended is reset in the step that fails, and goes on after it."""
     guarded = save_toy_bundle(tmp_path / "guarded", seen=(0, 1, 2, 5, 6))
-    claims, odd = at(4), at(1)
+    claims, ood = at(4), at(1)
     env = VectorLearnedReward(
-        SyncVectorEnv([lambda: claims, lambda: odd]),
+        SyncVectorEnv([lambda: claims, lambda: ood]),
         guarded.path,
         **{**GUARDED, "terminate_on_success": True},
     )
     env.reset(seed=0)
     _, _, terminated, *_ = env.step(np.array([1, 1]))
     assert terminated.tolist() == [True, False]
-    claims.first_cells, odd.cell = (1,), 2
-    with pytest.raises(OddPictureError):
+    claims.first_cells, ood.cell = (1,), 2
+    with pytest.raises(OutOfDistributionError):
         env.step(np.array([1, 1]))
     assert claims.cell == 1
-    odd.cell = 0
+    ood.cell = 0
     _, _, _, _, infos = env.step(np.array([1, 1]))
     assert claims.cell == 2 and infos["_is_success"].tolist() == [True, True]
     env.close()
@@ -324,10 +325,10 @@ def test_the_truth_around_a_learned_reward_leaves_its_claim(toy: Bundle) -> None
     env.close()
 
 
-# --- pictures and infos ------------------------------------------------------------------------
+# --- images and infos ------------------------------------------------------------------------
 
 
-def test_a_vector_keeps_the_pictures_of_claims(toy: Bundle) -> None:
+def test_a_vector_keeps_the_images_of_claims(toy: Bundle) -> None:
     """Also where not all environments were scored."""
     parts = [at(1), at(4)]
     env = VectorLearnedReward(
@@ -337,12 +338,12 @@ def test_a_vector_keeps_the_pictures_of_claims(toy: Bundle) -> None:
         terminate_on_success=False,
     )
     env.reset(seed=0)
-    assert env.claimed_picture(0) is None
+    assert env.claimed_image(0) is None
     observations, *_ = env.step(np.array([0, 1]))  # the first one ends its episode
-    np.testing.assert_array_equal(env.claimed_picture(1), observations[1])
+    np.testing.assert_array_equal(env.claimed_image(1), observations[1])
     observations, *_ = env.step(np.array([0, 1]))  # and is reset
-    np.testing.assert_array_equal(env.claimed_picture(1), observations[1])
-    assert env.claimed_picture(0) is None
+    np.testing.assert_array_equal(env.claimed_image(1), observations[1])
+    assert env.claimed_image(0) is None
     env.close()
 
 

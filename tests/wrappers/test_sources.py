@@ -1,4 +1,4 @@
-"""ImageReader: a batch is one array, and the same pictures as one observation at a time."""
+"""ImageReader: a batch is one array, and the same images as one observation at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from toy_environments import HEIGHT, WIDTH, Camera, save_toy_encoder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.wrappers.sources import EnvInfo, ImageReader, default_source
-from vinoreward_training.data.dataset_files import picture_source
+from vinoreward_training.data.dataset_files import image_reader
 
 ENVS = 3
-KINDS = ("picture", "planes", "stack", "stack_planes", "channels", "channels_first")
+KINDS = ("image", "planes", "stack", "stack_planes", "channels", "channels_first")
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,17 @@ def test_a_batch_of_observations_is_looked_at_where_it_lies(bundle: Bundle, kind
     envs = SyncVectorEnv([lambda: Camera(kind)] * ENVS)
     observations, _ = envs.reset(seed=3)
     source = source_of(bundle, "obs", envs.single_observation_space)
-    pictures = source.batch(observations, range(ENVS))
-    assert pictures.shape == (ENVS, source.count, HEIGHT, WIDTH, 3)
-    assert np.shares_memory(pictures, observations)
+    images = source.batch(observations, range(ENVS))
+    assert images.shape == (ENVS, source.count, HEIGHT, WIDTH, 3)
+    assert np.shares_memory(images, observations)
     alone = [source.single(None, one) for one in observations]
-    np.testing.assert_array_equal(pictures, np.concatenate(alone))
+    np.testing.assert_array_equal(images, np.concatenate(alone))
     # Of some environments, one twice, and one whose observation is already of its next episode.
     other = observations[::-1].copy()
     mixed = source.batch(observations, [0, 1, 2], [1], {1: other[0]})
-    np.testing.assert_array_equal(mixed[[0, 2, 3]], pictures[[0, 2, 1]])
+    np.testing.assert_array_equal(mixed[[0, 2, 3]], images[[0, 2, 1]])
     np.testing.assert_array_equal(mixed[1], source.single(None, other[0])[0])
-    np.testing.assert_array_equal(source.batch(observations, [2], [0]), pictures[[2, 0]])
+    np.testing.assert_array_equal(source.batch(observations, [2], [0]), images[[2, 0]])
     assert source.batch(observations, []).shape[0] == 0
     envs.close()
 
@@ -65,14 +65,16 @@ def test_a_function_is_asked_for_the_chosen_environments_only(bundle: Bundle) ->
 
 
 @pytest.mark.parametrize(
-    ("odd", "message"),
+    ("wrong", "message"),
     [(np.zeros((6, 8, 3)), "float64"), (np.zeros((6, 9, 3), np.uint8), "also of final")],
 )
-def test_a_final_image_of_another_kind_is_an_error(bundle: Bundle, odd: Any, message: str) -> None:
+def test_a_final_image_of_another_kind_is_an_error(
+    bundle: Bundle, wrong: Any, message: str
+) -> None:
     source = source_of(bundle, "obs", gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8))
     observations = np.zeros((ENVS, HEIGHT, WIDTH, 3), np.uint8)
     with pytest.raises(InputError, match=message):
-        bundle.prepare(source.batch(observations, range(ENVS), [], {0: odd})[:, 0])
+        bundle.prepare(source.batch(observations, range(ENVS), [], {0: wrong})[:, 0])
 
 
 def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
@@ -87,12 +89,12 @@ def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
 
 
 class Nested(gym.ObservationWrapper[Any, Any, Any]):
-    """Pictures as LeRobot's environments give them, and optionally as tensors."""
+    """Images as LeRobot's environments give them, and optionally as tensors."""
 
     def __init__(self, tensors: bool = False) -> None:
-        super().__init__(Camera("picture"))
-        picture, state = Camera("picture").observation_space, gym.spaces.Box(0, 1, (2,))
-        pixels = gym.spaces.Dict({"front": picture, "top": picture})
+        super().__init__(Camera("image"))
+        image, state = Camera("image").observation_space, gym.spaces.Box(0, 1, (2,))
+        pixels = gym.spaces.Dict({"front": image, "top": image})
         self.observation_space = gym.spaces.Dict({"agent_pos": state, "pixels": pixels})
         self.tensors = tensors
 
@@ -101,20 +103,20 @@ class Nested(gym.ObservationWrapper[Any, Any, Any]):
         return {"agent_pos": np.zeros(2, np.float32), "pixels": {"front": front, "top": 0 * front}}
 
 
-def test_a_key_with_a_dot_names_a_picture_in_a_dict_in_the_dict(bundle: Bundle) -> None:
+def test_a_key_with_a_dot_names_a_image_in_a_dict_in_the_dict(bundle: Bundle) -> None:
     envs = SyncVectorEnv([Nested] * ENVS)
     observations, _ = envs.reset(seed=3)
     source = source_of(bundle, "obs:pixels.front", envs.single_observation_space)
-    pictures = source.batch(observations, range(ENVS))
-    np.testing.assert_array_equal(pictures[:, 0], observations["pixels"]["front"])
-    assert np.ptp(pictures) > 0
+    images = source.batch(observations, range(ENVS))
+    np.testing.assert_array_equal(images[:, 0], observations["pixels"]["front"])
+    assert np.ptp(images) > 0
     with pytest.raises(ConfigError, match=r"agent_pos, pixels\.front, pixels\.top"):
         source_of(bundle, "obs:pixels.back", envs.single_observation_space)
-    with pytest.raises(ConfigError, match=r"pictures pixels\.front, pixels\.top"):
+    with pytest.raises(ConfigError, match=r"images pixels\.front, pixels\.top"):
         default_source(envs.single_observation_space, "rgb_array")
 
 
-def test_a_picture_may_be_a_torch_tensor(bundle: Bundle) -> None:
+def test_a_image_may_be_a_torch_tensor(bundle: Bundle) -> None:
     plain, tensors = Nested(), Nested(tensors=True)
     source = source_of(bundle, "obs:pixels.front", plain.observation_space)
     expected = source.single(plain, plain.reset(seed=3)[0])
@@ -125,10 +127,10 @@ def test_a_picture_may_be_a_torch_tensor(bundle: Bundle) -> None:
         bundle,
     )
     np.testing.assert_array_equal(called.single(tensors, tensors.reset(seed=3)[0]), expected)
-    captured = picture_source(tensors, "Nested-v0", "obs:pixels.front", None)
+    captured = image_reader(tensors, "Nested-v0", "obs:pixels.front", None)
     np.testing.assert_array_equal(captured(tensors.reset(seed=3)[0]), expected[0, 0])
     with pytest.raises(ConfigError, match=r"has agent_pos, pixels\.front, pixels\.top"):
-        picture_source(tensors, "Nested-v0", "obs:pixels", None)
+        image_reader(tensors, "Nested-v0", "obs:pixels", None)
 
 
 @pytest.mark.slow
@@ -137,12 +139,12 @@ def test_a_missing_opengl_is_said_with_what_to_install() -> None:
     pytest.importorskip("glfw")  # what Gymnasium draws with by default
     code = (
         "import os, warnings, gymnasium as gym\n"
-        "from vinoreward import PictureInInfo\n"
+        "from vinoreward import ImageInInfo\n"
         "from vinoreward.errors import MissingDisplayError\n"
         "for name in ('DISPLAY', 'WAYLAND_DISPLAY'):\n"
         "    os.environ.pop(name, None)\n"
         "warnings.simplefilter('ignore')\n"
-        "env = PictureInInfo(gym.make('Reacher-v5', render_mode='rgb_array'))\n"
+        "env = ImageInInfo(gym.make('Reacher-v5', render_mode='rgb_array'))\n"
         "try:\n"
         "    env.reset(seed=0)\n"
         "except MissingDisplayError as error:\n"
@@ -163,5 +165,5 @@ class BatchOfOne(gym.Env[Any, Any]):
 def test_a_batch_of_one_image_is_captured(source: str) -> None:
     env = BatchOfOne()
     observed = env.render().transpose(0, 3, 1, 2)
-    found = picture_source(env, "one", source, None)(observed)
+    found = image_reader(env, "one", source, None)(observed)
     np.testing.assert_array_equal(found, env.render()[0])

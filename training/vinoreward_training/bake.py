@@ -232,8 +232,8 @@ def _robot(folder: Path) -> list[tuple[int, Corners, NDArray[np.uint8]]]:
     from PIL import Image
 
     meshes = folder / "franka_panda" / "meshes"
-    with Image.open(meshes / "visual" / "colors.png", formats=("PNG",)) as picture:
-        texture = np.asarray(picture.convert("RGB"))
+    with Image.open(meshes / "visual" / "colors.png", formats=("PNG",)) as image:
+        texture = np.asarray(image.convert("RGB"))
     visuals = []
     for link, name in _LINK_MESHES:
         mesh = read_obj(meshes / name)
@@ -294,12 +294,12 @@ def _background(folder: Path) -> dict[str, NDArray[Any]]:
 
 
 def _png(path: Path) -> bytes:
-    """Return a picture as the bytes of an RGB PNG."""
+    """Return an image as the bytes of an RGB PNG."""
     from PIL import Image
 
     stream = io.BytesIO()
-    with Image.open(path, formats=("PNG", "JPEG")) as picture:
-        picture.convert("RGB").save(stream, format="PNG", optimize=True)
+    with Image.open(path, formats=("PNG", "JPEG")) as image:
+        image.convert("RGB").save(stream, format="PNG", optimize=True)
     return stream.getvalue()
 
 

@@ -33,10 +33,10 @@ PRECISIONS = ("fp32", "bf16", "int8")
 MAX_THREADS = 512
 
 # Batches are split into these sizes: a backend compiles at most three static shapes, memory stays
-# flat, and no frame is padded. A picture costs about the same alone as in a batch of 16.
+# flat, and no frame is padded. An image costs about the same alone as in a batch of 16.
 CHUNKS = (16, 4, 1)
 MAX_BATCH = 256
-"""Pictures of a batch that a network declares."""
+"""Images of a batch that a network declares."""
 
 
 class Backend(Closing):
@@ -225,13 +225,13 @@ def chunks(count: int, sizes: tuple[int, ...] = CHUNKS) -> Iterator[tuple[int, i
 def batch_sizes(path: Path, declared: int | None) -> tuple[int, ...]:
     """Return the batch sizes to run a network with: the one that it declares, or ``CHUNKS``.
 
-    ConfigError for a batch without pictures, or one that wastes memory and time on every call.
+    ConfigError for a batch without images, or one that wastes memory and time on every call.
     """
     if declared is None:
         return CHUNKS
     if not 1 <= declared <= MAX_BATCH:
         raise ConfigError(
-            f"{path} takes batches of {declared}. Expected 1 to {MAX_BATCH} pictures; export it "
+            f"{path} takes batches of {declared}. Expected 1 to {MAX_BATCH} images; export it "
             "with a dynamic batch."
         )
     return (declared,)
@@ -260,12 +260,12 @@ def check_input(batch: NDArray[Any], spec: TensorSpec) -> None:
     if batch.dtype != np.dtype(spec.dtype):
         hint = f"convert it with astype({spec.dtype!r})"
         if spec.dtype == "uint8":
-            hint = "pass the picture as uint8 from 0 to 255: the network normalises it"
+            hint = "pass the image as uint8 from 0 to 255: the network normalises it"
         raise InputError(f"the network was given {batch.dtype}. Expected {spec}; {hint}.")
     if not spec.fits(batch):
-        hint = "give pictures of the size the network was trained on"
+        hint = "give images of the size the network was trained on"
         if batch.ndim == len(spec.shape) - 1:
-            hint = "add the batch axis with picture[None]"
+            hint = "add the batch axis with image[None]"
         raise InputError(
             f"the network was given an array of shape {batch.shape}. Expected {spec} with N at "
             f"least 1; {hint}."

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
-    """Write a network with its preprocessing: ``pictures`` (N, H, W, 3) uint8 to ``logits``.
+    """Write a network with its preprocessing: ``images`` (N, H, W, 3) uint8 to ``logits``.
 
     Height and width, in pixels, are fixed in the file; for the rest see :func:`write_onnx`.
     """
@@ -28,7 +28,7 @@ def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     # The exporter may treat a batch of 1 as a constant.
     example = torch.zeros((2, height, width, 3), dtype=torch.uint8, device=device)
-    write_onnx(module, example, path, "pictures", "logits")
+    write_onnx(module, example, path, "images", "logits")
 
 
 def write_onnx(

@@ -14,36 +14,36 @@ from torch import Tensor
 from vinoreward.errors import OutputError
 
 Result = TypeVar("Result")
-RECORDED_ON = "cuda"
+CAPTURED_ON = "cuda"
 """Type of the devices on which work is recorded; tests set another."""
 
 
 class Replayed(Generic[Result]):
-    """Work on pictures; on CUDA that on one shape is recorded (a CUDA graph) and then replayed.
+    """Work on images; on CUDA that on one shape is recorded (a CUDA graph) and then replayed.
 
     Args:
-        shape: ``(N, H, W, 3)`` of the pictures in most calls.
+        shape: ``(N, H, W, 3)`` of the images in most calls.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
-        self._recorded: tuple[Tensor, torch.cuda.CUDAGraph, Result] | None = None
+        self._captured: tuple[Tensor, torch.cuda.CUDAGraph, Result] | None = None
 
-    def __call__(self, work: Callable[[Tensor], Result], pictures: Tensor) -> Result:
+    def __call__(self, work: Callable[[Tensor], Result], images: Tensor) -> Result:
         """Return what the work, the same in each call, gives; the next call may overwrite it."""
         # The work is not kept: its owner has this, and would wait for Python's collector.
-        if pictures.device.type != RECORDED_ON or pictures.shape != self._shape:
-            return work(pictures)
-        if self._recorded is None:
-            batch = pictures.clone()
-            self._recorded = batch, *recorded(work, batch)
-        batch, graph, result = self._recorded
-        batch.copy_(pictures)
+        if images.device.type != CAPTURED_ON or images.shape != self._shape:
+            return work(images)
+        if self._captured is None:
+            batch = images.clone()
+            self._captured = batch, *capture_graph(work, batch)
+        batch, graph, result = self._captured
+        batch.copy_(images)
         graph.replay()
         return result
 
 
-def recorded(
+def capture_graph(
     work: Callable[[Tensor], Result], batch: Tensor
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Record work on this tensor; return it with where its results will be."""
@@ -84,7 +84,7 @@ class FiniteCheck:
         if bool(self._broken):
             self._broken = torch.zeros_like(self._broken)
             raise OutputError(
-                f"the {network} returned NaN or infinity for pictures of steps before this reset; "
+                f"the {network} returned NaN or infinity for images of steps before this reset; "
                 f"{instead}. Expected finite numbers: the weights are broken or overflow. Use "
                 f'precision="fp32", or train the {network} again.'
             )

@@ -52,7 +52,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a uint8 RGB picture (N, H, W, 3) becomes the float input of a network.
+    """How a uint8 RGB image (N, H, W, 3) becomes the float input of a network.
 
     The input is ``(pixel / scale - mean) / std`` per channel. ``mean`` and ``std`` are in the
     network's channel order, ``color_order``.
@@ -73,7 +73,7 @@ class Preprocess:
         if min(self.std) <= 0 or self.scale <= 0:
             raise ConfigError(
                 f"preprocessing has std={self.std} and scale={self.scale}. Expected positive "
-                "numbers, because the picture is divided by them."
+                "numbers, because the image is divided by them."
             )
         if self.color_order not in ("RGB", "BGR") or self.layout not in ("NCHW", "NHWC"):
             raise ConfigError(
@@ -88,7 +88,7 @@ class NetworkSpec:
 
     Attributes:
         path: the ``.onnx`` file.
-        input: what callers give, normally ``(None, H, W, 3)`` uint8 RGB pictures.
+        input: what callers give, normally ``(None, H, W, 3)`` uint8 RGB images.
         output: what callers get, normally ``(None, K)`` float32 logits.
         sha256: expected hash of ``path``, checked on loading.
         preprocess: steps that the backend puts in front of the graph; ``None`` if the graph takes
@@ -100,7 +100,7 @@ class NetworkSpec:
         weights_sha256: expected hash of ``weights``.
         mean: per-channel mean of the torch network's input, in units of 0 to 1.
         std: per-channel standard deviation of the same.
-        views: camera and height of each view, from top to bottom of the picture; only for a torch
+        views: camera and height of each view, from top to bottom of the image; only for a torch
             network of several views.
         trusted: run it as it is. Otherwise a child process with limits tries it first, see
             :mod:`vinoreward.backends.probe`.
@@ -189,7 +189,7 @@ def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) 
     except OSError as error:
         raise ModelCorruptError(
             f"{path} cannot be read: {error.strerror or error}. Expected a readable file of at "
-            f"most {limit} bytes; check its permissions, and whether it is a network for pictures."
+            f"most {limit} bytes; check its permissions, and whether it is a network for images."
         ) from error
     if expected_sha256 is not None:
         digest = hashlib.sha256(data).hexdigest()

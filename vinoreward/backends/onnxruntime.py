@@ -25,7 +25,7 @@ class ONNXRuntimeBackend(Backend):
     """Runs an ``.onnx`` network with ONNX Runtime on the CPU.
 
     Threads do not spin while they wait, which would take cores from the simulator. For a network
-    that takes normalised floats (``spec.preprocess``), NumPy converts the pictures: the same result
+    that takes normalised floats (``spec.preprocess``), NumPy converts the images: the same result
     as OpenVINO's up to rounding, at the price of a float copy.
     """
 
@@ -122,9 +122,9 @@ class ONNXRuntimeBackend(Backend):
         return {"version": str(onnxruntime.__version__), "inference_precision": self.precision}
 
 
-def preprocess_numpy(pictures: NDArray[np.uint8], steps: Preprocess) -> NDArray[np.float32]:
-    """Return uint8 RGB pictures (N, H, W, 3) as the float32 input that ``steps`` describes."""
-    ordered = pictures[..., ::-1] if steps.color_order == "BGR" else pictures
+def preprocess_numpy(images: NDArray[np.uint8], steps: Preprocess) -> NDArray[np.float32]:
+    """Return uint8 RGB images (N, H, W, 3) as the float32 input that ``steps`` describes."""
+    ordered = images[..., ::-1] if steps.color_order == "BGR" else images
     floats = ordered.astype(np.float32)
     floats /= np.float32(steps.scale)
     floats -= np.asarray(steps.mean, dtype=np.float32)

@@ -139,7 +139,7 @@ class OpenVINOBackend(Backend):
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"the preprocessing described for {path} does not fit its input "
-                f"{model.input(0).partial_shape}. Expected pictures {self.input}; correct layout "
+                f"{model.input(0).partial_shape}. Expected images {self.input}; correct layout "
                 f"and size in the description. OpenVINO says: {first_line(error)}"
             ) from error
         if not fits or kind not in expected:
@@ -190,13 +190,13 @@ def _joined(ov: Any, model: Any, outputs: tuple[int, ...]) -> Any:
     return ov.Model([ov.opset13.result(together)], model.get_parameters(), model.friendly_name)
 
 
-def _with_preprocess(ov: Any, model: Any, steps: Preprocess, picture: TensorSpec) -> Any:
+def _with_preprocess(ov: Any, model: Any, steps: Preprocess, image: TensorSpec) -> Any:
     """Return a float model with ``steps`` in front; it takes uint8 RGB N, H, W, C."""
     builder = ov.preprocess.PrePostProcessor(model)
     tensor = builder.input().tensor()
     tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
     tensor.set_color_format(ov.preprocess.ColorFormat.RGB)
-    tensor.set_spatial_static_shape(*picture.shape[1:3])
+    tensor.set_spatial_static_shape(*image.shape[1:3])
     builder.input().model().set_layout(ov.Layout(steps.layout))
     actions = builder.input().preprocess().convert_element_type(ov.Type.f32)
     if steps.color_order == "BGR":

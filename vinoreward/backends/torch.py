@@ -60,7 +60,7 @@ class TorchBackend(Backend):
         if columns is None or None in self.input.shape[1:]:
             raise ConfigError(
                 f"the network is described as {self.input} to {self.output}. Expected a fixed "
-                "picture size and number of outputs, which the torch backend needs to build it."
+                "image size and number of outputs, which the torch backend needs to build it."
             )
         try:
             check_header(content)
@@ -87,7 +87,7 @@ class TorchBackend(Backend):
 
     @property
     def module(self) -> Any:
-        """The network with its preprocessing, a ``torch.nn.Module`` from uint8 pictures ``(N, H, W,
+        """The network with its preprocessing, a ``torch.nn.Module`` from uint8 images ``(N, H, W,
         3)`` on its device to outputs as :attr:`output` says. Loads it, see :meth:`load`."""
         self.load()
         return self._module

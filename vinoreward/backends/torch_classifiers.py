@@ -1,6 +1,6 @@
 """Classifier networks by name: SqueezeNet, torchvision's and timm's. Importing this imports torch.
 
-Each maps float pictures (N, 3, H, W) to logits (N, classes). Nothing is downloaded: weights are a
+Each maps float images (N, 3, H, W) to logits (N, classes). Nothing is downloaded: weights are a
 matter of the caller. Names of torchvision's and timm's layers are theirs, so that their weights can
 be loaded.
 """
@@ -44,7 +44,7 @@ def _start(network: nn.Module, head: nn.Module | None = None) -> None:
 
 
 class SqueezeNet(nn.Module):
-    """SqueezeNet for any picture size: float (N, 3, H, W) to logits (N, classes).
+    """SqueezeNet for any image size: float (N, 3, H, W) to logits (N, classes).
 
     The feature layers and their names are torchvision's, so that its weights can be loaded. There
     is no dropout, which a network this small does not need for two classes, and no ReLU after the
@@ -59,9 +59,9 @@ class SqueezeNet(nn.Module):
         )
         _start(self, self.classifier[0])
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
-        logits: Tensor = self.classifier(self.features(pictures))
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes) for normalised float images (N, 3, H, W)."""
+        logits: Tensor = self.classifier(self.features(images))
         return logits.flatten(1)
 
 
@@ -91,7 +91,7 @@ class FineResNet(nn.Module):
     """A residual network for small targets: float (N, 3, H, W) to logits (N, classes).
 
     Its cells are 4 pixels wide, and each sees 60 pixels around it. A class's logit is the highest
-    of all cells: what touches what is seen in one place, and a mean over the picture would bury it.
+    of all cells: what touches what is seen in one place, and a mean over the image would bury it.
     """
 
     def __init__(self, classes: int) -> None:
@@ -102,18 +102,18 @@ class FineResNet(nn.Module):
         )
         _start(self, self.classifier[0])
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
-        logits: Tensor = self.classifier(self.features(pictures))
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes) for normalised float images (N, 3, H, W)."""
+        logits: Tensor = self.classifier(self.features(images))
         return logits.flatten(1)
 
 
 class SeveralViews(nn.Module):
-    """One backbone for all views of a picture, and a head that sees the features of all.
+    """One backbone for all views of an image, and a head that sees the features of all.
 
     Float (N, 3, sum of heights, W) to logits (N, classes). Features of one camera at several times
     meet place by place, so that a movement can be seen; those of different cameras meet as means
-    over the picture, as their places have nothing in common. ``views`` has each view's camera and
+    over the image, as their places have nothing in common. ``views`` has each view's camera and
     height, from top to bottom.
     """
 
@@ -125,7 +125,7 @@ class SeveralViews(nn.Module):
             if height < LOWEST_SIDE:
                 raise ConfigError(
                     f"the view {name!r} is {height} pixels high. Expected at least {LOWEST_SIDE}, "
-                    "as the network makes pictures sixteen times smaller; make it larger."
+                    "as the network makes images sixteen times smaller; make it larger."
                 )
         self.features = features
         self._heights = [height for _, height in views]
@@ -146,9 +146,9 @@ class SeveralViews(nn.Module):
         _start(self.cameras)
         _start(self.classifier, self.classifier[-1])
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
-        maps = [self.features(view) for view in torch.split(pictures, self._heights, 2)]
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, classes) for normalised float images (N, 3, H, W)."""
+        maps = [self.features(view) for view in torch.split(images, self._heights, 2)]
         seen = [
             camera(torch.cat([maps[index] for index in own], 1)).mean((2, 3), keepdim=True)
             for camera, own in zip(self.cameras, self._cameras, strict=True)
@@ -164,7 +164,7 @@ def build(architecture: str, classes: int = 2, views: Sequence[tuple[str, int]] 
         architecture: ``squeezenet1_1``, ``fine_resnet``, any other classifier of torchvision
             (``resnet18``, ``mobilenet_v3_small``, ...), or ``timm:NAME``.
         classes: outputs, at least 1.
-        views: those of :class:`SeveralViews`; empty for a picture of one.
+        views: those of :class:`SeveralViews`; empty for an image of one.
 
     Raises:
         ConfigError: no such network.
@@ -271,7 +271,7 @@ def head_of(architecture: str, network: nn.Module) -> tuple[str, ...]:
 def backbone(architecture: str) -> tuple[nn.Module, int]:
     """Return an untrained network without its last layer, and its number of channels.
 
-    The module maps float pictures (N, 3, H, W) to features (N, channels, h, w): SqueezeNet's and
+    The module maps float images (N, 3, H, W) to features (N, channels, h, w): SqueezeNet's and
     fine_resnet's place by place, those of others pooled, so that h = w = 1. Errors as
     :func:`build`.
     """

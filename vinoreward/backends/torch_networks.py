@@ -1,6 +1,6 @@
 """Encoders, and the preprocessing in front of every network. Importing this imports torch.
 
-An encoder maps float pictures (N, 3, H, W) to (N, 2 D): D means, then D natural logarithms of
+An encoder maps float images (N, 3, H, W) to (N, 2 D): D means, then D natural logarithms of
 variances. Decoders are for training and for looking at reconstructions only. For classifiers see
 :mod:`vinoreward.backends.torch_classifiers`.
 """
@@ -52,11 +52,11 @@ class WithPreprocess(nn.Module):
         self.register_buffer("scale", 1.0 / (255.0 * std_), persistent=False)
         self.register_buffer("bias", -mean_ / std_, persistent=False)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return the network's output for uint8 pictures (N, H, W, 3)."""
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the network's output for uint8 images (N, H, W, 3)."""
         # Contiguous: permuted strides would silently select torch's channels-last kernels, and the
         # baseline of speed comparisons is plain N, C, H, W.
-        planes = pictures.permute(0, 3, 1, 2).contiguous().to(torch.float32)
+        planes = images.permute(0, 3, 1, 2).contiguous().to(torch.float32)
         output: Tensor = self.net(planes * self.scale + self.bias)
         return output
 
@@ -77,10 +77,10 @@ class InHalf(nn.Module):
         self.register_buffer("scale", module.scale, persistent=False)
         self.register_buffer("bias", module.bias, persistent=False)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return the network's output, float32, for uint8 pictures (N, H, W, 3)."""
-        # Channels last, as the pictures are: CUDA's fast kernels take them so.
-        planes = pictures.permute(0, 3, 1, 2).to(torch.float32) * self.scale + self.bias
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the network's output, float32, for uint8 images (N, H, W, 3)."""
+        # Channels last, as the images are: CUDA's fast kernels take them so.
+        planes = images.permute(0, 3, 1, 2).to(torch.float32) * self.scale + self.bias
         output: Tensor = self.net(planes.to(torch.float16))
         return output.to(torch.float32)
 
@@ -140,7 +140,7 @@ def halvings(height: int, width: int) -> list[tuple[int, int]]:
     """
     if min(height, width) < LOWEST_SIDE or max(height, width) > HIGHEST_SIDE:
         raise ConfigError(
-            f"an encoder was given pictures of {height} x {width} pixels. Expected sides of "
+            f"an encoder was given images of {height} x {width} pixels. Expected sides of "
             f"{LOWEST_SIDE} to {HIGHEST_SIDE}; resize them, 64 x 64 is usual."
         )
     sizes = []
@@ -198,9 +198,9 @@ class ConvEncoder(nn.Module):
         # in floats, which keeps its rounding out of the latent vector.
         self.head = nn.Conv2d(channels[-1], 2 * latent_size, sizes[-1])
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return (N, 2 D) for normalised float pictures (N, 3, H, W)."""
-        return _limited(self.head(self.features(pictures)).flatten(1), self.latent_size)
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (N, 2 D) for normalised float images (N, 3, H, W)."""
+        return _limited(self.head(self.features(images)).flatten(1), self.latent_size)
 
 
 class SpatialEncoder(nn.Module):
@@ -212,7 +212,7 @@ class SpatialEncoder(nn.Module):
     weigh nothing, however many they are.
 
     The second moments of the position go into the linear layer too: for a camera at an angle,
-    positions on a table are curved functions of positions in the picture, and these are the next
+    positions on a table are curved functions of positions in the image, and these are the next
     terms of the curve.
     """
 
@@ -247,11 +247,11 @@ class SpatialEncoder(nn.Module):
             self.head.bias[:latent_size] = 0.0
             self.head.bias[latent_size:] = -4.0
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return (N, 2 D) for normalised float pictures (N, 3, H, W)."""
-        maps = self.maps(self.features(pictures)).flatten(2)
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (N, 2 D) for normalised float images (N, 3, H, W)."""
+        maps = self.maps(self.features(images)).flatten(2)
         # Always in float32: a position needs more than bfloat16's 8 bits.
-        with torch.autocast(pictures.device.type, enabled=False):
+        with torch.autocast(images.device.type, enabled=False):
             weights = maps.float().relu().square()
             total = weights.sum(2, keepdim=True) + LEAST_WEIGHT
             places = (weights @ self.grid.float()) / total
@@ -264,7 +264,7 @@ class SpatialEncoder(nn.Module):
 def build_encoder(architecture: str, height: int, width: int, outputs: int) -> nn.Module:
     """Build an untrained encoder of one of :data:`ENCODERS`; seeded by ``torch.manual_seed``.
 
-    Pictures are ``height`` x ``width`` pixels; ``outputs`` is twice the latent size.
+    Images are ``height`` x ``width`` pixels; ``outputs`` is twice the latent size.
     """
     if architecture not in ENCODERS:
         raise ConfigError(
@@ -286,7 +286,7 @@ def _odd(small: tuple[int, int], large: tuple[int, int]) -> tuple[int, int]:
 
 
 class Decoder(nn.Module):
-    """From a latent vector (N, D) to a picture (N, 3, H, W) in units of 0 to 1."""
+    """From a latent vector (N, D) to an image (N, 3, H, W) in units of 0 to 1."""
 
     average: Tensor
 
@@ -305,18 +305,18 @@ class Decoder(nn.Module):
         self.register_buffer("average", torch.zeros(3, height, width))
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Return pictures (N, 3, H, W) for latent vectors (N, D)."""
+        """Return images (N, 3, H, W) for latent vectors (N, D)."""
         planes = self.head(latent).view(-1, *self._start)
-        # The mean picture need not be learned: see Vae.set_average.
-        picture: Tensor = self.layers(planes) + self.average
-        return picture
+        # The mean image need not be learned: see Vae.set_average.
+        image: Tensor = self.layers(planes) + self.average
+        return image
 
 
 class SpatialDecoder(nn.Module):
-    """From a latent vector (N, D) to a picture, through blobs: the mirror of SpatialEncoder.
+    """From a latent vector (N, D) to an image, through blobs: the mirror of SpatialEncoder.
 
     A linear layer gives each blob's position and strength; the blobs are drawn into maps, and
-    convolutions make the picture from them. An object then moves with its latent numbers, so
+    convolutions make the image from them. An object then moves with its latent numbers, so
     training finds small objects, and early. A coarse layer adds everything that has no position.
     """
 
@@ -353,7 +353,7 @@ class SpatialDecoder(nn.Module):
         self.register_buffer("average", torch.zeros(3, height, width))
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Return pictures (N, 3, H, W) for latent vectors (N, D)."""
+        """Return images (N, 3, H, W) for latent vectors (N, D)."""
         with torch.autocast(latent.device.type, enabled=False):
             latent = latent.float()
             x, y, strength = (part[:, :, None] for part in self.head(latent).chunk(3, dim=1))
@@ -364,12 +364,12 @@ class SpatialDecoder(nn.Module):
             coarse = self.coarse(latent).view(-1, *self._coarse)
             coarse = nn.functional.interpolate(coarse, self._map, mode="nearest")
             maps = torch.cat([blobs, coarse], 1)
-        picture: Tensor = self.layers(maps) + self.average
-        return picture
+        image: Tensor = self.layers(maps) + self.average
+        return image
 
 
 class Vae(nn.Module):
-    """Encoder, from pictures (N, 3, H, W) to (N, 2 D), and decoder, trained together."""
+    """Encoder, from images (N, 3, H, W) to (N, 2 D), and decoder, trained together."""
 
     def __init__(
         self, encoder: nn.Module, decoder: Decoder | SpatialDecoder, latent_size: int
@@ -379,16 +379,16 @@ class Vae(nn.Module):
         self.encoder = encoder
         self.decoder = decoder
 
-    def set_average(self, picture: Tensor) -> None:
-        """Set the decoder's mean picture (3, H, W), in units of 0 to 1."""
-        self.decoder.average.copy_(picture)
+    def set_average(self, image: Tensor) -> None:
+        """Set the decoder's mean image (3, H, W), in units of 0 to 1."""
+        self.decoder.average.copy_(image)
 
-    def forward(self, pictures: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return reconstructions (N, 3, H, W), means (N, D) and log variances (N, D).
 
-        Pictures are normalised; ``noise`` (N, D) is standard normal, or zeros to decode the means.
+        Images are normalised; ``noise`` (N, D) is standard normal, or zeros to decode the means.
         """
-        mean, log_variance = self.encoder(pictures).float().chunk(2, dim=1)
+        mean, log_variance = self.encoder(images).float().chunk(2, dim=1)
         latent = mean + noise * (0.5 * log_variance).exp()
         return self.decoder(latent).float(), mean, log_variance
 

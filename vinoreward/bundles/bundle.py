@@ -34,7 +34,7 @@ class Bundle(BundleImportMixin):
 
         bundle = Bundle.load("panda-hover-classifier")
         with bundle.backend("openvino") as backend:
-            logits = backend.infer(bundle.prepare(pictures))  # (N, K) float32
+            logits = backend.infer(bundle.prepare(images))  # (N, K) float32
 
     Attributes:
         path: the bundle's folder, or the model file of a bundle made by :meth:`from_model` or
@@ -71,7 +71,7 @@ class Bundle(BundleImportMixin):
             ConfigError: ``sha256`` is no SHA-256.
         """
         folder = locate.find(path_or_name).absolute()  # a worker may start in another folder
-        spec = locate.read_spec(folder, recorded=verify, pinned=sha256)
+        spec = locate.read_spec(folder, check_hash=verify, pinned=sha256)
         locate.check_files(folder, spec, hashes=verify or sha256 is not None)
         return cls(path=folder, spec=spec, trusted=trusted)
 
@@ -204,10 +204,10 @@ class Bundle(BundleImportMixin):
             )
         return precision
 
-    def of_cut_pictures(self) -> Bundle:
-        """Return a bundle for pictures ``(N, H, W, 3)`` from which the part is already cut."""
-        picture = dataclasses.replace(self.spec.picture, crop=None)
-        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, picture=picture))
+    def of_cut_images(self) -> Bundle:
+        """Return a bundle for images ``(N, H, W, 3)`` from which the part is already cut."""
+        image = dataclasses.replace(self.spec.image, crop=None)
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, image=image))
 
     def second_look_band(self, precision: str) -> float | None:
         """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
@@ -218,37 +218,37 @@ class Bundle(BundleImportMixin):
         decision = self.spec.decision
         if precision != "int8" or not decision.int8_band:
             return None
-        return max(decision.int8_band, decision.shift_band or 0.0)
+        return max(decision.int8_band, decision.translation_band or 0.0)
 
     def network(self, precision: str = "auto") -> NetworkSpec:
         """Return the network as backends take it; ``"auto"`` is OpenVINO's choice."""
-        spec, picture = self.spec, self.spec.picture
+        spec, image = self.spec, self.spec.image
         int8 = precision != "fp16" and self.resolve_precision("openvino", precision) == "int8"
         name = locate.INT8_FILE if int8 else locate.MODEL_FILE
         return NetworkSpec(
             path=self.path / name if self.saved else self.path,
-            input=TensorSpec((None, picture.height, picture.width, 3), "uint8"),
+            input=TensorSpec((None, image.height, image.width, 3), "uint8"),
             output=TensorSpec((None, spec.width), "float32"),
             sha256=spec.files.get(name),
             preprocess=None
-            if picture.in_graph
+            if image.in_graph
             else Preprocess(
-                mean=picture.mean,
-                std=picture.std,
-                scale=picture.scale,
-                color_order=picture.color_order,
-                layout=picture.layout,
+                mean=image.mean,
+                std=image.std,
+                scale=image.scale,
+                color_order=image.color_order,
+                layout=image.layout,
             ),
             output_index=spec.output_index,
             joined_index=None if spec.encoding is None else spec.encoding.log_variance_output,
             architecture=spec.architecture,
             weights=self.path / WEIGHTS_FILE if WEIGHTS_FILE in spec.files else None,
             weights_sha256=spec.files.get(WEIGHTS_FILE),
-            views=tuple((view.name, view.height) for view in picture.views),
+            views=tuple((view.name, view.height) for view in image.views),
             trusted=self.trusted,
             golden=self.path / "golden.npz" if self.saved else None,
-            mean=picture.mean,
-            std=picture.std,
+            mean=image.mean,
+            std=image.std,
         )
 
     def backend(
@@ -291,8 +291,8 @@ class Bundle(BundleImportMixin):
         return backend
 
     def prepare(self, images: NDArray[Any]) -> NDArray[np.uint8]:
-        """Crop and resize pictures, see :func:`vinoreward.images.prepare`."""
-        return prepare(images, self.spec.picture)
+        """Crop and resize images, see :func:`vinoreward.images.prepare`."""
+        return prepare(images, self.spec.image)
 
     def save(
         self, path: str | Path, golden_images: NDArray[Any], *, overwrite: bool = False
@@ -303,12 +303,12 @@ class Bundle(BundleImportMixin):
 
         Args:
             path: the new folder.
-            golden_images: ``(N, h, w, 3)`` uint8 RGB, a few typical pictures of every label.
+            golden_images: ``(N, h, w, 3)`` uint8 RGB, a few typical images of every label.
             overwrite: replace an existing bundle.
 
         Raises:
             ConfigError: the bundle is saved already, or ``path`` exists.
-            InputError, PictureMismatchError: the pictures do not fit.
+            InputError, ImageMismatchError: the images do not fit.
             RunFolderError: the folder cannot be written.
         """
         if self.saved:
@@ -321,7 +321,7 @@ class Bundle(BundleImportMixin):
     def save_prepared(
         self, path: str | Path, images: NDArray[np.uint8], *, overwrite: bool = False
     ) -> Bundle:
-        """Write the bundle as :meth:`save` does, with pictures as :meth:`prepare` returns them."""
+        """Write the bundle as :meth:`save` does, with images as :meth:`prepare` returns them."""
         from vinoreward.bundles.save import save_bundle
 
         with self.backend("openvino", precision="fp32", verify=False) as backend:

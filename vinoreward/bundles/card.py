@@ -13,13 +13,13 @@ _USES = {
     "classifier": """import vinoreward
 
 classifier = vinoreward.Classifier("path/to/this/folder")
-probabilities = classifier.probability(pictures)  # (N, height, width, 3) uint8 RGB""",
+probabilities = classifier.probability(images)  # (N, height, width, 3) uint8 RGB""",
     "encoder": """import vinoreward
 
 encoder = vinoreward.Encoder("path/to/this/folder")
-latents = encoder.encode(pictures)  # (N, height, width, 3) uint8 RGB
+latents = encoder.encode(images)  # (N, height, width, 3) uint8 RGB
 
-# or around an environment whose observation is or contains the picture
+# or around an environment whose observation is or contains the image
 env = vinoreward.EncodedObservation(env, "path/to/this/folder")""",
 }
 
@@ -56,25 +56,25 @@ def front_matter(spec: BundleSpec) -> str:
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---\n\n"
 
 
-def model_card(spec: BundleSpec, pictures: Sequence[str] = ()) -> str:
-    """Return the text of ``README.md`` for a bundle, with these files of ``pictures/``."""
+def model_card(spec: BundleSpec, images: Sequence[str] = ()) -> str:
+    """Return the text of ``README.md`` for a bundle, with these files of ``images/``."""
     described = yaml.safe_dump(spec.to_dict(), sort_keys=False, default_flow_style=None, width=100)
     sections = [
         f"{front_matter(spec)}# {spec.name}\n\n{_summary(spec)}",
         f"## Use it\n\n```python\n{_USES[spec.kind]}\n```",
         f"## What `bundle.json` says\n\n```yaml\n{described}```",
     ]
-    if pictures:
-        shown = "\n\n".join(f"![{name}](pictures/{name})" for name in pictures)
+    if images:
+        shown = "\n\n".join(f"![{name}](images/{name})" for name in images)
         sections.append(
-            "## Pictures\n\n`golden.png` shows the frames with recorded outputs, which are run "
+            "## Images\n\n`golden.png` shows the frames with recorded outputs, which are run "
             f"whenever the bundle is loaded.\n\n{shown}"
         )
     return "\n\n".join(sections) + "\n"
 
 
 def _summary(spec: BundleSpec) -> str:
-    size = f"pictures of {spec.picture.height} x {spec.picture.width} pixels (height x width)"
+    size = f"images of {spec.image.height} x {spec.image.width} pixels (height x width)"
     if spec.kind == "encoder":
         text = f"An encoder: {size} to {spec.latent_size} numbers."
     else:
@@ -88,8 +88,8 @@ def _summary(spec: BundleSpec) -> str:
         )
     if spec.architecture:
         text += f" Architecture: {spec.architecture}."
-    if spec.picture.views:
-        text += f" Views from top to bottom: {', '.join(map(str, spec.picture.views))}."
+    if spec.image.views:
+        text += f" Views from top to bottom: {', '.join(map(str, spec.image.views))}."
     return f"{text} {_int8(spec)}"
 
 
@@ -105,7 +105,7 @@ def _int8(spec: BundleSpec) -> str:
     text = f"The INT8 network {used}; {what}: {gate.flips} of {gate.frames}, {allowed}."
     if band := spec.decision.int8_band:
         text += (
-            f" A picture whose log-odds lie within {band:.3g} of the threshold's is scored again "
+            f" An image whose log-odds lie within {band:.3g} of the threshold's is scored again "
             "by the FP32 network, whose answer counts; these flips are those that remain."
         )
     return text

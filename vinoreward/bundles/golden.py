@@ -1,4 +1,4 @@
-"""Golden frames: a few pictures with their recorded outputs, and the comparison.
+"""Golden frames: a few images with their recorded outputs, and the comparison.
 
 Latent vectors are compared in units of their spread, see :func:`unit`.
 """
@@ -18,7 +18,7 @@ from vinoreward.backends.network import read_bytes
 from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
 from vinoreward.files import read_npz, reason_of
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 
 MAX_GOLDEN = 256
 MADE_UP = 4
@@ -41,11 +41,11 @@ FLOAT_ROUNDING = 1e-3
 LOG_VARIANCE_TOLERANCE = 0.1
 
 
-def made_up_pictures(picture: Picture) -> NDArray[np.uint8]:
-    """Return coloured pictures (N, H, W, 3) of the network's size, each with a tint of its own."""
+def made_up_images(image: ImageSpec) -> NDArray[np.uint8]:
+    """Return coloured images (N, H, W, 3) of the network's size, each with a tint of its own."""
     random = np.random.default_rng(0)
     tints = random.integers(40, 216, (MADE_UP, 1, 1, 3))
-    noise = random.integers(-40, 40, (MADE_UP, picture.height, picture.width, 3))
+    noise = random.integers(-40, 40, (MADE_UP, image.height, image.width, 3))
     return (tints + noise).astype(np.uint8)
 
 
@@ -62,13 +62,13 @@ class Golden:
 
     def check(self, spec: BundleSpec) -> None:
         """Raise BundleError unless the arrays match each other and the spec."""
-        shape = (spec.picture.height, spec.picture.width, 3)
+        shape = (spec.image.height, spec.image.width, 3)
         images = self.images
         count = len(images) if images.ndim == 4 else 0
         if images.dtype != np.uint8 or images.shape[1:] != shape or not 1 <= count <= MAX_GOLDEN:
             raise BundleError(
                 f"the golden frames are {images.shape} {images.dtype}. Expected 1 to {MAX_GOLDEN} "
-                f"pictures of {shape} uint8; give pictures as prepare() returns them."
+                f"images of {shape} uint8; give images as prepare() returns them."
             )
         for name, values in (("logits", self.logits), ("logits_int8", self.logits_int8)):
             if values is not None and (

@@ -113,7 +113,7 @@ def _fetched(name: str, repository: str, commit: str, parent: Path, spec_size: i
         hash_size, _ = _facts(repository, commit, SPEC_HASH_FILE)
         check_sizes(name, {SPEC_HASH_FILE: hash_size})
         fetch(SPEC_HASH_FILE, hash_size)
-        spec = read_spec(part, recorded=True)
+        spec = read_spec(part, check_hash=True)
         if others := set(spec.files) - {*MODEL_FILES, GOLDEN_FILE}:
             raise BundleError(
                 f"{SPEC_FILE} of {name} lists {shown(min(others))}. Expected a bundle's own files, "

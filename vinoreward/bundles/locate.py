@@ -84,10 +84,10 @@ def previous_of(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.previous"
 
 
-def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None) -> BundleSpec:
+def read_spec(folder: Path, *, check_hash: bool = False, pinned: str | None = None) -> BundleSpec:
     """Read and check ``bundle.json``; errors as :meth:`~vinoreward.Bundle.load`.
 
-    ``recorded`` compares its SHA-256 with that in ``bundle.sha256``, ``pinned`` with a given one.
+    ``check_hash`` compares its SHA-256 with that in ``bundle.sha256``, ``pinned`` with a given one.
     """
     path = inside(folder, SPEC_FILE)
     if not path.is_file():
@@ -100,7 +100,7 @@ def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None
     if pinned is not None:
         _check_pinned(folder, digest, pinned)
     spec = BundleSpec.from_dict(parse(data, str(path)), str(path))
-    if recorded:
+    if check_hash:
         _check_recorded(folder, digest)
     if not {MODEL_FILE, GOLDEN_FILE} <= set(spec.files):
         raise BundleError(

@@ -15,7 +15,7 @@ from vinoreward.backends.runtime import building
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
-from vinoreward.images import Picture, prepare
+from vinoreward.images import ImageSpec, prepare
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,7 +53,7 @@ class Runner(Closing):
                 f"the bundle {spec.name!r} is {article[spec.kind]} {spec.kind}. Expected "
                 f"{article[self.kind]} {self.kind}'s bundle; train one with: {_COMMANDS[self.kind]}"
             )
-        BACKENDS.find(backend)  # a mistyped name is an error now, not at the first picture
+        BACKENDS.find(backend)  # a mistyped name is an error now, not at the first image
         self.backend_name = backend
         """The backend's registered name."""
         self.device = device
@@ -69,9 +69,9 @@ class Runner(Closing):
         self._like: Runner | None = None
 
     @property
-    def picture(self) -> Picture:
-        """The picture that the network was trained on."""
-        return self.bundle.spec.picture
+    def image(self) -> ImageSpec:
+        """The image that the network was trained on."""
+        return self.bundle.spec.image
 
     @property
     def backend(self) -> Backend:
@@ -120,21 +120,21 @@ class Runner(Closing):
                 stack.pop_all()
         return self._backends
 
-    def twin(self) -> Self:
+    def clone(self) -> Self:
         """Return another of the same bundle, for another thread of this process.
 
-        Its networks are its own. Where those of this one have passed the golden frames, the twin's,
-        which are built from the same files in the same way, are not asked again.
+        Its networks are its own. Where those of this one have passed the golden frames, the
+        clone's, which are built from the same files in the same way, are not asked again.
         """
         other = copy.copy(self)
         other._like = self
         return other
 
     def prepare(self, images: NDArray[Any]) -> NDArray[np.uint8] | None:
-        """Return pictures ``(N, H, W, 3)`` as the network takes them; None for an empty batch."""
+        """Return images ``(N, H, W, 3)`` as the network takes them; None for an empty batch."""
         if isinstance(images, np.ndarray) and images.ndim == 4 and len(images) == 0:
             return None
-        return prepare(images, self.bundle.spec.picture)
+        return prepare(images, self.bundle.spec.image)
 
     def close(self) -> None:
         """Free the networks; may be called more than once."""

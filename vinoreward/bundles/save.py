@@ -52,7 +52,7 @@ def save_bundle(
     golden_images: NDArray[Any],
     golden_logits: NDArray[Any],
     card: str | None = None,
-    card_pictures: Mapping[str, Path] | None = None,
+    card_images: Mapping[str, Path] | None = None,
     *,
     golden_logits_int8: NDArray[Any] | None = None,
     overwrite: bool = False,
@@ -68,13 +68,13 @@ def save_bundle(
             every label, in colour, some of them close to the threshold.
         golden_logits: ``(G, K)`` outputs of the FP32 network for them.
         card: text of ``README.md``; written from the spec if ``None``.
-        card_pictures: name to picture file, copied to ``pictures/``.
+        card_images: name to image file, copied to ``images/``.
         golden_logits_int8: ``(G, K)`` the same of the INT8 network.
         overwrite: replace an existing bundle; anything else is never replaced.
 
     Raises:
         ConfigError: ``path`` exists and may not be replaced, or a file name is not allowed.
-        BundleError: golden frames or a picture's name are not valid.
+        BundleError: golden frames or an image's name are not valid.
         ModelNotFoundError: a file to copy is missing.
         RunFolderError: the folder cannot be written or the disk is full; nothing was changed.
     """
@@ -92,27 +92,27 @@ def save_bundle(
         found = f"the files {', '.join(unknown)}" if unknown else f"no model, {MODEL_FILE}"
         raise ConfigError(
             f"the bundle was given {found}. Expected {MODEL_FILE}, and others of "
-            f"{', '.join(MODEL_FILES)}; rename them, or use card_pictures for pictures."
+            f"{', '.join(MODEL_FILES)}; rename them, or use card_images for images."
         )
-    pictures = dict(card_pictures or {})
-    for name in pictures:
+    images = dict(card_images or {})
+    for name in images:
         check_file_name(name)
         if "/" in name or Path(name).suffix.lower() not in (".png", ".jpg", ".gif"):
             raise BundleError(
-                f"the card picture is called {name!r}. Expected a plain .png, .jpg or .gif name "
+                f"the card image is called {name!r}. Expected a plain .png, .jpg or .gif name "
                 "without folders; rename it."
             )
     with _building(path, overwrite=overwrite) as folder:
         for name, content in files.items():
             _put(folder / name, content)
         (folder / GOLDEN_FILE).write_bytes(golden.to_bytes())
-        (folder / "pictures").mkdir()
-        _sheet(golden.images).save(folder / "pictures" / "golden.png")
-        for name, source in pictures.items():
-            _put(folder / "pictures" / name, source)
+        (folder / "images").mkdir()
+        _sheet(golden.images).save(folder / "images" / "golden.png")
+        for name, source in images.items():
+            _put(folder / "images" / name, source)
         hashed = sorted([*files, GOLDEN_FILE])
         spec = dataclasses.replace(spec, files={name: sha256(folder / name) for name in hashed})
-        text = model_card(spec, ["golden.png", *sorted(pictures)]) if card is None else card
+        text = model_card(spec, ["golden.png", *sorted(images)]) if card is None else card
         (folder / CARD_FILE).write_text(text, encoding="utf-8")
         write_json(folder / SPEC_FILE, spec.to_dict())
         (folder / SPEC_HASH_FILE).write_text(sha256(folder / SPEC_FILE) + "\n", encoding="ascii")
@@ -172,13 +172,13 @@ def replace_fp32(
     golden_images: NDArray[Any],
     golden_logits: NDArray[Any],
     card: str,
-    card_pictures: Mapping[str, Path],
+    card_images: Mapping[str, Path],
     others: Mapping[str, bytes],
 ) -> Path:
     """Give a saved bundle another description, golden frames and card; return the folder.
 
     Its INT8 network goes, as its gate compared decisions at the old threshold, and its guard, which
-    knew other pictures. ``others`` are files that it gets. The other arguments and errors are those
+    knew other images. ``others`` are files that it gets. The other arguments and errors are those
     of :func:`save_bundle`.
     """
     decision = dataclasses.replace(spec.decision, int8_band=None)
@@ -188,7 +188,7 @@ def replace_fp32(
         {INT8_FILE: None, "guard.npz": None, **others},
         Golden(golden_images, golden_logits),
         card,
-        card_pictures,
+        card_images,
     )
 
 
@@ -198,13 +198,13 @@ def _save_again(
     changes: Mapping[str, Path | bytes | None],
     golden: Golden,
     card: str | None,
-    card_pictures: Mapping[str, Path] = MappingProxyType({}),
+    card_images: Mapping[str, Path] = MappingProxyType({}),
 ) -> Path:
     """Replace a saved bundle; files that are None in ``changes`` go, all others stay."""
     kept = {name: bundle.path / name for name in bundle.spec.files if name != GOLDEN_FILE}
     files = {name: content for name, content in {**kept, **changes}.items() if content is not None}
-    pictures = _own_pictures(bundle)
-    _refuse_links(bundle.path, [*kept.values(), bundle.path / CARD_FILE, *pictures.values()])
+    images = _own_images(bundle)
+    _refuse_links(bundle.path, [*kept.values(), bundle.path / CARD_FILE, *images.values()])
     return save_bundle(
         bundle.path,
         spec,
@@ -212,15 +212,15 @@ def _save_again(
         golden.images,
         golden.logits,
         card,
-        {**pictures, **card_pictures},
+        {**images, **card_images},
         golden_logits_int8=golden.logits_int8,
         overwrite=True,
     )
 
 
-def _own_pictures(bundle: Bundle) -> dict[str, Path]:
-    """Return the pictures of a bundle's card but for that of the golden frames."""
-    folder = bundle.path / "pictures"
+def _own_images(bundle: Bundle) -> dict[str, Path]:
+    """Return the images of a bundle's card but for that of the golden frames."""
+    folder = bundle.path / "images"
     _refuse_links(bundle.path, [folder])
     items = [item for item in sorted(folder.glob("*")) if item.name != "golden.png"]
     return {item.name: item for item in items if item.is_symlink() or item.is_file()}
@@ -229,7 +229,7 @@ def _own_pictures(bundle: Bundle) -> dict[str, Path]:
 def _own_card(bundle: Bundle) -> str | None:
     """Return a bundle's card if it was written by hand; None if it was made from the spec."""
     card = card_of(bundle.path)
-    generated = model_card(bundle.spec, ["golden.png", *_own_pictures(bundle)])
+    generated = model_card(bundle.spec, ["golden.png", *_own_images(bundle)])
     return None if card == generated else card
 
 

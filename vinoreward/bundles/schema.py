@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import to_jsonable_python
 
 from vinoreward.errors import BundleError
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 from vinoreward.strict_model import (
     STRICT,
     Flag,
@@ -57,9 +57,9 @@ class Decision(StrictModel):
     int8_band: Band | None = None
     """Half-width, in calibrated log-odds around the threshold, within which the FP32 network
     decides instead; ``None``: the INT8 network decides alone."""
-    shift_band: Band | None = None
+    translation_band: Band | None = None
     """Half-width, in calibrated log-odds around the threshold, within which the scores are means
-    over the picture and its copies moved by a pixel to the left and right; ``None``: nowhere."""
+    over the image and its copies moved by a pixel to the left and right; ``None``: nowhere."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -128,7 +128,7 @@ class BundleSpec(StrictModel):
     """The content of ``bundle.json``; BundleError for a value that cannot be right."""
 
     name: Name
-    picture: Picture
+    image: ImageSpec
     labels: Annotated[tuple[Name, ...], Field(max_length=MAX_LABELS)] = ("failure", "success")
     """One per output of a classifier, in order; of a network with one output two, the second of
     which it is for; empty for an encoder."""
@@ -160,7 +160,7 @@ class BundleSpec(StrictModel):
 
     def __post_init__(self) -> None:
         self._check_outputs()
-        in_graph = self.picture.color_order == "RGB" and self.picture.in_graph
+        in_graph = self.image.color_order == "RGB" and self.image.in_graph
         if self.architecture is not None and not in_graph:
             wrong("architecture", self.architecture, "an RGB network with in_graph, or none")
         for name in self.files:
@@ -203,8 +203,8 @@ class BundleSpec(StrictModel):
     def to_dict(self) -> dict[str, Any]:
         """Return the value that is written as ``bundle.json``."""
         value: dict[str, Any] = {"schema_version": self.schema_version, **to_jsonable_python(self)}
-        if not self.picture.views:  # unknown to readers of before
-            del value["picture"]["views"]
+        if not self.image.views:  # unknown to readers of before
+            del value["image"]["views"]
         return value
 
     @classmethod
@@ -221,7 +221,7 @@ class BundleSpec(StrictModel):
         try:
             spec = cls(**value)
             # A file states what code may leave to a default.
-            for table, keys in ((value, ("schema_version", "labels")), (value["picture"], _STATED)):
+            for table, keys in ((value, ("schema_version", "labels")), (value["image"], _STATED)):
                 for key in keys:
                     if key not in table:
                         wrong(key, None, "that key", "save the bundle again")
@@ -236,6 +236,6 @@ def check_file_name(name: str) -> None:
         wrong(
             "a file name in the bundle",
             name,
-            "a plain relative name like pictures/roc.png, of letters, digits, '.', '_' and '-'",
+            "a plain relative name like images/roc.png, of letters, digits, '.', '_' and '-'",
             "do not use this bundle unless you trust where it comes from",
         )

@@ -1,1 +1,1 @@
-"""From pictures to probabilities, decisions and rewards."""
+"""From images to probabilities, decisions and rewards."""

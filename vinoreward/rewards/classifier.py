@@ -1,4 +1,4 @@
-"""From pictures to the probability of success."""
+"""From images to the probability of success."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from vinoreward.arrays import Array, is_tensor
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.runner import Runner
-from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 from vinoreward.images import in_color, layout_of
-from vinoreward.rewards.guard import PictureGuard, guard_of
+from vinoreward.rewards.ood import OodDetector, guard_of
 from vinoreward.rewards.prediction import (
-    Judged,
+    Prediction,
     log_odds,
     logit,
     scores_of,
@@ -44,9 +44,9 @@ class Classifier(Runner):
     bundle's golden images then.
 
     With INT8 the bundle's FP32 network scores images close to the threshold again
-    (``decision.int8_band``), and its answer counts. :attr:`looks` and :attr:`second_looks` count
-    both in this process. Closer still (``decision.shift_band``) scores are means over the image
-    and its one-pixel translations: test-time augmentation.
+    (``decision.int8_band``), and its answer counts. :attr:`scored` and :attr:`second_looks` count
+    both in this process. Closer still (``decision.translation_band``) scores are means over the
+    image and its one-pixel translations: test-time augmentation.
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
@@ -105,8 +105,8 @@ class Classifier(Runner):
         self.exit_threshold = self.threshold if exit_threshold is None else float(exit_threshold)
         """Success that is claimed goes on while the probability is at least this."""
         self.prepared: NDArray[np.uint8] | None = None
-        """Images of the last :meth:`judge`, as the network got them; None if there were none."""
-        self.looks = 0
+        """Images of the last :meth:`predict`, as the network got them; None if there were none."""
+        self.scored = 0
         """Images scored in this process."""
         self.second_looks = 0
         """Those of them that the FP32 network scored again."""
@@ -116,40 +116,40 @@ class Classifier(Runner):
         self._on_device: DeviceClassifier | None = None
 
     @cached_property
-    def guard(self) -> PictureGuard | None:
+    def guard(self) -> OodDetector | None:
         """The bundle's OOD detector; None if it has none, or is not used. BundleError if
         damaged."""
         return guard_of(self.bundle) if self.guarded else None
 
-    def judge(self, images: Array) -> Judged:
+    def predict(self, images: Array) -> Prediction:
         """Return what network and OOD detector say of ``(N, H, W, 3)`` uint8 images.
 
         Tensors that :meth:`takes` are scored on their device, without waiting for it: see
         :class:`~vinoreward.rewards.on_device.DeviceClassifier`. Errors as :meth:`probability`.
         """
         if is_tensor(images):
-            self.looks += len(images)
-            return self._device().judge(images)
-        pictures = self.prepared = self.prepare(images)
-        if pictures is None:
+            self.scored += len(images)
+            return self._device().predict(images)
+        prepared = self.prepared = self.prepare(images)
+        if prepared is None:
             empty = np.zeros(0, np.float32)
-            return Judged(empty, empty, None if self.guard is None else empty)
+            return Prediction(empty, empty, None if self.guard is None else empty)
         threads = max(1, self.threads - self.busy_cores)
-        if threads > 1 and len(pictures) >= threads * PARALLEL:
-            return self._judge_in_threads(pictures, threads)
-        return self._judge(pictures)
+        if threads > 1 and len(prepared) >= threads * PARALLEL:
+            return self._predict_in_threads(prepared, threads)
+        return self._predict(prepared)
 
     def takes(self, images: object) -> bool:
         """Return whether images are tensors that can be scored where they are."""
         if not is_tensor(images) or self.backend_name != "torch":
             return False
         tensor: Any = images
-        picture, spec = self.picture, self.bundle.spec
+        image, spec = self.image, self.bundle.spec
         device = self.device.lower()
         return (
-            tuple(tensor.shape[1:]) == (picture.height, picture.width, 3)
-            and picture.crop is None
-            and not picture.views
+            tuple(tensor.shape[1:]) == (image.height, image.width, 3)
+            and image.crop is None
+            and not image.views
             and spec.output == "logits"
             and str(tensor.device) in (device, f"{device}:0")
         )
@@ -186,10 +186,10 @@ class Classifier(Runner):
 
         None is claimed of an image that is out of distribution.
         """
-        judged = self.judge(images)
-        claimed = judged.probability >= np.float32(self.threshold)
-        if judged.odd is not None:
-            claimed &= judged.odd <= 1.0
+        prediction = self.predict(images)
+        claimed = prediction.probability >= np.float32(self.threshold)
+        if prediction.ood_score is not None:
+            claimed &= prediction.ood_score <= 1.0
         return np.asarray(claimed.astype(np.float32))
 
     def as_reward_fn(self, reward: RewardKind = "claim") -> Callable[..., NDArray[np.float32]]:
@@ -224,7 +224,7 @@ class Classifier(Runner):
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {
             "prepared": None,
-            "looks": 0,
+            "scored": 0,
             "second_looks": 0,
             "_clones": [],
             "_on_device": None,
@@ -240,55 +240,55 @@ class Classifier(Runner):
             self._on_device = DeviceClassifier(self.backend, spec, thresholds, self.guard)
         return self._on_device
 
-    def _judge(self, pictures: NDArray[np.uint8]) -> Judged:
-        odds = self._log_odds_of(pictures)
-        odd = None if self.guard is None else self.guard.odd(pictures)
-        return Judged(sigmoid(odds).astype(np.float32), odds.astype(np.float32), odd)
+    def _predict(self, images: NDArray[np.uint8]) -> Prediction:
+        odds = self._log_odds_of(images)
+        ood_score = None if self.guard is None else self.guard.ood_score(images)
+        return Prediction(sigmoid(odds).astype(np.float32), odds.astype(np.float32), ood_score)
 
-    def _judge_in_threads(self, pictures: NDArray[np.uint8], threads: int) -> Judged:
+    def _predict_in_threads(self, images: NDArray[np.uint8], threads: int) -> Prediction:
         """Score a part of a batch in each thread, with networks of its own.
 
         The networks leave Python's lock alone, and two of one thread each are faster than one of
         two.
         """
         while len(self._clones) < threads:
-            clone = (self._clones or [self])[0].twin()
+            clone = (self._clones or [self])[0].clone()
             clone.threads = 1
             self._clones.append(clone)
         clones = self._clones[:threads]
         with ThreadPoolExecutor(threads, thread_name_prefix="vinoreward-scores") as pool:
-            parts = list(pool.map(Classifier._judge, clones, np.array_split(pictures, threads)))
+            parts = list(pool.map(Classifier._predict, clones, np.array_split(images, threads)))
         for clone in clones:
-            self.looks += clone.looks
+            self.scored += clone.scored
             self.second_looks += clone.second_looks
-            clone.looks = clone.second_looks = 0
-        odd: Any = [part.odd for part in parts]
-        odd = None if odd[0] is None else np.concatenate(odd)
+            clone.scored = clone.second_looks = 0
+        ood_score: Any = [part.ood_score for part in parts]
+        ood_score = None if ood_score[0] is None else np.concatenate(ood_score)
         probability = np.concatenate([part.probability for part in parts])
-        return Judged(probability, np.concatenate([part.log_odds for part in parts]), odd)
+        return Prediction(probability, np.concatenate([part.log_odds for part in parts]), ood_score)
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        pictures = self.prepare(images)
-        return np.zeros(0) if pictures is None else self._log_odds_of(pictures)
+        prepared = self.prepare(images)
+        return np.zeros(0) if prepared is None else self._log_odds_of(prepared)
 
-    def _log_odds_of(self, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
+    def _log_odds_of(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         spec = self.bundle.spec
         first, *again = self.backends
-        scores = scores_of(first.infer(pictures), spec)
+        scores = scores_of(first.infer(images), spec)
         odds = self._odds(scores)
-        self.looks += len(odds)
+        self.scored += len(odds)
         exact = first
         if again and self.band is not None:
             exact = again[0]
             rows = self._near(odds, self.band)
             if len(rows):
-                scores[rows] = scores_of(exact.infer(pictures[rows]), spec)
+                scores[rows] = scores_of(exact.infer(images[rows]), spec)
                 odds[rows] = self._odds(scores[rows])
                 self.second_looks += len(rows)
-        if shift_band := spec.decision.shift_band:
-            rows = self._near(odds, shift_band)
+        if translation_band := spec.decision.translation_band:
+            rows = self._near(odds, translation_band)
             if len(rows):
-                moved = exact.infer(np.concatenate(shifts_of(pictures[rows])[1:]))
+                moved = exact.infer(np.concatenate(shifts_of(images[rows])[1:]))
                 left, right = np.split(scores_of(moved, spec), 2)
                 odds[rows] = self._odds((scores[rows] + left + right) / 3)
         return odds
@@ -325,8 +325,8 @@ class _RewardFunction:
     ) -> NDArray[np.float32]:
         if not isinstance(next_state, np.ndarray) or next_state.ndim != 4:
             raise InputError(
-                f"next_state has shape {np.shape(next_state)}. Expected pictures, (N, H, W, 3) or "
-                "(N, 3, H, W) uint8; the reward function scores picture observations only."
+                f"next_state has shape {np.shape(next_state)}. Expected images, (N, H, W, 3) or "
+                "(N, 3, H, W) uint8; the reward function scores image observations only."
             )
         images = in_color(next_state, layout_of(next_state.shape[1:], "next_state"))
         rewards: NDArray[np.float32] = getattr(self.classifier, _METHODS[self.reward])(images)
@@ -340,22 +340,22 @@ def warn_uncalibrated(bundle: Bundle) -> None:
         warnings.warn(
             f"the bundle {bundle.spec.name!r} is not calibrated: its threshold of "
             f"{decision.threshold:g} was chosen for no false-positive rate. Choose one on labelled "
-            "pictures with vinoreward calibrate, or give success_threshold.",
+            "images with vinoreward calibrate, or give success_threshold.",
             UserWarning,
             stacklevel=4,
         )
 
 
 def check_origin(bundle: Bundle) -> None:
-    """Raise PictureMismatchError if a bundle does not say what drew its training pictures.
+    """Raise ImageMismatchError if a bundle does not say what drew its training images.
 
     Otherwise a policy could be claimed to succeed always and never do so.
     """
-    if not bundle.spec.picture.scene:
-        raise PictureMismatchError(
-            f"the bundle {bundle.spec.name!r} does not say what drew the pictures it was trained "
+    if not bundle.spec.image.scene:
+        raise ImageMismatchError(
+            f"the bundle {bundle.spec.name!r} does not say what drew the images it was trained "
             "on. Expected one trained on this scene's (vinoreward capture, then finetune), as its "
-            "probabilities hold for no other picture; for the environment of your own pictures "
+            "probabilities hold for no other image; for the environment of your own images "
             "name that, with --env and --wrap-bundle, or accept such a bundle here with "
-            "accept_foreign_pictures=True (--accept-foreign-pictures)."
+            "accept_foreign_images=True (--accept-foreign-images)."
         )

@@ -13,33 +13,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, Arrays
-from vinoreward.errors import ConfigError, InputError, OddPictureError
+from vinoreward.errors import ConfigError, InputError, OutOfDistributionError
 
 RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
-OnOdd = Literal["withhold", "warn", "raise", "ignore"]
+OodAction = Literal["withhold", "warn", "raise", "ignore"]
 """What to do with out-of-distribution images."""
 WITHHELD = -20.0
 """Highest log-odds paid for such an image, as of a sure failure: no policy seeks it."""
 
-Guard = Callable[[Any, float], bool]
+SuccessFilter = Callable[[Any, float], bool]
 
 
 class SuccessDetector:
     """Claims success after enough images in a row, for several environments at once.
 
     An image counts when its probability is at least ``enter``, or at least ``exit`` where the image
-    before it counted too (hysteresis), and when the guard agrees. Success is claimed on every image
-    that is at least the ``hold``-th counting one in a row. Comparisons are in float32, the
+    before it counted too (hysteresis), and when the filter agrees. Success is claimed on every
+    image that is at least the ``hold``-th counting one in a row. Comparisons are in float32, the
     precision a classifier gives.
 
     Args:
         enter: probability at which images start to count, 0 to 1.
         exit: probability below which they stop counting; ``None`` for the same as ``enter``.
         hold: counting images in a row that make a success, at least 1.
-        guard: ``guard(observation, probability) -> bool``; an image it refuses does not count. It
-            is asked only about images that would count.
+        success_filter: ``f(observation, probability) -> bool``; an image it refuses does not count.
+            It is asked only about images that would count.
         num_envs: environments, each with its own state.
-        arrays: library and device of the state and of what :meth:`update` takes. A guard needs
+        arrays: library and device of the state and of what :meth:`update` takes. A filter needs
             NumPy.
 
     Raises:
@@ -51,7 +51,7 @@ class SuccessDetector:
         enter: float,
         exit: float | None = None,
         hold: int = 1,
-        guard: Guard | None = None,
+        success_filter: SuccessFilter | None = None,
         num_envs: int = 1,
         arrays: Arrays = Arrays(),  # noqa: B008  (a tuple, which nobody can change)
     ) -> None:
@@ -65,14 +65,15 @@ class SuccessDetector:
         for name, value in (("hold", hold), ("num_envs", num_envs)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ConfigError(f"{name} is {value!r}. Expected a whole number of at least 1.")
-        if guard is not None and not callable(guard):
+        if success_filter is not None and not callable(success_filter):
             raise ConfigError(
-                f"guard is {guard!r}. Expected a function guard(observation, probability) -> bool."
+                f"success_filter is {success_filter!r}. Expected a function "
+                "f(observation, probability) -> bool."
             )
         self.enter = float(enter)
         self.exit = float(leave)
         self.hold = int(hold)
-        self.guard = guard
+        self.success_filter = success_filter
         self.num_envs = int(num_envs)
         self._arrays = arrays
         self._counter = arrays.full(self.num_envs, 0, "int64")
@@ -95,7 +96,7 @@ class SuccessDetector:
             probabilities: ``(num_envs,)`` from 0 to 1. On a device NaN counts as no success.
             mask: ``(num_envs,)`` bool, the environments with a new image; ``None`` for all. The
                 others keep their state.
-            observations: one per environment, for the guard.
+            observations: one per environment, for the success filter.
             ood_mask: ``(num_envs,)`` bool, images that do not count whatever their probability;
                 ``None`` for none.
 
@@ -104,7 +105,7 @@ class SuccessDetector:
 
         Raises:
             InputError: a wrong shape, a value that is no probability, or no observations for the
-                guard.
+                success filter.
         """
         arrays, xp = self._arrays, self._arrays.xp
         values = arrays.cast(probabilities, "float32")
@@ -118,8 +119,8 @@ class SuccessDetector:
         counts = new & (values >= limit)
         if ood_mask is not None:
             counts = counts & ~ood_mask
-        if self.guard is not None and counts.any():
-            counts = counts & self._guarded(self.guard, values, counts, observations)
+        if self.success_filter is not None and counts.any():
+            counts = counts & self._filtered(self.success_filter, values, counts, observations)
         # Capped, so that the counter fits a bounded observation; the decision needs no more.
         longer = xp.clip(self._counter + 1, None, self.hold) * counts
         self._counter = xp.where(new, longer, self._counter)
@@ -156,22 +157,22 @@ class SuccessDetector:
             )
         return new
 
-    def _guarded(
+    def _filtered(
         self,
-        guard: Guard,
+        success_filter: SuccessFilter,
         values: NDArray[np.float32],
         asked: NDArray[np.bool_],
         observations: Sequence[Any] | None,
     ) -> NDArray[np.bool_]:
         if observations is None or len(observations) != self.num_envs:
             raise InputError(
-                f"the success detector has a guard and was given "
+                f"the success detector has a filter and was given "
                 f"{'no' if observations is None else len(observations)} observations. Expected "
                 f"{self.num_envs}, one per environment; pass observations to update()."
             )
         allowed = np.zeros(self.num_envs, np.bool_)
         for index in np.flatnonzero(asked).tolist():
-            allowed[index] = bool(guard(observations[index], float(values[index])))
+            allowed[index] = bool(success_filter(observations[index], float(values[index])))
         return allowed
 
 
@@ -185,11 +186,11 @@ class RewardOptions:
     success_replaces_env_reward: bool = False
     reward_mode: RewardMode = "sparse"
     success_hold_steps: int = 1
-    guard: Guard | None = None
+    success_filter: SuccessFilter | None = None
     terminate_on_success: bool = True
     gamma: float = 0.99
     hold_in_observation: bool = False
-    on_ood: OnOdd = "withhold"
+    on_ood: OodAction = "withhold"
     frozen_check: bool = True
 
     def __post_init__(self) -> None:
@@ -204,7 +205,7 @@ class RewardOptions:
             raise ConfigError(
                 f"gamma is {self.gamma}. Expected 0 to 1, the discount of your learner."
             )
-        for name, kind in (("reward_mode", RewardMode), ("on_ood", OnOdd)):
+        for name, kind in (("reward_mode", RewardMode), ("on_ood", OodAction)):
             if getattr(self, name) not in get_args(kind):
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}. Expected one of "
@@ -217,8 +218,8 @@ class RewardOptions:
 
     @property
     def host_only(self) -> bool:
-        """Whether a step needs numbers on the host: for a guard, a warning or an error."""
-        return self.guard is not None or self.on_ood in ("warn", "raise")
+        """Whether a step needs numbers on the host: for a success filter, a warning or an error."""
+        return self.success_filter is not None or self.on_ood in ("warn", "raise")
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class Scores:
     """int64: its scored steps."""
     seconds: Array
     """float64: since it began."""
-    odd: Array | None = None
+    ood_score: Array | None = None
     """float32: how unlike the training images it is, out of distribution above 1; None without an
     OOD detector."""
 
@@ -275,7 +276,12 @@ class Decision:
     ) -> None:
         self.options = options
         self.detector = SuccessDetector(
-            threshold, exit_threshold, options.success_hold_steps, options.guard, num_envs, arrays
+            threshold,
+            exit_threshold,
+            options.success_hold_steps,
+            options.success_filter,
+            num_envs,
+            arrays,
         )
         self._arrays = arrays
         self._warned = False
@@ -323,11 +329,11 @@ class Decision:
             env_rewards: the environment's own; ``terminated`` likewise.
             ood_score: how unlike the training images an image is.
             stale: whether the frozen-camera check found one, for the message.
-            observations: one per environment, for the guard.
+            observations: one per environment, for the success filter.
 
         Raises:
             InputError: the environment's reward is needed and not finite.
-            OddPictureError: an image is out of distribution, and ``on_ood`` is ``"raise"``.
+            OutOfDistributionError: an image is out of distribution, and ``on_ood`` is ``"raise"``.
         """
         options, where, cast = self.options, self._arrays.xp.where, self._arrays.cast
         seen = probability
@@ -367,7 +373,7 @@ class Decision:
             returns=self._returns,
             lengths=self._lengths,
             seconds=time.perf_counter() - self._began,
-            odd=None if ood_score is None else where(mask, ood_score, 0.0),
+            ood_score=None if ood_score is None else where(mask, ood_score, 0.0),
         )
 
     def ood_mask(
@@ -375,7 +381,7 @@ class Decision:
     ) -> Array | None:
         """Return which images must not count, ``(num_envs,)`` bool; None: all may.
 
-        Warns once, or raises OddPictureError, if the options say so.
+        Warns once, or raises OutOfDistributionError, if the options say so.
         """
         on_ood = self.options.on_ood
         if ood_score is None or on_ood == "ignore":
@@ -397,7 +403,7 @@ class Decision:
         )
         if on_ood == "raise":
             self.detector.reset(out)  # as an image that does not count
-            raise OddPictureError(f"{found}, or give on_ood='withhold'.")
+            raise OutOfDistributionError(f"{found}, or give on_ood='withhold'.")
         if not self._warned:
             self._warned = True
             warnings.warn(f"{found}. Its claims count all the same.", UserWarning, stacklevel=4)

@@ -24,7 +24,7 @@ SHARE, CLAIMED = 0.01, 0.9
 """A claim is stale if its image changed less than ``CLAIMED`` times what all but that share of
 usual steps did."""
 FROZEN = 100.0
-"""How odd an old image is that is shown again, bit for bit."""
+"""The OOD score of an old image that is shown again, bit for bit."""
 ROWS = 24
 """About as many rows of an image are compared."""
 _REMEMBERED = 1024
@@ -67,7 +67,9 @@ class FrozenCheck:
             self._running &= ~mask
             self._has_claimed &= self._claims | ~mask  # a camera that froze still shows it
 
-    def odd(self, mask: Mask, images: Images, states: Floats, claims: Mask) -> NDArray[np.float32]:
+    def ood_score(
+        self, mask: Mask, images: Images, states: Floats, claims: Mask
+    ) -> NDArray[np.float32]:
         """Return how stale images are: ``(num_envs,)``, above 1 where one is not of this step.
 
         Args:
@@ -76,10 +78,10 @@ class FrozenCheck:
             states: ``(num_envs, D)`` the numbers of all observations.
             claims: ``(num_envs,)`` whose images claim success.
         """
-        odd = np.zeros(self._num_envs, np.float32)
+        ood_score = np.zeros(self._num_envs, np.float32)
         rows = mask.nonzero()[0]
         if not len(rows) or not states.shape[1]:
-            return odd
+            return ood_score
         some = images[:, :: max(1, images.shape[1] // ROWS)].reshape(len(rows), -1)
         if self._shape != (*images.shape[1:], states.shape[1]):
             self._start((*images.shape[1:], states.shape[1]), some.shape[1])
@@ -118,8 +120,8 @@ class FrozenCheck:
         self._before[rows], self._images[rows], self._far[rows] = some, images, far
         self._shown[rows[~same]] = states[rows[~same]]
         self._states[rows], self._seen[rows], self._running[rows] = states[rows], True, True
-        odd[rows] = found
-        return odd
+        ood_score[rows] = found
+        return ood_score
 
     def _start(self, shape: tuple[int, ...], compared: int) -> None:
         """Forget what was seen; images and states have these shapes from now on."""

@@ -34,7 +34,7 @@ class Intervention:
     name: str
     """For the report, such as ``"object removed"``."""
     apply: Callable[[np.random.Generator], Undo]
-    """Changes the environment, and returns what undoes it. The next picture shows the change."""
+    """Changes the environment, and returns what undoes it. The next image shows the change."""
     success: bool = False
     """Whether a success survives: True for a change that should not matter, such as another colour
     of the wall."""
@@ -71,7 +71,7 @@ class SearchSpace:
     axes: tuple[Axis, ...]
     """The two first are drawn as a plane."""
     set_state: Callable[[NDArray[np.float64]], bool | None]
-    """Puts the environment into a state, one number for each axis; the next picture shows it.
+    """Puts the environment into a state, one number for each axis; the next image shows it.
     Returns whether that is a success; None leaves the state out: too close to the edge of success
     to be called wrong, or not to be reached."""
 

@@ -16,8 +16,8 @@ from vinoreward.backends.cuda_graph import FiniteCheck, Replayed, equal_pieces
 from vinoreward.backends.torch import TorchBackend
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.guard import PictureGuard
-from vinoreward.rewards.prediction import Judged, logit
+from vinoreward.rewards.ood import OodDetector
+from vinoreward.rewards.prediction import Prediction, logit
 
 PIECES = {"cpu": 64, "cuda": 1024}
 """Images that a device scores at once; a processor takes what its cache holds."""
@@ -49,7 +49,7 @@ class DeviceClassifier:
         backend: Backend,
         spec: BundleSpec,
         thresholds: tuple[float, float],
-        guard: PictureGuard | None,
+        guard: OodDetector | None,
     ) -> None:
         if not isinstance(backend, TorchBackend) or spec.output != "logits":
             raise ConfigError(
@@ -59,7 +59,7 @@ class DeviceClassifier:
             )
         self._module = backend.module
         self._success, self._temperature = spec.success_index, spec.decision.temperature
-        self._band = spec.decision.shift_band
+        self._band = spec.decision.translation_band
         entered, left = map(logit, thresholds)
         self._edges = [entered] if left == entered else [entered, left]
         self._most = PIECES[backend.device.lower()]
@@ -70,7 +70,7 @@ class DeviceClassifier:
 
     @torch.inference_mode(mode=False)  # a caller's mode can come and go
     @torch.no_grad()
-    def judge(self, images: Tensor) -> Judged:
+    def predict(self, images: Tensor) -> Prediction:
         """Return what network and OOD detector say of ``(N, H, W, 3)`` uint8, in new memory.
 
         Nothing is checked, as the host would have to wait: where a network gives NaN or infinity
@@ -80,35 +80,35 @@ class DeviceClassifier:
         if self._piece is None:
             self._piece = Replayed((pieces[0].stop, *images.shape[1:]))
         odds = torch.empty(len(images), dtype=torch.float64, device=images.device)
-        odd = None if self._guard is None else torch.empty_like(odds, dtype=torch.float32)
+        ood_score = None if self._guard is None else torch.empty_like(odds, dtype=torch.float32)
         for piece in pieces:
-            odds[piece], strange = self._piece(self._judge, images[piece])
-            if odd is not None and strange is not None:
-                odd[piece] = strange
+            odds[piece], strange = self._piece(self._predict, images[piece])
+            if ood_score is not None and strange is not None:
+                ood_score[piece] = strange
         # Infinity would be a sure success, and half precision overflows to it.
         finite = self._finite.of(odds)
         probability = torch.sigmoid(odds).float().masked_fill(~finite, torch.nan)
-        return Judged(probability, odds.float(), odd)
+        return Prediction(probability, odds.float(), ood_score)
 
     def check(self) -> None:
         """Raise OutputError, once, if the network gave NaN or infinity; waits for the device."""
         self._finite.check("network", "they earned no success")
 
     @torch.no_grad()
-    def _judge(self, pictures: Tensor) -> tuple[Tensor, Tensor | None]:
-        odd = None if self._guard is None else self._guard.odd(pictures)
-        own = self._module(pictures).double()
+    def _predict(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        ood_score = None if self._guard is None else self._guard.ood_score(images)
+        own = self._module(images).double()
         odds = self._odds(own)
         if self._band:
             away = torch.stack([(odds - edge).abs() for edge in self._edges]).amin(0)
             rows = torch.topk(away, scored_again(len(odds)), largest=False).indices
-            some = pictures[rows]
+            some = images[rows]
             left = torch.cat([some[:, :, 1:], some[:, :, -1:]], 2)
             right = torch.cat([some[:, :, :1], some[:, :, :-1]], 2)
             moved = self._module(torch.cat([left, right])).double().chunk(2)
             mean = self._odds((own[rows] + moved[0] + moved[1]) / 3)
             odds[rows] = torch.where(away[rows] < self._band, mean, odds[rows])
-        return odds, odd
+        return odds, ood_score
 
     def _odds(self, logits: Tensor) -> Tensor:
         scaled = logits / self._temperature
@@ -117,14 +117,14 @@ class DeviceClassifier:
 
 
 def scored_again(count: int) -> int:
-    """Return how many of N pictures are scored again; of hovering arms about 5 % need it."""
+    """Return how many of N images are scored again; of hovering arms about 5 % need it."""
     return min(count, max(64, count // 4))
 
 
 class _DeviceGuard:
-    """:class:`~vinoreward.rewards.guard.PictureGuard` on a device."""
+    """:class:`~vinoreward.rewards.ood.OodDetector` on a device."""
 
-    def __init__(self, guard: PictureGuard, device: torch.device) -> None:
+    def __init__(self, guard: OodDetector, device: torch.device) -> None:
         places = guard.places
         self._rows, self._step, self._count = places.rows, places.step, places.count
 
@@ -139,16 +139,18 @@ class _DeviceGuard:
         self._usual, self._left = tensor(guard.usual), tensor(guard.left)
         self._limits = tensor(guard.limits[:2])
 
-    def odd(self, pictures: Tensor) -> Tensor:
-        looked = pictures[:, :: self._rows, :: self._step].to(torch.int32) >> 5
+    def ood_score(self, images: Tensor) -> Tensor:
+        looked = images[:, :: self._rows, :: self._step].to(torch.int32) >> 5
         number = (looked[..., 0] << 6) | (looked[..., 1] << 3) | looked[..., 2]
         novel = self._down @ self._novel[number + self._offset] @ self._across
         novel = novel.flatten(1)
-        odd = (torch.stack([novel.sum(1) / self._count, novel.amax(1)], 1) / self._limits).amax(1)
+        ood_score = (
+            torch.stack([novel.sum(1) / self._count, novel.amax(1)], 1) / self._limits
+        ).amax(1)
         if self._rough:
-            green = pictures[:, :: self._rows, :, 1].to(torch.int16)
+            green = images[:, :: self._rows, :, 1].to(torch.int16)
             bend = (2 * green[:, :, 1:-1] - green[:, :, 2:] - green[:, :, :-2]).abs()
             means = self._rough_down @ bend.to(torch.float32) @ self._rough_across
             off = torch.log1p(means.flatten(1)) @ self._left - self._usual
-            odd = torch.maximum(odd, (off * off).sum(1).sqrt())
-        return odd
+            ood_score = torch.maximum(ood_score, (off * off).sum(1).sqrt())
+        return ood_score

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
-class Judged(NamedTuple):
+class Prediction(NamedTuple):
     """What a classifier and its OOD detector say of N images: arrays of the caller's library."""
 
     probability: Array
     """(N,) float32, calibrated, from 0 to 1; on a device NaN where the network gave no number."""
     log_odds: Array
     """(N,) float32, of the same."""
-    odd: Array | None
-    """(N,) float32, how unlike the training images: above 1 the classifier cannot judge. None
-    without a detector."""
+    ood_score: Array | None
+    """(N,) float32, how unlike the training images: above 1 the classifier knows nothing of it.
+    None without a detector."""
 
 
 def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
@@ -36,16 +36,16 @@ def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[
     return log_odds(scores_of(outputs, spec), spec.success_index, spec.decision.temperature)
 
 
-def shifts_of(pictures: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], ...]:
-    """Return pictures (N, H, W, 3) as they are, moved by a pixel to the left, and to the right.
+def shifts_of(images: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], ...]:
+    """Return images (N, H, W, 3) as they are, moved by a pixel to the left, and to the right.
 
     The pixels at a side are repeated there. Strides and pooling make a network's answer depend on
     where edges lie between pixels (Zhang 2019, "Making convolutional networks shift-invariant
     again"), and the mean depends on it less. Sideways only: views lie below each other.
     """
-    left = np.concatenate([pictures[:, :, 1:], pictures[:, :, -1:]], axis=2)
-    right = np.concatenate([pictures[:, :, :1], pictures[:, :, :-1]], axis=2)
-    return pictures, left, right
+    left = np.concatenate([images[:, :, 1:], images[:, :, -1:]], axis=2)
+    right = np.concatenate([images[:, :, :1], images[:, :, :-1]], axis=2)
+    return images, left, right
 
 
 def scores_of(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
@@ -98,7 +98,7 @@ def logit(probability: float) -> float:
 
 
 def unsure(log_odds: NDArray[np.float64], threshold: float, band: float) -> NDArray[np.bool_]:
-    """Return which pictures need a second look, ``(N,)`` bool: strictly within the band.
+    """Return which images need a second look, ``(N,)`` bool: strictly within the band.
 
     Threshold and half-width are in log-odds; an infinite threshold means none.
     """

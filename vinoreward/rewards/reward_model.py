@@ -14,7 +14,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.decision import Decision, RewardOptions, Scores
 from vinoreward.rewards.frozen import FrozenCheck
-from vinoreward.rewards.prediction import Judged
+from vinoreward.rewards.prediction import Prediction
 
 
 class RewardModel:
@@ -145,13 +145,13 @@ class RewardModel:
                 on a device ``(num_envs, H, W, 3)``.
             env_rewards: ``(num_envs,)`` the environment's own; ``terminated`` likewise.
             mask: ``(num_envs,)`` bool, the environments that made a transition; None: all.
-            observations: one per environment, for the guard.
+            observations: one per environment, for the success filter.
             states: ``(num_envs, D)`` the numbers of all observations, for the frozen-camera check.
 
         Raises:
             InputError: images of another shape or dtype, or a reward that is needed and not finite.
             OutputError: the network returned NaN or infinity; on a device see :meth:`check`.
-            OddPictureError: an image is out of distribution, with ``on_ood="raise"``.
+            OutOfDistributionError: an image is out of distribution, with ``on_ood="raise"``.
         """
         made: Any = self._all if mask is None else mask
         probability, log_odds, ood_score = self._predict(images, made)
@@ -161,7 +161,7 @@ class RewardModel:
             age = np.zeros(self.num_envs, np.float32)
             if prepared is not None:
                 claims = made & (probability >= np.float32(self.decision.detector.exit))
-                age = self.frozen.odd(made, prepared, states, claims)
+                age = self.frozen.ood_score(made, prepared, states, claims)
             stale = bool((age > 1.0).any())
             ood_score = age if ood_score is None else np.maximum(ood_score, age)
         return self.decision.decide(
@@ -183,9 +183,9 @@ class RewardModel:
         """Free the network."""
         self.classifier.close()
 
-    def _predict(self, images: Array, mask: Array) -> Judged:
+    def _predict(self, images: Array, mask: Array) -> Prediction:
         """Return the prediction, ``(num_envs,)``, zero where ``mask`` is False."""
-        prediction = self.classifier.judge(images)
+        prediction = self.classifier.predict(images)
         if len(images) == self.num_envs:
             return prediction
 
@@ -196,4 +196,4 @@ class RewardModel:
 
         probability, log_odds, ood_score = prediction
         spread_ood = None if ood_score is None else spread(ood_score)
-        return Judged(spread(probability), spread(log_odds), spread_ood)
+        return Prediction(spread(probability), spread(log_odds), spread_ood)

@@ -18,18 +18,19 @@ from vinoreward.errors import ConfigError
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.precision import PrecisionBound
 
-TESTS: tuple[str, ...] = ("false", "odd", "early", "precision")
+TESTS: tuple[str, ...] = ("false", "ood", "early", "precision")
 """Names of the tests; their evidence is logged under them."""
 TITLES = {
     "false": "false claims",
-    "odd": "odd pictures",
+    "ood": "out-of-distribution images",
     "early": "early claims",
     "precision": "labelled claims",
 }
 """What each test is called in a report."""
-ODD_SHARE = 0.1
-"""Share of an episode's pictures that are odd where the episode is: a guard that was calibrated on
-a few pictures of each episode may find one of hundreds odd by chance."""
+OOD_SHARE = 0.1
+"""Share of an episode's images that are out of distribution where the episode is: a guard that was
+calibrated on a few images of each episode may find one of hundreds out of distribution by
+chance."""
 PRECISION = 0.9
 """Share of the claims that must be successes, as far as people have labelled them."""
 
@@ -42,29 +43,30 @@ class Ended:
     """Whether its last step was claimed to be a success."""
     true: float | None = None
     """Whether it was one."""
-    odd: float | None = None
-    """Whether a tenth or more of its pictures were odd to the guard, see :class:`OddPictures`."""
+    ood: float | None = None
+    """Whether a tenth or more of its images were out of distribution for the guard, see
+    :class:`OodImages`."""
     length: int | None = None
     """Its steps."""
 
 
 @dataclass
-class OddPictures:
-    """Counts the pictures of an episode that a guard finds odd."""
+class OodImages:
+    """Counts the images of an episode that a guard finds out of distribution."""
 
     looked: int = 0
-    odd: int = 0
+    ood: int = 0
 
     def add(self, info: Mapping[str, Any]) -> None:
         """Take a step's ``info``."""
         if "reward_ood" in info:
             self.looked += 1
-            self.odd += bool(info["reward_ood"] > 1.0)
+            self.ood += bool(info["reward_ood"] > 1.0)
 
     @property
     def many(self) -> bool | None:
-        """Whether a share of ``ODD_SHARE`` or more is odd; None where no guard looked."""
-        return None if self.looked == 0 else 0 < self.odd >= ODD_SHARE * self.looked
+        """Whether ``OOD_SHARE`` of them or more are out of distribution; None without a guard."""
+        return None if self.looked == 0 else 0 < self.ood >= OOD_SHARE * self.looked
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,15 @@ class TrustMonitor:
     Each test runs only where what it needs is known:
 
     - ``false``: claims that are no true successes. Needs the truth.
-    - ``odd``: episodes of which a tenth or more is odd to the bundle's guard. Needs a guard.
+    - ``ood``: episodes of which a tenth or more is out of distribution for the bundle's guard.
+      Needs a guard.
     - ``earliest``: claims before this step of an episode, where no success is possible yet. Needs
       you to know that step.
     - labels of people, see :meth:`labelled`. Needs a random sample of the claims.
 
     Args:
         false: None: no test.
-        odd: None: no test.
+        ood: None: no test.
         earliest: first step of an episode, from 1, at which a success is possible; None: no test.
         precision: least share of the claims that must be successes, by the labels.
         window: episodes behind a rate, at least 1.
@@ -105,7 +108,7 @@ class TrustMonitor:
         self,
         *,
         false: FalseClaimAlarm | None = None,
-        odd: RateAlarm | None = None,
+        ood: RateAlarm | None = None,
         earliest: int | None = None,
         precision: float = PRECISION,
         window: int = 50,
@@ -122,7 +125,7 @@ class TrustMonitor:
                 f"precision is {precision}. Expected the share of claims that must be successes, "
                 "above 0 and below 1."
             )
-        self.false, self.odd, self.earliest = false, odd, earliest
+        self.false, self.ood, self.earliest = false, ood, earliest
         self.early = None if earliest is None else RateAlarm()
         self.precision = precision
         self.bound: PrecisionBound | None = None
@@ -137,8 +140,8 @@ class TrustMonitor:
         found = []
         if self.false is not None and self.false.update(ended.claimed, ended.true):
             found.append(self._alarm("false", self._false()))
-        if self.odd is not None and self.odd.update(ended.odd):
-            found.append(self._alarm("odd", self._odd()))
+        if self.ood is not None and self.ood.update(ended.ood):
+            found.append(self._alarm("ood", self._ood()))
         if self.early is not None and self.early.update(self._is_early(ended)):
             found.append(self._alarm("early", self._early()))
         return found
@@ -164,7 +167,7 @@ class TrustMonitor:
         found: dict[str, float] = {}
         for name, values in (
             ("claim_rate", [one.claimed for one in self._recent]),
-            ("odd_rate", [one.odd for one in self._recent]),
+            ("ood_rate", [one.ood for one in self._recent]),
             ("early_rate", [self._is_early(one) for one in self._recent]),
         ):
             known = [value for value in values if value is not None]
@@ -172,8 +175,8 @@ class TrustMonitor:
                 found[name] = float(np.mean(known))
         if self.false is not None and self._known(one.true for one in self._recent):
             found["false_evidence"] = self.false.evidence
-        if self.odd is not None and "odd_rate" in found:
-            found["odd_evidence"] = self.odd.evidence
+        if self.ood is not None and "ood_rate" in found:
+            found["ood_evidence"] = self.ood.evidence
         if self.early is not None and "early_rate" in found:
             found["early_evidence"] = self.early.evidence
         if self.bound is not None:
@@ -202,13 +205,13 @@ class TrustMonitor:
             "(vinoreward audit) before going on"
         )
 
-    def _odd(self) -> str:
-        known = [one.odd for one in self._recent if one.odd is not None]
+    def _ood(self) -> str:
+        known = [one.ood for one in self._recent if one.ood is not None]
         return (
-            f"{sum(map(bool, known))} of the last {len(known)} episodes show pictures "
+            f"{sum(map(bool, known))} of the last {len(known)} episodes show images "
             "unlike those of the classifier's training. Camera or light may have changed, or the "
             "policy has found where it sees nothing known: watch it (vinoreward play), and capture "
-            "or label such pictures before going on"
+            "or label such images before going on"
         )
 
     def _early(self) -> str:

@@ -15,12 +15,12 @@ reward moves an environment's own ``is_success`` to ``original_is_success``."""
 
 
 def claim_of(info: Mapping[str, Any]) -> bool | None:
-    """Return what a classifier (or our oracle) claims; None where neither judges.
+    """Return what a classifier (or our oracle) claims; None where neither says.
 
     ``is_success`` alone is the environment's own: the truth, not a claim about it.
     """
-    judged = "reward_prob" in info or "true_success" in info
-    return bool(info["is_success"]) if judged and "is_success" in info else None
+    told = "reward_prob" in info or "true_success" in info
+    return bool(info["is_success"]) if told and "is_success" in info else None
 
 
 def as_truth(value: Any, said: str) -> bool:

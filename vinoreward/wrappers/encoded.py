@@ -39,7 +39,7 @@ class EncodingOptions:
     frame_stack: int = 1
     sample: bool = False
     seed: int | None = None
-    picture_in_info: bool = False
+    image_in_info: bool = False
 
     def __post_init__(self) -> None:
         # A single key may be given as it is: RL Zoo's YAML makes that an easy slip.
@@ -54,7 +54,7 @@ class EncodingOptions:
             raise ConfigError(f"frame_stack is {self.frame_stack!r}. Expected at least 1.")
         if self.seed is not None and (not _whole(self.seed) or self.seed < 0):
             raise ConfigError(f"seed is {self.seed!r}. Expected a number of at least 0, or None.")
-        for name in ("sample", "picture_in_info"):
+        for name in ("sample", "image_in_info"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}. Expected true or false.")
 
@@ -94,7 +94,7 @@ class EncodingCore:
     def stays_on(self, images: object) -> bool:
         """Return whether images are tensors that are encoded without waiting for their device."""
         options = self.options
-        on_host = options.keep or options.sample or options.picture_in_info
+        on_host = options.keep or options.sample or options.image_in_info
         return self.source.key is None and not on_host and self.encoder.takes(images)
 
     def use(self, arrays: Arrays) -> None:
@@ -122,7 +122,7 @@ class EncodingCore:
 
         Returns:
             What the learner sees at an episode's end, ``(L,)`` by environment, on a device
-            ``(num_envs, L)`` or None; and with ``picture_in_info`` the newest image by environment
+            ``(num_envs, L)`` or None; and with ``image_in_info`` the newest image by environment
             of ``stepped`` and of ``starting``.
         """
         if is_tensor(self._stacks):
@@ -141,7 +141,7 @@ class EncodingCore:
         self.push(stepped, self._spread(ends, latents[: len(ends)]))
         seen = {i: self.observations([i], [one])[0] for i, one in final.items()}
         self.begin(starting, self._spread(begins, latents[len(ends) :]))
-        if not self.options.picture_in_info:
+        if not self.options.image_in_info:
             return seen, {}, {}
         newest = iter(map(shown, images[:, -1]))
         return seen, {i: next(newest) for i in ends}, {i: next(newest) for i in begins}
@@ -221,9 +221,9 @@ class EncodedObservationBase(EnvAdapter[AnyEnv]):
         frame_stack: int = 1,
         sample: bool = False,
         seed: int | None = None,
-        picture_in_info: bool = False,
+        image_in_info: bool = False,
     ) -> None:
-        options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
+        options = EncodingOptions(keep, frame_stack, sample, seed, image_in_info)
         encoder = Encoder(
             resolve_bundle(bundle),
             backend=backend,
@@ -250,7 +250,7 @@ class EncodedObservationBase(EnvAdapter[AnyEnv]):
 
     @property
     def encoder(self) -> Encoder:
-        """What encodes the pictures. It loads at the first one."""
+        """What encodes the images. It loads at the first one."""
         return self._core.encoder
 
     def close(self, **kwargs: Any) -> None:
@@ -260,13 +260,13 @@ class EncodedObservationBase(EnvAdapter[AnyEnv]):
 
 
 class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
-    """Replace the environment's observation by what an encoder sees in its picture.
+    """Replace the environment's observation by what an encoder sees in its image.
 
     The observation is one flat float32 Box: the latent vectors of the last ``frame_stack`` steps,
     oldest first, then the kept parts of the environment's own observation, flattened. Its bounds
     are the bundle's and the parts' own.
 
-    Stacked pictures, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)`` or ``(3 k, H, W)``, are
+    Stacked images, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)`` or ``(3 k, H, W)``, are
     encoded one by one, oldest first.
 
     All arguments but a callable ``image_source`` and a loaded ``bundle`` are YAML values, so that
@@ -282,19 +282,19 @@ class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
         precision: ``"auto"``, ``"fp32"``, ``"int8"``, …
         threads: threads of one inference.
         image_source: ``"obs"``, ``"obs:<key>"``, ``"render"`` or ``callable(env, observation)``
-            returning ``(H, W, 3)`` uint8 RGB. None: the observation if it is a picture, its only
-            picture key, else ``"render"``.
+            returning ``(H, W, 3)`` uint8 RGB. None: the observation if it is an image, its only
+            image key, else ``"render"``.
         keep: keys of the observation that the learner sees too, such as joint angles.
         frame_stack: latent vectors of so many steps; after a reset the first stands for those
             before it.
         sample: draw from the posterior instead of taking its mean.
         seed: of the draws, together with the seeds that ``reset`` is given; None: random where
             ``reset`` is given none.
-        picture_in_info: put the newest picture into ``info["picture"]``, ``(H, W, 3)`` uint8.
+        image_in_info: put the newest image into ``info["image"]``, ``(H, W, 3)`` uint8.
 
     Raises:
         ConfigError: arguments that cannot work, on their own or with this environment.
-        PictureMismatchError: the environment's picture is not the bundle's.
+        ImageMismatchError: the environment's image is not the bundle's.
         ModelNotFoundError: no such bundle.
     """
 
@@ -312,10 +312,10 @@ class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
         return self._observe(observation, info, first=True)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the environment and encode the picture it ended with.
+        """Step the environment and encode the image it ended with.
 
         Raises:
-            InputError: the picture has a wrong shape or dtype.
+            InputError: the image has a wrong shape or dtype.
             OutputError: the network returned NaN or infinity.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -328,14 +328,14 @@ class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
         core = self._core
         images = core.source.single(self.env, observation)
         (core.begin if first else core.push)(ONE, core.encode([0], images))
-        if core.options.picture_in_info:
-            info = {**info, "picture": shown(images[0, -1])}
+        if core.options.image_in_info:
+            info = {**info, "image": shown(images[0, -1])}
         return core.observations(rows=[observation])[0], info
 
 
-def shown(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a copy of a picture for ``info``: environments may write to theirs again."""
-    return np.array(picture, order="C")
+def shown(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a copy of an image for ``info``: environments may write to theirs again."""
+    return np.array(image, order="C")
 
 
 def _kept(space: gym.Space[Any], key: str, source: ImageReader) -> gym.Space[Any]:
@@ -350,7 +350,7 @@ def _kept(space: gym.Space[Any], key: str, source: ImageReader) -> gym.Space[Any
     if key == source.key or not part.is_np_flattenable:
         raise ConfigError(
             f"keep names {key!r}, which is {part}. Expected a part that is numbers of fixed "
-            "length and not the picture; correct keep."
+            "length and not the image; correct keep."
         )
     return part
 

@@ -90,7 +90,7 @@ class SingleAdapter(
     """:class:`EnvAdapter` for one Gymnasium environment."""
 
     def _env_info(self, env: Env) -> EnvInfo:
-        scene = getattr(env.unwrapped, "picture_scene", None)
+        scene = getattr(env.unwrapped, "image_scene", None)
         return EnvInfo(env.observation_space, env.render_mode, scene)
 
     def _init_wrapper(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ class FinalObsAliasCheck:
 
     Proof is a final observation that shares memory with the next episode's first one. Images from
     another process share none: there :data:`ENDS` episodes in a row must end with exactly the next
-    episode's first picture, after a step that showed another one. An episode that ends otherwise
+    episode's first image, after a step that showed another one. An episode that ends otherwise
     clears the environment for good. ``remedy`` ends the sentence of the error.
     """
 
@@ -70,10 +70,10 @@ class FinalObsAliasCheck:
 
         ``last`` has final observations by environment, ``observations`` all first ones.
         """
-        pictures = source.stored(observations)
-        for i, observation in last.items() if pictures else ():
+        images = source.stored(observations)
+        for i, observation in last.items() if images else ():
             # Of each camera, if there are several.
-            ends, firsts = source.stored(observation), [part[i] for part in pictures]
+            ends, firsts = source.stored(observation), [part[i] for part in images]
             pairs = list(zip(ends, firsts, strict=False))
             if not pairs:
                 continue
@@ -91,7 +91,7 @@ class FinalObsAliasCheck:
                 f"{self._suspicious} episodes in which anything moved"
             )
         if not self._cleared:
-            self._before = [np.array(part) for part in pictures]
+            self._before = [np.array(part) for part in images]
 
     def _refusal(self, evidence: str) -> ConfigError:
         return ConfigError(

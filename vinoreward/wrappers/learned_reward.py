@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vinoreward.bundles.bundle import AnyBundle, bundle_spec, resolve_bundle
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.classifier import Classifier, check_origin, warn_uncalibrated
-from vinoreward.rewards.decision import Guard, OnOdd, RewardMode, RewardOptions, Scores
+from vinoreward.rewards.decision import OodAction, RewardMode, RewardOptions, Scores, SuccessFilter
 from vinoreward.rewards.frozen import FrozenCheck
 from vinoreward.rewards.reward_model import RewardModel
 from vinoreward.wrappers.env_adapter import (
@@ -64,13 +64,13 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         success_threshold: float | None = None,
         success_exit_threshold: float | None = None,
         success_hold_steps: int = 1,
-        guard: Guard | None = None,
+        success_filter: SuccessFilter | None = None,
         terminate_on_success: bool = True,
         gamma: float = 0.99,
         hold_in_observation: bool = False,
-        on_ood: OnOdd = "withhold",
+        on_ood: OodAction = "withhold",
         frozen_check: bool = True,
-        accept_foreign_pictures: bool = False,
+        accept_foreign_images: bool = False,
     ) -> None:
         options = RewardOptions(
             success_reward=success_reward,
@@ -79,7 +79,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             success_replaces_env_reward=success_replaces_env_reward,
             reward_mode=reward_mode,
             success_hold_steps=success_hold_steps,
-            guard=guard,
+            success_filter=success_filter,
             terminate_on_success=terminate_on_success,
             gamma=gamma,
             hold_in_observation=hold_in_observation,
@@ -113,10 +113,10 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             "success_exit_threshold": (
                 None if success_exit_threshold is None else self.classifier.exit_threshold
             ),
-            "accept_foreign_pictures": accept_foreign_pictures,
+            "accept_foreign_images": accept_foreign_images,
             **vars(options),
         }
-        if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_pictures):
+        if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_images):
             check_origin(loaded)
         self._init_wrapper(env, source, arguments)
         self._source = image_reader(source, info, loaded)
@@ -148,7 +148,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         self._model.close()
         super().close(**kwargs)  # type: ignore[misc]
 
-    def claimed_picture(self, index: int = 0) -> NDArray[np.uint8] | None:
+    def claimed_image(self, index: int = 0) -> NDArray[np.uint8] | None:
         """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
         return self._claimed_images.get(index)
 
@@ -169,7 +169,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         rows = np.flatnonzero(mask).tolist()
         images = self._source.batch(observations, rows, last=final, env=env)[:, -1]
         ended_with: Sequence[Any] = ()
-        if self._model.options.guard is not None or self._model.frozen is not None:
+        if self._model.options.success_filter is not None or self._model.frozen is not None:
             ended_with = [final.get(i, o) for i, o in enumerate(self._source.rows(observations))]
         return self._score_images(images, mask, env_rewards, terminated, ended_with)
 
@@ -227,8 +227,8 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         info["is_success"] = bool(scores.claimed[i])
         info["reward_prob"] = float(scores.probability[i])
         info["original_env_rew"] = float(env_reward)
-        if scores.odd is not None:
-            info["reward_ood"] = float(scores.odd[i])
+        if scores.ood_score is not None:
+            info["reward_ood"] = float(scores.ood_score[i])
 
     def _observed(self, observations: Any) -> Any:
         """Return one or a batch of observations as the learner sees them."""
@@ -317,11 +317,11 @@ def reports_episodes(recorder: Any) -> bool:
 class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
     """Replace the environment's reward by what a classifier sees.
 
-    Every step scores the picture that the transition ended with. ``info`` gains ``is_success``
+    Every step scores the image that the transition ended with. ``info`` gains ``is_success``
     (claimed by the classifier), ``reward_prob`` (the probability behind it) and
     ``original_env_rew``; the environment's ``true_success`` stays, and an ``is_success`` of its own
     moves to ``original_is_success``. If the bundle has a guard, ``reward_ood`` is how strange the
-    picture is to it: above 1 it is unlike all that the classifier was trained on, and by default no
+    image is to it: above 1 it is unlike all that the classifier was trained on, and by default no
     success is claimed of it.
 
     With SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and RL Zoo build it) or
@@ -345,8 +345,8 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
     (SqueezeNet 1.1, 96x128: 1.4 for 0.7 ms). In ``"sparse"`` mode ``reward_prob`` is of the network
     that decided.
 
-    All arguments but ``guard``, a callable ``image_source`` and a loaded ``bundle`` are YAML
-    scalars, so that RL Zoo's ``env_wrapper`` can carry them. ``env.spec`` makes the same
+    All arguments but ``success_filter``, a callable ``image_source`` and a loaded ``bundle`` are
+    YAML scalars, so that RL Zoo's ``env_wrapper`` can carry them. ``env.spec`` makes the same
     environment again; its JSON carries a loaded bundle too, but no functions.
 
     Args:
@@ -358,11 +358,11 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         precision: ``"auto"`` (INT8 where the bundle's gate passed it and the reward is sparse),
             ``"fp32"``, ``"int8"``, …
         threads: threads of one inference.
-        image_source: ``"render"`` (None means it), ``"obs"`` (the observation is the picture,
+        image_source: ``"render"`` (None means it), ``"obs"`` (the observation is the image,
             channels last or first, or grey), ``"obs:<key>"`` or ``callable(env, observation)``
-            returning ``(H, W, 3)`` uint8 RGB or a grey picture. For a bundle of several cameras one
+            returning ``(H, W, 3)`` uint8 RGB or a grey image. For a bundle of several cameras one
             of these for each, as a sequence in the bundle's order or a mapping from its names; None
-            means the sources that the bundle names. A bundle that looks at the last pictures of a
+            means the sources that the bundle names. A bundle that looks at the last images of a
             camera is given one source: the wrapper keeps them, of the same episode only.
         success_reward: for a claimed success.
         step_reward: for any other step.
@@ -374,24 +374,25 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
             (hysteresis); None is ``success_threshold``. Like a hold it makes the task remember.
         success_hold_steps: counting frames in a row that make a success. Above 1 the task is no
             longer Markov unless ``hold_in_observation`` is set.
-        guard: ``guard(observation, probability) -> bool``; a frame it refuses does not count.
+        success_filter: ``f(observation, probability) -> bool``; a frame it refuses does not count.
         terminate_on_success: whether a claimed success terminates the episode.
         gamma: discount of the potential; the learner's.
         hold_in_observation: append the number of counting frames in a row to the observation, a
             one-dimensional Box.
-        on_ood: what becomes of a picture that the bundle's guard finds odd. ``"withhold"``: it does
-            not count, and pays as a sure failure in the other modes; ``"warn"``: a warning, once;
-            ``"raise"``: OddPictureError; ``"ignore"``: nothing looks for it.
-        frozen_check: whether a picture is odd too that stood still while the observation changed
-            or, where it claims success, changed less than that lets expect: a camera that froze,
-            in whole or in part (``docs/guard.md``). It needs numbers in the observation; where
-            that is a picture and nothing else, nothing looks for it.
-        accept_foreign_pictures: around an environment that says what draws its pictures (a
-            ``picture_scene``, as PandaHover has), take a bundle that does not say it.
+        on_ood: what becomes of an image that the bundle's guard finds out of distribution.
+            ``"withhold"``: it does not count, and pays as a sure failure in the other modes;
+            ``"warn"``: a warning, once; ``"raise"``: OutOfDistributionError; ``"ignore"``: nothing
+        looks for it.
+        frozen_check: whether an image is out of distribution too that stood still while the
+            observation changed or, where it claims success, changed less than that lets expect: a
+            camera that froze, in whole or in part (``docs/guard.md``). It needs numbers in the
+            observation; where that is an image and nothing else, nothing looks for it.
+        accept_foreign_images: around an environment that says what draws its images (a
+            ``image_scene``, as PandaHover has), take a bundle that does not say it.
 
     Raises:
         ConfigError: arguments that cannot work, on their own or with this environment.
-        PictureMismatchError: the environment's picture is not the bundle's, or the bundle does not
+        ImageMismatchError: the environment's image is not the bundle's, or the bundle does not
             say what drew its own.
         ModelNotFoundError: no such bundle.
     """
@@ -423,7 +424,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         Raises:
             InputError: the image has a wrong shape or dtype.
             OutputError: the network returned NaN or infinity.
-            OddPictureError: the image is out of distribution, with ``on_ood="raise"``.
+            OutOfDistributionError: the image is out of distribution, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
         try:

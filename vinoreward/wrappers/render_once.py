@@ -12,8 +12,8 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from vinoreward.arrays import is_tensor
 from vinoreward.errors import ConfigError, MissingDisplayError
 
-PICTURE = "picture"
-"""Key of ``info`` under which a picture travels."""
+IMAGE = "image"
+"""Key of ``info`` under which an image travels."""
 
 
 class RenderOnce(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -78,11 +78,11 @@ class VectorRenderOnce(VectorWrapper[Any, Any, Any, Any, Any]):
         return tuple(_own(frame) for frame in self._frames)
 
 
-class PictureInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Render after every step and reset and put the picture into ``info["picture"]``.
+class ImageInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Render after every step and reset and put the image into ``info["image"]``.
 
     Vector environments of Stable-Baselines3 reset an environment at the end of its episode, before
-    anyone can render it. With this wrapper around each environment, the last picture of an episode
+    anyone can render it. With this wrapper around each environment, the last image of an episode
     travels in the ``info`` of its last step, so that ``VecLearnedReward`` takes
     ``image_source="render"``, also from environments in other processes.
 
@@ -105,16 +105,16 @@ class PictureInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; ``info["picture"]`` is the episode's first picture."""
+        """Reset the environment; ``info["image"]`` is the episode's first image."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, {**info, PICTURE: self._picture()}
+        return observation, {**info, IMAGE: self._image()}
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the environment; ``info["picture"]`` is the picture that the step ended with."""
+        """Step the environment; ``info["image"]`` is the image that the step ended with."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, {**info, PICTURE: self._picture()}
+        return observation, reward, terminated, truncated, {**info, IMAGE: self._image()}
 
-    def _picture(self) -> Any:
+    def _image(self) -> Any:
         return _own(render(self.env))
 
 
@@ -127,9 +127,9 @@ def render(env: Any) -> Any:
         return env.render()
     except (NotImplementedError, AssertionError) as error:  # the latter is Gymnasium's checker's
         raise ConfigError(
-            "the environment shows no pictures: render() raises "
+            "the environment shows no images: render() raises "
             f"{': '.join(filter(None, (type(error).__name__, str(error))))}. Expected one that "
-            "draws itself with render_mode='rgb_array'; write its render(), or name a picture in "
+            "draws itself with render_mode='rgb_array'; write its render(), or name an image in "
             "its observation as image source, obs or obs:KEY."
         ) from error
     except Exception as error:  # each simulator has classes of its own, mujoco.FatalError is one

@@ -25,7 +25,7 @@ from vinoreward.wrappers.learned_reward import (
     append_hold,
     strict_monitor,
 )
-from vinoreward.wrappers.render_once import PICTURE, PictureInInfo
+from vinoreward.wrappers.render_once import IMAGE, ImageInInfo
 from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, takes_render
 from vinoreward.wrappers.views import ViewReader
 
@@ -43,19 +43,19 @@ class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
     _single: ClassVar[str]
     """Name of the wrapper for one environment, which can render."""
     _takes_rendered: ClassVar[bool] = False
-    """Whether pictures that the environments rendered themselves can be read from ``infos``."""
+    """Whether images that the environments rendered themselves can be read from ``infos``."""
 
     def _env_info(self, env: VecEnv) -> EnvInfo:
-        known = env.has_attr("picture_scene")
-        scene = env.get_attr("picture_scene", indices=[0])[0] if known else None
+        known = env.has_attr("image_scene")
+        scene = env.get_attr("image_scene", indices=[0])[0] if known else None
         return EnvInfo(env.observation_space, env.render_mode, scene, env.num_envs)
 
     def _init_wrapper(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
         if takes_render(source) and not (self._takes_rendered and _rendered_in_time(env)):
-            rendered = "vinoreward.PictureInInfo or " if self._takes_rendered else ""
+            rendered = "vinoreward.ImageInInfo or " if self._takes_rendered else ""
             raise ConfigError(
                 "image_source is 'render' in a VecEnv, which resets an environment before it can "
-                "be rendered, so that the frame shows the next episode. Expected the picture in "
+                "be rendered, so that the frame shows the next episode. Expected the image in "
                 "the observation (image_source='obs' or 'obs:<key>'), or "
                 f"{rendered}vinoreward.{self._single} around each environment before it is "
                 "vectorised (make_vec_env's wrapper_class)."
@@ -86,25 +86,25 @@ class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
 
 def _rendered_in_time(env: VecEnv) -> bool:
     """Return whether each environment renders before it is reset."""
-    return all(env.env_is_wrapped(PictureInInfo))
+    return all(env.env_is_wrapped(ImageInInfo))
 
 
 class _Rendered:
-    """Stands for a vector environment whose environments have put their pictures into infos."""
+    """Stands for a vector environment whose environments have put their images into infos."""
 
     def __init__(self, infos: Sequence[Mapping[str, Any]]) -> None:
         self._infos = infos
 
     def render(self) -> list[Any]:
-        """Return each environment's picture."""
-        return [info[PICTURE] for info in self._infos]
+        """Return each environment's image."""
+        return [info[IMAGE] for info in self._infos]
 
 
 class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
     """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, one batched call per step.
 
     ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended;
-    ``infos[i]["picture"]`` is then that episode's last one. ``image_source="render"`` is refused:
+    ``infos[i]["image"]`` is then that episode's last one. ``image_source="render"`` is refused:
     SB3 has reset an environment before it can be rendered.
 
     Args:
@@ -141,8 +141,8 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
         """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun.
 
         Raises:
-            ConfigError: last pictures are overwritten by resets.
-            InputError: a picture of a wrong shape or dtype, or no ``terminal_observation``.
+            ConfigError: last images are overwritten by resets.
+            InputError: an image of a wrong shape or dtype, or no ``terminal_observation``.
         """
         observations, rewards, dones, env_infos = self.venv.step_wait()
         infos = [dict(info) for info in env_infos]
@@ -160,7 +160,7 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
 
 def _put(infos: list[dict[str, Any]], images: Mapping[int, NDArray[np.uint8]]) -> None:
     for i, image in images.items():
-        infos[i][PICTURE] = image
+        infos[i][IMAGE] = image
 
 
 class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
@@ -168,7 +168,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
 
     Where an episode ended, ``terminal_observation`` is scored: the observation that SB3 returns
     there belongs to the next episode. SB3 has reset an environment before it can be rendered, so
-    ``image_source="render"`` needs :class:`~vinoreward.PictureInInfo` around each environment. An
+    ``image_source="render"`` needs :class:`~vinoreward.ImageInInfo` around each environment. An
     environment that returns the same array every time overwrites ``terminal_observation``: a
     ``DummyVecEnv``'s is copied in time, elsewhere such an environment is refused once that is seen.
 
@@ -207,8 +207,8 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
         """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun.
 
         Raises:
-            ConfigError: last pictures are overwritten by resets.
-            InputError: a picture of a wrong shape or dtype, or no ``terminal_observation``.
+            ConfigError: last images are overwritten by resets.
+            InputError: an image of a wrong shape or dtype, or no ``terminal_observation``.
             OutputError: the network returned NaN or infinity.
         """
         observations, env_rewards, dones, env_infos = self.venv.step_wait()
@@ -299,20 +299,20 @@ def _check_restarts(venv: VecEnv) -> None:
             raise strict_monitor()
 
 
-def claimed_picture(env: VecEnv, index: int) -> NDArray[np.uint8] | None:
-    """Return the picture of an environment's last claim, ``(H, W, 3)`` RGB; None without any.
+def claimed_image(env: VecEnv, index: int) -> NDArray[np.uint8] | None:
+    """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None without any.
 
     It may be that of an earlier episode if the last one claimed nothing.
     """
     layer = env
     while isinstance(layer, VecEnvWrapper):
         if isinstance(layer, LearnedReward):
-            return layer.claimed_picture(index)
+            return layer.claimed_image(index)
         layer = layer.venv
-    if not env.has_attr("claimed_picture"):
+    if not env.has_attr("claimed_image"):
         return None
-    picture: NDArray[np.uint8] | None = env.env_method("claimed_picture", indices=[index])[0]
-    return picture
+    image: NDArray[np.uint8] | None = env.env_method("claimed_image", indices=[index])[0]
+    return image
 
 
 # As vinoreward names them.

@@ -10,7 +10,7 @@ import numpy as np
 
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
-from vinoreward.rewards.trust import TESTS, Alarm, Ended, OddPictures, TrustMonitor
+from vinoreward.rewards.trust import TESTS, Alarm, Ended, OodImages, TrustMonitor
 from vinoreward.rewards.truth import Truth, claim_of
 
 with needed_for("vinoreward.wrappers.sb3_callback", "train"):
@@ -43,8 +43,8 @@ class ClaimedVsTrue(BaseCallback):
             :class:`~vinoreward.rewards.truth.Truth`.
         window: episodes behind a logged rate, at least 1.
         alarm: tests whether claims are still true successes; None: no test.
-        odd_alarm: tests whether episodes of which a tenth or more is odd to the bundle's guard
-            become too many, which needs no truth; None: no test.
+        ood_alarm: tests whether episodes of which a tenth or more is out of distribution for the
+            bundle's guard become too many, which needs no truth; None: no test.
         earliest: tests whether claims come before this step of an episode, from 1, where no success
             is possible yet; needs lengths of episodes. None: no test.
         on_alarm: ``"tell"`` warns at the first alarm of each, ``"stop"`` ends the training at any.
@@ -61,7 +61,7 @@ class ClaimedVsTrue(BaseCallback):
         *,
         window: int = 50,
         alarm: FalseClaimAlarm | None = None,
-        odd_alarm: RateAlarm | None = None,
+        ood_alarm: RateAlarm | None = None,
         earliest: int | None = None,
         on_alarm: OnAlarm = "tell",
         verbose: int = 0,
@@ -70,19 +70,19 @@ class ClaimedVsTrue(BaseCallback):
         if on_alarm not in get_args(OnAlarm):
             raise ConfigError(f"on_alarm is {on_alarm!r}. Expected tell or stop.")
         self.on_alarm = on_alarm
-        self.trust = TrustMonitor(false=alarm, odd=odd_alarm, earliest=earliest, window=window)
+        self.trust = TrustMonitor(false=alarm, ood=ood_alarm, earliest=earliest, window=window)
         """What tests the episodes."""
         self.raised: dict[str, list[int]] = {test: [] for test in TESTS}
         """Steps of the training at which each test raised its alarm."""
-        self._odd: dict[int, OddPictures] = {}
+        self._ood: dict[int, OodImages] = {}
         self.window = window
         self.truth = Truth(truth_key)
         """Reads the truth; its ``key`` is the one in use."""
         self.episodes: list[Mapping[str, float | int | None]] = []
         """One row per finished episode: ``step`` (of the training, at its end), ``reward`` (its
         return) and ``length`` (None without a ``Monitor`` or a learned reward), ``claimed`` and
-        ``true``, and ``odd``: whether a tenth of its pictures or more were odd to the guard (1, 0,
-        or None where not known)."""
+        ``true``, and ``ood``: whether a tenth of its images or more were out of distribution for
+        the guard (1, 0, or None where not known)."""
         self._said = False
 
     @property
@@ -91,9 +91,9 @@ class ClaimedVsTrue(BaseCallback):
         return self.raised["false"]
 
     @property
-    def odd_alarms(self) -> list[int]:
-        """Those at which the alarm of odd pictures was raised."""
-        return self.raised["odd"]
+    def ood_alarms(self) -> list[int]:
+        """Those at which the alarm of out-of-distribution images was raised."""
+        return self.raised["ood"]
 
     @property
     def alarm_count(self) -> int:
@@ -119,10 +119,10 @@ class ClaimedVsTrue(BaseCallback):
         ended = []
         before = self.alarm_count
         for number, info in enumerate(self.locals["infos"]):
-            self._odd.setdefault(number, OddPictures()).add(info)
+            self._ood.setdefault(number, OodImages()).add(info)
             if self.locals["dones"][number]:
                 ended.append(info)
-                self._note(info, self._odd.pop(number).many)
+                self._note(info, self._ood.pop(number).many)
         if ended:
             for name, value in self.rates().items():
                 self.logger.record(f"rollout/{name}_success", value)
@@ -141,7 +141,7 @@ class ClaimedVsTrue(BaseCallback):
             if alarm.first:
                 self.warn(f"alarm at step {self.num_timesteps}: {alarm.text}.")
 
-    def _note(self, info: Mapping[str, Any], odd: bool | None = None) -> None:
+    def _note(self, info: Mapping[str, Any], ood: bool | None = None) -> None:
         claimed, true = claim_of(info), self.truth(info)
         if not self._said and self.truth.key != "true_success":
             self._said = True
@@ -156,7 +156,7 @@ class ClaimedVsTrue(BaseCallback):
                 "length": length,
                 "claimed": None if claimed is None else int(claimed),
                 "true": None if true is None else int(true),
-                "odd": None if odd is None else int(odd),
+                "ood": None if ood is None else int(ood),
             }
         )
-        self.tell(self.trust.add(Ended(claimed, true, odd, length)))
+        self.tell(self.trust.add(Ended(claimed, true, ood, length)))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 from vinoreward.images import Layout, as_image, check_scene, in_color, layout_of, on_host
 from vinoreward.wrappers.render_once import render
 
@@ -32,7 +32,7 @@ class EnvInfo(NamedTuple):
     """Observation space of one environment."""
     render_mode: str | None
     scene: object
-    """What its pictures depend on (``picture_scene``); None where it does not say."""
+    """What its images depend on (``image_scene``); None where it does not say."""
     num_envs: int = 1
 
 
@@ -69,7 +69,7 @@ class ImageReader:
                 f"{info.render_mode!r}. Expected 'rgb_array'; make the environment with "
                 "render_mode='rgb_array', or score image observations with image_source='obs'."
             )
-        expected = bundle.spec.picture.scene
+        expected = bundle.spec.image.scene
         if isinstance(info.scene, Mapping) and expected:
             name = bundle.spec.name
             check_scene(info.scene, expected, name, "set the environment's camera so")
@@ -205,26 +205,26 @@ class ImageReader:
 def stack_of(
     shape: tuple[int, ...], where: str, bundle: Bundle
 ) -> tuple[int, Layout, tuple[int, int]]:
-    """Return how many colour pictures a shape holds, their layout and ``(height, width)``.
+    """Return how many colour images a shape holds, their layout and ``(height, width)``.
 
     The shapes are ``(H, W, 3)``, ``(3, H, W)``, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)``
     and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes counts.
     """
-    picture = shape[1:] if len(shape) == 4 else shape
-    if len(picture) != 3:
+    image = shape[1:] if len(shape) == 4 else shape
+    if len(image) != 3:
         raise ConfigError(
-            f"{where} has shape {shape}. Expected colour pictures: (height, width, 3), (3, height, "
+            f"{where} has shape {shape}. Expected colour images: (height, width, 3), (3, height, "
             "width), or several of them, stacked in a first axis or in the channels; give a "
-            "function as image_source that makes the picture."
+            "function as image_source that makes the image."
         )
-    channels: dict[Layout, int] = {"HWC": picture[2], "CHW": picture[0]}
-    sizes: dict[Layout, tuple[int, int]] = {each: _size(picture, each) for each in channels}
+    channels: dict[Layout, int] = {"HWC": image[2], "CHW": image[0]}
+    sizes: dict[Layout, tuple[int, int]] = {each: _size(image, each) for each in channels}
     readings: list[Layout] = [each for each, count in channels.items() if count == 3]
     if not readings and len(shape) == 3:
         # Sides are divisible by three often enough: fewer channels than pixels, unless it fits.
         whole: list[Layout] = [each for each, count in channels.items() if count and count % 3 == 0]
         readings = [each for each in whole if channels[each] <= min(sizes[each])]
-        if bundle.spec.picture.resize == "none":
+        if bundle.spec.image.resize == "none":
             readings = [each for each in whole if _takes(bundle, sizes[each])] or readings
     if len(readings) > 1:
         readings = [each for each in readings if _takes(bundle, sizes[each])] or readings
@@ -232,10 +232,10 @@ def stack_of(
         readings = [each for each in readings if channels[each] < min(sizes[each])] or readings
     if not readings:
         raise ConfigError(
-            f"{where} has shape {shape}. Expected colour pictures, with 3 channels each: "
+            f"{where} has shape {shape}. Expected colour images, with 3 channels each: "
             f"{channels['HWC']} in the last axis and {channels['CHW']} in the "
-            f"{'second' if len(shape) == 4 else 'first'} do not divide into pictures of the "
-            "bundle's size; stack whole colour pictures, or give a function as image_source."
+            f"{'second' if len(shape) == 4 else 'first'} do not divide into images of the "
+            "bundle's size; stack whole colour images, or give a function as image_source."
         )
     if len(readings) > 1:
         raise ConfigError(
@@ -254,7 +254,7 @@ def has_state(space: gym.Space[Any]) -> bool:
 
 
 def state_of(observation: Any) -> NDArray[np.float64]:
-    """Return the numbers of one observation, ``(D,)``, without pictures and text."""
+    """Return the numbers of one observation, ``(D,)``, without images and text."""
     if isinstance(observation, Mapping):
         return np.concatenate([np.zeros(0), *map(state_of, observation.values())])
     value = np.asarray(on_host(observation))
@@ -293,53 +293,53 @@ def parts_below(space: gym.Space[Any], prefix: str = "") -> dict[str, gym.Space[
 
 
 def takes_render(source: ImageSource) -> bool:
-    """Return whether a picture, or one of several views, is rendered."""
+    """Return whether an image, or one of several views, is rendered."""
     if isinstance(source, Mapping):
         return "render" in source.values()
     return source == "render"
 
 
 def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
-    """Return where pictures are: the observation, its only picture key, else ``"render"``."""
+    """Return where images are: the observation, its only image key, else ``"render"``."""
     if isinstance(space, gym.spaces.Dict):
-        keys = [key for key, part in parts_below(space).items() if _looks_like_picture(part)]
+        keys = [key for key, part in parts_below(space).items() if _looks_like_image(part)]
         if len(keys) == 1:
             return f"obs:{keys[0]}"
         if keys:
             raise ConfigError(
-                f"the observation has the pictures {', '.join(keys)}. Expected to know which one; "
+                f"the observation has the images {', '.join(keys)}. Expected to know which one; "
                 f"give image_source, e.g. 'obs:{keys[0]}'."
             )
-    elif _looks_like_picture(space):
+    elif _looks_like_image(space):
         return "obs"
     if render_mode == "rgb_array":
         return "render"
     raise ConfigError(
         f"the environment's observation is {space} and its render_mode is {render_mode!r}: there "
-        "is no picture. Expected a uint8 picture in the observation or an environment that "
+        "is no image. Expected a uint8 image in the observation or an environment that "
         "renders; make it with render_mode='rgb_array', or give image_source a function that makes "
-        "the picture."
+        "the image."
     )
 
 
-def _looks_like_picture(space: gym.Space[Any]) -> bool:
+def _looks_like_image(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) in (3, 4)
 
 
-def _checked(picture: gym.Space[Any], source: str) -> tuple[int, ...]:
-    if not isinstance(picture, gym.spaces.Box) or picture.dtype != np.uint8:
+def _checked(image: gym.Space[Any], source: str) -> tuple[int, ...]:
+    if not isinstance(image, gym.spaces.Box) or image.dtype != np.uint8:
         expected = (
-            "a Box of uint8 pictures; use image_source='render' if the environment renders, or a "
-            "function that makes the picture."
+            "a Box of uint8 images; use image_source='render' if the environment renders, or a "
+            "function that makes the image."
         )
-    elif picture.high.max(initial=0) <= 1:
+    elif image.high.max(initial=0) <= 1:
         expected = (
-            "uint8 pictures from 0 to 255; scale them, or correct the bounds of the observation "
+            "uint8 images from 0 to 255; scale them, or correct the bounds of the observation "
             "space."
         )
     else:
-        return picture.shape
-    raise ConfigError(f"image_source is {source!r}, which is {picture}. Expected {expected}")
+        return image.shape
+    raise ConfigError(f"image_source is {source!r}, which is {image}. Expected {expected}")
 
 
 def _joined(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
@@ -353,13 +353,13 @@ def _joined(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     return np.concatenate(images) if images else np.zeros((0, 1, 1, 1, 3), np.uint8)
 
 
-def _size(picture: tuple[int, ...], layout: Layout) -> tuple[int, int]:
-    return (picture[1], picture[2]) if layout == "CHW" else (picture[0], picture[1])
+def _size(image: tuple[int, ...], layout: Layout) -> tuple[int, int]:
+    return (image[1], image[2]) if layout == "CHW" else (image[0], image[1])
 
 
 def _takes(bundle: Bundle, size: tuple[int, int]) -> bool:
     try:
         bundle.prepare(np.zeros((1, *size, 3), np.uint8))
-    except PictureMismatchError:
+    except ImageMismatchError:
         return False
     return True

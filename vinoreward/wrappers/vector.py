@@ -60,8 +60,8 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
     """``(num_envs,)`` Whether an episode ended with the last step, for the caller."""
 
     def _env_info(self, env: Envs) -> EnvInfo:
-        own = getattr(env.unwrapped, "picture_scene", None)
-        scene = own if own is not None else next(iter(_asked(env, "picture_scene")), None)
+        own = getattr(env.unwrapped, "image_scene", None)
+        scene = own if own is not None else next(iter(_asked(env, "image_scene")), None)
         return EnvInfo(env.single_observation_space, env.render_mode, scene, env.num_envs)
 
     def _init_wrapper(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
@@ -161,12 +161,12 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
     The wrapped environment's autoreset mode stays what it is. In SAME_STEP mode ``final_obs`` is
     encoded too, with the latents of the episode that ended; the rendered frame already belongs to
     the next episode there, so ``image_source="render"`` is refused. In DISABLED mode the caller
-    resets with ``options={"reset_mask": mask}``. With ``picture_in_info`` the last picture of an
+    resets with ``options={"reset_mask": mask}``. With ``image_in_info`` the last image of an
     episode is in ``final_info``.
 
     Images that are torch tensors are encoded where they are, and what the learner sees are tensors
     there too, ``final_obs`` as well: with the backend ``"torch"`` on their device, for images
-    ``(N, H, W, 3)`` of the encoder's size without ``keep``, ``sample`` and ``picture_in_info``. No
+    ``(N, H, W, 3)`` of the encoder's size without ``keep``, ``sample`` and ``image_in_info``. No
     step waits for the device. Else they are copied to the host.
 
     Args:
@@ -193,7 +193,7 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
         _, _, begun = self._core.advance(self.env, observations, mask & False, mask)
         infos = dict(infos)
         for i, image in begun.items():
-            self._put(infos, {"picture": image}, i)
+            self._put(infos, {"image": image}, i)
         return self._core.observed(observations), infos
 
     def step(self, actions: Any) -> Step:
@@ -217,10 +217,10 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
             for i, observation in final.items():
                 infos["final_obs"][i] = observation
         for i, image in (newest | begun).items():
-            self._put(infos, {"picture": image}, i)
+            self._put(infos, {"image": image}, i)
         if newest and isinstance(infos.get("final_info"), dict):
             for i in final:
-                self._put(infos["final_info"], {"picture": newest[i]}, i)
+                self._put(infos["final_info"], {"image": newest[i]}, i)
         return self._core.observed(observations), rewards, terminations, truncations, infos
 
     def _stays_on(self, observations: Any) -> Arrays:
@@ -239,23 +239,23 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
     """:class:`~vinoreward.LearnedReward` for all sub-environments, with one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is, and what is scored is always the
-    picture that the rewarded transition ended with:
+    image that the rewarded transition ended with:
 
     - NEXT_STEP: the step that resets a sub-environment earns 0, is not scored, and has no
       ``is_success`` (its mask ``_is_success`` is False).
     - SAME_STEP: ``final_obs`` is scored. ``image_source="render"`` is refused, because the rendered
       frame already belongs to the next episode. ``info`` and ``final_info`` both have this
       wrapper's keys and ``true_success`` of the transition. An environment that returns the same
-      array every time overwrites its last picture there: a ``SyncVectorEnv``'s is copied in time,
+      array every time overwrites its last image there: a ``SyncVectorEnv``'s is copied in time,
       elsewhere such an environment is refused once that is seen.
     - DISABLED: the caller resets with ``options={"reset_mask": mask}``; or
       :class:`~vinoreward.wrappers.autoreset.VectorAutoreset` does.
 
     Observations that are torch tensors are scored where they are, and rewards, ends and infos are
     tensors there, too: with the backend ``"torch"`` on their device, for images ``(N, H, W, 3)`` of
-    the bundle's size, and options that need no number on the host (no guard, ``on_ood`` neither
-    ``"warn"`` nor ``"raise"``, no ``hold_in_observation``). No step waits for the device. The
-    frozen-camera check is for cameras, not for simulators on a device, and does not look there.
+    the bundle's size, and options that need no number on the host (no success filter, ``on_ood``
+    neither ``"warn"`` nor ``"raise"``, no ``hold_in_observation``). No step waits for the device.
+    The frozen-camera check is for cameras, not for simulators on a device, and does not look there.
     Else images are copied to the host.
 
     An environment whose ``infos["invalid_action"]`` is True made no transition and earns 0.
@@ -409,10 +409,10 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         needed = self._model.needs_first_images
         self._model.reset(mask, self._source.tensors(observations, env) if needed else None)
 
-    def claimed_picture(self, index: int = 0) -> NDArray[np.uint8] | None:
+    def claimed_image(self, index: int = 0) -> NDArray[np.uint8] | None:
         """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
         if self._kept is None:
-            return super().claimed_picture(index)
+            return super().claimed_image(index)
         images, ever = self._kept
         return to_numpy(images[index]) if bool(ever[index]) else None
 
@@ -456,8 +456,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             "reward_prob": scores.probability,
             "original_env_rew": where(scored, env_rewards, 0.0),
         }
-        if scores.odd is not None:
-            ours["reward_ood"] = scores.odd
+        if scores.ood_score is not None:
+            ours["reward_ood"] = scores.ood_score
         for key, values in ours.items():
             infos[key], infos[f"_{key}"] = values, scored & True
             if isinstance(final, dict):
@@ -497,12 +497,12 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
 
 
 def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetMode:
-    """Return the autoreset mode, or raise where some picture would belong to another episode."""
+    """Return the autoreset mode, or raise where some image would belong to another episode."""
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
         raise ConfigError(
             f"the vector environment's metadata['autoreset_mode'] is {mode!r}. Expected one of "
-            "gymnasium.vector.AutoresetMode: without it, it is not known which episode a picture "
+            "gymnasium.vector.AutoresetMode: without it, it is not known which episode an image "
             "belongs to; set it in the environment's metadata."
         )
     if mode is AutoresetMode.SAME_STEP and takes_render(source):
@@ -510,7 +510,7 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
             "image_source is 'render' and the autoreset mode is SAME_STEP, where the frame "
             "rendered after an episode's last step already shows the next episode. Expected a mode "
             "that keeps the last frame; make the environment with "
-            "autoreset_mode=AutoresetMode.NEXT_STEP, or use picture observations with "
+            "autoreset_mode=AutoresetMode.NEXT_STEP, or use image observations with "
             "image_source='obs'."
         )
     if not terminate or mode is AutoresetMode.DISABLED:

@@ -176,7 +176,7 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
                 rows[period].append(read_rows(one.out))
         table = table_of(summaries, rows)
         finals = {period: final_returns(runs) for period, runs in summaries.items()}
-        picture = draw_study(folder / "pull_study.png", rows, finals)
+        image = draw_study(folder / "pull_study.png", rows, finals)
         settings, machine = plain(recorded(config)), describe_machine()
         result = {"table": table, "seeds": list(seeds), "config": settings, "machine": machine}
         write_json(folder / "pull_study.json", plain_numbers(result))
@@ -185,7 +185,7 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
             f"Seeds {seeds[0]} to {seeds[-1]}, the same for every period. Returns are of the "
             "learner's last policy, without exploration.",
             table,
-            [picture],
+            [image],
         )
         title = f"Pull periods: {config.algorithm} on {config.task}"
         write_report(folder / "report.html", title, [section])

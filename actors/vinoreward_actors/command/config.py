@@ -108,8 +108,8 @@ class ActorsConfig:
     file.py:function. It gets the environment inside all wrappers and returns True or False."""
     on_alarm: Literal["tell", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
-    environment tells), show a tenth of their images odd to the guard, or end before
-    --earliest-success: tell, stop (go on with --resume), or off."""
+    environment tells), show a tenth of their images out of distribution for the guard, or end
+    before --earliest-success: tell, stop (go on with --resume), or off."""
     earliest_success: int | None = None
     """First step of an episode at which a success is possible: an alarm for claims before it. None:
     no such alarm."""

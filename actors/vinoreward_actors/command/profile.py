@@ -128,14 +128,14 @@ def profile(config: ActorsConfig) -> None:
             lines += [*verdict.words, *_pushes(config, compressed)]
             lines += [*crowded(config, usable_cores()), f"{compressed.share.capitalize()}."]
             changes |= verdict.changes
-        picture = draw_profile(folder / "profile.png", breakdowns)
+        image = draw_profile(folder / "profile.png", breakdowns)
         record = {"breakdowns": plain(breakdowns), "learner_seconds": learner_seconds}
         record |= {"advice": lines, "machine": describe_machine()}
         write_json(folder / "profile.json", record)
         sections = [
             Section("Does compression pay here?", "\n".join(lines)),
             *(Section(name, rows=breakdown_rows(each)) for name, each in breakdowns.items()),
-            Section("ActorQ's figure", pictures=[picture]),
+            Section("ActorQ's figure", images=[image]),
         ]
         title = f"Profile: {config.algorithm} on {config.task}"
         write_report(folder / "report.html", title, sections)
@@ -144,7 +144,7 @@ def profile(config: ActorsConfig) -> None:
         print(f"{aligned(breakdown_rows(each), left=1, indent=2)}\n")
     print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
     print("\n".join(lines))
-    print(f"\nprofile: {picture}")
+    print(f"\nprofile: {image}")
     print(f"next:    {command(config, **changes)}")
 
 

@@ -148,7 +148,7 @@ def aligned(rows: Sequence[Row], *, left: int = 0, indent: int = 0) -> str:
 
 
 def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -> None:
-    """Write the pictures, ``report.html`` and ``summary.json`` into the run folder."""
+    """Write the images, ``report.html`` and ``summary.json`` into the run folder."""
     folder, pair = outcome.folder, outcome.pair
     machine = describe_machine()
     title = f"{config.algorithm} on {config.task}, {config.compress}, seed {config.seed}"
@@ -170,7 +170,7 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
             "Return",
             "Grey: training episodes, in which actors explore. Dots: both policies on the same "
             "episodes of one version, played beside the training.",
-            pictures=[curve],
+            images=[curve],
         ),
         Section(
             "Where an actor's time goes",
@@ -178,10 +178,10 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
             breakdown_rows(outcome.breakdown),
             [profile],
         ),
-        Section("How old the actors' weights were", pictures=[lag]),
+        Section("How old the actors' weights were", images=[lag]),
     ]
     if readings is not None:
-        sections.append(Section("What the monitor read", pictures=[readings]))
+        sections.append(Section("What the monitor read", images=[readings]))
     if compression is not None:
         text = "" if changes else "It was not changed while training ran."
         sections.append(Section("How strongly was compressed", text, changes, [compression]))

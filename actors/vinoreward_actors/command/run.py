@@ -149,7 +149,7 @@ def trust_of(config: ActorsConfig) -> TrustMonitor | None:
     if config.on_alarm == "off":
         return None
     return TrustMonitor(
-        false=FalseClaimAlarm(), odd=RateAlarm(), earliest=config.earliest_success, window=100
+        false=FalseClaimAlarm(), ood=RateAlarm(), earliest=config.earliest_success, window=100
     )
 
 
@@ -256,7 +256,7 @@ class Watcher:
             return False
         raised = False
         for one in progress.ended:
-            ended = Ended(one.claimed_success, one.true_success, one.odd, one.length)
+            ended = Ended(one.claimed_success, one.true_success, one.ood, one.length)
             for alarm in self.trust.add(ended):
                 raised = True
                 if alarm.first:

@@ -26,9 +26,9 @@ MAX_FRAMES = 108_000
 
 
 class AreaResize:
-    """Shrinks grey pictures: each pixel is the mean of the area it covers, rounded to even.
+    """Shrinks grey images: each pixel is the mean of the area it covers, rounded to even.
 
-    Sums are of whole numbers below 2^24, exact in float32: the same picture on any machine.
+    Sums are of whole numbers below 2^24, exact in float32: the same image on any machine.
     """
 
     def __init__(self, height: int, width: int, side: int = SIDE) -> None:
@@ -38,15 +38,15 @@ class AreaResize:
         self._total = float(self._rows[0].sum() * self._columns[:, 0].sum())
         if 255 * self._total >= 2**24:
             raise ConfigError(
-                f"pictures of {height} x {width} cannot be resized to {side} x {side} exactly. "
+                f"images of {height} x {width} cannot be resized to {side} x {side} exactly. "
                 "Expected sides that share a larger factor with the result's."
             )
 
-    def __call__(self, picture: Bytes) -> Bytes:
-        """Return the (side, side) uint8 picture of a (height, width) one."""
+    def __call__(self, image: Bytes) -> Bytes:
+        """Return the (side, side) uint8 image of a (height, width) one."""
         # An axis repeats after size / gcd(size, side) pixels, so one small matrix suffices. Down
         # comes first: it leaves fewer rows for the larger product.
-        pixels = picture.astype(np.float32)
+        pixels = image.astype(np.float32)
         down = self._rows @ pixels.reshape(-1, self._rows.shape[1], self._width)
         across = down.reshape(-1, len(self._columns)) @ self._columns
         rounded: Bytes = np.rint(across / np.float32(self._total)).astype(np.uint8)
@@ -68,7 +68,7 @@ def _overlaps(size: int, side: int) -> NDArray[np.float32]:
 class AtariEnv(gym.Env[Bytes, np.int64]):
     """One game.
 
-    Observation: (4, 84, 84) uint8, the last four pictures, the newest last; each is the larger of
+    Observation: (4, 84, 84) uint8, the last four images, the newest last; each is the larger of
     the last two frames of a step, pixel by pixel, as sprites flicker. Action: a number of the
     game's minimal set of actions, 0 being none. Reward: points of the step.
 
@@ -170,9 +170,9 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
                 seen += 1
             if ended:
                 break
-        picture = self._frames[0] if seen == 1 else np.maximum(self._frames[0], self._frames[1])
+        image = self._frames[0] if seen == 1 else np.maximum(self._frames[0], self._frames[1])
         self._stack[:-1] = self._stack[1:]
-        self._stack[-1] = self._resize(picture)
+        self._stack[-1] = self._resize(image)
         self._score += points
         self._game_over = bool(self._ale.game_over(with_truncation=False))
         lives = self._ale.lives()
@@ -187,11 +187,11 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
         return self._stack.copy(), reward, terminated, truncated, self._info(points)
 
     def render(self) -> Bytes | None:
-        """Return the game's (210, 160, 3) uint8 picture in colours."""
+        """Return the game's (210, 160, 3) uint8 image in colours."""
         if self.render_mode is None:
             return None
-        picture: Bytes = self._ale.getScreenRGB()
-        return picture
+        image: Bytes = self._ale.getScreenRGB()
+        return image
 
     def _new_game(self) -> None:
         self._ale.reset_game()

@@ -124,11 +124,11 @@ TASKS: Mapping[str, Task] = MappingProxyType(
     {task.name: task for task in (*ACTORQ, *ACCERL, *HOVER, *EASIER)}
 )
 
-PICTURE_CURE = (
+IMAGE_CURE = (
     "make that with GrayscaleObservation, ResizeObservation to (84, 84) and FrameStackObservation "
     "of 4, or one row with FlattenObservation, all of gymnasium.wrappers"
 )
-"""What to do about pictures of another shape: the end of a sentence."""
+"""What to do about images of another shape: the end of a sentence."""
 _OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode")
 """Options of :func:`make_task` that the environment itself does not get."""
 
@@ -198,7 +198,7 @@ def make_task(
 ) -> Env:
     """Make a task's environment.
 
-    Observations are one float32 row, or (4, 84, 84) uint8 pictures; actions are Discrete (from 0)
+    Observations are one float32 row, or (4, 84, 84) uint8 images; actions are Discrete (from 0)
     or a Box of one row. A time limit truncates and never terminates.
 
     Args:
@@ -271,7 +271,7 @@ def _made(
 
 
 def _flat(env: Env, name: str) -> Env:
-    """Make observations one float32 row, but for pictures of (C, H, W) uint8."""
+    """Make observations one float32 row, but for images of (C, H, W) uint8."""
     space = env.observation_space
     if not space.is_np_flattenable:
         env.close()
@@ -283,8 +283,8 @@ def _flat(env: Env, name: str) -> Env:
         if space.shape[0] > space.shape[2]:
             env.close()
             raise ConfigError(
-                f"{name} gives pictures of {space.shape}. Expected (channels, height, width), of "
-                f"which networks here take (4, 84, 84); {PICTURE_CURE}."
+                f"{name} gives images of {space.shape}. Expected (channels, height, width), of "
+                f"which networks here take (4, 84, 84); {IMAGE_CURE}."
             )
         return env
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:

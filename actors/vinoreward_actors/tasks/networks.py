@@ -23,9 +23,9 @@ from vinoreward_actors.policies.spec import (
     PolicySpec,
     mlp,
 )
-from vinoreward_actors.tasks.lookup import PICTURE_CURE, Task, find_task
+from vinoreward_actors.tasks.lookup import IMAGE_CURE, Task, find_task
 
-PICTURE = (4, 84, 84)
+IMAGE = (4, 84, 84)
 # Layers as (channels, kernel, stride), then the width of the dense layer. The table gives kernels
 # and no strides: those are Mnih et al.'s for the same kernels.
 _CONVOLUTIONAL: Mapping[str, tuple[tuple[tuple[int, int, int], ...], int]] = MappingProxyType(
@@ -89,7 +89,7 @@ def network(
     if len(task.observation_shape) != 1:
         raise ConfigError(
             f"the network {name} was asked for on {task.name}, whose observations are "
-            f"{task.observation_shape} pictures. Expected one of: {', '.join(_CONVOLUTIONAL)}."
+            f"{task.observation_shape} images. Expected one of: {', '.join(_CONVOLUTIONAL)}."
         )
     hidden, default = dense
     return mlp(
@@ -137,15 +137,15 @@ def _heads(algorithm: str) -> tuple[Head | None, Head | None]:
 def _convolutional(
     task: Task, name: str, head: Head, value: bool, activation: Activation
 ) -> PolicySpec:
-    if task.observation_shape != PICTURE:
-        cure = PICTURE_CURE if len(task.observation_shape) == 3 else "name a DEPTHxWIDTH network"
+    if task.observation_shape != IMAGE:
+        cure = IMAGE_CURE if len(task.observation_shape) == 3 else "name a DEPTHxWIDTH network"
         raise ConfigError(
             f"the network {name} was asked for on {task.name}, whose observations have the shape "
-            f"{task.observation_shape}. Expected {PICTURE} pictures; {cure}."
+            f"{task.observation_shape}. Expected {IMAGE} images; {cure}."
         )
     convolutions, dense = _CONVOLUTIONAL[name]
     layers: list[Layer] = []
-    channels, _, side = PICTURE
+    channels, _, side = IMAGE
     for number, (outputs, kernel, stride) in enumerate(convolutions):
         layers.append(Conv(f"conv{number}", channels, outputs, kernel, stride, activation))
         channels, side = outputs, (side - kernel) // stride + 1
@@ -156,7 +156,7 @@ def _convolutional(
         Dense("head", dense, outputs),
     ]
     return PolicySpec(
-        observation_shape=PICTURE,
+        observation_shape=IMAGE,
         layers=tuple(layers),
         head=head,
         actions=task.actions,

@@ -1,1 +1,1 @@
-"""The camera over the hover task: what a picture is, and the renderers that draw it."""
+"""The camera over the hover task: what an image is, and the renderers that draw it."""

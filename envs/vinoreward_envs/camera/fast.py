@@ -145,7 +145,7 @@ class FastCamera(Camera):
 
     def _record_launches(self) -> None:
         """Record what :meth:`draw` and :meth:`render_batch` launch, in this order."""
-        device, looks, size = self._device, self._appearance, self._capacity
+        device, appearance, size = self._device, self._appearance, self._capacity
         warp, zeros = device.warp, device.zeros
         from vinoreward_envs import arm_kernels
         from vinoreward_envs.camera import appearance_kernels
@@ -155,7 +155,7 @@ class FastCamera(Camera):
         solved = zeros(size, dtype=warp.uint8)
         reach = [self._rows, self._targets, starts, arm, self._joints, solved]
         links = [self._rows, self._joints, arm, self._bodies]
-        placed = [self._rows, self._objects, looks.resting, self._bodies, self._present]
+        placed = [self._rows, self._objects, appearance.resting, self._bodies, self._present]
         self._posed = [device.record_launch(arm_kernels.pose_links, (), links)]
         self._hovering = [
             device.record_launch(arm_kernels.reach, (), reach),
@@ -170,29 +170,30 @@ class FastCamera(Camera):
         self._noise = zeros(size, 2, dtype=warp.int32)
         corners = np.ascontiguousarray(boxes(mesh).transpose(0, 2, 1))
         look = [
-            self._rows, self._bodies, self._present, looks.params, looks.steps, looks.screens,
-            looks.standing, looks.sizes, device.of(corners, warp.vec4d),
+            self._rows, self._bodies, self._present, appearance.params, appearance.steps,
+            appearance.screens, appearance.standing, appearance.sizes,
+            device.of(corners, warp.vec4d),
             self.spec.width - 1.0, self.spec.height - 1.0,
             self._matrices, self._rotations, self._eyes, self._seen, self._noise,
         ]  # fmt: skip
-        self._drawing = self._background_launches() if looks.varied else []
+        self._drawing = self._background_launches() if appearance.varied else []
         self._drawing.append(device.record_launch(appearance_kernels.look, (MESH_LINKS,), look))
         self._drawing += self._in_turn_launches(mesh) if self._in_turn else self._all_launches(mesh)
 
     def _background_launches(self) -> list[Launch]:
         """Return launches that draw stale backgrounds."""
-        device, looks, size = self._device, self._appearance, self._capacity
+        device, appearance, size = self._device, self._appearance, self._capacity
         from vinoreward_envs.camera import appearance_kernels, kernels
 
         warp, triangles = device.warp, len(background_mesh().positions)
-        place, draw = looks.table_and_floor(self.spec)
+        place, draw = appearance.table_and_floor(self.spec)
         placed = [
             device.zeros(size, triangles + 1, dtype=warp.int32),
             *(device.zeros(size, triangles, dtype=warp.mat33) for _ in range(2)),
             device.zeros(size, triangles, dtype=warp.vec3),
         ]
-        rows = [self._rows, looks.stale]
-        placing = [*rows, looks.params, looks.screens, *place, *placed]
+        rows = [self._rows, appearance.stale]
+        placing = [*rows, appearance.params, appearance.screens, *place, *placed]
         height = (self.spec.height,)
         return [
             device.record_launch(appearance_kernels.place_backgrounds, (), placing),
@@ -202,7 +203,7 @@ class FastCamera(Camera):
 
     def _in_turn_launches(self, mesh: SceneMesh) -> list[Launch]:
         """Coordinates lie side by side here, and scenes share the buffers of one."""
-        device, looks = self._device, self._appearance
+        device, appearance = self._device, self._appearance
         from vinoreward_envs.camera import one_thread
 
         warp, columns = device.warp, device.columns
@@ -211,7 +212,7 @@ class FastCamera(Camera):
             columns(mesh.positions, warp.float32), device.of(_ranges(mesh), warp.vec4i),
             columns(mesh.faces, warp.int32), columns(_planes(mesh), warp.float32),
             *self._surface(mesh), self._matrices, self._rotations, self._eyes, self._seen,
-            c.CAMERA_NEAR, *self._light(), looks.backgrounds, looks.nearness,
+            c.CAMERA_NEAR, *self._light(), appearance.backgrounds, appearance.nearness,
             columns(np.zeros_like(mesh.positions), warp.float32),
             columns(np.zeros((len(mesh.faces), 5)), warp.int32),
             columns(np.zeros(padded), warp.float32), columns(np.zeros(padded), warp.int32),
@@ -221,7 +222,11 @@ class FastCamera(Camera):
 
     def _all_launches(self, mesh: SceneMesh) -> list[Launch]:
         """One thread does a vertex, triangle or pixel."""
-        device, looks, size = self._device, self._appearance, (self.spec.height, self.spec.width)
+        device, appearance, size = (
+            self._device,
+            self._appearance,
+            (self.spec.height, self.spec.width),
+        )
         from vinoreward_envs.camera import appearance_kernels, kernels
 
         warp, count = device.warp, len(mesh.positions)
@@ -232,15 +237,15 @@ class FastCamera(Camera):
         vertices = [positions, links, self._matrices, self._seen, c.CAMERA_NEAR, screen]
         triangles = [faces, surface[1], self._seen, screen, *size, depths]
         pixels = [
-            faces, *surface, self._rotations, screen, *self._light(), looks.backgrounds,
-            looks.nearness, depths, self._image,
+            faces, *surface, self._rotations, screen, *self._light(), appearance.backgrounds,
+            appearance.nearness, depths, self._image,
         ]  # fmt: skip
         launches = [
             device.record_launch(kernels.transform_vertices, (count,), vertices),
             device.record_launch(kernels.fill_triangles, (len(mesh.faces),), triangles),
             device.record_launch(kernels.shade_pixels, size, pixels),
         ]
-        if looks.varied:
+        if appearance.varied:
             noise = [self._noise_table(), self._noise, self._image]
             launches.append(device.record_launch(appearance_kernels.add_noise, size, noise))
         return launches

@@ -1,7 +1,7 @@
 """Warp kernels of the fast camera: transform vertices, fill triangles, shade pixels.
 
 ``B`` scenes over one shared mesh; one thread does one vertex, triangle or pixel, as is best on
-CUDA. A processor draws the same pictures by :mod:`vinoreward_envs.camera.one_thread`. Table and
+CUDA. A processor draws the same images by :mod:`vinoreward_envs.camera.one_thread`. Table and
 floor, where they vary, are drawn here on both: one thread does one row. The rules are
 TinyRenderer's: sample at integer pixel corners, no back faces, no triangle below 0.005 square
 pixels, smooth normals, perspective-correct weights.

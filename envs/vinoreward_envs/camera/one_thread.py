@@ -243,7 +243,7 @@ def draw_scenes(
 ):
     """Draw scenes ``(B,)``; ``screen``, ``boxes``, ``depth`` and ``winners`` are of one scene.
 
-    ``noise`` ``(B, 2)`` says where a image's noise begins, and its strength.
+    ``noise`` ``(B, 2)`` says where an image's noise begins, and its strength.
     """
     scene = wp.tid()
     shading = shadings[wp.max(rows[scene], 0)]

@@ -1,4 +1,4 @@
-"""What a image of the hover task is, and where the camera stands."""
+"""What an image of the hover task is, and where the camera stands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Renderer = Literal["fast", "tiny"]
 Mesh = Literal["full", "20"]
 
 MAX_SIDE: Final = 4096
-"""Largest height or width of a image, in pixels."""
+"""Largest height or width of an image, in pixels."""
 LIGHT: Final[tuple[float, float, float]] = (-50.0, 30.0, 100.0)
 """Where the light comes from (a direction, not a unit vector): PyBullet's default."""
 
@@ -38,14 +38,14 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 @dataclass(frozen=True)
 class CameraSpec:
-    """What a image looks like.
+    """What an image looks like.
 
-    Pictures of equal ``height``, ``width`` and ``mesh`` suit the same network, whoever draws them.
+    Images of equal ``height``, ``width`` and ``mesh`` suit the same network, whoever draws them.
     """
 
-    height: int = c.PICTURE_HEIGHT
+    height: int = c.IMAGE_HEIGHT
     """Pixels, 1 to 4096."""
-    width: int = c.PICTURE_WIDTH
+    width: int = c.IMAGE_WIDTH
     """Pixels, 1 to 4096."""
     renderer: Renderer = "fast"
     """``"fast"``: this package's rasteriser. ``"tiny"``: PyBullet's TinyRenderer."""
@@ -192,7 +192,7 @@ def viewport_matrix(height: int, width: int) -> Floats:
 def checked_size(image_size: tuple[int, int] | None) -> tuple[int, int]:
     """Return height and width; None is the default."""
     if image_size is None:
-        return c.PICTURE_HEIGHT, c.PICTURE_WIDTH
+        return c.IMAGE_HEIGHT, c.IMAGE_WIDTH
     try:
         height, width = (int(value) for value in image_size)
         if min(height, width) < 1:

@@ -196,7 +196,7 @@ class TestSteps:
         both.close()
         second.close()
 
-    def test_pictures_keep_their_type(self) -> None:
+    def test_images_keep_their_type(self) -> None:
         from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec
 
         spec = PolicySpec(

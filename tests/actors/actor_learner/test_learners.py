@@ -164,7 +164,7 @@ def test_what_actors_get_computes_what_the_learner_computes(kind):
     assert all(np.array_equal(kept[name], policy.parameters[name]) for name in kept)
 
 
-def test_pictures_are_learned_from_by_all():
+def test_images_are_learned_from_by_all():
     layers = (Conv("conv", 1, 2, 4, 2), Flatten())
     random = np.random.default_rng(0)
     replay = {"batch_size": 4, "learning_starts": 4, "buffer_size": 60, "precision": "fp32"}

@@ -21,7 +21,7 @@ from vinoreward_actors.actor_learner.learners.replay import (
 from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 SPEC = mlp(3, 2, head="q", hidden=(4,))
-PICTURES = PolicySpec(
+IMAGES = PolicySpec(
     observation_shape=(1, 4, 4),
     layers=(Conv("conv", 1, 2, 2, 2), Flatten(), Dense("head", 8, 2)),
     head="q",
@@ -108,10 +108,10 @@ def test_n_step_sums_equal_the_loop(seed, steps, gamma):
         np.testing.assert_array_equal(following[column], trajectory.next_observations[rows[-1], b])
 
 
-def test_pictures_stay_bytes_and_are_kept_once():
+def test_images_stay_bytes_and_are_kept_once():
     random = np.random.default_rng(0)
-    replay = Replay(PICTURES, 64)
-    trajectory = random_trajectory(PICTURES, random, steps=20, count=2, ends=0.0)
+    replay = Replay(IMAGES, 64)
+    trajectory = random_trajectory(IMAGES, random, steps=20, count=2, ends=0.0)
     assert replay.add(trajectory) == 40 and replay.size == 40
     assert replay.observations(replay.sample(4).slots).dtype == np.uint8
     # 42 places for 40 steps: a second of the same would not fit if successors were kept as well.
@@ -200,7 +200,7 @@ def test_what_cannot_be_kept_is_refused():
     with pytest.raises(InputError, match="successors"):
         replay.add(broken)
     with pytest.raises(InputError, match="observations"):
-        replay.add(random_trajectory(PICTURES, random, steps=2))
+        replay.add(random_trajectory(IMAGES, random, steps=2))
     with pytest.raises(InputError, match="slots"):
         replay.load_state_dict(Replay(SPEC, 9).state_dict())
     with pytest.raises(ConfigError):

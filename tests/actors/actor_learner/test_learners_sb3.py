@@ -39,7 +39,7 @@ class Spaces(gym.Env[Any, Any]):
 
 
 VECTOR = gym.spaces.Box(-3, 3, (5,), np.float32)
-PICTURE = gym.spaces.Box(0, 255, (3, 40, 36), np.uint8)
+IMAGE = gym.spaces.Box(0, 255, (3, 40, 36), np.uint8)
 ARM = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
 BUTTONS = gym.spaces.Discrete(4)
 
@@ -53,16 +53,16 @@ def model_of(kind, observation=VECTOR, policy="MlpPolicy", **settings):
 
 
 @pytest.mark.parametrize("kind", [SAC, TD3, DDPG, DQN])
-@pytest.mark.parametrize("observation", [VECTOR, PICTURE])
+@pytest.mark.parametrize("observation", [VECTOR, IMAGE])
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 def test_the_extracted_network_is_the_models(kind, observation, activation):
-    policy = "CnnPolicy" if observation is PICTURE else "MlpPolicy"
+    policy = "CnnPolicy" if observation is IMAGE else "MlpPolicy"
     arguments = {"policy_kwargs": {**SMALL, "activation_fn": activation}, "buffer_size": 50}
     model = model_of(kind, observation, policy, **arguments)
     extracted = policy_of(model, version=3)
     random = np.random.default_rng(0)
-    if observation is PICTURE:
-        seen = random.integers(0, 256, (20, *PICTURE.shape)).astype(np.uint8)
+    if observation is IMAGE:
+        seen = random.integers(0, 256, (20, *IMAGE.shape)).astype(np.uint8)
         assert extracted.spec.observation_dtype == "uint8"
     else:
         seen = random.uniform(-3, 3, (20, 5)).astype(np.float32)

@@ -108,7 +108,7 @@ class TestActing:
                     seen |= set(one.versions[:, 0].tolist())
         assert len(seen) > 5
 
-    def test_pictures(self) -> None:
+    def test_images(self) -> None:
         spec = PolicySpec(
             (1, 8, 8),
             (

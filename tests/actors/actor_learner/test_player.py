@@ -154,11 +154,11 @@ def test_float64_is_taken_and_other_numbers_are_not() -> None:
                 player.act(wrong)
     with pytest.raises(ConfigError, match="closed"):
         player.act(row)
-    pictures = random_policy(SPECS["pictures"], 0)
+    images = random_policy(SPECS["images"], 0)
     # Not even whole numbers, which would be counted modulo 256.
     for kind in (np.float32, np.uint16, np.int64):
-        with Player(pictures) as player, pytest.raises(InputError, match="uint8"):
-            player.act(np.zeros(pictures.spec.observation_shape, kind))
+        with Player(images) as player, pytest.raises(InputError, match="uint8"):
+            player.act(np.zeros(images.spec.observation_shape, kind))
 
 
 @pytest.mark.parametrize(

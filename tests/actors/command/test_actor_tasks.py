@@ -219,10 +219,10 @@ def test_an_environment_that_cannot_be_made_is_named(choosy: str) -> None:
 
 
 class Offers(gym.Env[Any, Any]):
-    """Has any action space, and notes the last action; pictures of (84, 84, 3) on demand."""
+    """Has any action space, and notes the last action; images of (84, 84, 3) on demand."""
 
-    def __init__(self, actions: gym.Space[Any], pictures: bool = False) -> None:
-        shape, kind = ((84, 84, 3), np.uint8) if pictures else ((2,), np.float32)
+    def __init__(self, actions: gym.Space[Any], images: bool = False) -> None:
+        shape, kind = ((84, 84, 3), np.uint8) if images else ((2,), np.float32)
         self.observation_space = gym.spaces.Box(0, 255, shape, kind)  # type: ignore[arg-type]
         self.action_space = actions
 
@@ -273,11 +273,11 @@ def test_what_is_to_be_done_about_actions_can_be_done(
     assert found.actions == (cured.n if isinstance(cured, gym.spaces.Discrete) else cured.shape[0])
 
 
-def test_what_is_to_be_done_about_pictures_can_be_done(offered: str) -> None:
+def test_what_is_to_be_done_about_images_can_be_done(offered: str) -> None:
     def cure(env: Any) -> Any:
         return FrameStackObservation(GrayscaleObservation(env), 4)
 
-    options = {"actions": gym.spaces.Discrete(2), "pictures": True}
+    options = {"actions": gym.spaces.Discrete(2), "images": True}
     with pytest.raises(ConfigError, match="GrayscaleObservation, Resize"):
         find_task(offered, options)
     task = find_task(offered, {**options, "cure": cure})
@@ -324,7 +324,7 @@ def test_other_environments_are_described_by_making_them() -> None:
     assert freeway.observation_dtype == "uint8"
 
 
-def test_pictures_with_channels_last_are_refused() -> None:
+def test_images_with_channels_last_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Expected \(channels, height, width\)"):
         make_task("PandaHoverPixels-v0", backend="oracle")
 

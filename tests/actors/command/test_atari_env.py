@@ -30,10 +30,10 @@ def test_the_atari_environment_is_a_gymnasium_environment(options: dict[str, Any
     check_env(AtariEnv("breakout", **options), skip_render_check=True)
 
 
-def areas(picture: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.float64]:
+def areas(image: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.float64]:
     """The mean of the area of each pixel, by repeating pixels until the areas are whole."""
-    height, width = picture.shape
-    rows = picture.astype(np.float64).repeat(side, 0).reshape(side, height, width).mean(1)
+    height, width = image.shape
+    rows = image.astype(np.float64).repeat(side, 0).reshape(side, height, width).mean(1)
     return rows.repeat(side, 1).reshape(side, side, width).mean(2)
 
 
@@ -41,10 +41,10 @@ def areas(picture: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.float64]:
 def test_a_resized_pixel_is_the_mean_of_its_area(
     shape: tuple[int, int], side: int, seed: int
 ) -> None:
-    picture = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
-    resized = AreaResize(*shape, side)(picture)
+    image = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+    resized = AreaResize(*shape, side)(image)
     assert resized.dtype == np.uint8
-    assert np.abs(resized - areas(picture, side)).max() <= 0.5 + 1e-9
+    assert np.abs(resized - areas(image, side)).max() <= 0.5 + 1e-9
 
 
 def test_an_observation_is_the_larger_of_two_raw_frames_shrunk_and_stacked(pong: AtariEnv) -> None:

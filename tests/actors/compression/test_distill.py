@@ -26,7 +26,7 @@ from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, ml
 from vinoreward_actors.policies.torch_policy import from_policy
 
 LESSON = Distill(1, batch=8, beta=0.01, temperature=0.1, sigma=0.2)
-PICTURES = PolicySpec(
+IMAGES = PolicySpec(
     observation_shape=(1, 10, 10),
     layers=(
         Conv("conv0", 1, 8, 4, 2),
@@ -157,8 +157,8 @@ def test_a_pruned_network_is_brought_back(head: str) -> None:
     assert after.agreement >= before.agreement
 
 
-def test_a_network_of_pictures_is_taught_too() -> None:
-    teacher = random_policy(PICTURES, 0)
+def test_a_network_of_images_is_taught_too() -> None:
+    teacher = random_policy(IMAGES, 0)
     context = context_for(teacher)
     pruned = Prune(0.25).compress(teacher, context)
     taught = Distill(100, batch=64).compress(pruned, context)

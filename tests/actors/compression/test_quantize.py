@@ -22,7 +22,7 @@ from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, ml
 from vinoreward_actors.policies.wire import encode
 
 MLP = mlp(6, 3, head="logits", hidden=(32, 32, 32), value=True)
-PICTURES = PolicySpec(
+IMAGES = PolicySpec(
     observation_shape=(1, 8, 8),
     layers=(
         Conv("conv0", 1, 4, 4, 2),
@@ -235,8 +235,8 @@ def test_margins_stop_at_what_activations_can_say() -> None:
     assert widened((-0.9, 0.9), 1.5, (-1.0, 1.0)) == (-1.0, 1.0)
     assert widened((0.5, 2.0), 1.0, (0.0, np.inf)) == (0.0, 2.0)
     assert widened((0.0, 0.0), 1.5, (0.0, np.inf)) == (0.0, 1.0)
-    found = limits(PICTURES)
-    assert found["conv0"] == (0.0, 255 * PICTURES.scale)
+    found = limits(IMAGES)
+    assert found["conv0"] == (0.0, 255 * IMAGES.scale)
     assert found["dense0"] == (0.0, np.inf)
     assert found["head"] == (-1.0, 1.0)
 
@@ -258,11 +258,11 @@ def test_rounding_is_bounded_by_the_steps_of_weights_and_inputs() -> None:
 
 
 def test_pixels_fall_on_levels_so_nothing_of_them_is_lost() -> None:
-    policy = random_policy(PICTURES, 4)
+    policy = random_policy(IMAGES, 4)
     dark = np.random.default_rng(0).integers(0, 9, (40, 1, 8, 8), dtype=np.uint8)
     found = coarse(policy, Quantize("int8"), dark)
     assert found.in_int8("conv0") and found.in_int8("dense0") and not found.in_int8("head")
-    pixels = np.arange(256, dtype=np.uint8).astype(np.float32) * np.float32(PICTURES.scale)
+    pixels = np.arange(256, dtype=np.uint8).astype(np.float32) * np.float32(IMAGES.scale)
     np.testing.assert_allclose(quantized(pixels, found.ranges["conv0"]), pixels, rtol=1e-6)
     kept = coarse(policy, Quantize("int8", first=False), dark)
     assert not kept.in_int8("conv0")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policy_specs import PICTURES, SMALL, forward_with_value, observations_for
+from policy_specs import IMAGES, SMALL, forward_with_value, observations_for
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward_actors.policies.policy import (
@@ -35,14 +35,14 @@ def test_mlp_gives_the_head_as_many_outputs_as_it_needs(head: Any) -> None:
 
 
 def test_parameter_shapes_are_in_order_with_the_value_head_last() -> None:
-    assert list(PICTURES.parameter_shapes().items())[:2] == [
+    assert list(IMAGES.parameter_shapes().items())[:2] == [
         ("conv0.weight", (4, 2, 4, 4)),
         ("conv0.bias", (4,)),
     ]
-    assert list(PICTURES.parameter_shapes())[-2:] == ["value.weight", "value.bias"]
+    assert list(IMAGES.parameter_shapes())[-2:] == ["value.weight", "value.bias"]
 
 
-@pytest.mark.parametrize("spec", [SMALL, PICTURES], ids=["mlp", "conv"])
+@pytest.mark.parametrize("spec", [SMALL, IMAGES], ids=["mlp", "conv"])
 def test_a_spec_survives_json_and_keeps_its_digest(spec: PolicySpec) -> None:
     again = PolicySpec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec
@@ -113,7 +113,7 @@ def test_a_damaged_description_is_refused(damage: Callable[[dict[str, Any]], obj
 # The reference against torch
 
 
-@pytest.mark.parametrize("spec", [SMALL, PICTURES], ids=["mlp", "conv"])
+@pytest.mark.parametrize("spec", [SMALL, IMAGES], ids=["mlp", "conv"])
 def test_the_reference_computes_what_torch_does(spec: PolicySpec) -> None:
     policy = random_policy(spec, 1)
     observations = observations_for(spec, 7)
@@ -126,8 +126,8 @@ def test_the_reference_computes_what_torch_does(spec: PolicySpec) -> None:
 
 
 def test_a_module_gives_back_the_policy_that_was_loaded() -> None:
-    policy = random_policy(PICTURES, 2)
-    module = TorchPolicy(PICTURES)
+    policy = random_policy(IMAGES, 2)
+    module = TorchPolicy(IMAGES)
     load_policy(module, policy)
     again = to_policy(module, version=9)
     assert again.version == 9
@@ -154,8 +154,8 @@ def test_a_module_with_nan_gives_no_policy() -> None:
 
 
 def test_layer_inputs_are_what_each_layer_is_given() -> None:
-    policy = random_policy(PICTURES, 3)
-    observations = observations_for(PICTURES, 2)
+    policy = random_policy(IMAGES, 3)
+    observations = observations_for(IMAGES, 2)
     inputs = layer_inputs(policy, observations)
     assert {name: value.shape for name, value in inputs.items()} == {
         "conv0": (2, 2, 12, 10),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_specs import BITS, PICTURES, SMALL
+from policy_specs import BITS, IMAGES, SMALL
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward_actors.policies.policy import (
@@ -60,7 +60,7 @@ def wire_bytes(spec: PolicySpec, bits: int) -> int:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("spec", [SMALL, PICTURES], ids=["mlp", "conv"])
+@pytest.mark.parametrize("spec", [SMALL, IMAGES], ids=["mlp", "conv"])
 def test_a_policy_crosses_bit_for_bit_in_the_promised_bytes(spec: PolicySpec, bits: int) -> None:
     policy = random_policy(spec, 5).replace(version=12, backend="openvino")
     sent = encode(policy, bits=bits)

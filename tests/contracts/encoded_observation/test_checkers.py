@@ -44,9 +44,9 @@ def test_the_specification_can_be_written_and_made_again(bundle: Bundle) -> None
 
 
 def test_the_environments_own_arrays_are_left_alone(bundle: Bundle) -> None:
-    env = EncodedObservation(Camera(), bundle, picture_in_info=True)
+    env = EncodedObservation(Camera(), bundle, image_in_info=True)
     _, info = env.reset(seed=0)
-    kept = copy.deepcopy(info["picture"])
-    info["picture"][:] = 0
+    kept = copy.deepcopy(info["image"])
+    info["image"][:] = 0
     np.testing.assert_array_equal(env.unwrapped.now, kept)
     env.close()

@@ -32,11 +32,11 @@ from vinoreward.bundles.bundle import Bundle
 # --- the oracle itself, from first principles ----------------------------------------------------
 
 
-def test_the_single_form_says_what_the_picture_holds(bundle: Bundle) -> None:
+def test_the_single_form_says_what_the_image_holds(bundle: Bundle) -> None:
     raw, env = (
         Camera("dict"),
         EncodedObservation(
-            Camera("dict"), bundle, keep=["joints", "gear"], frame_stack=3, picture_in_info=True
+            Camera("dict"), bundle, keep=["joints", "gear"], frame_stack=3, image_in_info=True
         ),
     )
     history: deque[np.ndarray] = deque(maxlen=3)
@@ -50,7 +50,7 @@ def test_the_single_form_says_what_the_picture_holds(bundle: Bundle) -> None:
             wanted = np.concatenate([*history, theirs["joints"], gear])
             np.testing.assert_allclose(ours, wanted, atol=1e-4)
             assert ours.dtype == np.float32 and env.observation_space.contains(ours)
-            np.testing.assert_array_equal(said["picture"], theirs["camera"])
+            np.testing.assert_array_equal(said["image"], theirs["camera"])
             if raw.over:
                 break
             theirs, _, _, _, info = raw.step(0)
@@ -103,22 +103,22 @@ def test_vector_form_by_rendering(bundle: Bundle, mode: AutoresetMode) -> None:
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("kind", ["picture", "planes", "dict"])
-def test_every_layout_of_one_picture_is_the_same_picture(bundle: Bundle, kind: str) -> None:
-    expected = one_after_another(bundle, {"observation": "picture"}, picture_in_info=True)
-    assert_same(one_after_another(bundle, {"observation": kind}, picture_in_info=True), expected)
+@pytest.mark.parametrize("kind", ["image", "planes", "dict"])
+def test_every_layout_of_one_image_is_the_same_image(bundle: Bundle, kind: str) -> None:
+    expected = one_after_another(bundle, {"observation": "image"}, image_in_info=True)
+    assert_same(one_after_another(bundle, {"observation": kind}, image_in_info=True), expected)
     venv = DummyVecEnv([functools.partial(Camera, kind)] * ENVS)
-    assert_same(sb3_rollout(VecEncodedObservation(venv, bundle, picture_in_info=True)), expected)
+    assert_same(sb3_rollout(VecEncodedObservation(venv, bundle, image_in_info=True)), expected)
 
 
 @pytest.mark.parametrize("kind", ["stack", "stack_planes", "channels", "channels_first"])
-def test_stacked_pictures_are_encoded_one_by_one(bundle: Bundle, kind: str) -> None:
-    """The environment stacks two pictures, the first twice: frame_stack=2 of single ones."""
-    expected = one_after_another(bundle, {}, frame_stack=2, picture_in_info=True)
+def test_stacked_images_are_encoded_one_by_one(bundle: Bundle, kind: str) -> None:
+    """The environment stacks two images, the first twice: frame_stack=2 of single ones."""
+    expected = one_after_another(bundle, {}, frame_stack=2, image_in_info=True)
     env = {"observation": kind}
-    assert_same(one_after_another(bundle, env, picture_in_info=True), expected)
+    assert_same(one_after_another(bundle, env, image_in_info=True), expected)
     for mode in MODES:
-        vector = VectorEncodedObservation(sync(mode, **env), bundle, picture_in_info=True)
+        vector = VectorEncodedObservation(sync(mode, **env), bundle, image_in_info=True)
         assert_same(vector_rollout(vector), expected)
 
 
@@ -138,7 +138,7 @@ def test_sb3s_own_frame_stack_is_understood(bundle: Bundle) -> None:
     assert stacked.observation_space.shape == (2 * LATENT,)
     stacked.seed(SEED)
     first = stacked.reset()
-    # SB3 fills the past with black pictures, not with the first one.
+    # SB3 fills the past with black images, not with the first one.
     black = toy_latents(np.zeros((1, 6, 8, 3), np.uint8))[0, :LATENT]
     np.testing.assert_allclose(first[:, :LATENT], np.tile(black, (ENVS, 1)), atol=1e-4)
     stacked.close()

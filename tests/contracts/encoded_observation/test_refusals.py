@@ -22,7 +22,7 @@ from vinoreward import (
     VectorEncodedObservation,
 )
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 from vinoreward.wrappers.sources import EnvInfo, ImageReader
 
 
@@ -30,7 +30,7 @@ from vinoreward.wrappers.sources import EnvInfo, ImageReader
     ("kind", "options", "message"),
     [
         ("two", {}, "left, right"),
-        ("vector", {}, "no picture"),
+        ("vector", {}, "no image"),
         ("float", {}, "uint8"),
         ("mask", {}, "0 to 255"),
         ("uneven", {}, "divide"),
@@ -38,11 +38,11 @@ from vinoreward.wrappers.sources import EnvInfo, ImageReader
         ("dict", {"image_source": "obs"}, "obs:<key>"),
         ("dict", {"image_source": "obs:wrist"}, "camera, gear, joints"),
         ("dict", {"image_source": "obs:joints"}, "uint8"),
-        ("picture", {"image_source": "render"}, "render_mode"),
-        ("picture", {"image_source": "pixels"}, "image_source"),
-        ("picture", {"keep": "joints"}, "Dict"),
+        ("image", {"image_source": "render"}, "render_mode"),
+        ("image", {"image_source": "pixels"}, "image_source"),
+        ("image", {"keep": "joints"}, "Dict"),
         ("dict", {"keep": ("wheel",)}, "camera, gear, joints"),
-        ("dict", {"keep": ("camera",)}, "not the picture"),
+        ("dict", {"keep": ("camera",)}, "not the image"),
         ("dict", {"keep": ("gear", "gear")}, "different"),
         ("dict", {"frame_stack": 0}, "frame_stack"),
         ("dict", {"frame_stack": 1.5}, "frame_stack"),
@@ -66,7 +66,7 @@ def test_a_classifier_is_no_encoder(bundle: Bundle, classifier: Bundle) -> None:
     with pytest.raises(ConfigError, match="train-vae"):
         EncodedObservation(Camera(), classifier)
     with pytest.raises(ConfigError, match="finetune"):
-        LearnedReward(Corridor("picture"), bundle, image_source="obs")
+        LearnedReward(Corridor("image"), bundle, image_source="obs")
 
 
 def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle) -> None:
@@ -80,9 +80,9 @@ def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle
 def test_another_scene_is_refused(tmp_path: Path) -> None:
     bundle = save_toy_encoder(tmp_path / "scened", scene={"mesh": "20"})
     EncodedObservation(Camera(scene={"mesh": "20"}), bundle).close()
-    with pytest.raises(PictureMismatchError, match="mesh='full'"):
+    with pytest.raises(ImageMismatchError, match="mesh='full'"):
         EncodedObservation(Camera(scene={"mesh": "full"}), bundle)
-    with pytest.raises(PictureMismatchError):
+    with pytest.raises(ImageMismatchError):
         VecEncodedObservation(
             DummyVecEnv([functools.partial(Camera, scene={"mesh": "full"})]), bundle
         )
@@ -97,7 +97,7 @@ def test_a_disabled_autoreset_that_is_forgotten_is_an_error(bundle: Bundle) -> N
     env.close()
 
 
-def test_a_bad_picture_from_a_function_is_an_error(bundle: Bundle) -> None:
+def test_a_bad_image_from_a_function_is_an_error(bundle: Bundle) -> None:
     env = EncodedObservation(
         Camera("vector"), bundle, image_source=lambda env, obs: np.zeros((6, 8, 3))
     )

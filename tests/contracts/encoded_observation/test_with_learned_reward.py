@@ -133,7 +133,7 @@ def test_the_vector_forms_compose_in_both_orders(
 
 def test_same_step_composes_with_claims(bundle: Bundle, classifier: Bundle) -> None:
     inner = SyncVectorEnv(
-        [functools.partial(Corridor, "picture", first_cells=(4,))] * ENVS,
+        [functools.partial(Corridor, "image", first_cells=(4,))] * ENVS,
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
     rewarded = VectorLearnedReward(inner, classifier, image_source="obs")

@@ -21,8 +21,8 @@ def test_claims_come_in_the_order_of_the_draw_however_doubtful(tmp_path: Path) -
     for episode in range(20):
         drawn = sample.wants(episode)
         assert drawn is not None
-        picture = random.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-        sample.add(picture, drawn, step=episode, episode=episode, probability=0.5 + episode / 50)
+        image = random.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        sample.add(image, drawn, step=episode, episode=episode, probability=0.5 + episode / 50)
     sample.write()
     source = of_run(tmp_path)
     order = np.argsort(source.numbers["drawn"]).tolist()

@@ -37,7 +37,7 @@ printable = st.text(st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"]), m
 names = printable.map(lambda text: text[:100]).filter(lambda n: n[0] != "/" and ".." not in n)
 labels = st.builds(
     Label,
-    picture=names,
+    image=names,
     sha256=st.just(DIGEST),
     label=st.sampled_from(ANSWERS),
     by=st.sampled_from(["ann", "bob", "Zoë 李"]),
@@ -145,7 +145,7 @@ def test_a_line_is_what_the_documentation_says(tmp_path: Path) -> None:
         log.add(Undo("ann", TIME))
     first, second = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     assert first == {
-        "picture": "b/a.png", "sha256": DIGEST, "label": "success", "by": "ann", "time": TIME,
+        "image": "b/a.png", "sha256": DIGEST, "label": "success", "by": "ann", "time": TIME,
         "seconds": 1.2, "again": False,
     }  # fmt: skip
     assert second == {"undo": True, "by": "ann", "time": TIME}
@@ -301,13 +301,13 @@ def test_contradictions_are_left_out_and_reported() -> None:
         label("taken.png"), label("taken.png", "skip"),
     ]  # fmt: skip
     assert {name for name, _ in contradictions(every)} == {"two.png", "twice.png"}
-    assert {one.picture: one.label for one in settled(every)} == {
+    assert {one.image: one.label for one in settled(every)} == {
         "same.png": "success", "steady.png": "failure", "changed.png": "failure",
         "unsure.png": "success",
     }  # fmt: skip
 
 
-def test_a_replaced_file_is_another_picture() -> None:
+def test_a_replaced_file_is_another_image() -> None:
     other = Label("a.png", "f" * 64, "failure", "ann", TIME, 1.0)
     assert contradictions([label("a.png"), other]) == {}
     assert len(settled([label("a.png"), other])) == 2
@@ -326,5 +326,5 @@ def test_agreement_is_that_of_blind_duplicates() -> None:
     low, high = found.interval
     assert low < 0.02 and high > 0.98
     assert "1 of 2" in str(found) and "50 %" in str(found)
-    assert str(agreement([])) == "no picture was labelled twice"
+    assert str(agreement([])) == "no image was labelled twice"
     assert counts(every) == {"success": 5, "failure": 0, "skip": 0}

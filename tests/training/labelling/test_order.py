@@ -1,4 +1,4 @@
-"""The most useful picture first, and blind duplicates."""
+"""The most useful image first, and blind duplicates."""
 
 from __future__ import annotations
 
@@ -30,26 +30,29 @@ def source_of(count: int, episodes: list[int] | None = None) -> Source:
 
 
 def opinion_of(
-    log_odds: list[float], odd: list[float] | None = None, true: list[float] | None = None
+    log_odds: list[float], ood_score: list[float] | None = None, true: list[float] | None = None
 ) -> Opinion:
     nothing = [NAN] * len(log_odds)
-    return Opinion(*(np.array(each or nothing) for each in (log_odds, odd, true)), threshold=1.0)
+    return Opinion(
+        *(np.array(each or nothing) for each in (log_odds, ood_score, true)), threshold=1.0
+    )
 
 
-def test_uncertain_pictures_come_first() -> None:
+def test_uncertain_images_come_first() -> None:
     opinion = opinion_of([9.0, 1.2, NAN, -3.0, 0.9])
     assert most_useful_first(source_of(5), opinion, [], "ann", 0) == [4, 1, 3, 0, 2]
 
 
-def test_odd_claims_and_contradicted_answers_come_before_them() -> None:
+def test_ood_claims_and_contradicted_answers_come_before_them() -> None:
     opinion = opinion_of(
         [1.0, 5.0, 6.0, -9.0, -9.0], [0.5, 2.0, 0.5, 2.0, 0.1], [NAN, NAN, 0.0, 0.0, 1.0]
     )
-    # 1 is odd and claimed; 2 and 4 contradict what is recorded; 3 is odd and not claimed.
+    # 1 is out of distribution and claimed; 2 and 4 contradict what is recorded; 3 is out of
+    # distribution and not claimed.
     assert most_useful_first(source_of(5), opinion, [], "ann", 0) == [1, 2, 4, 0, 3]
 
 
-def test_one_picture_of_an_episode_comes_before_a_second() -> None:
+def test_one_image_of_an_episode_comes_before_a_second() -> None:
     opinion = opinion_of([1.0, 1.1, 1.2, 5.0, 4.0, 3.0])
     source = source_of(6, [0, 0, 0, 1, 1, 2])
     assert most_useful_first(source, opinion, [], "ann", 0) == [0, 5, 4, 1, 3, 2]
@@ -74,7 +77,10 @@ def test_a_runs_table_is_an_opinion() -> None:
     source = Source(
         folder=Path(),
         names=["a", "b", "c", "d"],
-        numbers={"probability": np.array([0.9, 0.6, NAN, 7.0]), "odd": np.array([0, 0, 2, 0.0])},
+        numbers={
+            "probability": np.array([0.9, 0.6, NAN, 7.0]),
+            "ood_score": np.array([0, 0, 2, 0.0]),
+        },
         claimed=True,
     )
     opinion = recorded(source)
@@ -83,7 +89,7 @@ def test_a_runs_table_is_an_opinion() -> None:
 
 
 @given(st.integers(0, 80), st.integers(0, 80), st.floats(0, 0.5), st.integers(0, 5))
-def test_every_picture_comes_once_and_some_twice(
+def test_every_image_comes_once_and_some_twice(
     left: int, done: int, share: float, seed: int
 ) -> None:
     names = [f"{n}.png" for n in range(left + done)]
@@ -112,17 +118,17 @@ def test_the_duplicates_stay_the_same_in_another_order() -> None:
 
 
 def test_a_bundle_and_its_guard_are_asked(tmp_path: Path) -> None:
-    from vinoreward_training.data.dataset_files import save_picture
+    from vinoreward_training.data.dataset_files import save_image
 
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (3, 96, 128, 3), dtype=np.uint8)
     for index, image in enumerate(images):
-        save_picture(tmp_path / f"{index}.png", image)
-    (tmp_path / "broken.png").write_bytes(b"no picture")
+        save_image(tmp_path / f"{index}.png", image)
+    (tmp_path / "broken.png").write_bytes(b"no image")
     opinion = judged(of_folder(tmp_path), "panda-hover-classifier")
     with Classifier("panda-hover-classifier", precision="fp32") as classifier:
-        expected = classifier.judge(images)
+        expected = classifier.predict(images)
         threshold = classifier.threshold
     assert np.allclose(opinion.log_odds[:3], expected.log_odds, atol=1e-4)
-    assert expected.odd is not None and np.allclose(opinion.odd[:3], expected.odd)
+    assert expected.ood_score is not None and np.allclose(opinion.ood_score[:3], expected.ood_score)
     assert np.isnan(opinion.log_odds[3]) and opinion.threshold == logit(threshold)

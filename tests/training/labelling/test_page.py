@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from label_logs import write_pictures
+from label_logs import write_images
 
 from vinoreward_training.bench.labelling import QUIET, Labelling, chromium
 from vinoreward_training.labelling.labels import read_labels
@@ -34,7 +34,7 @@ def window() -> Iterator[Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_pictures(tmp_path / "pictures", NAMES, (96, 128))
+    return write_images(tmp_path / "images", NAMES, (96, 128))
 
 
 @pytest.fixture
@@ -52,15 +52,15 @@ def page(window: Any) -> Iterator[Any]:
 
 def opened(page: Any, running: Labelling) -> None:
     page.goto(running.address)
-    page.wait_for_selector("body[data-picture]")
+    page.wait_for_selector("body[data-image]")
 
 
 def answered(page: Any, act: Any) -> None:
-    """Do something that changes the picture, and wait until it has."""
-    before = page.get_attribute("body", "data-picture")
+    """Do something that changes the image, and wait until it has."""
+    before = page.get_attribute("body", "data-image")
     act()
     page.wait_for_function(
-        "before => document.body.dataset.picture !== before && !document.querySelector('.waiting')",
+        "before => document.body.dataset.image !== before && !document.querySelector('.waiting')",
         arg=before,
     )
 
@@ -94,25 +94,25 @@ def test_keys_label_and_take_back(folder: Path, page: Any) -> None:
     assert all(label.seconds > 0 for label in read_labels(folder / "labels.jsonl"))
 
 
-def test_a_small_picture_is_large_and_sharp(folder: Path, page: Any) -> None:
+def test_a_small_image_is_large_and_sharp(folder: Path, page: Any) -> None:
     with Labelling(["--data", str(folder)]) as running:
         opened(page, running)
-        box = page.locator("#picture").bounding_box()
+        box = page.locator("#image").bounding_box()
         assert box["width"] > 600 and box["height"] > 400
-        style = page.evaluate("getComputedStyle(document.getElementById('picture')).imageRendering")
+        style = page.evaluate("getComputedStyle(document.getElementById('image')).imageRendering")
         assert style == "pixelated"
-        assert page.evaluate("document.getElementById('picture').naturalWidth") == 128
+        assert page.evaluate("document.getElementById('image').naturalWidth") == 128
 
 
-def test_the_next_picture_is_there_before_it_is_needed(folder: Path, page: Any) -> None:
+def test_the_next_image_is_there_before_it_is_needed(folder: Path, page: Any) -> None:
     with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
         opened(page, running)
         page.wait_for_timeout(300)
-        fetched = [url for url in page.asked if "/picture/" in url]
+        fetched = [url for url in page.asked if "/image/" in url]
         assert [url.rpartition("/")[2] for url in fetched] == ["0", "1", "2"]
         press(page, "s")
         page.wait_for_timeout(300)
-        fetched = [url.rpartition("/")[2] for url in page.asked if "/picture/" in url]
+        fetched = [url.rpartition("/")[2] for url in page.asked if "/image/" in url]
         assert fetched == ["0", "1", "2", "3"]
 
 
@@ -157,20 +157,20 @@ def test_the_end(folder: Path, page: Any) -> None:
         page.wait_for_selector("#end:visible")
         assert "lassifier claims" not in page.inner_text("#end")
         assert "are left" in page.inner_text("#title")
-        page.keyboard.press("s")  # there is no picture
+        page.keyboard.press("s")  # there is no image
         answered(page, lambda: page.click("#back"))
-        while page.get_attribute("body", "data-picture") is not None:
+        while page.get_attribute("body", "data-image") is not None:
             press(page, "s")
         page.wait_for_selector("#end:visible")
         said = page.inner_text("#end")
-        assert "All pictures are labelled" in said and "24 successes" in said
-        assert "2 of 2 pictures that were shown twice got the same label" in said
+        assert "All images are labelled" in said and "24 successes" in said
+        assert "2 of 2 images that were shown twice got the same label" in said
         assert "The classifier claims" in said
         following = page.inner_text("#next")
         assert "vinoreward mend --bundle panda-hover-classifier" in following
         assert f"--labels {folder}" in following and "stands for the images" in following
         page.keyboard.press("z")
-        page.wait_for_selector("body[data-picture]")
+        page.wait_for_selector("body[data-image]")
         press(page, "f")
         printed = running.stop()
     assert "26 labelled now, 0 left" in printed
@@ -184,7 +184,7 @@ def test_a_reload_goes_on_and_a_stranger_does_not_get_in(
         opened(page, running)
         press(page, "s", "f")
         page.reload()
-        page.wait_for_selector("body[data-picture]")
+        page.wait_for_selector("body[data-image]")
         assert "2 of 24" in page.inner_text("#progress")
         page.goto("about:blank")
         opened(page, running)  # the spent token, in the browser that spent it
@@ -202,7 +202,7 @@ def test_another_site_cannot_use_the_page(folder: Path, page: Any, tmp_path: Pat
         own = f"http://127.0.0.1:{running.port}"
         evil = page.context.new_page()
         (tmp_path / "evil.html").write_text(
-            f"<iframe src='{own}/'></iframe><img id=i src='{own}/picture/0'>"
+            f"<iframe src='{own}/'></iframe><img id=i src='{own}/image/0'>"
         )
         evil.goto((tmp_path / "evil.html").as_uri())
         told = evil.evaluate(
@@ -210,10 +210,10 @@ def test_another_site_cannot_use_the_page(folder: Path, page: Any, tmp_path: Pat
                 const tries = [
                     [own + '/api/state', {credentials: 'include'}],
                     [own + '/api/label', {method: 'POST', credentials: 'include', mode: 'no-cors',
-                        body: '{"picture": 0, "label": "success", "seconds": 1}'}],
+                        body: '{"image": 0, "label": "success", "seconds": 1}'}],
                     [own + '/api/label', {method: 'POST', credentials: 'include',
                         headers: {'Content-Type': 'application/json'},
-                        body: '{"picture": 0, "label": "success", "seconds": 1}'}],
+                        body: '{"image": 0, "label": "success", "seconds": 1}'}],
                 ];
                 const found = [];
                 for (const [url, options] of tries) {
@@ -241,7 +241,7 @@ def test_a_lost_connection_is_said_and_survived(folder: Path, page: Any) -> None
         assert answers(folder) == ["success"]
         page.context.set_offline(False)
         page.wait_for_selector("#problem", state="hidden")
-        page.wait_for_function("() => document.body.dataset.picture === '2'")
+        page.wait_for_function("() => document.body.dataset.image === '2'")
         assert answers(folder) == ["success", "failure"]
         port = str(running.port)
         running.stop()
@@ -252,7 +252,7 @@ def test_a_lost_connection_is_said_and_survived(folder: Path, page: Any) -> None
             "() => document.getElementById('problem').textContent.includes('Open the address')"
         )
         page.goto(running.address)  # in the same tab
-        page.wait_for_selector("body[data-picture]")
+        page.wait_for_selector("body[data-image]")
         page.wait_for_function(
             "() => document.getElementById('progress').textContent.includes('2 of 24')"
         )
@@ -265,29 +265,29 @@ def test_a_full_disk_is_said_in_a_sentence(folder: Path, page: Any) -> None:
         opened(page, running)
         press(page, "s", "s")
         for _ in range(10):
-            before = page.get_attribute("body", "data-picture")
+            before = page.get_attribute("body", "data-image")
             page.keyboard.press("f")
             page.wait_for_function(
-                "before => document.body.dataset.picture !== before"
+                "before => document.body.dataset.image !== before"
                 " || !document.getElementById('problem').hidden", arg=before,
             )  # fmt: skip
             if page.is_visible("#problem"):
                 break
         said = page.inner_text("#problem")
         assert said.startswith("cannot write") and "all labels before are safe" in said
-        assert page.get_attribute("body", "data-picture") == before  # still to be labelled
+        assert page.get_attribute("body", "data-image") == before  # still to be labelled
         count = len(answers(folder))
         assert f"{count} of" in page.inner_text("#progress") and count >= 2
 
 
 def test_markup_in_a_name_is_never_run(tmp_path: Path, page: Any) -> None:
     names = ["<img src=x onerror=document.title='owned'>.png", "a\nb.png", "b.png"]
-    write_pictures(tmp_path, names)
+    write_images(tmp_path, names)
     labeller = "<b onclick=alert(1)>bob</b>"
     with Labelling(["--data", str(tmp_path), "--labeller", labeller]) as running:
         opened(page, running)
         assert labeller in page.inner_text("#progress")
-        while page.get_attribute("body", "data-picture") is not None:
+        while page.get_attribute("body", "data-image") is not None:
             press(page, "s")
         page.wait_for_selector("#end:visible")
         assert page.title() == "vinoreward label"
@@ -307,14 +307,14 @@ def test_a_video_is_labelled_frame_by_frame(tmp_path: Path, page: Any) -> None:
     writer.close()
     with Labelling(["--video", str(path), "--duplicates", "0"]) as running:
         opened(page, running)
-        while page.get_attribute("body", "data-picture") is not None:
+        while page.get_attribute("body", "data-image") is not None:
             press(page, "s")
-    names = [label.picture for label in read_labels(tmp_path / "labels.jsonl")]
+    names = [label.image for label in read_labels(tmp_path / "labels.jsonl")]
     assert sorted(names) == [f"a.mp4@{second / 2:.3f}s" for second in range(6)]
 
 
 def test_labels_a_minute(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "pictures", NAMES[:4], (96, 128))
+    folder = write_images(tmp_path / "images", NAMES[:4], (96, 128))
     # In a process of its own: playwright's loop runs once in each.
     import subprocess
 

@@ -17,11 +17,11 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 import waiting
-from label_logs import write_pictures
+from label_logs import write_images
 from PIL import Image
 
 from vinoreward.errors import RunFolderError
-from vinoreward.images import read_picture
+from vinoreward.images import read_image
 from vinoreward_training.bench.labelling import Client, Labelling, labels_lost
 from vinoreward_training.cli import main
 from vinoreward_training.configs import LabelConfig
@@ -32,18 +32,18 @@ from vinoreward_training.labelling.sources import digest_of
 
 NAMES = [f"{number:02d}.png" for number in range(30)]
 FILES = ("/", "/page.js", "/page.css")
-ANSWERED = ("/api/state", "/api/summary", "/picture/0")
+ANSWERED = ("/api/state", "/api/summary", "/image/0")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_pictures(tmp_path / "pictures", NAMES)
+    return write_images(tmp_path / "images", NAMES)
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labelling]:
     """A page that nobody has entered."""
-    folder = write_pictures(tmp_path_factory.mktemp("pictures"), NAMES)
+    folder = write_images(tmp_path_factory.mktemp("images"), NAMES)
     with Labelling(["--data", str(folder)]) as running:
         yield running
 
@@ -55,12 +55,12 @@ def entered(running: Labelling) -> Client:
 
 
 def label_all(client: Client, answer: str = "success", most: int = 1000) -> list[int]:
-    """Label until nothing is left; return the numbers of the pictures."""
+    """Label until nothing is left; return the numbers of the images."""
     _, state = client.value("/api/state")
     numbers = []
-    while state["picture"] is not None and len(numbers) < most:
-        numbers.append(state["picture"])
-        status, state = client.label(state["picture"], answer)
+    while state["image"] is not None and len(numbers) < most:
+        numbers.append(state["image"])
+        status, state = client.label(state["image"], answer)
         assert status == 200, state
     return numbers
 
@@ -73,7 +73,7 @@ def label_all(client: Client, answer: str = "success", most: int = 1000) -> list
     [None, "evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:{port}.x",
      "localhost.evil.example:{port}", "[::1]:{port}", "0.0.0.0:{port}"],
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["/", "/api/state", "/picture/0"])
+@pytest.mark.parametrize("path", ["/", "/api/state", "/image/0"])
 def test_another_host_is_refused(running: Labelling, host: str | None, path: str) -> None:
     given = None if host is None else host.replace("{port}", str(running.port))
     status, _, body = Client(running.port).ask(path, headers={"Host": given})
@@ -95,11 +95,11 @@ def test_another_origin_is_refused(running: Labelling, origin: str | None, path:
     assert "set-cookie" not in headers
 
 
-def test_a_number_of_many_digits_is_no_picture(folder: Path) -> None:
+def test_a_number_of_many_digits_is_no_image(folder: Path) -> None:
     with Labelling(["--data", str(folder)]) as running:
         client = entered(running)
         for number in ("9" * 5000, "9" * 10, "-1", "²", "x"):
-            assert client.ask(f"/picture/{quote(number)}")[0] == 404
+            assert client.ask(f"/image/{quote(number)}")[0] == 404
         assert "Traceback" not in running.stop()
 
 
@@ -187,9 +187,9 @@ def test_it_listens_on_this_machine_alone(running: Labelling) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/picture/../../etc/passwd", "/picture/%2e%2e%2f00.png", "/picture/00.png", "/picture/-1",
-     "/picture/99999999999999999999", "/picture/0x0", "/picture/", "/page/../labels.jsonl",
-     "/labels.jsonl", "/page.js/", "//evil.example/", "/picture/1e3"],
+    ["/image/../../etc/passwd", "/image/%2e%2e%2f00.png", "/image/00.png", "/image/-1",
+     "/image/99999999999999999999", "/image/0x0", "/image/", "/page/../labels.jsonl",
+     "/labels.jsonl", "/page.js/", "//evil.example/", "/image/1e3"],
 )  # fmt: skip
 def test_numbers_are_never_paths(folder: Path, running: Labelling, path: str) -> None:
     assert Client(running.port).ask(path)[0] in (401, 404)
@@ -209,28 +209,28 @@ def test_the_door(folder: Path) -> None:
         assert other.enter(running.token) == 403
         client.cookie = headers["set-cookie"].partition(";")[0]
         _, state = client.value("/api/state")
-        # A picture that is far ahead is not given, nor by a name.
-        for path in ("/picture/29", "/picture/00.png", "/picture/..%2f00.png"):
+        # An image that is far ahead is not given, nor by a name.
+        for path in ("/image/29", "/image/00.png", "/image/..%2f00.png"):
             assert client.ask(path)[0] == 404
         # Nonsense labels nothing.
-        number = state["picture"]
+        number = state["image"]
         for body_of in (
-            {"picture": number, "label": "maybe", "seconds": 1},
-            {"picture": "0", "label": "success", "seconds": 1},
-            {"picture": number, "label": ["success"], "seconds": 1},
-            {"picture": True, "label": "success", "seconds": 1},
-            {"picture": number, "label": "success", "seconds": "1"},
-            {"picture": number, "label": "success", "seconds": -1},
-            {"picture": number, "label": "success", "seconds": float("nan")},
-            {"picture": number, "label": "success", "seconds": float("inf")},
-            {"picture": number, "label": "success"},
-            [], "x", 1, None, {"picture": "../00.png"},
+            {"image": number, "label": "maybe", "seconds": 1},
+            {"image": "0", "label": "success", "seconds": 1},
+            {"image": number, "label": ["success"], "seconds": 1},
+            {"image": True, "label": "success", "seconds": 1},
+            {"image": number, "label": "success", "seconds": "1"},
+            {"image": number, "label": "success", "seconds": -1},
+            {"image": number, "label": "success", "seconds": float("nan")},
+            {"image": number, "label": "success", "seconds": float("inf")},
+            {"image": number, "label": "success"},
+            [], "x", 1, None, {"image": "../00.png"},
         ):  # fmt: skip
             body = json.dumps(body_of).encode()
             assert client.ask("/api/label", body)[0] == 400, body_of
         assert client.ask("/api/label", b"[" * 4000)[0] == 400
         assert client.ask("/api/label", b"\xff")[0] == 400
-        assert client.value("/api/label", {"picture": 7, "label": "skip", "seconds": 1})[0] == 409
+        assert client.value("/api/label", {"image": 7, "label": "skip", "seconds": 1})[0] == 409
         assert client.value("/api/undo", {"done": 0})[0] == 409
         assert client.value("/api/undo", {})[0] == 400
         assert client.value("/api/state")[1] == state
@@ -240,21 +240,21 @@ def test_the_door(folder: Path) -> None:
 # Labelling
 
 
-def test_pictures_and_labels_belong_together(folder: Path) -> None:
+def test_images_and_labels_belong_together(folder: Path) -> None:
     with Labelling(["--data", str(folder), "--labeller", "Zoë 李", "--seed", "3"]) as running:
         client = entered(running)
         digests, answers = [], []
         _, state = client.value("/api/state")
         assert state["total"] == 32 and state["done"] == 0  # two of thirty come twice
-        while state["picture"] is not None:
-            status, headers, data = client.ask(f"/picture/{state['picture']}")
+        while state["image"] is not None:
+            status, headers, data = client.ask(f"/image/{state['image']}")
             assert status == 200 and headers["content-type"] == "image/png"
             with Image.open(io.BytesIO(data)) as opened:
                 digests.append(digest_of(np.asarray(opened)))
             for ahead in state["ahead"]:
-                assert client.ask(f"/picture/{ahead}")[0] == 200
+                assert client.ask(f"/image/{ahead}")[0] == 200
             answers.append(("success", "failure", "skip")[len(answers) % 3])
-            status, state = client.label(state["picture"], answers[-1])
+            status, state = client.label(state["image"], answers[-1])
             assert status == 200
         _, summary = client.value("/api/summary")
         said = running.stop()
@@ -262,12 +262,12 @@ def test_pictures_and_labels_belong_together(folder: Path) -> None:
     assert [label.label for label in labels] == answers
     assert [label.sha256 for label in labels] == digests
     for label in labels:
-        assert digest_of(read_picture(folder / label.picture)) == label.sha256
+        assert digest_of(read_image(folder / label.image)) == label.sha256
         assert label.by == "Zoë 李" and label.seconds == 0.5
-    first = [label.picture for label in labels if not label.again]
+    first = [label.image for label in labels if not label.again]
     assert sorted(first) == NAMES != first
-    skipped = {label.picture for label in labels if label.label == "skip" and not label.again}
-    twice = [label.picture for label in labels if label.again]
+    skipped = {label.image for label in labels if label.label == "skip" and not label.again}
+    twice = [label.image for label in labels if label.again]
     assert not set(twice) & skipped  # what nobody can say is not asked again
     assert summary["counts"] == {"success": 10, "failure": 10, "skip": 10}
     assert f"{len(labels)} labelled now, 0 left" in said
@@ -279,34 +279,34 @@ def test_nothing_tells_a_duplicate_apart(folder: Path) -> None:
         client = entered(running)
         _, state = client.value("/api/state")
         names, numbers = set(), []
-        while state["picture"] is not None:
+        while state["image"] is not None:
             names.add(tuple(state))
-            numbers.append(state["picture"])
-            _, state = client.label(state["picture"], "failure")
+            numbers.append(state["image"])
+            _, state = client.label(state["image"], "failure")
     assert len(names) == 1 and numbers == list(range(len(numbers)))
     labels = read_labels(folder / "labels.jsonl")
     assert sum(label.again for label in labels) == 15
     assert "again" not in names.pop()
 
 
-def test_undo_shows_the_picture_again(folder: Path) -> None:
+def test_undo_shows_the_image_again(folder: Path) -> None:
     with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
         client = entered(running)
         label_all(client, "success", most=2)
         status, state = client.value("/api/undo", {"done": 2})
         assert status == 200 and state["done"] == 1 and state["total"] == 30
         assert client.value("/api/undo", {"done": 2})[0] == 409  # repeated, it takes back no more
-        status, state = client.label(state["picture"], "failure")
+        status, state = client.label(state["image"], "failure")
         assert client.value("/api/undo", {"done": 2})[1]["done"] == 1
         assert client.value("/api/undo", {"done": 1})[1]["done"] == 0
         assert client.value("/api/undo", {"done": 0})[0] == 409
         _, state = client.value("/api/state")
-        client.label(state["picture"], "skip")
+        client.label(state["image"], "skip")
     lines = [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines()]
     assert [line.get("undo", False) for line in lines] == [
         False, False, True, False, True, True, False,
     ]  # fmt: skip
-    assert lines[1]["picture"] == lines[3]["picture"] and lines[0]["picture"] == lines[6]["picture"]
+    assert lines[1]["image"] == lines[3]["image"] and lines[0]["image"] == lines[6]["image"]
     assert [label.label for label in read_labels(folder / "labels.jsonl")] == ["skip"]
 
 
@@ -314,10 +314,10 @@ def test_a_repeated_label_counts_once(folder: Path) -> None:
     with Labelling(["--data", str(folder)]) as running:
         client = entered(running)
         _, before = client.value("/api/state")
-        answers = [client.label(before["picture"], "success") for _ in range(3)]
+        answers = [client.label(before["image"], "success") for _ in range(3)]
         assert [status for status, _ in answers] == [200] * 3
         assert [state["done"] for _, state in answers] == [1] * 3
-        assert client.label(before["picture"], "failure")[0] == 409
+        assert client.label(before["image"], "failure")[0] == 409
     assert len(read_labels(folder / "labels.jsonl")) == 1
 
 
@@ -335,7 +335,7 @@ def test_a_second_start_goes_on(folder: Path) -> None:
         assert state["done"] >= 12 and state["undo"]
         label_all(client, "failure")
     labels = read_labels(folder / "labels.jsonl")
-    first = [label.picture for label in labels if not label.again]
+    first = [label.image for label in labels if not label.again]
     assert sorted(first) == NAMES
     assert [label.label for label in labels if not label.again] == ["success"] * 12 + [
         "failure"
@@ -375,8 +375,8 @@ def test_two_labellers_at_once(folder: Path) -> None:
         pass
 
 
-def test_pictures_that_cannot_be_read_are_passed_over(folder: Path) -> None:
-    (folder / "00.png").write_bytes(b"no picture")
+def test_images_that_cannot_be_read_are_passed_over(folder: Path) -> None:
+    (folder / "00.png").write_bytes(b"no image")
     (folder / "01.png").unlink()
     (folder / "01.png").mkdir()
     bomb = Image.new("1", (20000, 20000))
@@ -386,19 +386,19 @@ def test_pictures_that_cannot_be_read_are_passed_over(folder: Path) -> None:
         label_all(client)
         _, state = client.value("/api/state")
         assert state["unreadable"] == 2 and state["done"] == state["total"] == 27
-    labelled = {label.picture for label in read_labels(folder / "labels.jsonl")}
+    labelled = {label.image for label in read_labels(folder / "labels.jsonl")}
     assert labelled == set(NAMES[3:])
 
 
-def test_a_large_picture_is_shown_smaller_and_labelled_whole(tmp_path: Path) -> None:
-    write_pictures(tmp_path, ["large.png"], (100, 3000))
+def test_a_large_image_is_shown_smaller_and_labelled_whole(tmp_path: Path) -> None:
+    write_images(tmp_path, ["large.png"], (100, 3000))
     with Labelling(["--data", str(tmp_path)]) as running:
         client = entered(running)
-        with Image.open(io.BytesIO(client.ask("/picture/0")[2])) as opened:
+        with Image.open(io.BytesIO(client.ask("/image/0")[2])) as opened:
             assert opened.size == (2048, 68)
         label_all(client)
     (label,) = read_labels(tmp_path / "labels.jsonl")
-    assert label.sha256 == digest_of(read_picture(tmp_path / "large.png"))
+    assert label.sha256 == digest_of(read_image(tmp_path / "large.png"))
 
 
 # What may go wrong
@@ -410,13 +410,13 @@ def test_a_full_disk_while_labelling(folder: Path) -> None:
         _, state = client.value("/api/state")
         acknowledged = 0
         while True:
-            status, answer = client.label(state["picture"], "success")
+            status, answer = client.label(state["image"], "success")
             if status != 200:
                 break
             acknowledged, state = acknowledged + 1, answer
         assert status == 507 and 2 < acknowledged < 10
         assert "cannot write" in answer["error"] and "free some space" in answer["error"]
-        # The same picture is still to be labelled, and nothing is lost.
+        # The same image is still to be labelled, and nothing is lost.
         assert client.value("/api/state")[1] == state
         assert client.value("/api/undo", {"done": acknowledged})[0] in (200, 507)
     whole = (folder / "labels.jsonl").read_bytes()
@@ -427,7 +427,7 @@ def test_a_full_disk_while_labelling(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_no_acknowledged_label_is_lost_by_a_kill(tmp_path: Path) -> None:
-    many = write_pictures(tmp_path / "many", [f"{index:03d}.png" for index in range(120)])
+    many = write_images(tmp_path / "many", [f"{index:03d}.png" for index in range(120)])
     acknowledged, lost, interrupted = labels_lost(many, 3, seed=0)
     assert lost == 0 < acknowledged
     assert interrupted == 3
@@ -456,31 +456,31 @@ def test_a_line_that_a_crash_cut_off_is_told(folder: Path) -> None:
         pass
 
 
-# Where pictures come from
+# Where images come from
 
 
-def test_a_run_is_labelled_with_its_odd_claims_first(tmp_path: Path) -> None:
-    claims = write_pictures(tmp_path / "claims", [f"{n}.png" for n in range(4)])
+def test_a_run_is_labelled_with_its_ood_claims_first(tmp_path: Path) -> None:
+    claims = write_images(tmp_path / "claims", [f"{n}.png" for n in range(4)])
     (claims / "claims.csv").write_text(
-        "picture,step,episode,probability,odd,true\n"
+        "image,step,episode,probability,ood_score,true\n"
         "0.png,1,0,0.999,0.2,1\n1.png,2,1,0.99,0.2,1\n2.png,3,2,0.999,3.0,1\n3.png,4,3,0.98,0.2,0\n"
     )
     with Labelling(["--run", str(tmp_path), "--duplicates", "0"]) as running:
         label_all(entered(running))
         assert f"next: vinoreward label --run {tmp_path}" in running.stop()
-    names = [label.picture for label in read_labels(tmp_path / "labels.jsonl")]
+    names = [label.image for label in read_labels(tmp_path / "labels.jsonl")]
     assert names == ["3.png", "2.png", "1.png", "0.png"]
 
 
 def test_hostile_names_are_labelled_or_left_out(tmp_path: Path) -> None:
     names = ["<img src=x onerror=alert(1)>.png", "a\nb.png", "\x1b[2J.png", "good.png"]
-    write_pictures(tmp_path, names)
+    write_images(tmp_path, names)
     with Labelling(["--data", str(tmp_path)]) as running:
         client = entered(running)
         label_all(client)
         answers = [client.ask(path)[2] for path in ("/api/state", "/api/summary")]
         assert not any(b"onerror" in answer for answer in answers)
-    found = [label.picture for label in read_labels(tmp_path / "labels.jsonl")]
+    found = [label.image for label in read_labels(tmp_path / "labels.jsonl")]
     assert sorted(found) == sorted([names[0], names[3]])
 
 
@@ -583,7 +583,7 @@ def test_the_log_of_another_run_is_kept(folder: Path) -> None:
     out = str(folder / "mine.jsonl")
     with Labelling(["--data", str(folder), "--out", out, "--labeller", "ann"]) as running:
         client = entered(running)
-        assert client.value("/api/state")[1]["undo"] is False  # it is of no picture here
+        assert client.value("/api/state")[1]["undo"] is False  # it is of no image here
         label_all(client, most=1)
     after = (folder / "mine.jsonl").read_bytes()
     assert after.startswith(before) and after.count(b"\n") == 2

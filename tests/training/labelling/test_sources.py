@@ -1,4 +1,4 @@
-"""Where pictures come from, hostile names among them, and how labels become a training set."""
+"""Where images come from, hostile names among them, and how labels become a training set."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import imageio_ffmpeg
 import numpy as np
 import pytest
-from label_logs import TIME, write_pictures
+from label_logs import TIME, write_images
 from PIL import Image
 
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward.images import read_picture
+from vinoreward.images import read_image
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.videos import count, decoded, find_videos, frame_at, second_of
 from vinoreward_training.labelling.labels import Answer, Label
 from vinoreward_training.labelling.sources import (
     digest_of,
-    labelled_pictures,
+    labelled_images,
     of_folder,
     of_run,
     of_videos,
@@ -56,19 +56,19 @@ def said(name: str, image: np.ndarray, answer: Answer = "success", by: str = "an
     return Label(name, digest_of(image), answer, by, TIME, 1.0)
 
 
-def test_a_folder_of_pictures(tmp_path: Path) -> None:
-    write_pictures(tmp_path, ["b/1.png", "a.jpg", "c.bmp"])
-    (tmp_path / "notes.txt").write_text("no picture")
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    write_images(tmp_path, ["b/1.png", "a.jpg", "c.bmp"])
+    (tmp_path / "notes.txt").write_text("no image")
     source = of_folder(tmp_path)
     assert source.names == ["a.jpg", "b/1.png", "c.bmp"]
     assert source.episodes is None
-    images = dict(source.pictures())
-    assert np.array_equal(images[1], read_picture(tmp_path / "b" / "1.png"))
+    images = dict(source.images())
+    assert np.array_equal(images[1], read_image(tmp_path / "b" / "1.png"))
     assert np.array_equal(source.read(0), images[0])
 
 
 def test_what_is_not_labelled_yet_has_no_true_label(tmp_path: Path) -> None:
-    write_pictures(tmp_path, ["a.png", "b.png", "c.png"])
+    write_images(tmp_path, ["a.png", "b.png", "c.png"])
     rows = "file,label,episode\na.png,success,0\nb.png,,1\nc.png,{},2\n"
     (tmp_path / "metadata.csv").write_text(rows.format("failure"), encoding="utf-8-sig")
     np.testing.assert_array_equal(of_folder(tmp_path).numbers["true"], [1, np.nan, 0])
@@ -78,31 +78,31 @@ def test_what_is_not_labelled_yet_has_no_true_label(tmp_path: Path) -> None:
 
 
 def test_hostile_names_are_shown_or_left_out(tmp_path: Path) -> None:
-    write_pictures(tmp_path, [*HOSTILE, "good.png"])
+    write_images(tmp_path, [*HOSTILE, "good.png"])
     source = of_folder(tmp_path)
     assert set(source.names) == PRINTABLE | {"good.png"}
     assert source.left_out == len(HOSTILE) - len(PRINTABLE) > 3
-    assert len(dict(source.pictures())) == len(source.names)
+    assert len(dict(source.images())) == len(source.names)
 
 
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "a\n.png", "", ".", "x" * 1001])
 def test_no_name_reaches_out_of_the_folder(tmp_path: Path, name: str) -> None:
-    write_pictures(tmp_path, ["secret.png", "inner/a.png"])
+    write_images(tmp_path, ["secret.png", "inner/a.png"])
     with pytest.raises(DatasetError):
         read_named(tmp_path / "inner", name)
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
-    write_pictures(tmp_path, ["secret.png", "inner/a.png"])
+    write_images(tmp_path, ["secret.png", "inner/a.png"])
     (tmp_path / "inner" / "b.png").symlink_to(tmp_path / "secret.png")
     source = of_folder(tmp_path / "inner")
     with pytest.raises(DatasetError, match="link"):
         source.read(source.names.index("b.png"))
-    assert [index for index, _ in source.pictures()] == [0]
+    assert [index for index, _ in source.images()] == [0]
 
 
 def test_a_capture_tells_episodes_and_labels(tmp_path: Path) -> None:
-    write_pictures(tmp_path, ["x.png", "y.png", "unlisted.png"])
+    write_images(tmp_path, ["x.png", "y.png", "unlisted.png"])
     table = "file,label,episode\nx.png,success,3\ny.png,failure,4\n"
     (tmp_path / "metadata.csv").write_text(table)
     source = of_folder(tmp_path)
@@ -111,22 +111,22 @@ def test_a_capture_tells_episodes_and_labels(tmp_path: Path) -> None:
 
 
 def test_a_runs_claims(tmp_path: Path) -> None:
-    claims = write_pictures(tmp_path / "claims", ["0.png", "1.png"])
+    claims = write_images(tmp_path / "claims", ["0.png", "1.png"])
     (claims / "claims.csv").write_text(
-        "picture,step,episode,probability,odd,true,more\n0.png,10,1,0.9,1.5,0,x\n"
+        "image,step,episode,probability,ood_score,true,more\n0.png,10,1,0.9,1.5,0,x\n"
         '1.png,20,,many,,,\n../../out.png,1,1,1,1,1,\n"a\nb.png",1,1,1,1,1,\n',
     )
     source = of_run(tmp_path)
     assert source.names == ["0.png", "1.png"] and source.folder == claims
     assert source.left_out == 2 and source.claimed
     assert source.episodes == [1, -2]
-    assert source.numbers["odd"][0] == 1.5 and np.isnan(source.numbers["odd"][1])
+    assert source.numbers["ood_score"][0] == 1.5 and np.isnan(source.numbers["ood_score"][1])
     assert np.isnan(source.numbers["probability"][1])
 
 
-def test_a_run_with_pictures_alone(tmp_path: Path) -> None:
-    claims = write_pictures(tmp_path / "claims", ["0.png"])
-    (claims / "claims.csv").write_text("picture\n0.png\n")
+def test_a_run_with_images_alone(tmp_path: Path) -> None:
+    claims = write_images(tmp_path / "claims", ["0.png"])
+    (claims / "claims.csv").write_text("image\n0.png\n")
     assert of_run(tmp_path).names == ["0.png"]
 
 
@@ -135,8 +135,8 @@ def test_a_run_without_claims_is_refused(tmp_path: Path) -> None:
         of_run(tmp_path)
     with pytest.raises(ConfigError, match="is not a folder"):
         of_run(tmp_path / "none")
-    claims = write_pictures(tmp_path / "claims", ["0.png"])
-    for text in ("file\n0.png\n", "picture,step\n0.png,1,2\n", "", "\xff"):
+    claims = write_images(tmp_path / "claims", ["0.png"])
+    for text in ("file\n0.png\n", "image,step\n0.png,1,2\n", "", "\xff"):
         (claims / "claims.csv").write_bytes(text.encode("latin-1"))
         with pytest.raises(DatasetError):
             of_run(tmp_path)
@@ -165,7 +165,7 @@ def test_videos_are_episodes_of_frames(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert source.episodes == [0, 0, 0, 0, 1, 1]
     assert [number_of(source.read(index)) for index in range(6)] == [0, 5, 10, 15, 0, 5]
-    assert [number_of(image) for _, image in source.pictures()] == [0, 5, 10, 15, 0, 5]
+    assert [number_of(image) for _, image in source.images()] == [0, 5, 10, 15, 0, 5]
     alone = of_videos(tmp_path / "a.mp4", 1.0)
     assert alone.folder == tmp_path and alone.names == ["a.mp4@0.000s", "a.mp4@1.000s"]
     with pytest.raises(ConfigError, match="video-fps"):
@@ -180,13 +180,13 @@ def test_the_digest_is_of_pixels_and_shape(tmp_path: Path) -> None:
     assert digest_of(image) != digest_of(image.reshape(3, 2, 3))
     for level in (0, 9):
         Image.fromarray(image).save(tmp_path / "a.png", compress_level=level)
-        assert digest_of(read_picture(tmp_path / "a.png")) == digest_of(image)
+        assert digest_of(read_image(tmp_path / "a.png")) == digest_of(image)
 
 
-def test_labelled_pictures_are_those_that_were_seen(tmp_path: Path) -> None:
-    write_pictures(tmp_path, ["a.png", "b.png", "changed.png", "gone.png", "torn.png"])
+def test_labelled_images_are_those_that_were_seen(tmp_path: Path) -> None:
+    write_images(tmp_path, ["a.png", "b.png", "changed.png", "gone.png", "torn.png"])
     source = of_folder(tmp_path)
-    images = {source.names[index]: image for index, image in source.pictures()}
+    images = {source.names[index]: image for index, image in source.images()}
     labels = [
         said("a.png", images["a.png"]),
         said("b.png", images["b.png"], "failure"),
@@ -196,8 +196,8 @@ def test_labelled_pictures_are_those_that_were_seen(tmp_path: Path) -> None:
         said("torn.png", images["torn.png"], "failure", "bob"),
     ]  # fmt: skip
     (tmp_path / "gone.png").unlink()
-    with pytest.warns(UserWarning, match=r"2 of 4 labelled pictures.*changed\.png"):
-        found = labelled_pictures(tmp_path, labels, (6, 8))
+    with pytest.warns(UserWarning, match=r"2 of 4 labelled images.*changed\.png"):
+        found = labelled_images(tmp_path, labels, (6, 8))
     assert found.names == ["a.png", "b.png"] and found.labels.tolist() == [1, 0]
     assert found.images.shape == (2, 6, 8, 3) and found.labels.dtype == np.int64
     assert np.array_equal(found.images[1], resized(images["b.png"], 6, 8))
@@ -207,6 +207,6 @@ def test_labelled_frames_of_videos(tmp_path: Path) -> None:
     numbered_film(tmp_path / "a.mp4", 10, 2.0)
     source = of_videos(tmp_path / "a.mp4", 3.0)
     labels = [said(name, source.read(index)) for index, name in enumerate(source.names)]
-    found = labelled_pictures(tmp_path, labels, (48, 80))
+    found = labelled_images(tmp_path, labels, (48, 80))
     assert found.names == source.names
     assert [number_of(image) for image in found.images] == [0, 3, 6, 10, 13, 16]

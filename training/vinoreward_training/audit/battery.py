@@ -1,4 +1,4 @@
-"""What a classifier claims on shifted pictures, and on those of a dead or frozen camera."""
+"""What a classifier claims on shifted images, and on those of a dead or frozen camera."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES
 from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
 from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 Claims = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -29,17 +29,17 @@ DEAD_CLAIMED = 0.001
 FALSELY_CLAIMED = 0.01
 """Largest share of failures that may be claimed under a shift."""
 KEPT = 0.9
-"""Least share of the successes claimed on clean pictures that must be claimed under a shift."""
+"""Least share of the successes claimed on clean images that must be claimed under a shift."""
 TOLD = 0.95
-"""Or the guard must find so many of the pictures odd."""
+"""Or the guard must find so many of the images out of distribution."""
 ALARMS = 0.01
-"""Largest share of clean pictures that the guard may find odd."""
+"""Largest share of clean images that the guard may find out of distribution."""
 SHOWN = 64
-"""Pictures of wrong claims that are kept."""
+"""Images of wrong claims that are kept."""
 PARTS = 8
-"""Rows and columns of the parts by whose means pictures are compared."""
+"""Rows and columns of the parts by whose means images are compared."""
 ALIKE = 12.0
-"""Grey levels by which no part of two pictures that look alike differs more."""
+"""Grey levels by which no part of two images that look alike differs more."""
 KINDS = (*FAMILIES, *UNSEEN_FAMILIES)
 """Of a dead camera."""
 STALE = (
@@ -57,9 +57,9 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Fooled:
-    """A picture of no success that is claimed."""
+    """An image of no success that is claimed."""
 
-    image: Picture
+    image: Images
     """``(H, W, 3)``."""
     probability: float
     by: str
@@ -72,7 +72,7 @@ class Row:
 
     shift: str
     strength: float | None
-    """None for clean pictures."""
+    """None for clean images."""
     unit: str
     rates: Rates
     """Of claims that the guard lets pass."""
@@ -81,7 +81,8 @@ class Row:
     flips: int | None
     """Decisions of the network that differ from FP32's; None where FP32 decides."""
     withheld: int | None = None
-    """Pictures that the guard finds odd, of which nothing is claimed; None without a guard."""
+    """Images that the guard finds out of distribution, of which nothing is claimed; None without a
+    guard."""
 
     @property
     def name(self) -> str:
@@ -92,19 +93,17 @@ class Row:
 
     @property
     def told(self) -> bool:
-        """Whether the guard tells of the shift: not surely fewer than ``TOLD`` pictures are odd."""
+        """Whether the guard notices it: not surely fewer than ``TOLD`` images score above 1."""
         one = self.rates
-        pictures = (
-            one.true_positives + one.false_positives + one.true_negatives + one.false_negatives
-        )
+        images = one.true_positives + one.false_positives + one.true_negatives + one.false_negatives
         return self.withheld is not None and (
-            clopper_pearson(self.withheld, pictures, 0.95, "upper")[1] >= TOLD
+            clopper_pearson(self.withheld, images, 0.95, "upper")[1] >= TOLD
         )
 
 
 @dataclass
 class Battery:
-    """The rows, and the pictures that fooled the classifier."""
+    """The rows, and the images that fooled the classifier."""
 
     rows: list[Row] = field(default_factory=list)
     dead: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -116,10 +115,10 @@ class Battery:
     _nearest: float = 0.0
     """How far the two of them are apart that look most alike, once there are ``SHOWN``."""
 
-    def show(self, images: Picture, probabilities: npt.NDArray[np.float32], by: str) -> None:
-        """Keep pictures of wrong claims that look different from each other.
+    def show(self, images: Images, probabilities: npt.NDArray[np.float32], by: str) -> None:
+        """Keep images of wrong claims that look different from each other.
 
-        They are to be labelled, and a network learns little from the same picture twice. If there
+        They are to be labelled, and a network learns little from the same image twice. If there
         are too many, of the two that look most alike the less certain one goes.
         """
         for index in np.argsort(-probabilities, kind="stable"):
@@ -154,56 +153,56 @@ class Battery:
         return int(counts[:, 0].sum()), int(counts[:, 1].sum())
 
 
-def _parts_of(picture: Picture) -> Floats:
-    """Return the means of a picture's parts, ``(PARTS, PARTS, 3)``."""
-    small = Image.fromarray(picture).resize((PARTS, PARTS), Image.Resampling.BOX)
+def _parts_of(image: Images) -> Floats:
+    """Return the means of an image's parts, ``(PARTS, PARTS, 3)``."""
+    small = Image.fromarray(image).resize((PARTS, PARTS), Image.Resampling.BOX)
     return np.asarray(small, np.float64)
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a classifier says of N pictures, as a wrapper would get it."""
+    """What a classifier says of N images, as a wrapper would get it."""
 
     probability: npt.NDArray[np.float32]
     """(N,)"""
     claims: Claims
     """(N,) The network's."""
-    odd: Claims | None
+    ood: Claims | None
     """(N,) Where the guard withholds them; None without a guard."""
 
     @property
     def paid(self) -> Claims:
         """(N,) Claims that the guard lets pass."""
-        return self.claims if self.odd is None else self.claims & ~self.odd
+        return self.claims if self.ood is None else self.claims & ~self.ood
 
 
-def look(classifier: Classifier, images: Picture) -> Look:
-    """Judge pictures (N, H, W, 3)."""
+def look(classifier: Classifier, images: Images) -> Look:
+    """Judge images (N, H, W, 3)."""
     parts = [
-        classifier.judge(images[start : start + _BATCH])
+        classifier.predict(images[start : start + _BATCH])
         for start in range(0, max(1, len(images)), _BATCH)
     ]
     probability = np.concatenate([part.probability for part in parts])
-    odd = [part.odd > 1.0 for part in parts if part.odd is not None]
+    ood = [part.ood_score > 1.0 for part in parts if part.ood_score is not None]
     claims = probability >= np.float32(classifier.threshold)
-    return Look(probability, claims, np.concatenate(odd) if odd else None)
+    return Look(probability, claims, np.concatenate(ood) if ood else None)
 
 
 def strongest_first() -> list[tuple[Shift | None, float | None]]:
-    """Return clean pictures, then each shift at its strongest, which finds faults first."""
+    """Return clean images, then each shift at its strongest, which finds faults first."""
     steps = range(1, 1 + max(len(shift.strengths) for shift in SHIFTS))
     shifts = [(one, one.strengths[-n]) for n in steps for one in SHIFTS if n <= len(one.strengths)]
     return [(None, None), *shifts]
 
 
-def _flips(exact: Classifier | None, images: Picture, seen: Look) -> int | None:
+def _flips(exact: Classifier | None, images: Images, seen: Look) -> int | None:
     return None if exact is None else int((look(exact, images).claims != seen.claims).sum())
 
 
 def shift_rows(
     classifier: Classifier,
     exact: Classifier | None,
-    images: Picture,
+    images: Images,
     success: Claims,
     found: Battery,
     *,
@@ -211,7 +210,7 @@ def shift_rows(
     seed: int,
     views: Sequence[View] = (),
 ) -> Iterator[tuple[str, int]]:
-    """Judge pictures under each change; add to ``found``; yield what is done, and of how many.
+    """Judge changed under each change; add to ``found``; yield what is done, and of how many.
 
     Args:
         classifier: as it will judge.
@@ -219,19 +218,19 @@ def shift_rows(
         images: ``(N, H, W, 3)`` uint8.
         success: ``(N,)``.
         found: takes the rows, in the order of a report, and the wrong claims.
-        changes: shifts and strengths in this order, (None, None) for clean pictures.
+        changes: shifts and strengths in this order, (None, None) for clean changed.
         seed: of noise, places and directions.
-        views: of the pictures.
+        views: of the changed.
     """
     for shift, strength in changes:
-        name = "clean pictures" if shift is None else f"{shift.name} {strength:g}"
-        pictures = images
+        name = "clean changed" if shift is None else f"{shift.name} {strength:g}"
+        changed = images
         if shift is not None and strength is not None:
-            pictures = shifted(shift, strength, images, seed=seed, views=views)
-        seen = look(classifier, pictures)
-        flips = _flips(exact, pictures, seen)
+            changed = shifted(shift, strength, images, seed=seed, views=views)
+        seen = look(classifier, changed)
+        flips = _flips(exact, changed, seen)
         wrong = seen.paid & ~success
-        found.show(pictures[wrong], seen.probability[wrong], name)
+        found.show(changed[wrong], seen.probability[wrong], name)
         row = Row(
             shift="" if shift is None else shift.name,
             strength=strength,
@@ -239,13 +238,13 @@ def shift_rows(
             rates=rates(seen.paid, success.astype(np.int64)),
             alone=rates(seen.claims, success.astype(np.int64)),
             flips=flips,
-            withheld=None if seen.odd is None else int(seen.odd.sum()),
+            withheld=None if seen.ood is None else int(seen.ood.sum()),
         )
         bisect.insort(found.rows, row, key=lambda one: _ORDER.index((one.shift, one.strength)))
         yield name, len(images) * (1 if exact is None else 2)
 
 
-def _stale(new: Picture, old: Picture, random: np.random.Generator) -> Iterator[Picture]:
+def _stale(new: Images, old: Images, random: np.random.Generator) -> Iterator[Images]:
     """Yield what a camera shows of two moments, (N, H, W, 3), in the order of ``STALE``."""
     count, height, width = new.shape[:3]
     y, x = np.indices((height, width))[..., None]
@@ -260,13 +259,13 @@ def _stale(new: Picture, old: Picture, random: np.random.Generator) -> Iterator[
 def stale_rows(
     classifier: Classifier,
     exact: Classifier | None,
-    images: Picture,
+    images: Images,
     success: Claims,
     found: Battery,
     *,
     seed: int,
 ) -> Iterator[tuple[str, int]]:
-    """Judge failures of which a camera shows, in whole or in part, a success before.
+    """Judge failures of which a camera shows, in whole or in part, a success earlier.
 
     As a learned reward does whose frozen-camera check knows from the observation that the state is
     another one. As :func:`shift_rows`.
@@ -276,8 +275,8 @@ def stale_rows(
     old = images[success][random.integers(success.sum(), size=len(new))]
     usual = np.median(images, axis=0).astype(np.uint8).reshape(1, -1)
 
-    def change(pictures: Picture, before: Picture) -> Floats:
-        flat, other = pictures.reshape(len(pictures), -1), before.reshape(len(before), -1)
+    def change(shown_now: Images, earlier: Images) -> Floats:
+        flat, other = shown_now.reshape(len(shown_now), -1), earlier.reshape(len(earlier), -1)
         far = distance(flat, usual), distance(other, usual)
         return visible_change(*far, distance(flat, other))
 
@@ -285,21 +284,21 @@ def stale_rows(
     least = np.quantile(real, ALIKE_PAIRS)
     new, old = new[real >= least], old[real >= least]
     nothing = np.zeros(len(new), np.int64)
-    for (name, strength), pictures in zip(STALE, _stale(new, old, random), strict=True):
-        seen = look(classifier, pictures)
-        shown = change(pictures, old)
+    for (name, strength), shown_now in zip(STALE, _stale(new, old, random), strict=True):
+        seen = look(classifier, shown_now)
+        shown = change(shown_now, old)
         frozen = (shown < CLAIMED * least) & (seen.claims | (shown == 0))
-        odd = frozen if seen.odd is None else frozen | seen.odd
-        both = rates(seen.claims & ~odd, nothing), rates(seen.claims, nothing)
-        flips = _flips(exact, pictures, seen)
-        row = Row(name, strength, "of the earlier picture", *both, flips, int(odd.sum()))
+        ood = frozen if seen.ood is None else frozen | seen.ood
+        both = rates(seen.claims & ~ood, nothing), rates(seen.claims, nothing)
+        flips = _flips(exact, shown_now, seen)
+        row = Row(name, strength, "of the earlier image", *both, flips, int(ood.sum()))
         found.rows.append(row)
         yield name, len(real) * (1 if exact is None else 2)
 
 
 def dead_rows(
     classifier: Classifier,
-    images: Picture,
+    images: Images,
     failures: Indices,
     found: Battery,
     *,
@@ -309,20 +308,20 @@ def dead_rows(
 ) -> Iterator[tuple[str, int]]:
     """Judge at least ``count`` frames of a dead camera, of all kinds; as :func:`shift_rows`.
 
-    ``failures`` are the indices of pictures that may be damaged.
+    ``failures`` are the indices of damaged that may be damaged.
     """
     each = -(-count // len(KINDS))
     drawn = held_out(_PART, images, failures, seed=seed, count=each, families=KINDS, views=views)
-    for family, pictures in drawn:
-        seen = look(classifier, pictures)
+    for family, damaged in drawn:
+        seen = look(classifier, damaged)
         wrong = seen.paid
-        found.show(pictures[wrong], seen.probability[wrong], f"dead camera: {family}")
+        found.show(damaged[wrong], seen.probability[wrong], f"dead camera: {family}")
         found.dead[family] = int(wrong.sum()), len(wrong)
-        yield f"dead camera: {family}", len(pictures)
+        yield f"dead camera: {family}", len(damaged)
 
 
 def not_surely_above(bar: float, count: int) -> float:
-    """Return the largest rate in ``count`` pictures that does not surely miss a bar."""
+    """Return the largest rate in ``count`` images that does not surely miss a bar."""
     claimed = 0
     while claimed < count and clopper_pearson(claimed + 1, count, 0.95, "lower")[0] <= bar:
         claimed += 1
@@ -360,20 +359,21 @@ def misses(found: Battery) -> list[str]:
     successes = clean.true_positives + clean.false_negatives
     if clean.recall_high < GOOD_RECALL:
         sentences.append(
-            f"it claims {clean.true_positives} of {successes} successes on clean pictures; at "
+            f"it claims {clean.true_positives} of {successes} successes on clean images; at "
             f"least {GOOD_RECALL:.0%} must be"
         )
     failures = clean.false_positives + clean.true_negatives
     alarms = found.rows[0].withheld or 0
     if clopper_pearson(alarms, successes + failures, 0.95, "lower")[0] > ALARMS:
         sentences.append(
-            f"its guard finds {alarms} of {successes + failures} clean pictures odd; at most "
+            f"its guard finds {alarms} of {successes + failures} clean images out of "
+            "distribution; at most "
             f"{ALARMS:.0%} may be"
         )
     for row in found.rows[1:]:
         if row.alone.recall_high < KEPT * clean.recall and not row.told:
             sentences.append(
                 f"under {row.name} it claims {row.alone.true_positives} of {successes} successes, "
-                f"{clean.true_positives} on clean pictures, and gives no sign of it"
+                f"{clean.true_positives} on clean images, and gives no sign of it"
             )
     return sentences

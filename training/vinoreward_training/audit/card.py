@@ -51,10 +51,14 @@ def _section(report: AuditReport, config: AuditConfig, precision: str) -> str:
         "made by": "`vinoreward audit`"
         + (f" in {config.env}" if config.env else " without an environment")
         + f", seed {config.seed}, {precision.upper()}",
-        "clean pictures": f"recall {clean.rates.recall:.1%}, false claims "
+        "clean images": f"recall {clean.rates.recall:.1%}, false claims "
         f"{clean.rates.false_positives} of "
         f"{clean.rates.false_positives + clean.rates.true_negatives}"
-        + ("" if clean.withheld is None else f"; {clean.withheld} are odd to the guard"),
+        + (
+            ""
+            if clean.withheld is None
+            else f"; {clean.withheld} are out of distribution for the guard"
+        ),
         "dead cameras": f"{claimed} of {frames} frames are claimed",
         f"{len(shifts)} shifts": f"{sum(row.rates.false_positives for row in shifts)} of "
         f"{failures} failures are claimed, most under {worst.name}: {worst.rates.false_positives}",
@@ -75,7 +79,7 @@ def _section(report: AuditReport, config: AuditConfig, precision: str) -> str:
         f"**{report.robustness}**",
         "\n".join(f"- {miss}" for miss in report.misses),
         bullets(facts),
-        "False claims on clean pictures, by kind of failure and by distance:",
+        "False claims on clean images, by kind of failure and by distance:",
         markdown_table(report.shown_bands),
         "\n".join([*report.notes, NOT_CHECKED]),
     ]

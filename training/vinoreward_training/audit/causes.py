@@ -26,7 +26,7 @@ STAY = 0.05
 """Largest share of claims that may stay when their cause is gone."""
 _APPLIES = "apply(random) that changes the environment and returns what undoes it; mend it"
 RESTORED = 0.5
-"""Grey levels that a picture may differ by, on average, once a change is undone."""
+"""Grey levels that an image may differ by, on average, once a change is undone."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Causes:
 def remove_causes(
     classifier: Classifier,
     env: Any,
-    picture: Callable[[Any], npt.NDArray[np.uint8]],
+    image: Callable[[Any], npt.NDArray[np.uint8]],
     act: Callable[[Any], Any] | None,
     interventions: Sequence[Intervention],
     found: Causes,
@@ -109,11 +109,11 @@ def remove_causes(
     Args:
         classifier: as it will judge.
         env: the environment.
-        picture: takes its picture, given an observation.
+        image: takes its image, given an observation.
         act: plays, given an observation; None plays at random.
         interventions: of the environment.
         found: takes the counts.
-        fooled: takes pictures of claims that stay.
+        fooled: takes images of claims that stay.
         seed: of episodes, actions and changes.
         claims: to look at.
         steps: to play at most.
@@ -138,14 +138,14 @@ def remove_causes(
             observation, _, terminated, truncated, _ = env.step(action)
             found.steps += 1
             ended = bool(terminated or truncated)
-            before = picture(observation)
+            before = image(observation)
             if not classifier.compute_reward(before[None])[0]:
                 continue
             found.claims += 1
             for one, change in zip(interventions, found.changes, strict=True):
                 with as_config_error(f"the intervention {one.name!r} fails", _APPLIES):
                     undo = one.apply(random)
-                after = picture(observation)
+                after = image(observation)
                 with as_config_error(f"the intervention {one.name!r} fails", _APPLIES):
                     undo()
                 seen = look(classifier, after[None])
@@ -154,7 +154,7 @@ def remove_causes(
                     change.stay += 1
                     if not one.success:
                         fooled.show(after[None], seen.probability, one.name)
-                _check_undone(before, picture(observation), one)
+                _check_undone(before, image(observation), one)
             break  # the frames of one episode resemble each other
 
 
@@ -164,7 +164,7 @@ def _check_undone(
     differ = float(np.abs(before.astype(np.float64) - after).mean())
     if differ > RESTORED:
         raise ConfigError(
-            f"the intervention {one.name!r} does not undo what it did: the picture differs by "
+            f"the intervention {one.name!r} does not undo what it did: the image differs by "
             f"{differ:.1f} grey levels from the one before. Expected apply(random) to return a "
             "function that brings the environment back; correct it."
         )

@@ -1,4 +1,4 @@
-"""``vinoreward audit``: tries to cheat a classifier with what may befall pictures."""
+"""``vinoreward audit``: tries to cheat a classifier with what may befall images."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.audit.search import STATES, Searched, spaces_searched
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
-from vinoreward_training.data.dataset_files import Indices, picture_source, save_picture
+from vinoreward_training.data.dataset_files import Indices, image_reader, save_image
 from vinoreward_training.data.seen import LEAST_AUDITED as LEAST
 from vinoreward_training.data.seen import unseen
 from vinoreward_training.runs.next_command import bundle_name, command, free, to_train
@@ -80,7 +80,7 @@ FIRST_VERDICT = 120.0
 MOST_THREADS = 8
 """Threads of the network by default: a small one gains nothing from more."""
 FINDINGS = "findings"
-"""Folder of the pictures that fooled it, to be labelled."""
+"""Folder of the images that fooled it, to be labelled."""
 LEAST_STATES = 256
 _RETURNS = (
     "a function of the environment that returns a list of vinoreward.Intervention and "
@@ -106,15 +106,15 @@ class Learning:
 def unseen_frames(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
     """Return which frames (N,) of a dataset are new to a bundle, and a sentence on it.
 
-    Of an own folder the content decides, as in a training, also if pictures were added since.
+    Of an own folder the content decides, as in a training, also if images were added since.
     """
     spec, sha256 = bundle.spec, dataset.sha256
-    dataset = dataclasses.replace(dataset, images=prepare(dataset.images, spec.picture))
+    dataset = dataclasses.replace(dataset, images=prepare(dataset.images, spec.image))
     if dataset.origin is None and "model.safetensors" in spec.files:
         from vinoreward_training.classifier import training
 
         record = training.read_record(bundle.path / "model.safetensors")
-        keys = training.picture_keys(dataset.images)
+        keys = training.image_keys(dataset.images)
         if record is not None and record.share_of(keys) > training.TOLERATED:
             sha256 = record.datasets[-1]
     identities, _ = episode_identities(dataset)
@@ -134,7 +134,7 @@ def one_each(dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed:
             raise DatasetError(
                 f"{dataset.folder} has {len(first)} episodes with a {name} that the network has "
                 f"not seen. Expected at least {LEAST}: frames of one episode resemble each other. "
-                "Add pictures (to a capture: vinoreward capture --resume --frames N; each stays in "
+                "Add images (to a capture: vinoreward capture --resume --frames N; each stays in "
                 "its part), or give others with --data, such as a capture with another --seed."
             )
     return np.sort(np.array(chosen, dtype=np.int64))
@@ -168,8 +168,8 @@ def audit(
 
     Args:
         bundle: the classifier's bundle.
-        data: labelled pictures, as :func:`load_dataset` reads them.
-        pairs: a folder of pictures before and after a change, see :func:`pair_rows`.
+        data: labelled images, as :func:`load_dataset` reads them.
+        pairs: a folder of images before and after a change, see :func:`pair_rows`.
         env: an environment to play, in which claims lose their cause.
         interventions: what changes it; None: what it offers itself.
         spaces: its states to search; None: what it offers itself.
@@ -177,20 +177,20 @@ def audit(
         robot: numbers of the flattened observation that are the robot's own state.
         truth: reads the environment's own truth from ``info``; None: from the usual keys.
         learning: a policy that learns from the reward under audit.
-        image_source: of the environment's pictures: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
+        image_source: of the environment's images: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
         success_label: label or sub-folder of the successes in ``data``.
         backend: runs the network, on ``device``.
         device: of the backend.
         precision: as the classifier will run.
-        frames: at most so many pictures of each label, one of each episode.
+        frames: at most so many images of each label, one of each episode.
         dead: least number of dead-camera frames.
         states: to look at in each space, about; 0 for no search.
-        seed: draws pictures and changes.
+        seed: draws images and changes.
         threads: of the network; 0 for one per core, ``MOST_THREADS`` at most.
         progress: show a bar, and after ``FIRST_VERDICT`` seconds what was found so far.
 
     Raises:
-        DatasetError: too few pictures, or a folder that is not as it should be.
+        DatasetError: too few images, or a folder that is not as it should be.
         ConfigError: a number that cannot work, a bundle that is no classifier, or an intervention
             that is not undone.
     """
@@ -216,7 +216,7 @@ def audit(
         )
         classifier = closing.enter_context(opened(bundle, precision=precision))
         spec = classifier.bundle.spec
-        size = size_for(spec.picture)
+        size = size_for(spec.image)
         dataset = load_dataset(data, size=size, success_label=success_label, skip_broken=True)
         allowed, note = unseen_frames(classifier.bundle, dataset)
         some = one_each(dataset, allowed, frames, seed)
@@ -259,7 +259,7 @@ def audit(
             places = spaces_of(own) if spaces is None else spaces
             name = "env" if env.spec is None else env.spec.id
             check_shown(name, image_source, (*changes, *places))
-            take = picture_source(env, name, image_source, size_for(spec.picture))
+            take = image_reader(env, name, image_source, size_for(spec.image))
             steps = itertools.chain(
                 remove_causes(classifier, env, take, act, changes, causes, found, seed=seed),
                 play_again(
@@ -332,10 +332,10 @@ def audit(
         with tqdm(steps, desc="audit", unit="test", disable=not progress or env is None) as bar:
             for name in bar:
                 show(bar, name)
-        # How many pictures come is known, so the bar says how many minutes they take.
+        # How many images come is known, so the bar says how many minutes they take.
         with tqdm(total=total, desc="audit", unit="image", disable=not progress) as bar:
-            for name, pictures in looks:
-                bar.update(pictures)
+            for name, count in looks:
+                bar.update(count)
                 show(bar, name)
             by_band = bands(
                 look(classifier, dataset.images[kept]).paid,
@@ -398,15 +398,15 @@ def run(config: AuditConfig) -> int:
 
 
 def write_findings(folder: Path, fooled: Sequence[Fooled]) -> None:
-    """Write the pictures of false claims, the most certain first, and what was done to each."""
+    """Write the images of false claims, the most certain first, and what was done to each."""
     for number, one in enumerate(fooled):
-        save_picture(folder / f"{number:02d}.png", one.image)
+        save_image(folder / f"{number:02d}.png", one.image)
     if fooled:
         rows: list[Row] = [
-            {"picture": f"{number:02d}.png", "probability": one.probability, "by": one.by}
+            {"image": f"{number:02d}.png", "probability": one.probability, "by": one.by}
             for number, one in enumerate(fooled)
         ]
-        write_table(folder / "findings.csv", ("picture", "probability", "by"), rows)
+        write_table(folder / "findings.csv", ("image", "probability", "by"), rows)
 
 
 def environment_of(
@@ -420,10 +420,10 @@ def environment_of(
         )  # fmt: skip
         refuse_ignored(config, names, "an audit without --env")
         return {}
-    if bundle.spec.picture.views:
+    if bundle.spec.image.views:
         raise ConfigError(
-            f"found --env with {bundle.spec.name}, which looks at several pictures. Expected a "
-            "bundle of one, as an audit takes one picture of an environment; leave --env out, and "
+            f"found --env with {bundle.spec.name}, which looks at several images. Expected a "
+            "bundle of one, as an audit takes one image of an environment; leave --env out, and "
             "give --pairs."
         )
     if config.learn_steps < 0:
@@ -440,7 +440,7 @@ def environment_of(
         closing.callback(env.close)
         # What it lacks to draw with is told now, not after minutes.
         observation, _ = env.reset(seed=config.seed)
-        picture_source(env, config.env, config.image_source, None)(observation)
+        image_reader(env, config.env, config.image_source, None)(observation)
     arguments: dict[str, Any] = {
         "env": env,
         "image_source": config.image_source,
@@ -468,11 +468,11 @@ def environment_of(
 def check_shown(
     name: str, image_source: str, changes: Sequence[Intervention | SearchSpace]
 ) -> None:
-    """Raise ConfigError if an environment's picture would not show these changes of it."""
+    """Raise ConfigError if an environment's image would not show these changes of it."""
     if image_source != "render" and changes:
         raise ConfigError(
-            f"found the picture {image_source} of {name} and interventions or search spaces. "
-            "Expected pictures that are rendered, as an observation does not show a change before "
+            f"found the image {image_source} of {name} and interventions or search spaces. "
+            "Expected images that are rendered, as an observation does not show a change before "
             "the next step; leave --image-source out."
         )
 
@@ -492,7 +492,7 @@ def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack
         wrap_bundle=not own,
         truth=config.truth,
         truth_key=config.truth_key,
-        accept_foreign_pictures=True,  # whether it suits these is what an audit finds out
+        accept_foreign_images=True,  # whether it suits these is what an audit finds out
         **source,  # type: ignore[arg-type]
     )
     closing.callback(env.close)

@@ -115,7 +115,7 @@ class Replays:
 def play_again(
     classifier: Classifier,
     env: Any,
-    picture: Callable[[Any], npt.NDArray[np.uint8]],
+    image: Callable[[Any], npt.NDArray[np.uint8]],
     act: Callable[[Any], Any] | None,
     found: Replays,
     fooled: Battery,
@@ -131,10 +131,10 @@ def play_again(
     Args:
         classifier: as it will judge.
         env: the environment.
-        picture: takes its picture, given an observation.
+        image: takes its image, given an observation.
         act: plays, given an observation; None plays at random.
         found: takes the counts.
-        fooled: takes pictures of false claims.
+        fooled: takes images of false claims.
         seed: of episodes and actions.
         robot: numbers of the flattened observation that are the robot's own state.
         truth: reads the truth from ``info``; None: from the usual keys.
@@ -156,20 +156,20 @@ def play_again(
         episode += 1
         start = int(random.integers(2**31))
         observation, _ = env.reset(seed=start)
-        first, actions, ended = picture(observation), [], False
+        first, actions, ended = image(observation), [], False
         while not ended and found.steps < steps:
             action = env.action_space.sample() if act is None else act(observation)
             actions.append(action)
             observation, _, terminated, truncated, info = env.step(action)
             found.steps += 1
             ended = bool(terminated or truncated)
-            seen = picture(observation)
+            seen = image(observation)
             judged = look(classifier, seen[None])
             if robot:
                 _note(found, classifier, env, observation, seen, truth(info), episode, robot)
             if judged.paid[0]:
                 found.claims += 1
-                _again(classifier, env, picture, actions, first, found, fooled, truth, random)
+                _again(classifier, env, image, actions, first, found, fooled, truth, random)
                 break  # the frames of one episode resemble each other
     if robot and len(found.frames) >= LEAST_FRAMES:
         found.robot = _shares(found.frames)
@@ -178,7 +178,7 @@ def play_again(
 def _again(
     classifier: Classifier,
     env: Any,
-    picture: Callable[[Any], npt.NDArray[np.uint8]],
+    take: Callable[[Any], npt.NDArray[np.uint8]],
     actions: Sequence[Any],
     first: npt.NDArray[np.uint8],
     found: Replays,
@@ -187,7 +187,7 @@ def _again(
     random: np.random.Generator,
 ) -> None:
     observation, _ = env.reset(seed=int(random.integers(2**31)))
-    if float(np.abs(first.astype(np.float64) - picture(observation)).mean()) <= RESTORED:
+    if float(np.abs(first.astype(np.float64) - take(observation)).mean()) <= RESTORED:
         found.alike += 1
         return
     info: dict[str, Any] = {}
@@ -196,7 +196,7 @@ def _again(
         found.steps += 1
         if (terminated or truncated) and number < len(actions):
             return
-    image = picture(observation)
+    image = take(observation)
     judged, true = look(classifier, image[None]), truth(info)
     found.replayed += 1
     claimed = bool(judged.paid[0])
@@ -229,7 +229,7 @@ def _note(
             f"--robot-state is {' '.join(map(str, robot))}, and an observation has {len(numbers)} "
             "numbers. Expected those of the robot's own state, from 0."
         )
-    log_odds = float(np.clip(classifier.judge(image[None]).log_odds[0], -_LARGEST, _LARGEST))
+    log_odds = float(np.clip(classifier.predict(image[None]).log_odds[0], -_LARGEST, _LARGEST))
     found.frames.append((numbers[list(robot)], log_odds, true, episode))
 
 

@@ -43,7 +43,7 @@ class Measure:
     bar: float
     """The largest value that is no fault."""
     of: int = 0
-    """Pictures or claims that a share is of; 0 where it is no share."""
+    """Images or claims that a share is of; 0 where it is no share."""
 
 
 def _share(count: int, of: int, bar: float) -> Measure:
@@ -64,10 +64,10 @@ class AuditReport:
     faults: tuple[str, ...]
     """What is paid that should not be, in sentences, the worst first."""
     note: str
-    """Whether the pictures are new to the network."""
+    """Whether the images are new to the network."""
     battery: Battery
     bands: list[dict[str, object]]
-    """False claims on clean pictures, by kind of failure and by distance."""
+    """False claims on clean images, by kind of failure and by distance."""
     misses: tuple[str, ...] = ()
     """Which successes are not paid, under which change, in sentences."""
     pairs: tuple[PairRow, ...] = ()
@@ -182,7 +182,7 @@ class AuditReport:
 
 
 def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Section]:
-    """Return the parts of ``report.html``; their pictures are drawn into ``out``."""
+    """Return the parts of ``report.html``; their images are drawn into ``out``."""
     claimed, frames = report.battery.dead_total()
     sections = [
         Section(
@@ -195,8 +195,8 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         sections.append(
             Section(
                 "What fooled it",
-                "Pictures of no success that it claims, the most certain first.",
-                pictures=[_draw_fooled(out / "fooled.png", report.battery)],
+                "Images of no success that it claims, the most certain first.",
+                images=[_draw_fooled(out / "fooled.png", report.battery)],
             )
         )
     if report.causes is not None:
@@ -214,12 +214,12 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         sections.append(
             Section(
                 "Search",
-                "States of no success, each with its picture. The rate is of states spread over "
+                "States of no success, each with its image. The rate is of states spread over "
                 "the space; the area is of the plane through the worst state in which the first "
                 "two numbers vary, as drawn. A false claim is a hole if most states within 1 % of "
                 "each axis are claimed too. Under shifts: the most false claims of one of them.",
                 rows=[_searched(one) for one in report.searched],
-                pictures=[_draw_planes(out / "search.png", report.searched)],
+                images=[_draw_planes(out / "search.png", report.searched)],
             )
         )
     if report.pairs:
@@ -228,7 +228,7 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
     sections += [
         Section(
             "Shifts",
-            "One picture of each episode and label. Bounds are 95 % Clopper-Pearson's.",
+            "One image of each episode and label. Bounds are 95 % Clopper-Pearson's.",
             rows=[
                 {
                     "under": row.name,
@@ -241,7 +241,7 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
                 }
                 for row in report.battery.rows
             ],
-            pictures=[_draw_shifts(out / "shifts.png", report.battery)],
+            images=[_draw_shifts(out / "shifts.png", report.battery)],
         ),
         Section(
             f"Dead cameras: {claimed} of {frames} frames are claimed",
@@ -252,7 +252,7 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         ),
         Section(
             "False claims by kind and distance",
-            "On clean pictures, all frames.",
+            "On clean images, all frames.",
             rows=report.shown_bands,
         ),
         configuration(config),
@@ -305,14 +305,14 @@ def _guarded(row: Row) -> dict[str, object]:
     if row.withheld is None:
         return {}
     return {
-        "odd to the guard": row.withheld,
+        "out of distribution for the guard": row.withheld,
         "recall without it": f"{row.alone.recall:.1%}",
         "false without it": row.alone.false_positives,
     }
 
 
 def _draw_fooled(path: Path, found: Battery) -> Path:
-    """Draw a grid of the pictures that fooled the classifier."""
+    """Draw a grid of the images that fooled the classifier."""
     columns = min(8, len(found.fooled))
     rows = -(-len(found.fooled) // columns)
     height, width = found.fooled[0].image.shape[:2]
@@ -349,9 +349,16 @@ def _draw_shifts(path: Path, found: Battery) -> Path:
         label="recall of the network",
     )
     if clean.withheld is not None:
-        pictures = _frames(clean.rates)
-        odd = [(row.withheld or 0) / pictures for row in rows]
-        left.plot(odd, at, "|", color="#f28e2b", markersize=9, label="odd to the guard")
+        images = _frames(clean.rates)
+        ood_score = [(row.withheld or 0) / images for row in rows]
+        left.plot(
+            ood_score,
+            at,
+            "|",
+            color="#f28e2b",
+            markersize=9,
+            label="out of distribution for the guard",
+        )
     left.axvline(KEPT * clean.rates.recall, color="#c8102e", linewidth=1)
     left.set(xlabel="share (line: 0.9 of the clean recall)", xlim=(-0.02, 1.02))
     left.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8, frameon=False)

@@ -24,10 +24,10 @@ from vinoreward_training.audit.states import (
     APART,
     FAILURE,
     STARTS,
-    Judged,
+    Images,
     Looked,
-    Picture,
     States,
+    StateScores,
     Truth,
     climb,
 )
@@ -74,7 +74,7 @@ class Under:
     claimed: int
     """Of the spread states."""
     worst: int
-    """Of the states that were worst on clean pictures."""
+    """Of the states that were worst on clean images."""
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Searched:
 def search(
     classifier: Classifier,
     space: SearchSpace,
-    picture: Callable[[], Picture],
+    image: Callable[[], Images],
     found: Searched,
     fooled: Battery,
     *,
@@ -166,9 +166,9 @@ def search(
     Args:
         classifier: as it will judge, with its guard.
         space: to search.
-        picture: takes the environment's picture.
+        image: takes the environment's image.
         found: takes the counts.
-        fooled: takes the pictures of false claims.
+        fooled: takes the images of false claims.
         seed: of samples and shifts.
         states: spread over the space, about.
 
@@ -176,17 +176,17 @@ def search(
         ConfigError: a ``set_state`` that fails.
     """
 
-    def judge(images: Picture, truth: Truth) -> Judged:
-        judged = classifier.judge(images)
-        odd = np.zeros(len(images)) if judged.odd is None else judged.odd
-        paid = (judged.probability >= np.float32(classifier.threshold)) & (odd <= 1.0)
+    def judge(images: Images, truth: Truth) -> StateScores:
+        judged = classifier.predict(images)
+        ood_score = np.zeros(len(images)) if judged.ood_score is None else judged.ood_score
+        paid = (judged.probability >= np.float32(classifier.threshold)) & (ood_score <= 1.0)
         wrong = paid & (truth == FAILURE)
         fooled.show(images[wrong], judged.probability[wrong], space.name)
         # Lower where the guard withholds.
-        score = judged.log_odds - 10.0 * np.clip(odd - 1.0, 0.0, 2.0)
-        return Judged(judged.probability, score, paid)
+        score = judged.log_odds - 10.0 * np.clip(ood_score - 1.0, 0.0, 2.0)
+        return StateScores(judged.probability, score, paid)
 
-    looked = Looked(space, picture, judge)
+    looked = Looked(space, image, judge)
     random = np.random.default_rng([seed, 0x5EA7])
     exhaustive = len(space.axes) <= GRID_AXES
     spread = grid(space.axes, states) if exhaustive else looked.spread(states, seed)
@@ -286,7 +286,7 @@ def _shifts(
     worst = looked.worst(states // 2)
     if not len(some):
         return
-    yield f"{looked.space.name}: pictures of the worst"
+    yield f"{looked.space.name}: images of the worst"
     both = np.concatenate([some, worst])
     images = np.stack([looked.look_at(looked.states[index])[1] for index in both])
     before = looked.paid[both]
@@ -309,7 +309,7 @@ def spaces_searched(
     classifier: Classifier,
     env: Any,
     spaces: Sequence[SearchSpace],
-    picture: Callable[[Any], Picture],
+    image: Callable[[Any], Images],
     found: list[Searched],
     fooled: Battery,
     *,
@@ -323,7 +323,7 @@ def spaces_searched(
         yield from search(
             classifier,
             space,
-            lambda: picture(observation),
+            lambda: image(observation),
             found[-1],
             fooled,
             seed=seed,

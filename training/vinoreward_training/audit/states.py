@@ -25,12 +25,12 @@ _APPLIES = "set_state(state) that returns True, False or None; mend it"
 _BATCH = 64
 
 States = npt.NDArray[np.float64]
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 Truth = npt.NDArray[np.int8]
 
 
-class Judged(NamedTuple):
-    """What is thought of some pictures (N,)."""
+class StateScores(NamedTuple):
+    """What is thought of some images (N,)."""
 
     probability: npt.NDArray[np.float32]
     """Of success."""
@@ -46,14 +46,14 @@ class Looked:
     def __init__(
         self,
         space: SearchSpace,
-        picture: Callable[[], Picture],
-        judge: Callable[[Picture, Truth], Judged],
+        image: Callable[[], Images],
+        judge: Callable[[Images, Truth], StateScores],
     ) -> None:
-        """``judge`` gets pictures (N, H, W, 3), and for each whether it is a ``FAILURE``."""
+        """``judge`` gets images (N, H, W, 3), and for each whether it is a ``FAILURE``."""
         self.space = space
         self.low = np.array([axis.low for axis in space.axes])
         self.span = np.array([axis.high for axis in space.axes]) - self.low
-        self._picture, self._judge = picture, judge
+        self._image, self._judge = image, judge
         self.states = np.zeros((0, len(space.axes)))
         self.truth = np.zeros(0, np.int8)
         self.probability = np.zeros(0, np.float32)
@@ -85,11 +85,11 @@ class Looked:
         shares = sampler.random_base2(max(1, round(math.log2(count))))
         return np.asarray(self.low + self.span * shares)
 
-    def look_at(self, state: States) -> tuple[int, Picture]:
-        """Return the truth of a state, and its picture."""
+    def look_at(self, state: States) -> tuple[int, Images]:
+        """Return the truth of a state, and its image."""
         with as_config_error(f"the search space {self.space.name!r} fails", _APPLIES):
             true = self.space.set_state(state.copy())
-        return LEFT_OUT if true is None else int(bool(true)), self._picture()
+        return LEFT_OUT if true is None else int(bool(true)), self._image()
 
     def worst(self, count: int, start: int = 0) -> npt.NDArray[np.int64]:
         """Return the indices of at most ``count`` failures, the most successful first."""

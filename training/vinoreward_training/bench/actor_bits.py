@@ -147,11 +147,11 @@ def actor_bits_rows(config: BenchConfig) -> list[Row]:
                 )
             )
     title = f"SAC on {TASK}, one network, trained with seed {seed}: what bits cost"
-    picture = draw(config.out / "actor-bits.png", variants, whole.mean, title)
-    return [_row(one, whole.mean, picture, seed) for one in variants]
+    image = draw(config.out / "actor-bits.png", variants, whole.mean, title)
+    return [_row(one, whole.mean, image, seed) for one in variants]
 
 
-def _row(one: Variant, whole: float, picture: Path, seed: int) -> Row:
+def _row(one: Variant, whole: float, image: Path, seed: int) -> Row:
     caught = one.name == NNCF
     return mean_row(
         "actor-bits",
@@ -164,7 +164,7 @@ def _row(one: Variant, whole: float, picture: Path, seed: int) -> Row:
         met=bool(one.verdict) if caught else None,
         note=f"{one.nbytes / 1e3:.1f} kB; largest KL {one.kl_max:.2g} nats; the default monitor "
         f"{one.verdict or 'lets it act'}; one network for all, trained with seed {seed} for "
-        f"{TRAINING_STEPS} steps; {picture.name}",
+        f"{TRAINING_STEPS} steps; {image.name}",
         details={
             "bits": one.bits,
             "nbytes": one.nbytes,

@@ -360,8 +360,8 @@ def actor_curves_rows(config: BenchConfig) -> list[Row]:
         task: paired(config, ARMS, config.actor_seeds, functools.partial(curve_of, task))
         for task in CURVES
     }
-    picture = draw_curves(config.out / "actor-curves.png", curves)
-    return [curve_row(task, arms, picture.name) for task, arms in curves.items()]
+    image = draw_curves(config.out / "actor-curves.png", curves)
+    return [curve_row(task, arms, image.name) for task, arms in curves.items()]
 
 
 def curve(folder: Path) -> Curve:
@@ -376,7 +376,7 @@ def curve(folder: Path) -> Curve:
     )
 
 
-def curve_row(task: str, arms: Curves, picture: str) -> Row:
+def curve_row(task: str, arms: Curves, image: str) -> Row:
     """Return how much return INT8 actors cost; every arm is in the note."""
     eager, int8 = (np.array([one.final for one in arms[arm]]) for arm in (EAGER, INT8))
     lost = float(eager.mean() - int8.mean())
@@ -392,7 +392,7 @@ def curve_row(task: str, arms: Curves, picture: str) -> Row:
         "one standard error of the difference",
         target="within one standard error",
         met=None if error is None else lost <= error,
-        note=f"{find_task(task).title}, the policy of the learner, by seed: {values}; {picture}",
+        note=f"{find_task(task).title}, the policy of the learner, by seed: {values}; {image}",
         details={"seconds": {arm: [one.seconds for one in arms[arm]] for arm in arms}},
     )
 

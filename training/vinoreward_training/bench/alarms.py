@@ -49,7 +49,7 @@ def alarms_rows(config: BenchConfig) -> list[Row]:
         for seed in _seeds(config, CHEATED)
     ]
     rows = []
-    for test in ("false", "odd", "early"):
+    for test in ("false", "ood", "early"):
         raised = sum(first_alarm(test, _episodes(run)) is not None for run in honest)
         rows.append(_honest_row(test, raised, f"{HONEST_STEPS} steps each"))
         rows.append(_cheated_row(test, [_episodes(run) for run in cheated]))
@@ -111,7 +111,7 @@ def monitor_of(test: str) -> TrustMonitor:
     """Return a monitor with this test alone, as ``vinoreward train`` sets it."""
     return TrustMonitor(
         false=FalseClaimAlarm() if test == "false" else None,
-        odd=RateAlarm() if test == "odd" else None,
+        ood=RateAlarm() if test == "ood" else None,
         earliest=EARLIEST if test == "early" else None,
     )
 
@@ -120,7 +120,7 @@ def first_alarm(test: str, rows: Episodes) -> int | None:
     """Return the episode, from 0, at which a test raises its first alarm; None: it does not."""
     monitor = monitor_of(test)
     for episode, row in enumerate(rows):
-        ended = Ended(row["claimed"], row["true"], row["odd"], row["length"])
+        ended = Ended(row["claimed"], row["true"], row["ood"], row["length"])
         if monitor.add(ended):
             return episode
     return None
@@ -183,7 +183,7 @@ def _cheated_row(test: str, runs: Sequence[Episodes]) -> Row:
 
 
 def _lamp_row(config: BenchConfig) -> Row:
-    """Return how many episodes the odd-picture alarm needs once a lamp gives less light."""
+    """Return how many episodes the OOD alarm needs once a lamp gives less light."""
     rows: list[dict[str, Any]] = []
     env = gym.make(
         "PandaHoverRandom-v0", backend="none", bundle=config.bundle, render_mode="rgb_array"
@@ -192,19 +192,20 @@ def _lamp_row(config: BenchConfig) -> Row:
     with contextlib.closing(env), Classifier(Bundle.load(config.bundle)) as classifier:
         for episode in range(PLAYED):
             env.reset(seed=config.seed + episode)
-            odd, over, light = False, False, LIGHT if episode >= DIMMED_FROM else 1.0
+            ood, over, light = False, False, LIGHT if episode >= DIMMED_FROM else 1.0
             while not over:
                 _, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 over = terminated or truncated
-                picture = (np.asarray(env.render()) * light).astype(np.uint8)
-                judged = classifier.judge(picture[None])
-                odd = odd or (judged.odd is not None and bool(judged.odd[0] > 1))
-            rows.append({"claimed": None, "true": None, "odd": odd, "length": None})
-    alarm = first_alarm("odd", rows)
+                image = (np.asarray(env.render()) * light).astype(np.uint8)
+                judged = classifier.predict(image[None])
+                ood = ood or (judged.ood_score is not None and bool(judged.ood_score[0] > 1))
+            rows.append({"claimed": None, "true": None, "ood": ood, "length": None})
+    alarm = first_alarm("ood", rows)
     late = None if alarm is None or alarm < DIMMED_FROM else float(alarm - DIMMED_FROM + 1)
     return Row(
         "alarms",
-        f"odd pictures: episodes from half of the light to the alarm, after {DIMMED_FROM} honest "
+        f"out-of-distribution images: episodes from half of the light to the alarm, after "
+        f"{DIMMED_FROM} honest "
         "ones of random play in PandaHoverRandom-v0",
         late,
         "episodes",

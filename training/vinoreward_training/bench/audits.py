@@ -36,25 +36,25 @@ from vinoreward_training.configs import (
     FinetuneConfig,
     MendConfig,
 )
-from vinoreward_training.data.dataset_files import METADATA, read_table, save_picture
+from vinoreward_training.data.dataset_files import METADATA, read_table, save_image
 from vinoreward_training.labelling.labels import LABELS, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.mending.command import run as mend
 
 POSES = 1600
-"""Pictures that a classifier learns the arm's pose from, half of each label."""
+"""Images that a classifier learns the arm's pose from, half of each label."""
 SHOWN = 200
-"""Pictures that the audit of it gets."""
+"""Images that the audit of it gets."""
 HONEST = 5
 """Classifiers that look at arm and object."""
 LEARNT_FROM = 3000
-"""Pictures of each."""
+"""Images of each."""
 ROUNDS = 3
 """Mendings of a planted fault, at most."""
 MENDED_WITH = 6000
-"""Pictures of the capture with wrong labels."""
+"""Images of the capture with wrong labels."""
 MISTAKEN = 600
-"""Pictures of a failure that are called successes."""
+"""Images of a failure that are called successes."""
 SEARCHES = 4
 """Searches of a space that is sampled."""
 FRESH = 2000
@@ -77,7 +77,7 @@ def audit_rows(config: BenchConfig) -> list[Row]:
         Row(
             "audit",
             f"a classifier of the arm's pose alone: tests of the cause that it fails, audited with "
-            f"{SHOWN} pictures",
+            f"{SHOWN} images",
             float(len(stay)),
             "",
             target=">= 1",
@@ -221,7 +221,7 @@ def _captured(folder: Path, frames: int, seed: int) -> Path:
 def _trained(
     folder: Path, data: Path, seed: int, *, epochs: int = 2, learning_rate: float = 3e-4
 ) -> Path:
-    """Train the shipped network on other pictures."""
+    """Train the shipped network on other images."""
     finetune(
         FinetuneConfig(
             data=data,
@@ -238,10 +238,11 @@ def _trained(
 
 
 def _poses(folder: Path, count: int, seed: int, *, elsewhere: float) -> Path:
-    """Write pictures of a gripper above the fixed task's place, successes, and of it elsewhere.
+    """Write images of a gripper above the fixed task's place, successes, and of it elsewhere.
 
     In a share of them, whatever their label, the object is ``elsewhere``. It is in all of them: a
-    guard fitted to pictures that have none would find every other one odd, and pay for nothing.
+    guard fitted to images that have none would find every other one out of distribution, and pay
+    for nothing.
     """
     random, place = np.random.default_rng([seed, 0x705E]), (c.FIXED_OBJECT[0], c.FIXED_OBJECT[1])
     with contextlib.closing(HoverScene()) as scene:
@@ -256,7 +257,7 @@ def _poses(folder: Path, count: int, seed: int, *, elsewhere: float) -> Path:
             scene.home()
             scene.move_gripper((float(xy[0]), float(xy[1])))
             name = f"{'success' if success else 'failure'}/{number:05d}.png"
-            save_picture(folder / name, scene.render())
+            save_image(folder / name, scene.render())
     return folder
 
 
@@ -275,7 +276,7 @@ def _no_object(scene: HoverScene, random: np.random.Generator) -> None:
 
 
 MISTAKES = (
-    Mistake("pictures without the object", "absent", "object removed", _no_object),
+    Mistake("images without the object", "absent", "object removed", _no_object),
     Mistake("raised hands", "height", "gripper at another height", _raise),
 )
 
@@ -296,7 +297,7 @@ def _mistaken(folder: Path, data: Path, mistake: Mistake, seed: int) -> Path:
             row |= {"file": f"success/mistake{count:05d}.png", "label": "success"}
             row |= {"category": "success", "episode": str(first + count), "seed": str(seed)}
             row["distance"] = "0"
-            save_picture(folder / row["file"], scene.render())
+            save_image(folder / row["file"], scene.render())
             rows.append(row)
             count -= 1
     _write_rows(folder, rows)
@@ -304,7 +305,7 @@ def _mistaken(folder: Path, data: Path, mistake: Mistake, seed: int) -> Path:
 
 
 def _write_rows(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Say anew which pictures belong to a capture."""
+    """Say anew which images belong to a capture."""
     with (folder / METADATA).open("w", newline="") as stream:
         table = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
         table.writeheader()

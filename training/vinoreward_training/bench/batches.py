@@ -33,7 +33,7 @@ from vinoreward_training.configs import BenchConfig
 
 ID = "PandaHoverRandom-v0"
 STATES = (16, 256, 4096)
-"""Environments in one batch, without pictures."""
+"""Environments in one batch, without images."""
 LOOKED_AT = (16, 256, 1024)
 """Environments in one batch that the classifier judges."""
 SMALL, LEARNED, LARGE = 16, 256, 4096
@@ -171,10 +171,10 @@ def _parts(stack: contextlib.ExitStack, config: BenchConfig) -> dict[str, Callab
     present = np.ones(LEARNED, np.bool_)
     camera = stack.enter_context(FastCamera(scene_camera(bundle), capacity=CHUNK))
     classifier = stack.enter_context(Classifier(bundle))
-    pictures = camera.render_batch(joints, poses, present)
+    images = camera.render_batch(joints, poses, present)
     return {
         f"raster {LEARNED}": lambda: camera.render_batch(joints, poses, present),
-        f"judge {LEARNED}": lambda: classifier.judge(pictures),
+        f"judge {LEARNED}": lambda: classifier.predict(images),
     }
 
 

@@ -1,4 +1,4 @@
-"""Bench rows about encoders: inference, a wrapped step, a linear probe, and a shared picture."""
+"""Bench rows about encoders: inference, a wrapped step, a linear probe, and a shared image."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from vinoreward_training.quantize.network import quantize_onnx
 
 ENVIRONMENT = "PandaHoverPixels-v0"
 STATE_ENVIRONMENT = "PandaHoverRandom-v0"
-"""The same task with the true places instead of the picture."""
+"""The same task with the true places instead of the image."""
 SIZES = ((64, 6.0), (256, 4.0))
-"""Side of the square pictures, and how many times faster than eager PyTorch INT8 must be."""
+"""Side of the square images, and how many times faster than eager PyTorch INT8 must be."""
 ALONE = ("torch fp32", "onnxruntime fp32", "openvino fp32", "onnxruntime int8", "openvino int8")
 """Backend and precision of the encoders that are timed alone; the first is what others beat."""
 LATENT = 32
@@ -61,7 +61,7 @@ PROBE_FRAMES = 4000
 """Frames that the probe is fitted on, drawn the way a capture draws them."""
 PROBE_TARGET = "<= 5 mm"
 
-Pictures = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
@@ -94,7 +94,7 @@ def encoders_rows(config: BenchConfig) -> list[Row]:
 
 
 def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
-    """Time one picture through a conv_vae of random weights, against eager PyTorch."""
+    """Time one image through a conv_vae of random weights, against eager PyTorch."""
     import safetensors.torch
     import torch
 
@@ -102,15 +102,15 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
     from vinoreward_training.encoder.bundle import MEAN, STD, export_encoder
 
     scenes = fresh_scenes(CALIBRATION_FRAMES, config.seed)[0]
-    pictures = np.stack([resized(scene, side, side) for scene in scenes])
+    images = np.stack([resized(scene, side, side) for scene in scenes])
     torch.manual_seed(0)
     encoder = build_encoder("conv_vae", side, side, 2 * LATENT).eval()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         paths = {"fp32": folder / "model.onnx", "int8": folder / "model.int8.onnx"}
-        export_encoder(encoder, paths["fp32"], pictures[:4])
+        export_encoder(encoder, paths["fp32"], images[:4])
         safetensors.torch.save_file(encoder.state_dict(), folder / "model.safetensors")
-        quantize_onnx(paths["fp32"], paths["int8"], pictures)
+        quantize_onnx(paths["fp32"], paths["int8"], images)
         spec = NetworkSpec(
             paths["fp32"],
             TensorSpec((None, side, side, 3), "uint8"),
@@ -126,7 +126,7 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
             )
             for name, precision in map(str.split, ALONE)
         }
-        times = inference_times(backends, pictures[:1], config.rounds)
+        times = inference_times(backends, images[:1], config.rounds)
     return speed_rows(
         "encoders",
         f"conv_vae {side}x{side}, batch 1, one thread: {{}} against eager PyTorch",
@@ -145,18 +145,18 @@ class EagerEncoding(gym.ObservationWrapper[Any, Any, Any]):
         from vinoreward.backends.torch_networks import build_encoder
 
         super().__init__(env)
-        picture, spec = bundle.spec.picture, bundle.spec
+        image, spec = bundle.spec.image, bundle.spec
         network = build_encoder(
-            str(spec.architecture), picture.height, picture.width, spec.width
+            str(spec.architecture), image.height, image.width, spec.width
         ).eval()
         network.load_state_dict(load_file(bundle.path / "model.safetensors"))
-        size = (picture.width, picture.height)
-        self._output = by_hand(network, size, picture.mean, picture.std)
+        size = (image.width, image.height)
+        self._output = by_hand(network, size, image.mean, image.std)
         self._latent = spec.latent_size or 0
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (self._latent,), np.float32)
 
     def observation(self, observation: Any) -> Floats:
-        """Return the latent ``(D,)`` of a picture."""
+        """Return the latent ``(D,)`` of an image."""
         latent: Floats = self._output(observation)[: self._latent].numpy()
         return latent
 
@@ -249,11 +249,11 @@ def captured_frames(count: int, seed: int, camera: CameraSpec | None) -> list[Ho
 
 
 def probe_errors(
-    encode: Callable[[Pictures], Floats], fitted: Sequence[HoverFrame], fresh: Sequence[HoverFrame]
+    encode: Callable[[Images], Floats], fitted: Sequence[HoverFrame], fresh: Sequence[HoverFrame]
 ) -> list[ProbeError]:
     """Fit the probe on frames and judge it on fresh ones, without absent objects.
 
-    ``encode`` takes pictures (N, H, W, 3) to latents (N, D).
+    ``encode`` takes images (N, H, W, 3) to latents (N, D).
     """
     frames = [*fitted, *fresh]
     latents = np.concatenate([encode(frame.image[None]) for frame in frames])
@@ -319,9 +319,9 @@ def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
         f"({precisions[1]}): one after the other over one graph with both outputs"
     )
     if len(shapes) != 1:
-        note = f"they take pictures of different sizes: {sorted(map(str, shapes))}"
+        note = f"they take images of different sizes: {sorted(map(str, shapes))}"
         return Row("joint", what, None, note=note)
-    picture = np.ascontiguousarray(classifier.golden.images[:1])
+    image = np.ascontiguousarray(classifier.golden.images[:1])
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         first, second, both = (
             stack.enter_context(load_backend("openvino", network))
@@ -329,32 +329,32 @@ def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
         )
 
         def apart() -> list[Floats]:
-            return [first.infer(picture), second.infer(picture)]
+            return [first.infer(image), second.infer(image)]
 
         separate = np.concatenate(apart(), axis=1)
-        difference = float(np.abs(both.infer(picture) - separate).max())
+        difference = float(np.abs(both.infer(image) - separate).max())
         candidates: dict[str, Callable[[], object]] = {"apart": apart}
-        candidates["together"] = functools.partial(both.infer, picture)
+        candidates["together"] = functools.partial(both.infer, image)
         times = interleaved(candidates, rounds=config.rounds, calls=20, warm_up=20)
     return speed_row(
         "joint",
         what,
         times["apart"],
         times["together"],
-        note="they share no layer: a call and the picture's conversion are all that it saves; "
+        note="they share no layer: a call and the image's conversion are all that it saves; "
         f"largest difference of their outputs {difference:.2g}",
     )
 
 
 def _joined(networks: list[NetworkSpec], folder: Path) -> NetworkSpec:
-    """Write one graph of two networks for pictures of one size, with the outputs of both."""
+    """Write one graph of two networks for images of one size, with the outputs of both."""
     import onnx
 
     first, second = (onnx.load(network.path) for network in networks)
     second = onnx.compose.add_prefix(second, "second/")
-    picture, own = first.graph.input[0].name, second.graph.input[0].name
+    image, own = first.graph.input[0].name, second.graph.input[0].name
     for node in second.graph.node:
-        node.input[:] = [picture if name == own else name for name in node.input]
+        node.input[:] = [image if name == own else name for name in node.input]
     for name in ("node", "initializer", "output"):
         getattr(first.graph, name).extend(getattr(second.graph, name))
     onnx.save(first, folder / "joined.onnx")

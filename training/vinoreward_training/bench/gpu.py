@@ -24,7 +24,7 @@ from vinoreward.backends.base import load_backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.guard import GUARD_FILE, LEAST_EPISODES, PictureGuard
+from vinoreward.rewards.ood import GUARD_FILE, LEAST_EPISODES, OodDetector
 from vinoreward_envs.arrays import Arrays
 from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.scenes import HoverScenes, piece_of
@@ -39,7 +39,7 @@ PPO = ("--learner", "skrl", "--algorithm", "PPO", "--backend", "torch", "--devic
 """Of a training whose environments, networks and rollouts stay on the device."""
 ENVIRONMENTS = 4096
 SMALL_SIDE = 64
-"""Pixels of the small square pictures."""
+"""Pixels of the small square images."""
 STEPS = 10
 """Steps of a turn: an episode."""
 GOALS = {"large": ">= 100000 steps/s", "small": ">= 200000 steps/s"}
@@ -62,7 +62,7 @@ def gpu_rows(config: BenchConfig) -> list[Row]:
 def device_rows(
     config: BenchConfig, device: str, environments: int, sizes: Sequence[int]
 ) -> list[Row]:
-    """Time steps of a batch that stays on ``device``, for pictures of two sizes."""
+    """Time steps of a batch that stays on ``device``, for images of two sizes."""
     bundle = Bundle.load(config.bundle)
     rows = []
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
@@ -75,17 +75,17 @@ def device_rows(
                 return _seconds(made, device, config.rounds, STEPS)
 
         for name, used in (("large", bundle), ("small", small)):
-            size = f"{used.spec.picture.height}x{used.spec.picture.width}"
+            size = f"{used.spec.image.height}x{used.spec.image.width}"
             taken = stepped(environments, bundle=used, backend="torch")
             rates = [environments / seconds for seconds in taken]
             rows.append(
                 _row(
                     f"environment steps a second of {ID} in one batch of {environments} with the "
-                    f"learned reward of {size} pictures, on {where}",
+                    f"learned reward of {size} images, on {where}",
                     rates,
                     "steps/s",
                     target=GOALS[name],
-                    note="wall time; states, pictures, scores and rewards stay on the device",
+                    note="wall time; states, images, scores and rewards stay on the device",
                 )
             )
             for what, part in _parts(stack, used, device, environments, config.seed).items():
@@ -202,7 +202,7 @@ def _parts(
         Classifier(bundle, backend="torch", device=on, precision=precision)
     )
     judge = classifier
-    pictures = scenes.images()
+    images = scenes.images()
 
     def drawn() -> None:
         for _ in range(pieces):
@@ -210,7 +210,7 @@ def _parts(
 
     def judged() -> None:
         for _ in range(pieces):
-            judge.judge(pictures)
+            judge.predict(images)
 
     return {"inverse kinematics and camera": drawn, "classifier and guard": judged}
 
@@ -236,23 +236,23 @@ def _seconds(call: Callable[[], object], device: str, rounds: int, calls: int) -
 
 
 def of_size(bundle: Bundle, folder: Path, height: int, width: int) -> Bundle:
-    """Return a bundle of the same weights for pictures of another size, to time it with.
+    """Return a bundle of the same weights for images of another size, to time it with.
 
-    Its answers mean nothing: nobody trained it on such pictures. Its guard is fitted to noise.
+    Its answers mean nothing: nobody trained it on such images. Its guard is fitted to noise.
     """
     spec = bundle.spec
-    picture = dataclasses.replace(
-        spec.picture,
+    image = dataclasses.replace(
+        spec.image,
         height=height,
         width=width,
-        scene={**spec.picture.scene, "height": height, "width": width},
+        scene={**spec.image.scene, "height": height, "width": width},
     )
     noise = np.random.default_rng(0).integers(
         0, 256, (8 * LEAST_EPISODES, height, width, 3), np.uint8
     )
-    guard = PictureGuard.fit(noise, noise, np.arange(len(noise)) // 2)
+    guard = OodDetector.fit(noise, noise, np.arange(len(noise)) // 2)
     kept = {name: bundle.path / name for name in ("model.onnx", "model.safetensors")}
-    changed = dataclasses.replace(spec, picture=picture, quantization=None, files={})
+    changed = dataclasses.replace(spec, image=image, quantization=None, files={})
     network = bundle.network("fp32")
     taken = dataclasses.replace(network.input, shape=(None, height, width, 3))
     asked = dataclasses.replace(network, input=taken)

@@ -1,7 +1,7 @@
 """A row of ``vinoreward bench``: labels in the order of ``vinoreward label`` against random ones.
 
 The shipped classifier meets a camera that mistakes red for blue, in play where successes are rare.
-It is mended with labels of such pictures; recall is measured on fresh ones.
+It is mended with labels of such images; recall is measured on fresh ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vinoreward_training.mending.labelled import Labelled
 from vinoreward_training.mending.refit import refit
 
 POOL = 3000
-"""Pictures that nobody has labelled."""
+"""Images that nobody has labelled."""
 NEAR = 0.15
 """Metres between gripper and object in them, at most: random play near its goal."""
 ROUND = 60
@@ -39,7 +39,7 @@ ROUNDS = 2
 RANDOM = (120, 240, 480)
 """Random labels in one training each."""
 OLD = 3000
-"""Pictures of the old camera, which are replayed."""
+"""Images of the old camera, which are replayed."""
 FRESH = 4000
 EPOCHS = 4
 """Of each training. Another camera asks for more than what ``vinoreward mend`` does by default."""
@@ -54,7 +54,7 @@ Labels = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Pictures of the new camera, and the old data."""
+    """Images of the new camera, and the old data."""
 
     pool: Images
     truth: Labels
@@ -106,12 +106,12 @@ def label_order_rows(config: BenchConfig) -> list[Row]:
 def _task(folder: Path, seed: int) -> Task:
     shutil.rmtree(folder, ignore_errors=True)
     capture(CaptureConfig(frames=OLD, seed=seed, out=folder / "old"))
-    picture = Bundle.load("panda-hover-classifier").spec.picture
+    image = Bundle.load("panda-hover-classifier").spec.image
     pool, truth = _play(POOL, seed)
     test, test_truth, _ = fresh_scenes(FRESH, seed)
     return Task(
         _swapped(pool), truth, _swapped(test), test_truth,
-        load_labelled(folder / "old", picture, "success"), folder, seed,
+        load_labelled(folder / "old", image, "success"), folder, seed,
     )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def _log_odds(bundle: Bundle, images: Images) -> npt.NDArray[np.float64]:
 
 
 def _next(bundle: Bundle, task: Task, known: Labels) -> Labels:
-    """Return the next pictures that the page would show, as indices of the pool."""
+    """Return the next images that the page would show, as indices of the pool."""
     left = np.setdiff1d(np.arange(len(task.pool)), known)
     nothing = np.full(len(left), np.nan)
     with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
@@ -156,7 +156,7 @@ def _next(bundle: Bundle, task: Task, known: Labels) -> Labels:
 
 
 def _refitted(start: Bundle, task: Task, known: Sequence[int] | Labels, name: str) -> Bundle:
-    """Mend the first bundle with the labels of some pictures."""
+    """Mend the first bundle with the labels of some images."""
     chosen = np.asarray(known, np.int64)
     labelled = Labelled(
         task.pool[chosen], task.truth[chosen], np.ones(len(chosen), np.bool_), "by the truth"
@@ -178,7 +178,7 @@ def _refitted(start: Bundle, task: Task, known: Sequence[int] | Labels, name: st
 
 
 def _recall(bundle: Bundle, task: Task) -> float:
-    """Return the recall on fresh pictures at the false-positive rate ``FALSE_RATE``."""
+    """Return the recall on fresh images at the false-positive rate ``FALSE_RATE``."""
     scores = _log_odds(bundle, task.test)
     failures = np.sort(scores[task.test_truth == 0])[::-1]
     limit = failures[int(FALSE_RATE * len(failures))]

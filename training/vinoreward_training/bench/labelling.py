@@ -22,7 +22,7 @@ from vinoreward.errors import RunFolderError
 from vinoreward.processes import python_command
 from vinoreward_training.bench.rows import Row
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.data.dataset_files import save_picture
+from vinoreward_training.data.dataset_files import save_image
 from vinoreward_training.labelling.labels import LABELS, read_labels
 
 SCRIPT = """
@@ -37,7 +37,7 @@ QUIET = (
     "--no-first-run", "--disable-quic", "--disable-gpu",
 )  # fmt: skip
 """Options with which Chromium asks nobody but the page."""
-PICTURES = 120
+IMAGES = 120
 KILLS = 50
 MOST_LABELS = 40
 MOST_SECONDS = 0.01
@@ -149,9 +149,9 @@ class Client:
         status, _, data = self.ask(path, body)
         return status, json.loads(data)
 
-    def label(self, picture: int, answer: str) -> tuple[int, dict[str, Any]]:
-        """Label a picture."""
-        return self.value("/api/label", {"picture": picture, "label": answer, "seconds": 0.5})
+    def label(self, image: int, answer: str) -> tuple[int, dict[str, Any]]:
+        """Label an image."""
+        return self.value("/api/label", {"image": image, "label": answer, "seconds": 0.5})
 
 
 def chromium() -> str | None:
@@ -163,30 +163,30 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, CHROMIUM)), None)
 
 
-def write_pictures(folder: Path, count: int) -> Path:
-    """Write pictures of the hover scene's size, of noise, each another one."""
+def write_images(folder: Path, count: int) -> Path:
+    """Write images of the hover scene's size, of noise, each another one."""
     random = np.random.default_rng(0)
     for index in range(count):
         image = random.integers(0, 256, (96, 128, 3), dtype=np.uint8)
-        save_picture(folder / f"{index:04d}.png", image)
+        save_image(folder / f"{index:04d}.png", image)
     return folder
 
 
 def labels_a_minute(folder: Path, browser: str) -> float:
-    """Label a folder by keys in Chromium, each as soon as its picture is there."""
+    """Label a folder by keys in Chromium, each as soon as its image is there."""
     from playwright.sync_api import sync_playwright
 
     with Labelling(["--data", str(folder), "--duplicates", "0"]) as running, sync_playwright() as p:
         window = p.chromium.launch(executable_path=browser, args=list(QUIET))
         page = window.new_page()
         page.goto(running.address)
-        page.wait_for_selector("body[data-picture]")
+        page.wait_for_selector("body[data-image]")
         began, given = time.perf_counter(), 0
-        while (number := page.get_attribute("body", "data-picture")) is not None:
+        while (number := page.get_attribute("body", "data-image")) is not None:
             page.keyboard.press(KEYS[given % len(KEYS)])
             given += 1
             page.wait_for_function(
-                "number => document.body.dataset.picture !== number", arg=number, polling=5
+                "number => document.body.dataset.image !== number", arg=number, polling=5
             )
         seconds = time.perf_counter() - began
         window.close()
@@ -201,7 +201,7 @@ def labels_lost(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
     """Kill the program with SIGKILL at random moments while a client labels.
 
     Args:
-        folder: with at least ``2 * MOST_LABELS`` pictures, or a client may end before its kill.
+        folder: with at least ``2 * MOST_LABELS`` images, or a client may end before its kill.
         kills: how often.
         seed: of the moments.
 
@@ -223,12 +223,12 @@ def labels_lost(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
             last = sent + int(random.integers(MOST_LABELS))
             timer = threading.Timer(float(random.uniform(0.0, MOST_SECONDS)), process.kill)
             try:
-                while state["picture"] is not None:
+                while state["image"] is not None:
                     if sent == last:
                         timer.start()
                     sent += 1
                     # Each label takes another time, by which it is found in the log.
-                    body = {"picture": state["picture"], "label": "success", "seconds": sent / 100}
+                    body = {"image": state["image"], "label": "success", "seconds": sent / 100}
                     status, state = client.value("/api/label", body)
                     if status != 200:
                         raise RunFolderError(f"a label was answered with {status}, {state}.")
@@ -247,15 +247,15 @@ def labelling_rows(config: BenchConfig) -> list[Row]:
     """Label by keys in Chromium; kill the program in the middle of labelling."""
     with tempfile.TemporaryDirectory(prefix="vinoreward-label-") as temporary:
         folder, browser = Path(temporary), chromium()
-        what = f"{PICTURES} pictures labelled by keys in headless Chromium"
+        what = f"{IMAGES} images labelled by keys in headless Chromium"
         target = ">= 60 labels a minute"
         if browser is None:
             note = "no Chromium, or no playwright"
             first = Row("labelling", what, None, "labels a minute", target=target, note=note)
         else:
-            rate = labels_a_minute(write_pictures(folder / "rate", PICTURES), browser)
+            rate = labels_a_minute(write_images(folder / "rate", IMAGES), browser)
             first = Row("labelling", what, rate, "labels a minute", target=target)
-        many = write_pictures(folder / "kills", 2 * PICTURES)
+        many = write_images(folder / "kills", 2 * IMAGES)
         given, lost, interrupted = labels_lost(many, KILLS, config.seed)
     return [
         first,

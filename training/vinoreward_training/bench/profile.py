@@ -59,7 +59,7 @@ def _arguments(config: ProfileConfig) -> dict[str, Any]:
 def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
     """Step an environment; return the seconds of each part, step by step.
 
-    Ours are timed inside; others are judged by the bundle, as in training. Where the pictures are
+    Ours are timed inside; others are judged by the bundle, as in training. Where the images are
     in the observation, to draw them is part of the motion.
     """
     from tqdm import tqdm
@@ -75,7 +75,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
         if has_own_reward(config.env):
             # Only times matter here, not the claims.
             if config.bundle is not None:
-                chosen["accept_foreign_pictures"] = True
+                chosen["accept_foreign_images"] = True
             env = opened(config.env, kwargs, bundle=config.bundle, **chosen)
             learned = env.has_wrapper_attr("classifier")  # the oracle has none
             classifier = env.get_wrapper_attr("classifier") if learned else None
@@ -94,7 +94,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
                 bundle=config.bundle,
                 wrap_bundle=True,
                 image_source=source,
-                accept_foreign_pictures=True,
+                accept_foreign_images=True,
                 **chosen,
             )
             classifier = getattr(env, "classifier", None)  # the oracle has none

@@ -54,8 +54,8 @@ TOGETHER = (4, 8)
 DEAD_PART = 3
 """Dead-camera frames of the bench: neither validation's (1) nor test's (2)."""
 ARTICLE_SHORT_SIDE = 224
-"""The article resizes its picture to this on the shorter side."""
-FRESH_PICTURES = 200
+"""The article resizes its image to this on the shorter side."""
+FRESH_IMAGES = 200
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SCENES = (
@@ -66,7 +66,7 @@ SCENES = (
 GUARDED_EPISODES = 600
 """Clean episodes in which the guard's alarms are counted."""
 
-Pictures = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 
 
 class Stepper:
@@ -87,7 +87,7 @@ class Stepper:
 
 
 def scene_camera(bundle: Bundle) -> CameraSpec:
-    """Return the fast camera for pictures like those the bundle was trained on."""
+    """Return the fast camera for images like those the bundle was trained on."""
     return spec_of(bundle)
 
 
@@ -99,18 +99,18 @@ def one_thread() -> None:
 
 
 def backends_rows(config: BenchConfig) -> list[Row]:
-    """Time one picture on every backend and precision, against eager PyTorch."""
+    """Time one image on every backend and precision, against eager PyTorch."""
     one_thread()
     bundle = Bundle.load(config.bundle)
-    picture = np.ascontiguousarray(bundle.golden.images[:1])
+    image = np.ascontiguousarray(bundle.golden.images[:1])
     quantization = bundle.spec.quantization
     wanted = [("torch", "fp32"), ("onnxruntime", "fp32"), ("openvino", "fp32")]
     int8 = quantization is not None and quantization.passed
     if int8:
         wanted += [("onnxruntime", "int8"), ("openvino", "int8")]
-    size = f"{bundle.spec.picture.width}x{bundle.spec.picture.height}"
+    size = f"{bundle.spec.image.width}x{bundle.spec.image.height}"
     backends = {f"{name} {one}": bundle.backend(name, precision=one) for name, one in wanted}
-    times = inference_times(backends, picture, config.rounds)
+    times = inference_times(backends, image, config.rounds)
     what = f"{bundle.spec.architecture} {size}, batch 1, one thread: {{}} against eager PyTorch"
     rows = speed_rows("backends", what, times, {"openvino int8": 5.0})
     if not int8:
@@ -121,43 +121,43 @@ def backends_rows(config: BenchConfig) -> list[Row]:
 
 
 def _as_used_row(config: BenchConfig, bundle: Bundle, size: str) -> Row:
-    """Time the classifier as users get it, second looks included, on pictures of fresh scenes."""
-    pictures = fresh_scenes(FRESH_PICTURES, config.seed, camera=scene_camera(bundle))[0]
+    """Time the classifier as users get it, second looks included, on images of fresh scenes."""
+    images = fresh_scenes(FRESH_IMAGES, config.seed, camera=scene_camera(bundle))[0]
 
     def one_after_another(classifier: Classifier) -> Callable[[], object]:
-        following = itertools.cycle(np.split(pictures, len(pictures)))
+        following = itertools.cycle(np.split(images, len(images)))
         return lambda: classifier.probability(next(following))
 
     with Classifier(bundle, backend="torch") as eager, Classifier(bundle) as ours:
         candidates = {"eager": one_after_another(eager), "ours": one_after_another(ours)}
-        # Equally many calls in every turn, so both see the same pictures in a round.
+        # Equally many calls in every turn, so both see the same images in a round.
         times = interleaved(candidates, rounds=config.rounds, calls=50, warm_up=20)
-        share = ours.second_looks / ours.looks
+        share = ours.second_looks / ours.scored
         used = ours.precision.upper() + ("" if ours.band is None else " with second looks")
     return speed_row(
         "backends",
-        f"as the classifier uses it, {size}, {FRESH_PICTURES} pictures of fresh scenes one by one: "
+        f"as the classifier uses it, {size}, {FRESH_IMAGES} images of fresh scenes one by one: "
         f"{used} against eager PyTorch",
         times["eager"],
         times["ours"],
-        note="" if share == 0 else f"{share:.1%} of the pictures were looked at twice",
+        note="" if share == 0 else f"{share:.1%} of the images were looked at twice",
     )
 
 
 def by_hand(
     network: Any, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Callable[[npt.NDArray[np.uint8]], Any]:
-    """Return the usual way from a picture to a network's output: PIL, a tensor, eager PyTorch."""
+    """Return the usual way from an image to a network's output: PIL, a tensor, eager PyTorch."""
     import torch
     from PIL import Image
 
     middle, spread = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
 
-    def output(picture: npt.NDArray[np.uint8]) -> Any:
-        image = Image.fromarray(picture)
-        if image.size != size:
-            image = image.resize(size, Image.Resampling.BILINEAR)
-        planes = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255.0)
+    def output(image: npt.NDArray[np.uint8]) -> Any:
+        small = Image.fromarray(image)
+        if small.size != size:
+            small = small.resize(size, Image.Resampling.BILINEAR)
+        planes = torch.from_numpy(np.array(small)).permute(2, 0, 1).float().div(255.0)
         with torch.no_grad():
             return network(((planes - middle) / spread).unsqueeze(0))[0]
 
@@ -233,7 +233,7 @@ def step_rows(config: BenchConfig) -> list[Row]:
         )
     what = "time of a PandaHover-v0 step, resets included: "
     article = f'{what}fidelity="article" with PyTorch over our default'
-    oracle = f"{what}our default over the oracle reward, which needs no picture"
+    oracle = f"{what}our default over the oracle reward, which needs no image"
     return [
         speed_row("step", article, times["article"], times["ours"]),
         speed_row("step", oracle, times["ours"], times["oracle"]),
@@ -275,10 +275,10 @@ def camera_rows(config: BenchConfig) -> list[Row]:
             take(scene, draw(category, random), category)
             at = scene.pose()
             drawn = {name: camera.render(*at) for name, camera in cameras.items()}
-            for name, picture in drawn.items():
-                greys[name].append(float(np.abs(picture.astype(np.int16) - drawn["tiny"]).mean()))
+            for name, image in drawn.items():
+                greys[name].append(float(np.abs(image.astype(np.int16) - drawn["tiny"]).mean()))
                 # One by one: the way an environment asks.
-                claims[name].append(bool(classifier.compute_reward(picture[None])[0] > 0))
+                claims[name].append(bool(classifier.compute_reward(image[None])[0] > 0))
         times = interleaved(
             {name: functools.partial(camera.render, *at) for name, camera in cameras.items()},
             rounds=config.rounds,
@@ -294,7 +294,7 @@ def camera_rows(config: BenchConfig) -> list[Row]:
         rows += [
             speed_row(
                 "camera",
-                f"{what}: time of a picture, tiny over fast",
+                f"{what}: time of an image, tiny over fast",
                 times["tiny"],
                 times[name],
                 at_least=20.0 if goals else None,
@@ -322,7 +322,7 @@ def camera_rows(config: BenchConfig) -> list[Row]:
 
 
 def classifier_rows(config: BenchConfig) -> list[Row]:
-    """Judge fresh scenes, for false positives and recall, and pictures of a failing camera."""
+    """Judge fresh scenes, for false positives and recall, and images of a failing camera."""
     bundle = Bundle.load(config.bundle)
     images, labels, categories = fresh_scenes(
         config.scenes, config.seed, camera=scene_camera(bundle)
@@ -383,16 +383,16 @@ def guard_rows(config: BenchConfig) -> list[Row]:
 
         both = {one: Stepper(made(one), config.seed) for one in ("withhold", "ignore")}
         times = interleaved(both, rounds=config.rounds, calls=100, warm_up=20)
-        env, frames, odd, episodes = made("withhold"), 0, 0, 0
+        env, frames, ood, episodes = made("withhold"), 0, 0, 0
         env.action_space.seed(config.seed)
         for episode in range(GUARDED_EPISODES):
             env.reset(seed=config.seed + episode)
-            before, over = odd, False
+            before, over = ood, False
             while not over:
                 _, _, terminated, truncated, info = env.step(env.action_space.sample())
-                frames, odd = frames + 1, odd + (info.get("reward_ood", 0.0) > 1.0)
+                frames, ood = frames + 1, ood + (info.get("reward_ood", 0.0) > 1.0)
                 over = terminated or truncated
-            episodes += odd > before
+            episodes += ood > before
     what = f"{name}, random play: "
     return [
         speed_row(
@@ -401,10 +401,16 @@ def guard_rows(config: BenchConfig) -> list[Row]:
             times["withhold"],
             times["ignore"],
         ),
-        share_row("guard", f"{what}clean frames that are odd", odd, frames, target="<= 1 %"),
         share_row(
             "guard",
-            f"{what}clean episodes with an odd frame",
+            f"{what}clean frames that are out of distribution",
+            ood,
+            frames,
+            target="<= 1 %",
+        ),
+        share_row(
+            "guard",
+            f"{what}clean episodes with an out-of-distribution frame",
             episodes,
             GUARDED_EPISODES,
             target="<= 2 %",
@@ -419,7 +425,7 @@ def int8_rows(config: BenchConfig) -> list[Row]:
     target = "<= 0.5 %"
     if bundle.resolve_precision("openvino", "auto") != "int8":
         return [Row("int8", what, None, "%", target=target, note="no INT8 that passed")]
-    images = boundary_pictures(config, bundle)
+    images = boundary_images(config, bundle)
     alone = dataclasses.replace(bundle.spec.decision, int8_band=None)
     unaided = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=alone))
 
@@ -437,9 +443,9 @@ def int8_rows(config: BenchConfig) -> list[Row]:
     ]
 
 
-def boundary_pictures(config: BenchConfig, bundle: Bundle) -> Pictures:
-    """Return ``config.scenes`` pictures, most of them with the gripper near the success radius."""
-    pictures = []
+def boundary_images(config: BenchConfig, bundle: Bundle) -> Images:
+    """Return ``config.scenes`` images, most of them with the gripper near the success radius."""
+    images = []
     with HoverScene(camera=scene_camera(bundle)) as scene:
         for index in range(config.scenes):
             random = np.random.default_rng([config.seed, 1, index])
@@ -449,8 +455,8 @@ def boundary_pictures(config: BenchConfig, bundle: Bundle) -> Pictures:
             if index % 5 and placement.object_last is not None:
                 gripper = _near_boundary(random, placement.object_last)
                 placement = dataclasses.replace(placement, gripper=gripper)
-            pictures.append(take(scene, placement, category).image)
-    return np.stack(pictures)
+            images.append(take(scene, placement, category).image)
+    return np.stack(images)
 
 
 def _near_boundary(random: np.random.Generator, centre: tuple[float, float]) -> tuple[float, float]:

@@ -151,12 +151,12 @@ def interleaved(
 
 
 def inference_times(
-    backends: Mapping[str, Any], pictures: npt.NDArray[np.uint8], rounds: int
+    backends: Mapping[str, Any], images: npt.NDArray[np.uint8], rounds: int
 ) -> dict[str, Timing]:
-    """Time each backend's ``infer`` on the same pictures; closes the backends."""
+    """Time each backend's ``infer`` on the same images; closes the backends."""
     with contextlib.ExitStack() as stack:
         candidates = {
-            name: functools.partial(stack.enter_context(backend).infer, pictures)
+            name: functools.partial(stack.enter_context(backend).infer, images)
             for name, backend in backends.items()
         }
         return interleaved(candidates, rounds=rounds, calls=20, warm_up=20)

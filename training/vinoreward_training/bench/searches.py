@@ -13,7 +13,7 @@ from vinoreward_envs.auditing import RIM, spaces
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit.battery import Battery
 from vinoreward_training.audit.search import STATES, Searched, search
-from vinoreward_training.audit.states import Picture
+from vinoreward_training.audit.states import Images
 from vinoreward_training.bench.rows import Row, share_row
 from vinoreward_training.configs import BenchConfig
 
@@ -56,7 +56,7 @@ def search_rows(config: BenchConfig) -> list[Row]:
 def _planted(classifier: Classifier, scene: HoverScene, number: int, seed: int) -> Row:
     """Count in how many of ``HOLES`` searches a planted hole is found.
 
-    Where the gripper is in the hole, the classifier is shown a picture of a success.
+    Where the gripper is in the hole, the classifier is shown an image of a success.
     """
     space = spaces(scene)[number]
     scene.place_object((0.55, 0.0))
@@ -68,12 +68,12 @@ def _planted(classifier: Classifier, scene: HoverScene, number: int, seed: int) 
         inner = np.array(c.WORKSPACE_LOW) + 0.01, np.array(c.WORKSPACE_HIGH) - 0.01
         middle = random.uniform(*inner)
 
-        def picture(middle: np.ndarray = middle) -> Picture:
+        def image(middle: np.ndarray = middle) -> Images:
             inside = math.dist(scene.gripper[:2], middle) < _RADIUS
             return success if inside else scene.render()
 
         found = Searched(space.name, space.axes)
-        for _ in search(classifier, space, picture, found, Battery(), seed=hole, states=STATES):
+        for _ in search(classifier, space, image, found, Battery(), seed=hole, states=STATES):
             pass
         caught += any(math.dist(one.state[:2], middle) < _RADIUS for one in found.holes)
     return share_row(
@@ -97,9 +97,9 @@ def _near_misses(classifier: Classifier, scene: HoverScene, seed: int) -> Row:
             continue
         scene.place_object((place[0], place[1]))
         scene.move_gripper((gripper[0], gripper[1]))
-        judged = classifier.judge(scene.render()[None])
-        odd = judged.odd is not None and judged.odd[0] > 1.0
-        claimed += bool(judged.probability[0] >= np.float32(classifier.threshold)) and not odd
+        judged = classifier.predict(scene.render()[None])
+        ood = judged.ood_score is not None and judged.ood_score[0] > 1.0
+        claimed += bool(judged.probability[0] >= np.float32(classifier.threshold)) and not ood
         count += 1
     return share_row(
         "search", "near misses, 3.5 to 4.5 cm, that are claimed", claimed, count, target="<= 4 %"

@@ -31,7 +31,7 @@ class Task:
     process: float | None = None
     """Seconds of the whole command; None: no target."""
     pixels: bool = False
-    """Whether the policy sees pictures, through the encoder."""
+    """Whether the policy sees images, through the encoder."""
 
 
 TASKS = (

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 GOAL = 0.95
 """True success rate from which a task counts as solved."""
 PIXELS_GOAL = 90
-"""True success in percent that a policy from pictures must show after its training."""
+"""True success in percent that a policy from images must show after its training."""
 CHECKPOINT_EVERY = 250
 """In steps: the most that a stopped run loses."""
 TUNED_ON = range(20)
@@ -326,7 +326,7 @@ def solve_pixels_rows(config: BenchConfig) -> list[Row]:
 def _trained(
     config: BenchConfig, name: str, seed: int, steps: int, encoder: str | None
 ) -> Training:
-    """Train on pictures with the learned reward, then judge the policy on other episodes.
+    """Train on images with the learned reward, then judge the policy on other episodes.
 
     Training stops at a good evaluation, which therefore overstates success.
     """
@@ -337,7 +337,7 @@ def _trained(
         seed=seed,
         steps=steps,
         encoder=encoder,
-        # A replay buffer of pictures is over a gigabyte, and writing it would be timed too.
+        # A replay buffer of images is over a gigabyte, and writing it would be timed too.
         save_replay=encoder is not None,
         algorithm_kwargs={} if encoder is not None else {"learning_rate": CNN_LEARNING_RATE},
     )
@@ -391,7 +391,7 @@ def cnn_row(runs: list[Training], cnn: Training, budget: int) -> Row:
     per_step = cnn.seconds / cnn.steps
     return Row(
         "solve-pixels",
-        f"SB3's CnnPolicy on the same pictures and reward: true success over {cnn.episodes} "
+        f"SB3's CnnPolicy on the same images and reward: true success over {cnn.episodes} "
         f"episodes within {budget} steps",
         100.0 * cnn.true,
         "%",

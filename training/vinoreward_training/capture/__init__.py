@@ -1,1 +1,1 @@
-"""Captures of labelled pictures: placed, played by a policy, or taken from videos."""
+"""Captures of labelled images: placed, played by a policy, or taken from videos."""

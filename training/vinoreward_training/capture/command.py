@@ -1,4 +1,4 @@
-"""``vinoreward capture``: labelled pictures from any environment that knows the truth."""
+"""``vinoreward capture``: labelled images from any environment that knows the truth."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_picture
+from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_image
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
 from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_envs.camera.spec import CameraSpec, resized
-from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
+from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, IMAGE_HEIGHT, IMAGE_WIDTH
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import Episodes, Play
@@ -33,16 +33,16 @@ from vinoreward_training.data.dataset_files import (
     METADATA,
     Table,
     chosen_size,
+    image_reader,
     make_row,
-    picture_source,
     read_about,
     read_table,
 )
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
 from vinoreward_training.data.lerobot_writer import LeRobotWriter
-from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_pictures
+from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_images
 from vinoreward_training.data.seen import HELD_OUT_SHARES
-from vinoreward_training.data.videos import find_videos, read_labels, take_pictures
+from vinoreward_training.data.videos import find_videos, read_labels, take_images
 from vinoreward_training.runs.next_command import (
     after_capture,
     after_recording,
@@ -84,7 +84,7 @@ def _hover(
         if frame.object is not None:
             row["object_x"], row["object_y"] = (f"{value:.6f}" for value in frame.object)
         row["distance"] = f"{frame.distance:.6f}"
-        # The article's pictures are rendered larger than they are saved.
+        # The article's images are rendered larger than they are saved.
         image = resized(frame.image, spec["height"], spec["width"]) if env is None else frame.image
         table.add([(image, row)])
         yield 1
@@ -109,11 +109,11 @@ def _make(config: CaptureConfig) -> Any:
             asked = {"image_size": size, "camera": config.renderer, "mesh": config.mesh}
             options |= {name: value for name, value in asked.items() if value is not None}
             if has_own_reward(config.env):
-                options.setdefault("backend", "oracle")  # it needs no bundle to take pictures
+                options.setdefault("backend", "oracle")  # it needs no bundle to take images
         elif given := [name for name in _OF_HOVER if getattr(config, name) is not None]:
             raise ConfigError(
                 f"found {given[0]}={getattr(config, given[0])!r} with {config.env}. Expected it "
-                f"with a PandaHover id, whose pictures it is about; leave --{given[0]} out."
+                f"with a PandaHover id, whose images it is about; leave --{given[0]} out."
             )
         env = gymnasium.make(config.env, **options)
         return env if config.truth is None else TrueSuccess(env, config.truth)
@@ -131,17 +131,17 @@ def _make(config: CaptureConfig) -> Any:
 
 
 def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (scene or None, environment or None, what draws the pictures)."""
+    """Return (scene or None, environment or None, what draws the images)."""
     env = _make(config)
     if config.fidelity == "article":
         env.close()
         spec = article_camera(config.renderer or "fast")
-        height, width = config.image_size or (PICTURE_HEIGHT, PICTURE_WIDTH)
-        # "drawn" keeps a bundle trained on these from environments with other pictures.
+        height, width = config.image_size or (IMAGE_HEIGHT, IMAGE_WIDTH)
+        # "drawn" keeps a bundle trained on these from environments with other images.
         saved = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
         return HoverScene(camera=spec), None, {**spec.as_dict(), **saved}
     # What wrappers and the environment's own judge compare with the bundle's.
-    drawn = getattr(env.unwrapped, "picture_scene", None)
+    drawn = getattr(env.unwrapped, "image_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
     truth_named = config.truth is not None or config.truth_key not in (None, "true_success")
     several = config.image_source != ("render",) or config.stack > 1
@@ -158,14 +158,14 @@ def _check(config: CaptureConfig) -> None:
     if config.frames < 2 or config.seed < 0 or min(config.image_size or (16,)) < 16:
         raise ConfigError(
             f"frames={config.frames}, seed={config.seed}, image_size={config.image_size}. "
-            "Expected at least 2 frames, a seed of 0 or more and pictures of 16x16 or more."
+            "Expected at least 2 frames, a seed of 0 or more and images of 16x16 or more."
         )
     count = config.stack * len(config.image_source)
     if config.image_size is not None and math.prod(config.image_size) * count > MAX_PIXELS:
         height, width = config.image_size
         raise ConfigError(
-            f"found --image-size {height} {width} for {count} images in a picture. Expected "
-            f"pictures of at most {MAX_PIXELS} pixels in all, as no larger ones are read again; "
+            f"found --image-size {height} {width} for {count} images in an image. Expected "
+            f"images of at most {MAX_PIXELS} pixels in all, as no larger ones are read again; "
             "give a smaller --image-size."
         )
     sources = ("fidelity", "from_lerobot", "from_video")
@@ -173,14 +173,14 @@ def _check(config: CaptureConfig) -> None:
     given = ["--policy", *given] if given and config.policy is not None else given
     if len(given) > 1:
         raise ConfigError(
-            f"found {' and '.join(given)}. Expected one of them, as pictures come from play, from "
+            f"found {' and '.join(given)}. Expected one of them, as images come from play, from "
             "placed scenes or from recordings; leave the others out."
         )
     if given and (config.stack != 1 or len(config.image_source) > 1):
         views = f"--stack {config.stack}" if config.stack != 1 else "several --image-source"
         raise ConfigError(
             f"found {given[0]} and {views}. Expected one view, as several are of an environment "
-            "that is played; leave them out, or put the pictures below each other yourself and "
+            "that is played; leave them out, or put the images below each other yourself and "
             "name the views in dataset.json (docs/datasets.md)."
         )
     if config.format == "lerobot" and given:
@@ -234,7 +234,7 @@ def _check_same(
     """Refuse to resume a capture of something else."""
     pairs = {name: (before.get(name), getattr(config, name)) for name in ("seed", "env")}
     pairs["format"] = before.get("format"), _format(config)
-    # "drawn" marks the article's pictures and is missing in all others.
+    # "drawn" marks the article's images and is missing in all others.
     for name in {*scene, *({"drawn"} & set(before["scene"]))}:
         pairs[f"scene {name}"] = before["scene"].get(name), scene.get(name)
     for name in ("truth_key", "truth", "per_episode", "failures_per_success"):
@@ -286,7 +286,7 @@ def _words(mix: Mapping[str, float]) -> str:
 
 
 def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
-    """Return how pictures are made and who plays, as ``dataset.json`` has it."""
+    """Return how images are made and who plays, as ``dataset.json`` has it."""
     return {
         "env_kwargs": config.env_kwargs,
         "image_source": one[0] if len(one := config.image_source) == 1 else [*one],
@@ -313,13 +313,13 @@ def _describe(
     truth: Truth | None,
     complete: bool,
 ) -> None:
-    """Write ``dataset.json``; ``known`` is where the pictures come from."""
+    """Write ``dataset.json``; ``known`` is where the images come from."""
     rows = table.rows.values()
     counts = Counter(name for r in rows for name in (r["label"], f"category:{r['category']}"))
     about: dict[str, Any] = {"format": FORMAT}
     if table.rows:
-        shape = read_picture(config.out / next(iter(table.rows))).shape
-        about["picture"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
+        shape = read_image(config.out / next(iter(table.rows))).shape
+        about["image"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
     if truth is not None:
         about["per_episode"] = config.per_episode
         about["failures_per_success"] = config.failures_per_success
@@ -340,7 +340,7 @@ def _describe(
 
 
 def _holds_nothing(folder: Path) -> bool:
-    """Say whether a capture in ``folder`` ended without a picture."""
+    """Say whether a capture in ``folder`` ended without an image."""
     about = read_about(folder) if folder.is_dir() else {}
     if about.get("format") not in (FORMAT, RECORDED_FORMAT) or about.get("frames") != 0:
         return False
@@ -348,7 +348,7 @@ def _holds_nothing(folder: Path) -> bool:
 
 
 def run(config: CaptureConfig) -> int:
-    """Capture; return 0. Ctrl-C saves the pictures so far and raises KeyboardInterrupt."""
+    """Capture; return 0. Ctrl-C saves the images so far and raises KeyboardInterrupt."""
     _check(config)
     if is_lerobot(config.out) and not read_about(config.out):
         raise ConfigError(
@@ -388,9 +388,9 @@ def run(config: CaptureConfig) -> int:
                 if len(config.image_source) > 1 or config.stack > 1:
                     env = SeveralViews(env, config.env, config.image_source, config.stack, sizes)
                     how["views"] = [asdict(view) for view in env.views]
-                    take: Callable[[Any], Any] = env.picture
+                    take: Callable[[Any], Any] = env.image
                 else:
-                    take = picture_source(env, config.env, config.image_source[0], size)
+                    take = image_reader(env, config.env, config.image_source[0], size)
                 play = Play(take, env, config, truth, tqdm.write, act, mix)
                 work = play.fill(table)
             else:
@@ -413,7 +413,7 @@ def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]],
     if env is None or is_hover(env.spec) or (config.format == "lerobot" and not config.image_size):
         return {}, {}
     observation, _ = env.reset(seed=0)
-    takes = {one: picture_source(env, config.env, one, None) for one in config.image_source}
+    takes = {one: image_reader(env, config.env, one, None) for one in config.image_source}
     own = {one: take(observation).shape[:2] for one, take in takes.items()}
     if config.image_size is not None:
         return own, dict.fromkeys(own, config.image_size)
@@ -434,7 +434,7 @@ def _fill(
 ) -> None:
     """Do the work and save now and then; ``describe`` takes whether it is complete.
 
-    ``count`` says how many pictures there are.
+    ``count`` says how many images there are.
     """
     from tqdm import tqdm
 
@@ -489,7 +489,7 @@ def _record(
     print(play.by_player())
     free = shutil.disk_usage(config.out).free / 1e9
     print(
-        f"{writer.frames} pictures of {writer.episodes} whole episodes in {config.out} "
+        f"{writer.frames} images of {writer.episodes} whole episodes in {config.out} "
         f"({free:.0f} GB free)."
     )
     print(f"next: {after_recording(config.out, next(iter(play.sources)))}")
@@ -497,11 +497,11 @@ def _record(
 
 
 def _recordings(config: CaptureConfig, dataset: Path) -> int:
-    """Take the pictures of a LeRobot dataset; return 0."""
+    """Take the images of a LeRobot dataset; return 0."""
     source = LeRobotFolder(dataset, config.camera)
     labels = labels_of(config, source)
     plan = choose_frames(config, source, labels)
-    own = next(source.pictures([(plan[0][0], [0])]))[2].shape[:2]
+    own = next(source.images([(plan[0][0], [0])]))[2].shape[:2]
     sized = replace(config, image_size=config.image_size or chosen_size([own]))
     known = {
         "scene": source.scene,
@@ -511,13 +511,13 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     }
     _check_recorded(config, known)
     print(
-        f"{source.frames} pictures of {len(source.episodes)} episodes in {dataset}, camera "
+        f"{source.frames} images of {len(source.episodes)} episodes in {dataset}, camera "
         f"{source.camera}; a success is {labels or 'not asked for'}."
     )
     total = sum(len(chosen) for _, chosen in plan)
     table = _converted(config, known, partial(fill, sized, source, plan), total)
     if labels is None:
-        print(f"{len(table.rows)} pictures in {config.out}, without labels.")
+        print(f"{len(table.rows)} images in {config.out}, without labels.")
         print(f"next: {command('train-vae', '--data', config.out)}")
         return 0
     print(_summary(config, table))
@@ -536,7 +536,7 @@ def _environment_of(source: LeRobotFolder) -> dict[str, Any]:
 
 
 def _videos(config: CaptureConfig, source: Path) -> int:
-    """Take the pictures of videos; return 0."""
+    """Take the images of videos; return 0."""
     if not (math.isfinite(config.video_fps) and 0 < config.video_fps <= 1000):
         raise ConfigError(
             f"found --video-fps {config.video_fps}. Expected images per second of a video, above "
@@ -552,13 +552,13 @@ def _videos(config: CaptureConfig, source: Path) -> int:
     }
     _check_recorded(config, known)
     marks = read_labels(source, config.labels, videos, config.video_fps)
-    plan = plan_pictures(config.frames, marks, config.failures_per_success)
+    plan = plan_images(config.frames, marks, config.failures_per_success)
     total = sum(map(len, plan))
     seconds = sum(video.seconds for video in videos)
-    print(f"{total} pictures of {len(videos)} videos of {seconds:.0f} seconds in all")
+    print(f"{total} images of {len(videos)} videos of {seconds:.0f} seconds in all")
     fps = config.video_fps
     table = _converted(
-        config, known, lambda table: take_pictures(videos, plan, table, fps, size, marks), total
+        config, known, lambda table: take_images(videos, plan, table, fps, size, marks), total
     )
     print(_summary(config, table))
     print(f"next: {after_capture(config.out)}")
@@ -586,7 +586,7 @@ def _converted(
     work: Callable[[Table], Iterator[int]],
     total: int,
 ) -> Table:
-    """Write the pictures of recordings; return the table of them."""
+    """Write the images of recordings; return the table of them."""
     line = again("capture", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         table = Table(folder)
@@ -603,7 +603,7 @@ def _summary(config: CaptureConfig, table: Table) -> str:
     needed = negatives_needed(0.01)
     warnings = [f"warning: {sentence}\n" for sentence in telling_numbers(table.rows.values())]
     text = "".join(warnings) + (
-        f"{len(table.rows)} pictures in {config.out}: {table.count('success')} successes from "
+        f"{len(table.rows)} images in {config.out}: {table.count('success')} successes from "
         f"{table.episodes('success')} episodes, {table.count('failure')} failures from {episodes} "
         f"({free:.0f} GB free).\n"
         f"finetune chooses the threshold on about {deciding} of the episodes with failures: "

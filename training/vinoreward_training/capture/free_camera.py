@@ -17,7 +17,7 @@ def wandering_camera(env: Any) -> str | None:
     """Return what to say of an environment whose camera depends on its first episode, else None.
 
     Gymnasium aims MuJoCo's free camera, when it first draws, at the median of all places of bodies,
-    and leaves it there. Call this after a reset that follows a picture.
+    and leaves it there. Call this after a reset that follows an image.
     """
     inner = env.unwrapped
     parts = [part for part in getattr(inner, "__dict__", {}).values() if isinstance(part, gym.Env)]

@@ -57,21 +57,21 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Placement:
-    """Where things are placed before the picture is taken."""
+    """Where things are placed before the image is taken."""
 
     gripper: Point | None
     """None leaves the arm at home."""
     object_first: Point | None
     """While the arm moves; None for no object."""
     object_last: Point | None
-    """When the picture is taken; None for no object."""
+    """When the image is taken; None for no object."""
     height: float = HOVER_HEIGHT
     """Of the gripper."""
 
 
 @dataclass(frozen=True)
 class HoverFrame:
-    """One picture with its truth; places in metres."""
+    """One image with its truth; places in metres."""
 
     image: npt.NDArray[np.uint8]
     """``(H, W, 3)``."""
@@ -131,7 +131,7 @@ def raised(random: Random, objects: Callable[[Random], Point]) -> Placement:
     Each of these must be closer than the success distance to some place of the workspace.
 
     A quarter of them are above the object. The others are on the line from a place near the
-    object, where the gripper would hover, to the default camera: both meet in the picture. They
+    object, where the gripper would hover, to the default camera: both meet in the image. They
     reach farther than a success: a classifier taught with those alone claimed the next ones.
     """
     eye = camera_eye()
@@ -212,7 +212,7 @@ def take(
     category: str,
     render: Callable[[], Any] | None = None,
 ) -> HoverFrame:
-    """Put arm and object in place, take the picture with ``render``, and say what it shows."""
+    """Put arm and object in place, take the image with ``render``, and say what it shows."""
     scene.place_object(placement.object_first)
     scene.home()
     if placement.gripper is not None:
@@ -244,7 +244,7 @@ def hover_frame(
     """Take frame ``index`` of the capture with ``seed``.
 
     An environment derived from ours is reset first, as it may vary more between episodes, and
-    renders the picture itself.
+    renders the image itself.
     """
     random = np.random.default_rng([seed, index])
     category = category_of(index)
@@ -287,7 +287,7 @@ def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> 
 def fresh_scenes(
     count: int = 2000, seed: int = 1, *, camera: CameraSpec | None = None
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
-    """Draw :func:`fresh_frames` as arrays: pictures, labels and categories.
+    """Draw :func:`fresh_frames` as arrays: images, labels and categories.
 
     These are (N, H, W, 3) uint8, (N,) int64 with 1 = success, and (N,) strings.
     """

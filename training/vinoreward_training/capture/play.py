@@ -1,10 +1,10 @@
-"""Pictures of any environment: who plays, and which steps of an episode become pictures.
+"""Images of any environment: who plays, and which steps of an episode become images.
 
 Nothing but success itself may tell the labels apart. In a task whose goal moves, easy goals are
 reached more often: failures of other episodes would show the hard goals, and the goal's place would
 give the label away. So successes and most failures come from the same episodes, few from each.
 
-An episode is played twice from its seed: first without pictures, to learn at which steps it
+An episode is played twice from its seed: first without images, to learn at which steps it
 succeeds, then up to the last chosen step, to render the chosen ones alone. If an environment does
 not repeat an episode, it is played once, and a random sample of its steps is drawn as it goes on.
 """
@@ -41,19 +41,19 @@ LEAD = 5
 MOST_NUMBERS = 32
 """Numbers of one observation, or of one entry of it, that are written down."""
 EARLY = 20
-"""Episodes in a row without a picture after which advice is printed."""
+"""Episodes in a row without an image after which advice is printed."""
 
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 
 
 @dataclass
 class Balance:
-    """How many pictures of each label are wanted and kept."""
+    """How many images of each label are wanted and kept."""
 
     frames: int
-    """Pictures in all, at most half of them successes."""
+    """Images in all, at most half of them successes."""
     quota: int
-    """Largest number of pictures of each label from one episode."""
+    """Largest number of images of each label from one episode."""
     ratio: int = 1
     """Failures per success at most, where successes are rare."""
     kept_successes: int = 0
@@ -65,7 +65,7 @@ class Balance:
 
     @property
     def complete(self) -> bool:
-        """Whether there are enough pictures."""
+        """Whether there are enough images."""
         return self.kept_successes + self.kept_failures >= self.frames
 
     @property
@@ -109,7 +109,7 @@ def choose(
     random: np.random.Generator,
     drawn: Iterable[int] | None = None,
 ) -> dict[int, str]:
-    """Choose the steps of an episode that become pictures, from the success after each step.
+    """Choose the steps of an episode that become images, from the success after each step.
 
     At most ``quota`` of each label. An episode with a success gives about as many failures as
     successes, or more where those are rare, half of them near misses; other episodes give the
@@ -139,9 +139,9 @@ def choose(
 
 @dataclass(frozen=True)
 class Chosen:
-    """A step of an episode that became a picture."""
+    """A step of an episode that became an image."""
 
-    image: Picture
+    image: Images
     category: str
     numbers: dict[str, str]
     """Of its observation, by their names in the table."""
@@ -286,22 +286,22 @@ class Episodes:
 
 
 class Play(Episodes):
-    """Plays an environment and adds the chosen pictures to a table.
+    """Plays an environment and adds the chosen images to a table.
 
-    ``picture`` takes the picture of ``env`` after a step, given the step's observation; for the
+    ``image`` takes the image of ``env`` after a step, given the step's observation; for the
     others see :class:`Episodes`.
     """
 
-    def __init__(self, picture: Callable[[Any], Picture], env: Any, *others: Any) -> None:
+    def __init__(self, image: Callable[[Any], Images], env: Any, *others: Any) -> None:
         super().__init__(env, *others)
-        self._picture = picture
+        self._image = image
         self._repeats = True
 
     def fill(self, table: Table) -> Iterator[int]:
-        """Add pictures until both labels have enough; yield after each episode how many it added.
+        """Add images until both labels have enough; yield after each episode how many it added.
 
-        An episode adds all its chosen pictures or none, so a stopped capture resumes exactly. After
-        ``patience`` episodes in a row without a picture there is a DatasetError.
+        An episode adds all its chosen images or none, so a stopped capture resumes exactly. After
+        ``patience`` episodes in a row without an image there is a DatasetError.
         """
         config, patience = self._config, self._config.patience
         # A policy that fails is refused before it is played for long.
@@ -316,10 +316,10 @@ class Play(Episodes):
             balance.episodes = episode + 1
             seed = self._seed(episode)
             random = np.random.default_rng([config.seed, episode, 0xC4])
-            pictures = self._episode(seed, balance, random)
-            if pictures:
-                pairs: list[tuple[Picture, Row]] = []
-                for step, one in sorted(pictures.items()):
+            images = self._episode(seed, balance, random)
+            if images:
+                pairs: list[tuple[Images, Row]] = []
+                for step, one in sorted(images.items()):
                     file, success = f"{episode:06d}-{step:05d}.png", one.category == "success"
                     row = make_row(file, success, one.category, episode, seed) | one.numbers
                     row |= {"step": str(step), "steps": str(self._length)}
@@ -327,11 +327,11 @@ class Play(Episodes):
                     balance.kept_failed += one.category == "failed_episode"
                     pairs.append((one.image, row))
                 table.add(pairs)
-                wins = sum(one.category == "success" for one in pictures.values())
+                wins = sum(one.category == "success" for one in images.values())
                 balance.kept_successes += wins
-                balance.kept_failures += len(pictures) - wins
-            yield len(pictures)
-            barren = 0 if pictures else barren + 1
+                balance.kept_failures += len(images) - wins
+            yield len(images)
+            barren = 0 if images else barren + 1
             if not advised and barren and barren == min(EARLY, patience - 1):
                 advised = True
                 self._say(
@@ -354,20 +354,20 @@ class Play(Episodes):
             if not chosen:
                 self._count(truths)
                 return {}
-            pictures: dict[int, Chosen] = {}
+            images: dict[int, Chosen] = {}
             for step in self._begin(seed)[1]:
                 if step.success != truths[step.number]:
                     break
                 if step.number in chosen:
-                    image, numbers = self._picture(step.observation), numbers_of(step.observation)
-                    pictures[step.number] = Chosen(image, chosen[step.number], numbers)
-                if len(pictures) == len(chosen):
+                    image, numbers = self._image(step.observation), numbers_of(step.observation)
+                    images[step.number] = Chosen(image, chosen[step.number], numbers)
+                if len(images) == len(chosen):
                     self._count(truths)
-                    return pictures
+                    return images
             self._repeats = False
             self._say(
                 f"{self._name} does not repeat an episode from its seed. A sample of its steps is "
-                "drawn therefore as it is played, and the same --seed gives other pictures."
+                "drawn therefore as it is played, and the same --seed gives other images."
             )
             random.bit_generator.state = state
         return self._played_once(seed, balance, random)
@@ -397,7 +397,7 @@ class Play(Episodes):
                 among = seen[step.success] if step.success else -(-seen[False] // NEAR_STEPS)
                 place = int(random.integers(among)) if step.success or due else size
             if place < size or due:
-                image, numbers = self._picture(step.observation), numbers_of(step.observation)
+                image, numbers = self._image(step.observation), numbers_of(step.observation)
                 one = [(step.number, Chosen(image, "", numbers))]
                 recent = one if due else recent
                 if place < size:
@@ -416,14 +416,14 @@ class Play(Episodes):
             line = capture_again(self._config, "--patience", str(10 * self._config.patience))
             rest = f"{kept} are kept; continue with: {line} (or begin anew)"
         else:
-            # Pictures of one label are no dataset, and would stand in the way of the next try.
+            # Images of one label are no dataset, and would stand in the way of the next try.
             table.clear()
             rest = f"Nothing is kept in {table.folder}: begin anew there"
         players = "at random" if self._act is None else f"by {', '.join(self._mix)}"
         return (
             f"{barren} episodes of {self._name} played {players} gave no {balance.missing} "
             f"({self._truth_option()}). Expected both labels now and then. {rest}. What "
-            f"helps: {self._advice(balance.missing)}; pictures of your own in "
+            f"helps: {self._advice(balance.missing)}; images of your own in "
             f"{table.folder}/success and {table.folder}/failure."
         )
 

@@ -237,7 +237,7 @@ def _unlike(saved: Mapping[str, Any], space: gym.Space[Any], *, limits: bool) ->
     if not isinstance(space, gym.spaces.Box):
         return None
     shape = tuple(saved.get("_shape") or ())
-    # SB3 moves the channels of pictures to the front.
+    # SB3 moves the channels of images to the front.
     if shape != space.shape and not (len(shape) == 3 and (*shape[1:], shape[0]) == space.shape):
         return f"{kind} of the shape {shape}"
     for name, own in (("low", space.low), ("high", space.high)) if limits else ():

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_training.capture.play import EARLY, Episodes
-from vinoreward_training.data.dataset_files import picture_source
+from vinoreward_training.data.dataset_files import image_reader
 from vinoreward_training.data.lerobot import REWARD, SUCCESS
 from vinoreward_training.data.lerobot_writer import LeRobotWriter, camera_feature, column_feature
 
@@ -38,10 +38,9 @@ class Recording(Episodes):
         super().__init__(env, *others)
         size, sources = self._config.image_size, self._config.image_source
         self.sources = {camera_key(source): source for source in sources}
-        """Where each camera's pictures are, by its key."""
+        """Where each camera's images are, by its key."""
         self._takes: dict[str, Take] = {
-            key: picture_source(env, self._name, source, size)
-            for key, source in self.sources.items()
+            key: image_reader(env, self._name, source, size) for key, source in self.sources.items()
         }
         self._states = state_keys(env.observation_space)
         self._acts = action_feature(env.action_space)
@@ -66,16 +65,16 @@ class Recording(Episodes):
         while writer.frames < self._config.frames:
             truths, before = [], writer.frames
             observation, steps = self._begin(self._seed(writer.episodes))
-            cells, pictures = self._seen(observation)
+            cells, images = self._seen(observation)
             outcome: dict[str, Any] = {}
             for step in steps:
                 outcome = {REWARD: step.reward, SUCCESS: step.success, DONE: step.ended}
                 if self._acts is not None:
                     outcome[ACTION] = np.array(step.action)
-                writer.add({**cells, **outcome}, pictures)
+                writer.add({**cells, **outcome}, images)
                 truths.append(step.success)
-                cells, pictures = self._seen(step.observation)
-            writer.add({**cells, **outcome}, pictures)
+                cells, images = self._seen(step.observation)
+            writer.add({**cells, **outcome}, images)
             writer.end_episode()
             self._count(truths)
             yield writer.frames - before
@@ -91,7 +90,7 @@ class Recording(Episodes):
 
 
 def camera_key(source: str) -> str:
-    """Return LeRobot's key for pictures from ``render``, ``obs`` or ``obs:KEY``."""
+    """Return LeRobot's key for images from ``render``, ``obs`` or ``obs:KEY``."""
     return IMAGES + source.removeprefix("obs:").removeprefix(IMAGES).replace("/", "_")
 
 
@@ -122,7 +121,7 @@ def action_feature(space: gym.Space[Any]) -> dict[str, Any] | None:
 
 
 def described(features: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the columns in words: pictures with their size, vectors with their length."""
+    """Return the columns in words: images with their size, vectors with their length."""
     sizes = {
         key: "x".join(map(str, each["shape"][:2] if each["dtype"] == "video" else each["shape"]))
         for key, each in features.items()

@@ -1,4 +1,4 @@
-"""Pictures of several views: of several cameras, or the last ones of each."""
+"""Images of several views: of several cameras, or the last ones of each."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.images import View, tiled
-from vinoreward_training.data.dataset_files import picture_source
+from vinoreward_training.data.dataset_files import image_reader
 
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 
 
 class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
-    """Keeps the last ``stack`` pictures of each camera of an environment.
+    """Keeps the last ``stack`` images of each camera of an environment.
 
-    Every step is then drawn, as any may be the one before a picture that is chosen. In an episode's
-    first steps its first picture stands for those that there are not yet.
+    Every step is then drawn, as any may be the one before an image that is chosen. In an episode's
+    first steps its first image stands for those that there are not yet.
 
     Args:
-        env: called ``name`` in messages. It is reset once, to see its pictures.
+        env: called ``name`` in messages. It is reset once, to see its images.
         name: its id.
         sources: ``"render"``, ``"obs"`` or ``"obs:KEY"``, different ones.
-        stack: pictures of each camera, one step apart.
+        stack: images of each camera, one step apart.
         sizes: (height, width) to resize those of each source to.
 
     Raises:
-        ConfigError: a source that is not there or is named twice, or pictures of several widths.
+        ConfigError: a source that is not there or is named twice, or images of several widths.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
         if len(set(sources)) < len(sources):
             raise ConfigError(
                 f"found --image-source {' '.join(sources)}. Expected each camera once; for the "
-                "last pictures of one give --stack."
+                "last images of one give --stack."
             )
-        self._takes = {one: picture_source(env, name, one, sizes.get(one)) for one in sources}
-        self._last: dict[str, deque[Picture]] = {source: deque(maxlen=stack) for source in sources}
+        self._takes = {one: image_reader(env, name, one, sizes.get(one)) for one in sources}
+        self._last: dict[str, deque[Images]] = {source: deque(maxlen=stack) for source in sources}
         self._ages = range(stack - 1, -1, -1)
         try:
-            self.picture(self.reset(seed=0)[0])
+            self.image(self.reset(seed=0)[0])
         except InputError as error:
             raise ConfigError(
                 f"{name}: {error} In a capture --image-size HEIGHT WIDTH makes all views alike."
@@ -62,37 +62,37 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
             for source in sources
             for age in self._ages
         )
-        """From top to bottom of :meth:`picture`."""
+        """From top to bottom of :meth:`image`."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment and forget the pictures of the last episode."""
+        """Reset the environment and forget the images of the last episode."""
         observation, info = self.env.reset(seed=seed, options=options)
-        for pictures in self._last.values():
-            pictures.clear()
+        for images in self._last.values():
+            images.clear()
         self._see(observation)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment and keep its pictures."""
+        """Step the environment and keep its images."""
         result = self.env.step(action)
         self._see(result[0])
         return result
 
-    def picture(self, observation: Any) -> Picture:
+    def image(self, observation: Any) -> Images:
         """Return the views below each other, ``(sum of heights, W, 3)`` uint8."""
         if len(self._ages) == 1:
             self._draw(observation)
         sources = [source for source in self._takes for _ in self._ages]
-        parts = [pictures[-1 - age] for pictures in self._last.values() for age in self._ages]
+        parts = [images[-1 - age] for images in self._last.values() for age in self._ages]
         return tiled(parts, sources)
 
     def _see(self, observation: Any) -> None:
-        if len(self._ages) > 1:  # of one moment only the pictures that are asked for
+        if len(self._ages) > 1:  # of one moment only the images that are asked for
             self._draw(observation)
 
     def _draw(self, observation: Any) -> None:
         for source, take in self._takes.items():
-            pictures, one = self._last[source], take(observation)
-            pictures.extend([one] * (1 if pictures else len(self._ages)))
+            images, one = self._last[source], take(observation)
+            images.extend([one] * (1 if images else len(self._ages)))

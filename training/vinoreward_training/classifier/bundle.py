@@ -110,7 +110,7 @@ def make_bundle(
     mean, std = normalization(config)
     spec = BundleSpec(
         name=config.name,
-        picture=dataset.picture(mean=mean, std=std),
+        image=dataset.image(mean=mean, std=std),
         decision=result.decision,
         architecture=config.network,
         metrics=result.metrics
@@ -146,12 +146,12 @@ def make_bundle(
         "guard": str(guard),
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
-    drawn = draw(folder / "pictures", dataset, test, result)
-    drawn.append(_draw_history(folder / "pictures" / "history.png", history))
+    drawn = draw(folder / "images", dataset, test, result)
+    drawn.append(_draw_history(folder / "images" / "history.png", history))
     publish(
         folder,
         "Success classifier",
-        "A success classifier: one camera picture in, the probability of success out. Made by "
+        "A success classifier: one camera image in, the probability of success out. Made by "
         "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
         sections_of(result, facts, drawn),
         spec,
@@ -197,16 +197,16 @@ def _shown(value: object) -> object:
 
 
 def sections_of(
-    result: Evaluation, facts: Mapping[str, object], pictures: Sequence[Path]
+    result: Evaluation, facts: Mapping[str, object], images: Sequence[Path]
 ) -> list[Section]:
     """Return the sections of a classifier's report; ``facts`` say what it is."""
     decision, rates, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
     chosen: dict[str, object] = {
         "threshold": f"{decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{decision.temperature:.3f}",
-        "means over shifts": "none"
-        if decision.shift_band is None
-        else f"within {decision.shift_band:.3g} log-odds of the threshold",
+        "translation average": "none"
+        if decision.translation_band is None
+        else f"within {decision.translation_band:.3g} log-odds of the threshold",
     } | {
         str(key): _shown(value)
         for key, value in decision.chosen_for.items()
@@ -238,10 +238,10 @@ def sections_of(
         ),
         Section("By category", rows=result.categories),
         Section("The threshold", facts=chosen),
-        Section("Pictures", pictures=pictures),
+        Section("Images", images=images),
         Section(
             "Limits",
-            "It knows the pictures it was trained on: another camera, size, light or object "
+            "It knows the images it was trained on: another camera, size, light or object "
             "needs a new capture. Frames close to the success distance are the ones it gets "
             "wrong.",
         ),
@@ -290,7 +290,7 @@ def draw_curves(
 
 
 def _draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
-    """Write a picture of loss and average precision by epoch."""
+    """Write an image of loss and average precision by epoch."""
     figure = new_figure(8.0, 3.4)
     left, right = figure.subplots(1, 2)
     epochs = [record["epoch"] for record in history]

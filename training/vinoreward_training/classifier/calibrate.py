@@ -15,11 +15,11 @@ import numpy.typing as npt
 from vinoreward.backends.base import Backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.card import front_matter
-from vinoreward.bundles.importers.encoder import other_pictures
+from vinoreward.bundles.importers.encoder import other_images
 from vinoreward.bundles.save import replace_fp32
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.images import Picture, read_picture
+from vinoreward.images import ImageSpec, read_image
 from vinoreward.rewards.prediction import log_odds, logit, scores_of, shifts_of, unsure
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
@@ -56,7 +56,7 @@ BATCH = 32
 def _logits(
     backend: Backend, spec: BundleSpec, images: Images, progress: str = "", *, shift: int = 0
 ) -> Floats:
-    """Return the network's logits (N, K) of pictures (N, H, W, 3), or of one of their shifts."""
+    """Return the network's logits (N, K) of images (N, H, W, 3), or of one of their shifts."""
     from tqdm import tqdm
 
     starts = tqdm(range(0, len(images), BATCH), desc=progress, unit="batch", disable=not progress)
@@ -93,7 +93,7 @@ def _with_shifts(
     success: int,
     measured: Indices,
 ) -> Evaluation | None:
-    """Return an evaluation of means over shifts with their band; None if they change nothing.
+    """Return an evaluation of translation average with their band; None if they change nothing.
 
     The band holds every decision that the means change on the ``measured`` frames, so the network's
     own scores, which count beyond it, give the same rates. They also count there for the frames of
@@ -116,7 +116,7 @@ def _with_shifts(
 
     band = farthest(own.frames[measured], means.frames[measured])
     if band == 0:
-        print("means over shifts change no decision, so the network's own scores stay")
+        print("translation average change no decision, so the network's own scores stay")
         return None
     first, second = (
         {
@@ -134,10 +134,10 @@ def _with_shifts(
             band, *(farthest(each[family], mean[family]) for each, mean in pairs for family in each)
         )
     print(
-        f"means over shifts count within {band:.3g} log-odds of the threshold: for "
+        f"translation average count within {band:.3g} log-odds of the threshold: for "
         f"{near(own.frames[measured]).mean():.1%} of {len(measured)} frames"
     )
-    decision = dataclasses.replace(decision, shift_band=band)
+    decision = dataclasses.replace(decision, translation_band=band)
     return dataclasses.replace(result, decision=decision)
 
 
@@ -159,11 +159,11 @@ def _parts(
     if record is None:
         known = bool(bundle.spec.dataset.get("sha256"))  # trained by finetune, before records
         seen = (
-            "not known: nothing says what it was trained on. If it has seen these pictures, the "
+            "not known: nothing says what it was trained on. If it has seen these images, the "
             "rates here are too good"
         )
     else:
-        known = record.share_of(training.picture_keys(dataset.images[train])) > training.TOLERATED
+        known = record.share_of(training.image_keys(dataset.images[train])) > training.TOLERATED
     choosing = validation if known else np.sort(np.concatenate([train, validation]))
     return choosing, test, seen
 
@@ -177,15 +177,15 @@ def _causes(bundle: Bundle, dataset: Dataset, logits: Floats, part: Indices) -> 
     def ranked(values: Floats, column: int) -> float:
         return roc_area(log_odds(values, column), truth)
 
-    def after(described: BundleSpec, pictures: Images) -> float:
+    def after(described: BundleSpec, given: Images) -> float:
         other = dataclasses.replace(bundle, spec=described)
         with other.backend("openvino", precision="fp32", verify=False) as backend:
-            return ranked(_logits(backend, spec, pictures), spec.success_index)
+            return ranked(_logits(backend, spec, given), spec.success_index)
 
     by_label = [ranked(logits[some], column) for column in range(len(spec.labels))]
     before, best = by_label[spec.success_index], int(np.argmax(by_label))
-    tried = {name: after(other, images) for name, other in other_pictures(spec)}
-    if spec.picture.in_graph:
+    tried = {name: after(other, images) for name, other in other_images(spec)}
+    if spec.image.in_graph:
         swapped = np.ascontiguousarray(images[..., ::-1])
         tried["red and blue swapped before the export"] = after(spec, swapped)
     name = max(tried, key=lambda each: tried[each])
@@ -206,17 +206,17 @@ def _some(indices: Indices) -> Indices:
     return np.asarray(indices[places])
 
 
-def _squeezed(dataset: Dataset, picture: Picture) -> str | None:
-    """Return a note if the pictures lose their aspect ratio, None otherwise."""
-    if not dataset.resized or picture.crop is not None:
+def _squeezed(dataset: Dataset, image: ImageSpec) -> str | None:
+    """Return a note if the images lose their aspect ratio, None otherwise."""
+    if not dataset.resized or image.crop is not None:
         return None
-    height, width = read_picture(dataset.folder / dataset.files[0]).shape[:2]
-    rows, columns = picture.height, picture.width
+    height, width = read_image(dataset.folder / dataset.files[0]).shape[:2]
+    rows, columns = image.height, image.width
     # Within a pixel: sides are whole numbers.
     if abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1:
         return None
     return (
-        f"note: pictures of {height} x {width} are squeezed to {rows} x {columns} (height x width)."
+        f"note: images of {height} x {width} are squeezed to {rows} x {columns} (height x width)."
         " If the network was trained on cut ones, import it with --crop."
     )
 
@@ -239,8 +239,8 @@ def run(config: CalibrateConfig) -> int:
             f"the bundle {spec.name!r} is an encoder, which has no threshold. Expected a "
             "classifier's bundle; look at the next command that import-encoder printed."
         )
-    dataset = load_labelled(config.data, spec.picture, config.success_label)
-    if note := _squeezed(dataset, spec.picture):
+    dataset = load_labelled(config.data, spec.image, config.success_label)
+    if note := _squeezed(dataset, spec.image):
         print(note)
     choosing, test, seen = _parts(config, bundle, dataset)
     enough(config, dataset, choosing)
@@ -293,8 +293,10 @@ def run(config: CalibrateConfig) -> int:
     guard = fit_guard_of(dataclasses.replace(bundle, spec=decided), dataset)
     _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
     say(result, guard)
-    if spec.decision.shift_band and not config.average_shifts:
-        print("note: the bundle no longer judges by means over shifts; --average-shifts keeps them")
+    if spec.decision.translation_band and not config.average_shifts:
+        print(
+            "note: the bundle no longer judges by translation average; --average-shifts keeps them"
+        )
     if verdict.level == "useless":
         return USELESS
     print(f"next: {following(config, dataset, bundle.path)}")
@@ -317,13 +319,13 @@ def _write(
     spec, counts = bundle.spec, dataset.counts
     on = {"sha256": dataset.sha256, "counts": counts, "split": SPLIT, "capture": dataset.origin}
     before = dict(spec.dataset)
-    alone = origin_of({**before, "scene": spec.picture.scene})
+    alone = origin_of({**before, "scene": spec.image.scene})
     if alone is not None and "calibrated_on" not in before:
-        # Of an older bundle; its scene and environment become those of these pictures.
+        # Of an older bundle; its scene and environment become those of these images.
         before["trained_on"] = {"captures": [alone], **before.get("trained_on", {})}
     facts: dict[str, object] = {
-        "network": f"{spec.architecture or 'from elsewhere'}, {spec.picture.height}x"
-        f"{spec.picture.width} pixels, {spec.output}, FP32",
+        "network": f"{spec.architecture or 'from elsewhere'}, {spec.image.height}x"
+        f"{spec.image.width} pixels, {spec.output}, FP32",
         "calibrated on": f"{counts['frames']} frames ({counts['episodes']} episodes in all), "
         f"dataset {dataset.sha256[:12]}",
         "frames new to the network": seen,
@@ -333,17 +335,17 @@ def _write(
         spec,
         decision=result.decision,
         metrics=spec.metrics | result.metrics | {"guard": guard.metrics},
-        # The rates hold for what drew these pictures.
-        picture=dataclasses.replace(spec.picture, scene=dataset.scene or spec.picture.scene),
+        # The rates hold for what drew these images.
+        image=dataclasses.replace(spec.image, scene=dataset.scene or spec.image.scene),
         dataset=before | origin(read_about(config.data)) | {"calibrated_on": on},
     )
     intro = (
-        "A success classifier: one camera picture in, the probability of success out. Calibrated by"
+        "A success classifier: one camera image in, the probability of success out. Calibrated by"
         " `vinoreward calibrate`; use it with `vinoreward.LearnedReward(env, path)`."
     )
     with tempfile.TemporaryDirectory() as folder:
         drawn = draw(Path(folder), dataset, test, result)
         card = front_matter(new) + markdown(spec.name, intro, sections_of(result, facts, drawn))
-        pictures = {path.name: path for path in drawn}
-        replace_fp32(bundle, new, *golden, card, pictures, guard.files)
+        images = {path.name: path for path in drawn}
+        replace_fp32(bundle, new, *golden, card, images, guard.files)
     print(f"bundle {bundle.path}")

@@ -1,7 +1,7 @@
-"""Pictures of a failing camera: no success in any task, and absent from every capture.
+"""Images of a failing camera: no success in any task, and absent from every capture.
 
-``vinoreward finetune`` mixes them into every batch as failures. Only pictures of failures are
-damaged, so that the label is true however much of the picture is left. Of several cameras all fail,
+``vinoreward finetune`` mixes them into every batch as failures. Only images of failures are
+damaged, so that the label is true however much of the image is left. Of several cameras all fail,
 or some. A dead camera beside one that shows a success has no sure label, and is in no batch.
 """
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from vinoreward.images import View
     from vinoreward_training.data.dataset import Dataset
 
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 Values = npt.NDArray[np.float64]
 Random = np.random.Generator
-Maker = Callable[[Random, Picture], Values]
+Maker = Callable[[Random, Images], Values]
 
 SHARE = 0.125
 """Dead-camera frames added to a batch, as a share of its frames."""
@@ -44,11 +44,11 @@ def _noise(random: Random, shape: tuple[int, ...]) -> Values:
     return np.repeat(random.standard_normal((*shape[:2], 1)), 3, axis=2)
 
 
-def _constant(random: Random, source: Picture) -> Values:
+def _constant(random: Random, source: Images) -> Values:
     return np.broadcast_to(_colour(random), source.shape).copy()
 
 
-def _dark(random: Random, source: Picture) -> Values:
+def _dark(random: Random, source: Images) -> Values:
     """Sensor noise behind a lens cap: dark but not black, with rows or columns that differ."""
     level = random.uniform(0, 40) * random.uniform(0.5, 1, 3)
     values = level + _noise(random, source.shape) * random.uniform(1, 15)
@@ -59,14 +59,14 @@ def _dark(random: Random, source: Picture) -> Values:
     return values
 
 
-def _uniform(random: Random, source: Picture) -> Values:
+def _uniform(random: Random, source: Images) -> Values:
     low, high = np.sort(random.uniform(0, 256, 2)) if random.random() < 0.5 else (0.0, 256.0)
     grey = random.random() < 0.5
     shape = (*source.shape[:2], 1) if grey else source.shape
     return np.broadcast_to(random.uniform(low, high, shape), source.shape).copy()
 
 
-def _salt_and_pepper(random: Random, source: Picture) -> Values:
+def _salt_and_pepper(random: Random, source: Images) -> Values:
     values = _constant(random, source)
     hit = random.random(source.shape[:2]) < random.uniform(0.005, 1)
     white = random.random(source.shape[:2]) < random.uniform(0, 1)
@@ -74,7 +74,7 @@ def _salt_and_pepper(random: Random, source: Picture) -> Values:
     return values
 
 
-def _blocks(random: Random, source: Picture) -> Values:
+def _blocks(random: Random, source: Images) -> Values:
     """Coarse blocks, as of a stream that lost its packets."""
     height, width = source.shape[:2]
     rows, columns = (int(random.integers(2, max(3, edge // 2))) for edge in (height, width))
@@ -87,7 +87,7 @@ def _blocks(random: Random, source: Picture) -> Values:
     return np.repeat(np.repeat(coarse, rows, 0), columns, 1)[:height, :width] * np.ones(3)
 
 
-def _gradient(random: Random, source: Picture) -> Values:
+def _gradient(random: Random, source: Images) -> Values:
     height, width = source.shape[:2]
     angle = random.uniform(0, 2 * np.pi)
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
@@ -96,7 +96,7 @@ def _gradient(random: Random, source: Picture) -> Values:
     return values + _noise(random, source.shape) * random.uniform(0, 20)
 
 
-def _stripes(random: Random, source: Picture) -> Values:
+def _stripes(random: Random, source: Images) -> Values:
     """Rows or columns that have lost their synchronisation."""
     axis = int(random.integers(2))
     lines = -(-source.shape[axis] // (thick := int(random.integers(1, 17))))
@@ -106,7 +106,7 @@ def _stripes(random: Random, source: Picture) -> Values:
     return values + _noise(random, source.shape) * random.uniform(0, 20)
 
 
-def _lost_rows(random: Random, source: Picture) -> Values:
+def _lost_rows(random: Random, source: Images) -> Values:
     """Rows lost from somewhere on, or here and there; black, of one colour, noisy or repeated."""
     values = source.astype(np.float64)
     height = len(values)
@@ -126,14 +126,14 @@ def _lost_rows(random: Random, source: Picture) -> Values:
     return values
 
 
-def _dead_channel(random: Random, source: Picture) -> Values:
+def _dead_channel(random: Random, source: Images) -> Values:
     values = source.astype(np.float64)
     dead = random.permutation(3)[: random.integers(1, 3)]
     values[..., dead] = random.choice([0.0, 255.0, random.uniform(0, 255)])
     return values
 
 
-def _exposure(random: Random, source: Picture) -> Values:
+def _exposure(random: Random, source: Images) -> Values:
     """Nearly no light, or far too much."""
     if random.random() < 0.5:
         gain, noise = random.uniform(0, 0.2), random.uniform(0, 8)
@@ -164,14 +164,14 @@ FAMILIES: dict[str, Maker] = {
 """In training, by name."""
 
 
-def _checkerboard(random: Random, source: Picture) -> Values:
+def _checkerboard(random: Random, source: Images) -> Values:
     size = int(random.integers(1, 33))
     y, x = np.indices(source.shape[:2])
     odd = (x // size + y // size) % 2 == 1
     return np.where(odd[..., None], _colour(random), _colour(random))
 
 
-def _bars(random: Random, source: Picture) -> Values:
+def _bars(random: Random, source: Images) -> Values:
     """A test pattern: seven vertical bars, a grey wedge below."""
     height, width = source.shape[:2]
     level = random.uniform(120, 255)
@@ -182,7 +182,7 @@ def _bars(random: Random, source: Picture) -> Values:
     return values
 
 
-def _waves(random: Random, source: Picture) -> Values:
+def _waves(random: Random, source: Images) -> Values:
     y, x = np.indices(source.shape[:2])
     phase = random.uniform(0, 7) + x * random.uniform(-2, 2) + y * random.uniform(-2, 2)
     strength: Values = random.uniform(20, 127) * random.uniform(0.2, 1, 3)
@@ -190,7 +190,7 @@ def _waves(random: Random, source: Picture) -> Values:
     return values
 
 
-def _clouds(random: Random, source: Picture) -> Values:
+def _clouds(random: Random, source: Images) -> Values:
     """Noise whose strength falls with frequency, in colour or grey: blurred, like nature."""
     height, width = source.shape[:2]
     across = np.fft.fftfreq(height)[:, None] ** 2 + np.fft.rfftfreq(width) ** 2
@@ -201,8 +201,8 @@ def _clouds(random: Random, source: Picture) -> Values:
     return values + random.uniform(60, 200)
 
 
-def _spot(random: Random, source: Picture) -> Values:
-    """A lamp in an otherwise dark or coloured picture."""
+def _spot(random: Random, source: Images) -> Values:
+    """A lamp in an otherwise dark or coloured image."""
     height, width = source.shape[:2]
     y, x = np.indices((height, width))
     square = (x - random.uniform(0, width)) ** 2 + (y - random.uniform(0, height)) ** 2
@@ -211,21 +211,21 @@ def _spot(random: Random, source: Picture) -> Values:
     return values
 
 
-def _halves(random: Random, source: Picture) -> Values:
+def _halves(random: Random, source: Images) -> Values:
     """Two dead halves of different kinds."""
     first, second = (FAMILIES[str(random.choice(_WHOLE))](random, source) for _ in range(2))
     first[:, source.shape[1] // 2 :] = second[:, source.shape[1] // 2 :]
     return first
 
 
-def _hot_pixels(random: Random, source: Picture) -> Values:
+def _hot_pixels(random: Random, source: Images) -> Values:
     values = _dark(random, source) * 0.3
     hit = random.random(source.shape) < random.uniform(0.0005, 0.02)
     values[hit] = random.uniform(100, 255)
     return values
 
 
-def _message(random: Random, source: Picture) -> Values:
+def _message(random: Random, source: Images) -> Values:
     """``No signal``: a box with lines of writing on one colour."""
     values = _constant(random, source)
     height, width = source.shape[:2]
@@ -238,8 +238,8 @@ def _message(random: Random, source: Picture) -> Values:
     return values
 
 
-def _rolled(random: Random, source: Picture) -> Values:
-    """A picture that starts at the wrong row, each row moved on a little."""
+def _rolled(random: Random, source: Images) -> Values:
+    """An image that starts at the wrong row, each row moved on a little."""
     values = np.roll(source, int(random.integers(10, max(11, len(source) - 10))), axis=0)
     skew = random.uniform(-1.5, 1.5) * (random.random() < 0.5)
     rows = [np.roll(row, int(index * skew), axis=0) for index, row in enumerate(values)]
@@ -260,12 +260,12 @@ UNSEEN_FAMILIES: dict[str, Maker] = {
 }
 """Never in training: they show whether a classifier generalises to other failures."""
 PARTIAL = frozenset({"lost rows", "dead channel", "exposure", "rolled"})
-"""What leaves some of the picture. It befalls all cameras or none: a single one that shows half of
+"""What leaves some of the image. It befalls all cameras or none: a single one that shows half of
 the scene is as one that something hides, and the others may see a success then."""
 
 
-def _some_views(random: Random, source: Picture, views: Sequence[View], family: str) -> Values:
-    """Damage all views of a picture, or those of some cameras since some of their steps."""
+def _some_views(random: Random, source: Images, views: Sequence[View], family: str) -> Values:
+    """Damage all views of an image, or those of some cameras since some of their steps."""
     ages = {view.name: [one.age for one in views if one.name == view.name] for view in views}
     since = {name: max(each) for name, each in ages.items()}
     if family not in PARTIAL and random.random() < 0.5:
@@ -283,11 +283,11 @@ def _some_views(random: Random, source: Picture, views: Sequence[View], family: 
 
 def dead_frames(
     families: Sequence[str],
-    images: Picture,
+    images: Images,
     failures: npt.NDArray[np.int64],
     random: Random,
     views: Sequence[View] = (),
-) -> Picture:
+) -> Images:
     """Draw one frame of each named family: (len(families), H, W, 3).
 
     ``images`` (N, H, W, 3) give the size; those with the indices ``failures`` may be damaged. Of
@@ -308,12 +308,12 @@ def dead_frames(
 def of_step(
     step: int,
     count: int,
-    images: Picture,
+    images: Images,
     failures: npt.NDArray[np.int64],
     *,
     seed: int,
     views: Sequence[View] = (),
-) -> Picture:
+) -> Images:
     """Draw the ``count`` frames of a training step, from its number and the seed alone.
 
     The families take turns.
@@ -326,14 +326,14 @@ def of_step(
 
 def held_out(
     part: int,
-    images: Picture,
+    images: Images,
     failures: npt.NDArray[np.int64],
     *,
     seed: int,
     count: int = HELD_OUT,
     families: Sequence[str] = tuple(FAMILIES),
     views: Sequence[View] = (),
-) -> Iterator[tuple[str, Picture]]:
+) -> Iterator[tuple[str, Images]]:
     """Draw frames that no training step draws; yield each family and ``count`` frames of it.
 
     ``part`` is 1 for validation, 2 for test, another number for another use.
@@ -344,7 +344,7 @@ def held_out(
 
 
 def judged(
-    score: Callable[[Picture], npt.NDArray[np.floating[Any]]],
+    score: Callable[[Images], npt.NDArray[np.floating[Any]]],
     dataset: Dataset,
     part: npt.NDArray[np.int64],
     number: int,
@@ -352,7 +352,7 @@ def judged(
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Return logits (M, K) of a held-out part's dead-camera frames, by family.
 
-    ``score`` returns the logits of pictures (M, H, W, 3); ``part`` are indices; ``number`` is that
+    ``score`` returns the logits of images (M, H, W, 3); ``part`` are indices; ``number`` is that
     of :func:`held_out`.
     """
     failures = part[dataset.labels[part] == 0]

@@ -90,10 +90,10 @@ def finer(
     """Return what helps a network that sees too little of a small target, the best first."""
     larger = f"--image-size {2 * height} {2 * width}"
     if views:  # finetune takes them at their own size
-        larger = f"larger pictures: capture with {larger} for each view"
+        larger = f"larger images: capture with {larger} for each view"
     else:
         rest = " (or the images' own size)" if resized else ", better captured at that size"
-        larger = f"larger pictures: {larger}{rest}"
+        larger = f"larger images: {larger}{rest}"
     cells = "a target of a few pixels is lost in cells of 16 x 16 (SqueezeNet) or 32 x 32 (others)"
     if network == FINE:
         cells = "its cells are 4 x 4, and a target should cover several"
@@ -433,7 +433,7 @@ def judge(
     if useless:
         advice.append("a look at the labels and at mistakes.png")
     if falling is None and (useless or misses):
-        advice.append("training one on these pictures, with vinoreward finetune")
+        advice.append("training one on these images, with vinoreward finetune")
     if few:
         advice.append(
             f"failures from more episodes ({needed} are needed in validation), or "
@@ -621,7 +621,7 @@ def claims_of(
     *,
     success: int = 1,
 ) -> npt.NDArray[np.bool_]:
-    """Return (N,) which pictures (N, H, W, 3) are claimed; ``predict`` gives logits (N, K)."""
+    """Return (N,) which images (N, H, W, 3) are claimed; ``predict`` gives logits (N, K)."""
     logits = np.asarray(predict(images), np.float64)
     return claimed(log_odds_of(logits, success, decision.temperature), decision.threshold)
 

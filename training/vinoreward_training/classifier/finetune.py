@@ -1,4 +1,4 @@
-"""``vinoreward finetune``: from labelled pictures to a bundle with a stated error rate."""
+"""``vinoreward finetune``: from labelled images to a bundle with a stated error rate."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         unseen = training.check_unseen(before, config.weights, dataset, parts)
         print(f"held-out frames new to the weights: {unseen}")
     elif config.pretrained:
-        unseen = "taken for granted: the weights were published for other pictures"
+        unseen = "taken for granted: the weights were published for other images"
     prepare_torch(config)
     config, fit = _chosen(config, dataset, parts, folder)
     fit.show("finetune")

@@ -1,4 +1,4 @@
-"""The guard that a classifier's bundle gets, and how often it fires on clean pictures."""
+"""The guard that a classifier's bundle gets, and how often it fires on clean images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vinoreward.bundles.save import with_guard
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.guard import GUARD_FILE, LEAST_EPISODES, PictureGuard
+from vinoreward.rewards.ood import GUARD_FILE, LEAST_EPISODES, OodDetector
 from vinoreward_training.classifier.shifts import TRAINED, Shift, in_rooms, shifted
 from vinoreward_training.configs import GuardConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
@@ -24,7 +24,7 @@ from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.runs.report import own_bundle
 
 FITTED_ON = 6000
-"""About as many training pictures are enough."""
+"""About as many training images are enough."""
 LIT = 0.5
 """Share of them that is seen in other light, where the network was trained for that."""
 LIGHT = tuple(shift for shift in TRAINED if shift.name in ("less light", "more light"))
@@ -36,18 +36,18 @@ JUDGED = 2000
 KEPT_RECALL = 0.8
 """Share of the recall that the network must keep in a light that the guard lets pass."""
 FALSE_RATE = 0.01
-"""Rate of false claims in such a light, unless it is higher on clean pictures."""
+"""Rate of false claims in such a light, unless it is higher on clean images."""
 BATCH = 64
 
 Claims = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.bool_]]
-"""Says which pictures (N, H, W, 3) a network claims, (N,)."""
+"""Says which images (N, H, W, 3) a network claims, (N,)."""
 
 
 @dataclass(frozen=True)
 class Fitted:
     """A guard, or why there is none."""
 
-    guard: PictureGuard | None
+    guard: OodDetector | None
     metrics: dict[str, Any]
     """For ``metrics.guard`` of a bundle."""
 
@@ -62,15 +62,16 @@ class Fitted:
         low, high = self.metrics["light"]
         light = "" if low == high else f"; it lets light from {low:g} to {high:g} times pass"
         return (
-            f"{self.metrics['odd']} of {self.metrics['frames']} clean test frames are odd (at "
-            f"most {self.metrics['odd_high']:.2%}){light}"
+            f"{self.metrics['ood']} of {self.metrics['frames']} clean test frames "
+            "are out of distribution (at "
+            f"most {self.metrics['ood_high']:.2%}){light}"
         )
 
 
 def fit_guard(dataset: Dataset, parts: Sequence[Indices], claims: Claims | None) -> Fitted:
     """Fit a guard on the training part, choose its limit on the second, count on the third.
 
-    ``claims`` of a network that was trained for shifted pictures: the guard lets the light pass in
+    ``claims`` of a network that was trained for shifted images: the guard lets the light pass in
     which it stays right on the second part. None lets none pass.
     """
     train, validation, test = parts
@@ -83,17 +84,17 @@ def fit_guard(dataset: Dataset, parts: Sequence[Indices], claims: Claims | None)
     light = () if claims is None else _light(dataset, validation, claims)
     if light:
         images = in_rooms(images, LIT, np.random.default_rng(0x600B), dataset.views, light)
-    guard = PictureGuard.fit(images, dataset.images[validation], episodes[validation])
-    odd = guard.odd(dataset.images[test]) > 1.0
-    high = clopper_pearson(int(odd.sum()), len(odd), 0.95, "upper")[1]
+    guard = OodDetector.fit(images, dataset.images[validation], episodes[validation])
+    ood = guard.ood_score(dataset.images[test]) > 1.0
+    high = clopper_pearson(int(ood.sum()), len(ood), 0.95, "upper")[1]
     ends = [1.0, *(end for shift in light for end in shift.trained or ())]
     counts = {
         "rooms": claims is not None,
         "light": [min(ends), max(ends)],
-        "odd": int(odd.sum()),
-        "frames": len(odd),
-        "odd_high": high,
-        "odd_episodes": len(np.unique(episodes[test][odd])),
+        "ood": int(ood.sum()),
+        "frames": len(ood),
+        "ood_high": high,
+        "ood_episodes": len(np.unique(episodes[test][ood])),
         "episodes": len(np.unique(episodes[test])),
     }
     return Fitted(guard, counts)
@@ -111,8 +112,8 @@ def _light(dataset: Dataset, part: Indices, claims: Claims) -> tuple[Shift, ...]
     if success.all() or not success.any():
         return ()
 
-    def rates(pictures: npt.NDArray[np.uint8]) -> tuple[float, float]:
-        claimed = claims(pictures)
+    def rates(seen: npt.NDArray[np.uint8]) -> tuple[float, float]:
+        claimed = claims(seen)
         return float(claimed[success].mean()), float(claimed[~success].mean())
 
     recall, false = rates(images)
@@ -133,7 +134,7 @@ def _light(dataset: Dataset, part: Indices, claims: Claims) -> tuple[Shift, ...]
 
 
 def of_rooms(metrics: Mapping[str, Any]) -> bool:
-    """Return whether a bundle's guard is one of a network that was trained for shifted pictures."""
+    """Return whether a bundle's guard is one of a network that was trained for shifted images."""
     recorded = metrics.get("guard")
     return isinstance(recorded, Mapping) and recorded.get("rooms") is True
 
@@ -143,7 +144,7 @@ def fit_guard_of(bundle: Bundle, dataset: Dataset) -> Fitted:
     parts = split_by_episode(dataset)
     if not of_rooms(bundle.spec.metrics):
         return fit_guard(dataset, parts, None)
-    cut = bundle.of_cut_pictures()
+    cut = bundle.of_cut_images()
     with contextlib.closing(Classifier(cut, precision="fp32", guarded=False)) as classifier:
 
         def claims(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -154,7 +155,7 @@ def fit_guard_of(bundle: Bundle, dataset: Dataset) -> Fitted:
 
 
 def run(config: GuardConfig) -> int:
-    """Fit a guard on a folder of pictures and write it into the bundle; return 0."""
+    """Fit a guard on a folder of images and write it into the bundle; return 0."""
     bundle = own_bundle(config.bundle)
     spec = bundle.spec
     if spec.kind != "classifier":
@@ -162,7 +163,7 @@ def run(config: GuardConfig) -> int:
             f"the bundle {spec.name!r} is an encoder. Expected a classifier's: a guard keeps its "
             "claims from counting; give such a --bundle."
         )
-    dataset = load_labelled(config.data, spec.picture, config.success_label)
+    dataset = load_labelled(config.data, spec.image, config.success_label)
     fitted = fit_guard_of(bundle, dataset)
     if fitted.guard is None:
         raise DatasetError(

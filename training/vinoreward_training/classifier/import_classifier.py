@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.golden import made_up_pictures
+from vinoreward.bundles.golden import made_up_images
 from vinoreward.bundles.importers.lerobot import (
     LABELS,
     is_reward_classifier,
@@ -137,7 +137,7 @@ def _of_lerobot(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
         onnx_path,
         height=height,
         width=width,
-        mean=(0.0, 0.0, 0.0),  # it normalises each camera's picture itself
+        mean=(0.0, 0.0, 0.0),  # it normalises each camera's image itself
         std=(1.0, 1.0, 1.0),
         output="logit",
         labels=LABELS,
@@ -152,23 +152,21 @@ def _of_lerobot(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
         View(camera.key.rpartition(".")[2], camera.height, f"obs:{camera.key}")
         for camera in found.cameras
     )
-    picture = dataclasses.replace(bundle.spec.picture, views=views)
-    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
+    image = dataclasses.replace(bundle.spec.image, views=views)
+    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
 
 
 def run(config: ImportClassifierConfig) -> int:
     """Describe, check and save; return 0."""
     with tempfile.TemporaryDirectory() as folder, in_options():
         bundle = _described(config, Path(folder) / "model.onnx")
-        picture = bundle.spec.picture
-        # Until the bundle is calibrated, no picture of its camera is known. One of its own size is
+        image = bundle.spec.image
+        # Until the bundle is calibrated, no image of its camera is known. One of its own size is
         # neither cropped nor resized: these are the network's input.
-        saved = bundle.save_prepared(
-            config.out, made_up_pictures(picture), overwrite=config.overwrite
-        )
+        saved = bundle.save_prepared(config.out, made_up_images(image), overwrite=config.overwrite)
     spec = saved.spec
     print(
-        f"bundle {saved.path}: {picture.height} x {picture.width} pixels, {picture.color_order}, to"
+        f"bundle {saved.path}: {image.height} x {image.width} pixels, {image.color_order}, to"
         f" {spec.output} of {', '.join(spec.labels)}; {spec.success_label!r} means success."
     )
     print(f"its threshold of {spec.decision.threshold:g} is not calibrated yet.")

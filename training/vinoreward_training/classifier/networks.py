@@ -26,7 +26,7 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 Weights = Mapping[str, Tensor]
 _HALVES = ("googlenet", "inception_v3")
 """Their weights want pixels from -1 to 1, to which torchvision itself (``transform_input``) brings
-pictures that were normalised for ImageNet."""
+images that were normalised for ImageNet."""
 
 
 def check_network(config: FinetuneConfig) -> None:
@@ -47,12 +47,12 @@ def check_network(config: FinetuneConfig) -> None:
 def build_for(
     config: FinetuneConfig, height: int, width: int, views: Sequence[tuple[str, int]] = ()
 ) -> nn.Module:
-    """Return the network of a training with its initial weights, for pictures of this size.
+    """Return the network of a training with its initial weights, for images of this size.
 
-    ``views`` are names and heights of the views in a picture; empty for a picture of one.
+    ``views`` are names and heights of the views in an image; empty for an image of one.
 
     Raises:
-        ConfigError: the network does not take pictures of this size.
+        ConfigError: the network does not take images of this size.
         ModelNotFoundError, ModelCorruptError: no initial weights, or of another network.
     """
     net = build(config.network, 2, views)
@@ -70,7 +70,7 @@ def build_for(
 
 
 def check_size(architecture: str, net: nn.Module, height: int, width: int) -> None:
-    """Raise ConfigError unless a network takes pictures of this size and gives two logits."""
+    """Raise ConfigError unless a network takes images of this size and gives two logits."""
     training = net.training
     net.eval()
     pools = [each for each in net.modules() if isinstance(each, nn.MaxPool2d)]
@@ -83,7 +83,7 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
         wanted = "larger ones" if size is None else f"{size[0]} x {size[1]}, its only size"
         option = "--image-size with larger numbers" if size is None else "--image-size {} {}"
         raise ConfigError(
-            f"{architecture} does not take pictures of {height} x {width} pixels "
+            f"{architecture} does not take images of {height} x {width} pixels "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Expected "
             f"{wanted}; give {option.format(*(size or ()))}, or choose another --network."
         ) from error
@@ -108,7 +108,7 @@ def _check_window(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _fixed_size(architecture: str, net: nn.Module) -> tuple[int, int] | None:
-    """Return the only picture size (height, width) of a network; None if it takes others too."""
+    """Return the only image size (height, width) of a network; None if it takes others too."""
     if architecture.startswith(TIMM):
         about: Mapping[str, Any] = getattr(net, "pretrained_cfg", {})
         size = about.get("input_size")

@@ -1,4 +1,4 @@
-"""``vinoreward score``: a probability, a success and a reward for each picture of a dataset."""
+"""``vinoreward score``: a probability, a success and a reward for each image of a dataset."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import numpy.typing as npt
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
+    ImageMismatchError,
     InputError,
-    PictureMismatchError,
     needed_for,
 )
 from vinoreward.files import open_plain, open_to_read, read_json, write_json, write_text
-from vinoreward.images import read_picture, shown_name
+from vinoreward.images import read_image, shown_name
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.prediction import logit
 from vinoreward_training.classifier.evaluation import (
@@ -45,8 +45,8 @@ from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,
     METADATA,
     check_labels,
+    images_below,
     inside,
-    pictures_below,
     read_about,
     read_table,
 )
@@ -61,18 +61,18 @@ from vinoreward_training.runs.run_folder import RunFolder
 COLUMN = "scores.csv"
 ABOUT = "scores.json"
 FORMAT = "vinoreward scores 2"
-NAMES = ("file", "episode", "frame", "label", "probability", "odd", "success", "reward")
+NAMES = ("file", "episode", "frame", "label", "probability", "ood_score", "success", "reward")
 LABELS = {-1: "", 0: "failure", 1: "success"}
 _KEY = 3
-"""Of these columns, the first so many say which picture it is."""
+"""Of these columns, the first so many say which image it is."""
 
 Key = tuple[str, str, str]
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Source:
-    """The pictures of a dataset, in the order of its table, and how to read them."""
+    """The images of a dataset, in the order of its table, and how to read them."""
 
     folder: Path
     keys: Sequence[Key]
@@ -85,11 +85,11 @@ class Source:
 
     @property
     def episodes(self) -> Labels:
-        """``(N,)`` the number of each picture's episode."""
+        """``(N,)`` the number of each image's episode."""
         return np.array([int(key[1]) for key in self.keys], dtype=np.int64)
 
-    def pictures(self, wanted: Sequence[int]) -> Iterator[tuple[int, Picture]]:
-        """Yield the index and the picture ``(H, W, 3)`` uint8 RGB of each that is wanted."""
+    def images(self, wanted: Sequence[int]) -> Iterator[tuple[int, Images]]:
+        """Yield the index and the image ``(H, W, 3)`` uint8 RGB of each that is wanted."""
         if self.recordings is None:
             yield from self._files(wanted)
             return
@@ -100,22 +100,22 @@ class Source:
             number = str(rows.episode.number)
             own = [n for n in range(rows.episode.length) if (number, str(n)) in index]
             frames.append((rows, own))
-        for episode, frame, picture in reader.pictures(frames):
-            yield index[str(episode.number), str(frame)], picture
+        for episode, frame, image in reader.images(frames):
+            yield index[str(episode.number), str(frame)], image
 
-    def _files(self, wanted: Sequence[int]) -> Iterator[tuple[int, Picture]]:
+    def _files(self, wanted: Sequence[int]) -> Iterator[tuple[int, Images]]:
         with ThreadPoolExecutor(max_workers=4) as pool:
             for start in range(0, len(wanted), 64):  # so few are in memory at once
                 part = wanted[start : start + 64]
                 paths = [inside(self.folder, self.keys[each][0]) for each in part]
                 try:
-                    yield from zip(part, pool.map(read_picture, paths), strict=True)
+                    yield from zip(part, pool.map(read_image, paths), strict=True)
                 except InputError as error:
                     raise DatasetError(str(error)) from error
 
 
 def _of_files(config: ScoreConfig) -> Source:
-    """Return the pictures of a capture or of any image folder."""
+    """Return the images of a capture or of any image folder."""
     folder = config.data
     check_folder(folder, "an image folder")
     if (folder / METADATA).is_file():
@@ -123,12 +123,12 @@ def _of_files(config: ScoreConfig) -> Source:
         names = [row["label"] for row in rows]
         keys = [(row["file"], str(int(row["episode"])), "") for row in rows]
     else:
-        files = pictures_below(folder)
+        files = images_below(folder)
         names = [Path(file).parts[0] if "/" in file else "" for file in files]
         keys = [(file, str(number), "") for number, file in enumerate(files)]
     if not keys:
         raise DatasetError(
-            f"{folder} holds no pictures. Expected some to score; give another folder with --data."
+            f"{folder} holds no images. Expected some to score; give another folder with --data."
         )
     check_labels(folder, filter(None, names), config.success_label)
     known = config.success_label in names  # else the folders are no labels
@@ -142,7 +142,7 @@ def _of_files(config: ScoreConfig) -> Source:
 
 
 def _of_recordings(config: ScoreConfig, seed: object) -> Source:
-    """Return the pictures of a LeRobot dataset; ``seed`` is that of the bundle's capture."""
+    """Return the images of a LeRobot dataset; ``seed`` is that of the bundle's capture."""
     reader = LeRobotFolder(config.data, config.camera)
     labels = labels_of(config, reader, needed=False)
     every, outcomes = shown_by(config, reader, labels)
@@ -158,24 +158,24 @@ def _of_recordings(config: ScoreConfig, seed: object) -> Source:
 
 @dataclass(frozen=True)
 class Scores:
-    """What network and guard say of pictures; NaN where they have not been asked."""
+    """What network and guard say of images; NaN where they have not been asked."""
 
     probability: Floats
     """``(N,)``."""
-    odd: Floats
-    """``(N,)`` how strange each is, above 1 for odd; NaN without a guard too."""
+    ood_score: Floats
+    """``(N,)`` how strange each is, above 1 for out of distribution; NaN without a guard too."""
     threshold: float
 
     @property
     def claimed(self) -> npt.NDArray[np.bool_]:
-        """``(N,)`` probable enough, and not odd."""
+        """``(N,)`` probable enough, and not out of distribution."""
         # In the precision in which a wrapper compares them.
         probable = self.probability.astype(np.float32) >= np.float32(self.threshold)
-        return np.asarray(probable & ~(self.odd > 1.0))
+        return np.asarray(probable & ~(self.ood_score > 1.0))
 
     def __getitem__(self, chosen: Any) -> Scores:
-        """Return those of some pictures."""
-        return Scores(self.probability[chosen], self.odd[chosen], self.threshold)
+        """Return those of some images."""
+        return Scores(self.probability[chosen], self.ood_score[chosen], self.threshold)
 
 
 class _Column:
@@ -184,7 +184,7 @@ class _Column:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.known: dict[Key, tuple[float, float]] = {}
-        """Probability and oddness of each picture that has a score."""
+        """Probability and oddness of each image that has a score."""
 
     def read(self) -> None:
         """Read the rows that are there, without one that a kill cut off."""
@@ -205,10 +205,10 @@ class _Column:
                     probability = float(row[_KEY + 1])
                     if not 0 <= probability <= 1:
                         raise ValueError(f"{probability} is no probability")
-                    odd = float(row[_KEY + 2]) if row[_KEY + 2] else np.nan
-                    if odd < 0:
-                        raise ValueError(f"{odd} is below 0")
-                    self.known[row[0], row[1], row[2]] = probability, odd
+                    ood_score = float(row[_KEY + 2]) if row[_KEY + 2] else np.nan
+                    if ood_score < 0:
+                        raise ValueError(f"{ood_score} is below 0")
+                    self.known[row[0], row[1], row[2]] = probability, ood_score
         except (csv.Error, ValueError) as error:
             raise self._wrong(str(error)) from error
 
@@ -233,7 +233,7 @@ class _Column:
 
 
 def run(config: ScoreConfig) -> int:
-    """Score every picture that has no score yet; return 0."""
+    """Score every image that has no score yet; return 0."""
     rewards = config.success_reward, config.step_reward, config.label_above or 0.0
     if not all(map(math.isfinite, rewards)) or config.batch_size < 1:
         raise ConfigError(
@@ -278,7 +278,7 @@ def run(config: ScoreConfig) -> int:
 
 
 def _identity(config: ScoreConfig, classifier: Classifier) -> dict[str, Any]:
-    """Return what decides the scores, beside the pictures."""
+    """Return what decides the scores, beside the images."""
     settings = (
         "camera", "label_column", "label_above", "label_frame", "success_label", "success_reward",
         "step_reward", "backend", "precision", "on_ood",
@@ -326,29 +326,29 @@ def _score(config: ScoreConfig, source: Source, classifier: Classifier, column: 
 
     column.rewrite(rows(_there(done)))
     wanted = np.flatnonzero(np.isnan(scores.probability)).tolist()
-    batch: list[tuple[int, Picture]] = []
+    batch: list[tuple[int, Images]] = []
 
     def flush() -> None:
         if not batch:
             return
         try:
-            judged = classifier.judge(np.stack([picture for _, picture in batch]))
-        except (InputError, PictureMismatchError) as error:
+            judged = classifier.predict(np.stack([image for _, image in batch]))
+        except (InputError, ImageMismatchError) as error:
             key = keys[batch[0][0]]
             where = f"{source.folder}, {key[0] or f'episode {key[1]}, frame {key[2]}'}"
             raise DatasetError(f"{shown_name(where)}: {error}") from error
-        odd = [np.nan] * len(batch) if judged.odd is None else judged.odd
-        for (index, _), value, strange in zip(batch, judged.probability, odd, strict=True):
+        ood_score = [np.nan] * len(batch) if judged.ood_score is None else judged.ood_score
+        for (index, _), value, strange in zip(batch, judged.probability, ood_score, strict=True):
             done[index] = float(f"{value:.9g}"), float(f"{strange:.9g}")
         column.add(rows([index for index, _ in batch]))
         bar.update(len(batch))
         batch.clear()
 
     with tqdm(total=len(keys), initial=len(keys) - len(wanted), desc="score", unit="frame") as bar:
-        for index, picture in source.pictures(wanted):
-            if batch and (len(batch) >= config.batch_size or batch[0][1].shape != picture.shape):
+        for index, image in source.images(wanted):
+            if batch and (len(batch) >= config.batch_size or batch[0][1].shape != image.shape):
                 flush()
-            batch.append((index, picture))
+            batch.append((index, image))
         flush()
     column.rewrite(rows(_there(done)))
     return scores
@@ -361,14 +361,14 @@ def _there(done: Floats) -> list[int]:
 def _rows(
     config: ScoreConfig, source: Source, scores: Scores, chosen: npt.NDArray[np.int64]
 ) -> Iterator[list[str]]:
-    """Yield the table's row of each chosen picture."""
+    """Yield the table's row of each chosen image."""
     some = scores[chosen]
-    for index, probability, odd, success in zip(
-        chosen, some.probability, some.odd, some.claimed, strict=True
+    for index, probability, ood_score, success in zip(
+        chosen, some.probability, some.ood_score, some.claimed, strict=True
     ):
         reward = config.success_reward if success else config.step_reward
         label = LABELS[int(source.labels[index])]
-        strange = "" if np.isnan(odd) else f"{odd:.9g}"
+        strange = "" if np.isnan(ood_score) else f"{ood_score:.9g}"
         numbers = f"{probability:.9g}", strange, str(int(success)), f"{reward:g}"
         yield [*source.keys[index], label, *numbers]
 
@@ -389,12 +389,15 @@ def _publish(
         "claimed episodes": len(np.unique(episodes[claimed])),
     }
     print(
-        f"{figures['claimed']} of {figures['frames']} pictures are claimed as successes, in "
+        f"{figures['claimed']} of {figures['frames']} images are claimed as successes, in "
         f"{figures['claimed episodes']} of {figures['episodes']} episodes."
     )
     if classifier.guard is not None:
-        figures["odd"] = int((scores.odd > 1.0).sum())
-        print(f"{figures['odd']} of them are odd to the bundle's guard and are no success.")
+        figures["ood_score"] = int((scores.ood_score > 1.0).sum())
+        print(
+            f"{figures['ood_score']} of them are out of distribution for the bundle's "
+            "guard and are no success."
+        )
     sections = [Section("Claims", facts=dict(figures))]
     judged = source.labels >= 0
     judged[judged], note = unseen(classifier.bundle.spec, episodes[judged], source.origin)
@@ -445,7 +448,7 @@ def _against_labels(
     }
     print(_sentence(frames, by_episode))
     print(f"area under ROC {area:.4f}, calibration error {error:.4f}")
-    pictures = [
+    images = [
         *draw_curves(folder, log_odds, labels, logit(scores.threshold), "frames with a label"),
         _draw_reliability(folder / "calibration.png", table),
     ]
@@ -454,7 +457,7 @@ def _against_labels(
         Section("By episode", rows=[asdict(by_episode)]),
         Section("By frame", rows=[asdict(frames)]),
         Section("Calibration", rows=table),
-        Section("Curves", pictures=pictures),
+        Section("Curves", images=images),
     ], figures
 
 

@@ -1,4 +1,4 @@
-"""What happens to a camera and its light in a real room, done to pictures.
+"""What happens to a camera and its light in a real room, done to images.
 
 A shift keeps the label: a success under less light is one. An audit's strengths are from what a
 working day brings to what somebody should notice; a training's are the former, so that a classifier
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from vinoreward.images import View
 
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 Random = np.random.Generator
 _SALT = 0xA0D17
 
@@ -31,80 +31,80 @@ class Shift:
     """From weak to strong."""
     unit: str
     """What a strength means, for the report."""
-    apply: Callable[[Picture, float, Random], Picture]
-    """Of one picture (H, W, 3) uint8 and a strength."""
+    apply: Callable[[Images, float, Random], Images]
+    """Of one image (H, W, 3) uint8 and a strength."""
     trained: tuple[float, float] | None = None
     """Least and largest strength in training; None for a shift that is not trained."""
 
 
-def _rounded(values: npt.NDArray[np.float32]) -> Picture:
-    rounded: Picture = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+def _rounded(values: npt.NDArray[np.float32]) -> Images:
+    rounded: Images = np.clip(np.rint(values), 0, 255).astype(np.uint8)
     return rounded
 
 
-def _light(picture: Picture, gain: float, random: Random) -> Picture:
-    return _rounded(picture * np.float32(gain))
+def _light(image: Images, gain: float, random: Random) -> Images:
+    return _rounded(image * np.float32(gain))
 
 
-def _cast(picture: Picture, share: float, random: Random) -> Picture:
+def _cast(image: Images, share: float, random: Random) -> Images:
     """Red up and blue down, as under another lamp; a negative share does the opposite."""
     gains = np.array([1 + share, 1, 1 - share], np.float32)
-    return _rounded(np.asarray(picture * gains, np.float32))
+    return _rounded(np.asarray(image * gains, np.float32))
 
 
-def _swapped(picture: Picture, strength: float, random: Random) -> Picture:
-    return np.ascontiguousarray(picture[..., ::-1])
+def _swapped(image: Images, strength: float, random: Random) -> Images:
+    return np.ascontiguousarray(image[..., ::-1])
 
 
-def _blur(picture: Picture, share: float, random: Random) -> Picture:
+def _blur(image: Images, share: float, random: Random) -> Images:
     from PIL import Image, ImageFilter
 
-    radius = share * len(picture)
-    return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(radius)))
+    radius = share * len(image)
+    return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
 
 
-def _jpeg(picture: Picture, quality: float, random: Random) -> Picture:
+def _jpeg(image: Images, quality: float, random: Random) -> Images:
     from PIL import Image
 
     stream = io.BytesIO()
-    Image.fromarray(picture).save(stream, "JPEG", quality=int(quality))
+    Image.fromarray(image).save(stream, "JPEG", quality=int(quality))
     return np.asarray(Image.open(stream, formats=("JPEG",)))
 
 
-def _noise(picture: Picture, deviation: float, random: Random) -> Picture:
-    drawn = random.standard_normal(picture.shape, dtype=np.float32)
-    return _rounded(picture + np.float32(deviation) * drawn)
+def _noise(image: Images, deviation: float, random: Random) -> Images:
+    drawn = random.standard_normal(image.shape, dtype=np.float32)
+    return _rounded(image + np.float32(deviation) * drawn)
 
 
-def _occlusion(picture: Picture, share: float, random: Random) -> Picture:
-    """Something of one colour before the camera, anywhere; it covers that share of the picture."""
-    height, width = picture.shape[:2]
+def _occlusion(image: Images, share: float, random: Random) -> Images:
+    """Something of one colour before the camera, anywhere; it covers that share of the image."""
+    height, width = image.shape[:2]
     stretch = float(np.exp(random.uniform(-0.5, 0.5)))
     tall = min(height, max(1, round(height * np.sqrt(share) * stretch)))
     wide = min(width, max(1, round(width * np.sqrt(share) / stretch)))
     top, left = random.integers(height - tall + 1), random.integers(width - wide + 1)
-    covered = picture.copy()
+    covered = image.copy()
     covered[top : top + tall, left : left + wide] = random.integers(0, 256, 3)
     return covered
 
 
-def _moved(picture: Picture, share: float, random: Random) -> Picture:
+def _moved(image: Images, share: float, random: Random) -> Images:
     """The camera looks elsewhere by a share of the width; the edge is repeated."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     angle, length = random.uniform(0, 2 * np.pi), max(1.0, share * width)
     down, right = round(length * np.sin(angle)), round(length * np.cos(angle))
     rows = np.clip(np.arange(height) + down, 0, height - 1)
     columns = np.clip(np.arange(width) + right, 0, width - 1)
-    return np.asarray(picture[rows[:, None], columns])
+    return np.asarray(image[rows[:, None], columns])
 
 
-def _turned(picture: Picture, degrees: float, random: Random) -> Picture:
+def _turned(image: Images, degrees: float, random: Random) -> Images:
     """The camera is turned about its axis; the edge is repeated."""
     from PIL import Image
 
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     edge = int(np.ceil(np.hypot(height, width) / 2 * np.sin(np.radians(abs(degrees))))) + 2
-    padded = Image.fromarray(np.pad(picture, ((edge, edge), (edge, edge), (0, 0)), mode="edge"))
+    padded = Image.fromarray(np.pad(image, ((edge, edge), (edge, edge), (0, 0)), mode="edge"))
     turned = padded.rotate(degrees * random.choice([-1, 1]), Image.Resampling.BILINEAR)
     return np.asarray(turned)[edge : edge + height, edge : edge + width]
 
@@ -117,27 +117,27 @@ SHIFTS: tuple[Shift, ...] = (
     Shift("blur", (0.005, 0.01, 0.02), "of the height", _blur, (0.0, 0.01)),
     Shift("JPEG", (50, 20, 8), "quality", _jpeg, (20, 90)),
     Shift("noise", (5, 12, 25), "grey levels", _noise, (0.0, 12.0)),
-    Shift("occlusion", (0.02, 0.05, 0.12), "of the picture", _occlusion, (0.002, 0.02)),
+    Shift("occlusion", (0.02, 0.05, 0.12), "of the image", _occlusion, (0.002, 0.02)),
     Shift("camera moved", (0.01, 0.03, 0.08), "of the width", _moved, (0.0, 0.01)),
     Shift("camera turned", (1, 3, 8), "degrees", _turned, (0.0, 1.0)),
     Shift("red and blue swapped", (1,), "", _swapped),
 )
 TRAINED = tuple(shift for shift in SHIFTS if shift.trained is not None)
 SECOND = 0.4
-"""Share of the shifted pictures in training that are shifted twice."""
+"""Share of the shifted images in training that are shifted twice."""
 
 
 def shifted(
-    shift: Shift, strength: float, images: Picture, *, seed: int, views: Sequence[View] = ()
-) -> Picture:
-    """Return pictures (N, H, W, 3) after a shift, drawn from the seed; the same in each view."""
+    shift: Shift, strength: float, images: Images, *, seed: int, views: Sequence[View] = ()
+) -> Images:
+    """Return images (N, H, W, 3) after a shift, drawn from the seed; the same in each view."""
     random = np.random.default_rng(
         [_SALT, seed, zlib.crc32(shift.name.encode()), shift.strengths.index(strength)]
     )
     ends = np.cumsum([view.height for view in views])[:-1].tolist()
     changed = np.empty_like(images)
-    for picture, result in zip(images, changed, strict=True):
-        parts = np.split(picture, ends) if ends else [picture]
+    for image, result in zip(images, changed, strict=True):
+        parts = np.split(image, ends) if ends else [image]
         drawn = int(random.integers(2**32))  # the same befalls all views
         result[...] = np.concatenate(
             [shift.apply(part, strength, np.random.default_rng(drawn)) for part in parts]
@@ -146,15 +146,15 @@ def shifted(
 
 
 def in_rooms(
-    images: Picture,
+    images: Images,
     share: float,
     random: Random,
     views: Sequence[View] = (),
     shifts: Sequence[Shift] = TRAINED,
-) -> Picture:
-    """Return pictures (N, H, W, 3), a ``share`` of them after one or two ``shifts`` as in training.
+) -> Images:
+    """Return images (N, H, W, 3), a ``share`` of them after one or two ``shifts`` as in training.
 
-    The same befalls all views of a picture.
+    The same befalls all views of an image.
     """
     changed = images.copy()
     ends = np.cumsum([view.height for view in views])[:-1].tolist()

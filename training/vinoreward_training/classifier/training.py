@@ -49,7 +49,7 @@ MARGIN_LIMIT = 6.0
 RECORD = "trained_on"
 """Key in the metadata of a ``.safetensors`` file."""
 SAMPLE = 4096
-"""Largest number of pictures in a record: those of the lowest hashes, 32 KiB."""
+"""Largest number of images in a record: those of the lowest hashes, 32 KiB."""
 ROOM_FRAMES = 1000
 """About as many validation frames are shifted too."""
 TRIAL_EPOCHS, TRIAL_STEPS = 3, 90
@@ -61,7 +61,7 @@ LOSS_SHARE = 0.1
 """Weight of the cross-entropy beside the average precision, where weights are chosen."""
 _SALT = 0x600B
 TOLERATED = 0.01
-"""Share of held-out pictures that weights may have seen: environments repeat some pictures."""
+"""Share of held-out images that weights may have seen: environments repeat some images."""
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]
@@ -84,15 +84,15 @@ class ChannelsLast(nn.Module):
         super().train(mode and not self._frozen)
         return self
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return the logits (N, K) of uint8 pictures (N, H, W, 3)."""
-        planes = pictures.permute(0, 3, 1, 2).to(torch.float32)
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (N, K) of uint8 images (N, H, W, 3)."""
+        planes = images.permute(0, 3, 1, 2).to(torch.float32)
         logits: Tensor = self.inner.net(planes * self.inner.scale + self.inner.bias)
         return logits
 
 
 class ClassifierFit(Fit):
-    """One training of a classifier: uint8 pictures (N, H, W, 3) to logits (N, 2).
+    """One training of a classifier: uint8 images (N, H, W, 3) to logits (N, 2).
 
     The frames with the indices ``validation`` decide when to stop and which weights are kept, as
     they are and as in other rooms: those of the highest average precision, and of the lowest
@@ -155,7 +155,7 @@ class ClassifierFit(Fit):
         if about.get("dataset") != self._data.sha256:
             raise DatasetError(
                 f"{path} was written for another dataset than {self._data.folder}. Expected "
-                "the same pictures when resuming; train in a new folder with --out."
+                "the same images when resuming; train in a new folder with --out."
             )
         if about.get("split") != SPLIT:
             raise DatasetError(
@@ -191,7 +191,7 @@ class ClassifierFit(Fit):
         return self.config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
     def _shift(self, frames: Indices, share: float, *number: int) -> Images:
-        """Return frames' pictures, a share of them as in other rooms; drawn from the numbers."""
+        """Return frames' images, a share of them as in other rooms; drawn from the numbers."""
         random = np.random.default_rng([_SALT, self.config.seed, *number])
         return in_rooms(self._data.images[frames], share, random, self._data.views)
 
@@ -200,17 +200,17 @@ class ClassifierFit(Fit):
         targets = torch.from_numpy(self._targets[batch])
         images, seed = self._data.images, self.config.seed
         shifted = self._shift(batch, self.config.shifts, 1, self.step)
-        pictures = augment(torch.from_numpy(shifted), self.config.augment, random)
+        batch_images = augment(torch.from_numpy(shifted), self.config.augment, random)
         if self._dead:
             # After augmentation: black stays black.
             # A single dead camera only once it knows the task, which it learns worse otherwise.
             views = self._data.views if 2 * self.step >= self.steps else ()
             dead = of_step(self.step, self._dead, images, self._failures, seed=seed, views=views)
-            pictures = torch.cat([pictures, torch.from_numpy(dead)])
+            batch_images = torch.cat([batch_images, torch.from_numpy(dead)])
             labels = torch.cat([labels, labels.new_zeros(len(dead))])
             targets = torch.cat([targets, self._dead_target.expand(len(dead))])
         with self._half():
-            logits = self.module(pictures).float()
+            logits = self.module(batch_images).float()
         return loss_of(logits, labels, targets, self.config.margin), {}
 
     def _evaluate(self, losses: list[Record]) -> tuple[Record, float]:
@@ -245,19 +245,19 @@ class ClassifierFit(Fit):
         return record, missed + LOSS_SHARE * loss
 
 
-def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    """Jitter uint8 pictures (N, H, W, 3): light, contrast, colour, noise, a shift of one pixel.
+def augment(images: Tensor, strength: float, random: torch.Generator) -> Tensor:
+    """Jitter uint8 images (N, H, W, 3): light, contrast, colour, noise, a shift of one pixel.
 
-    No crops, flips, turns or scaling: positions in the picture decide the label.
+    No crops, flips, turns or scaling: positions in the image decide the label.
     """
     if strength <= 0:
-        return pictures
-    count = len(pictures)
+        return images
+    count = len(images)
 
     def uniform(*shape: int) -> Tensor:
         return (torch.rand(shape, generator=random) * 2 - 1) * strength
 
-    values = pictures.to(torch.float32)
+    values = images.to(torch.float32)
     mean = values.mean(dim=(1, 2, 3), keepdim=True)
     contrast = 1 + 0.2 * uniform(count, 1, 1, 1)
     gain = 1 + 0.2 * uniform(count, 1, 1, 1) + 0.06 * uniform(count, 1, 1, 3)
@@ -268,7 +268,7 @@ def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tenso
         # One shift per batch, repeating the edge.
         values = values.permute(0, 3, 1, 2)
         values = nn.functional.pad(values, (1, 1, 1, 1), mode="replicate")
-        height, width = pictures.shape[1:3]
+        height, width = images.shape[1:3]
         values = values[:, :, 1 + rows : 1 + rows + height, 1 + columns : 1 + columns + width]
         values = values.permute(0, 2, 3, 1)
     return values.round().clamp(0, 255).to(torch.uint8)
@@ -325,8 +325,8 @@ def sampling_shares(targets: Floats, boost: float) -> npt.NDArray[np.float64]:
 class TrainedOn:
     """What weights were trained on, in bounded size.
 
-    Pictures are named by hashes of their content. Of many, the lowest hashes are kept: a
-    sample that can be compared with any other set of pictures, and merged with another record.
+    Images are named by hashes of their content. Of many, the lowest hashes are kept: a
+    sample that can be compared with any other set of images, and merged with another record.
     """
 
     datasets: tuple[str, ...]
@@ -356,13 +356,13 @@ class TrainedOn:
         }
 
     def share_of(self, keys: Keys) -> float:
-        """Return the share of the pictures (K,) that were trained on, estimated by the sample."""
+        """Return the share of the images (K,) that were trained on, estimated by the sample."""
         judged = np.unique(keys[keys <= np.uint64(self.limit)])
         return float(np.isin(judged, self.sample).mean()) if len(judged) else 0.0
 
 
-def picture_keys(images: npt.NDArray[np.uint8]) -> Keys:
-    """Return a hash (N,) uint64 of the content of each picture (N, H, W, 3)."""
+def image_keys(images: npt.NDArray[np.uint8]) -> Keys:
+    """Return a hash (N,) uint64 of the content of each image (N, H, W, 3)."""
     size = repr(images.shape[1:]).encode()
     digests = [
         hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8, key=size).digest()
@@ -378,7 +378,7 @@ def record_of(
 
     ``started`` is False for random initial weights.
     """
-    keys = np.unique(picture_keys(dataset.images[train]))
+    keys = np.unique(image_keys(dataset.images[train]))
     datasets = [dataset.sha256]
     captures = [] if dataset.origin is None else [dataset.origin]
     limit = 2**64 - 1
@@ -442,27 +442,27 @@ def check_unseen(
 ) -> str:
     """Return a sentence on whether held-out frames are new to the weights at ``path``, or refuse.
 
-    Held-out pictures that are in the training part too (an arm at rest looks the same in every
+    Held-out images that are in the training part too (an arm at rest looks the same in every
     episode) do not count. ``parts`` are the indices of (train, validation, test).
     """
     if record is None:
         return (
             f"not known: {path.name} carries no record of what it was trained on. If it has seen "
-            "these pictures, the rates here are too good"
+            "these images, the rates here are too good"
         )
-    held_out = picture_keys(dataset.images[np.concatenate(parts[1:])])
-    trained = picture_keys(dataset.images[parts[0]])
+    held_out = image_keys(dataset.images[np.concatenate(parts[1:])])
+    trained = image_keys(dataset.images[parts[0]])
     share = record.share_of(held_out[~np.isin(held_out, trained)])
     if share > TOLERATED:
         raise DatasetError(
-            f"{path} was trained on {share:.0%} of the pictures that {dataset.folder} holds out "
-            "for validation and test, so their rates would not be those of new pictures. Expected "
+            f"{path} was trained on {share:.0%} of the images that {dataset.folder} holds out "
+            "for validation and test, so their rates would not be those of new images. Expected "
             "weights that have not seen them: give the capture that the weights were trained on "
             f"(the split is the same however it grows), {remedy}."
         )
     if not record.complete:
         return (
-            f"of the trainings that {path.name} has a record of, none has seen these pictures; it "
+            f"of the trainings that {path.name} has a record of, none has seen these images; it "
             "began with weights that carry none"
         )
-    return f"yes, {path.name} has seen none of these pictures"
+    return f"yes, {path.name} has seen none of these images"

@@ -58,7 +58,7 @@ class CaptureConfig:
     cameras, as obs:front obs:wrist, are put below each other, for a classifier that sees them
     all; not of recordings."""
     stack: int = 1
-    """Images of each camera in a picture: of its last steps, for a task that a single image does
+    """Images of each camera in an image: of its last steps, for a task that a single image does
     not show."""
     image_size: tuple[int, int] | None = None
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
@@ -342,11 +342,11 @@ class QuantizeConfig:
 
 @dataclass(frozen=True)
 class LabelConfig:
-    """Label pictures in the browser, the most useful first: success, failure, skip, undo.
+    """Label images in the browser, the most useful first: success, failure, skip, undo.
 
     Opens a page of this machine's own; no other machine can reach it. Each label is on the disk
-    before the next picture appears. Stop with Ctrl-C; the same command goes on where you were. Some
-    pictures come twice, unmarked, to measure how often you agree with yourself.
+    before the next image appears. Stop with Ctrl-C; the same command goes on where you were. Some
+    images come twice, unmarked, to measure how often you agree with yourself.
 
     Examples:
         vinoreward label --run runs/mine-policy --bundle runs/mine-classifier/bundle
@@ -364,8 +364,8 @@ class LabelConfig:
     """Images per second of a video."""
     bundle: str | None = None
     """Classifier that chooses which images come first, never shown: those it is unsure of, and
-    claims that its guard finds odd. A folder, the name of an installed one, or hf:OWNER/NAME. None:
-    what the run recorded, else random order."""
+    claims that its guard finds out of distribution. A folder, the name of an installed one, or
+    hf:OWNER/NAME. None: what the run recorded, else random order."""
     order: Literal["useful", "drawn"] = "useful"
     """useful: the most useful first, to mend a classifier. drawn, with --run: in the order of the
     run's random draw, so that few labels bound the precision of all its claims."""
@@ -645,17 +645,17 @@ class ImportEncoderConfig:
     size.
 
     Examples:
-        vinoreward import-encoder --model encoder.onnx --pictures frames --out bundles/mine \\
+        vinoreward import-encoder --model encoder.onnx --images frames --out bundles/mine \\
             --golden frame.png --expected latent.npy
-        vinoreward import-encoder --model encoder.onnx --pictures frames --out bundles/mine \\
+        vinoreward import-encoder --model encoder.onnx --images frames --out bundles/mine \\
             --crop 0 16 96 96
         vinoreward import-encoder --model weights.pt --module mypackage.nets:make_encoder \\
-            --size 64 64 --posterior --pictures frames --out bundles/mine
+            --size 64 64 --posterior --images frames --out bundles/mine
     """
 
     model: Path
     """An .onnx, or a state dict (.pt, .pth, .safetensors)."""
-    pictures: Path
+    images: Path
     """A folder of typical images: they define the bounds of the latent and the golden frames."""
     out: Path
     """The new bundle's folder."""

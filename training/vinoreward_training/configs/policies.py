@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from vinoreward.rewards.decision import OnOdd, RewardMode
+from vinoreward.rewards.decision import OodAction, RewardMode
 
 Scalar = bool | int | float | str
 
@@ -65,7 +65,7 @@ class TrainConfig:
     """Wrap an environment that has no learned reward in LearnedReward with --bundle."""
     image_source: tuple[str, ...] = ()
     """What the classifier looks at, with --wrap-bundle: render, obs (the observation is the
-    picture) or obs:KEY (one of its entries); for a bundle of several cameras one for each. None:
+    image) or obs:KEY (one of its entries); for a bundle of several cameras one for each. None:
     those that the bundle names, else render."""
     reward_mode: RewardMode = "sparse"
     """What a step pays, with --wrap-bundle. sparse: --success-reward or --step-reward; potential:
@@ -77,15 +77,15 @@ class TrainConfig:
     exit_threshold: float | None = None
     """With --hold above 1: probability that is enough for a step after one that reached the
     bundle's threshold, so that a flicker does not end the row. None: the threshold."""
-    on_ood: OnOdd = "withhold"
-    """What becomes of a picture unlike all that the classifier was trained on, if the bundle has a
+    on_ood: OodAction = "withhold"
+    """What becomes of an image unlike all that the classifier was trained on, if the bundle has a
     guard: it does not count (withhold), a warning, an error, or ignore: nothing looks for it."""
     on_alarm: Literal["tell", "pause", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
-    environment tells), show a tenth of their images odd to the guard, or end before
-    --earliest-success, or surely too few of the labelled claims are successes: tell; pause, too,
-    until Enter is pressed or a file named continue appears in the run's folder; stop (go on with
-    --resume); or off."""
+    environment tells), show a tenth of their images out of distribution for the guard, or end
+    before --earliest-success, or surely too few of the labelled claims are successes: tell; pause,
+    too, until Enter is pressed or a file named continue appears in the run's folder; stop (go on
+    with --resume); or off."""
     earliest_success: int | None = None
     """First step of an episode at which a success is possible: an alarm for claims before it. None:
     no such alarm."""
@@ -96,7 +96,7 @@ class TrainConfig:
     """Share of the claims that must be successes, by the labels of the sampled ones: an alarm once
     it is surely lower."""
     num_envs: int = 1
-    """Environments that are stepped together, with one classification of all their pictures per
+    """Environments that are stepped together, with one classification of all their images per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per
     environment step as with one, unless --algorithm-kwargs gradient_steps says otherwise."""
     vec_env: Literal["subproc", "dummy", "batched"] = "subproc"
@@ -112,8 +112,8 @@ class TrainConfig:
     step_reward: float = 0.0
     """Reward of any other step, with --wrap-bundle. SAC also maximises entropy: compared with it, a
     success worth 1 may be too little to end an episode for."""
-    accept_foreign_pictures: bool = False
-    """Let the hover scene, or another that says what draws its pictures, use a bundle that does not
+    accept_foreign_images: bool = False
+    """Let the hover scene, or another that says what draws its images, use a bundle that does not
     record the source of its training images: its claims may mean nothing there."""
     encoder: str | None = None
     """Name or folder of an encoder's bundle: the policy gets its latent instead of the image. It
@@ -188,7 +188,7 @@ class PlayConfig:
     """Another backend for the classifier; None: as in training."""
     bundle: str | None = None
     """Another bundle for the claims; None: as in training."""
-    accept_foreign_pictures: bool = False
+    accept_foreign_images: bool = False
     """Accept a bundle that does not record the source of its images, as in training."""
     encoder: str | None = None
     """Current location of the training's encoder; None: unchanged."""
@@ -220,7 +220,7 @@ class ProfileConfig:
     """
 
     env: str = "PandaHover-v0"
-    """Gymnasium id. For an environment other than ours, the bundle judges its pictures, from
+    """Gymnasium id. For an environment other than ours, the bundle judges its images, from
     the sources that it was trained on."""
     bundle: str | None = None
     """Classifier: an installed name or a folder; None: the environment's own."""
@@ -286,7 +286,7 @@ class BenchConfig:
     encoder: str = "panda-hover-encoder"
     """Encoder to measure: an installed name or a folder."""
     article_bundle: str | None = None
-    """Classifier for the article's setting in ``wall``; None: the same one, on resized pictures."""
+    """Classifier for the article's setting in ``wall``; None: the same one, on resized images."""
     seed: int = 1_000_000
     """First seed of scenes, far from those of a capture."""
     first_seed: int = 100

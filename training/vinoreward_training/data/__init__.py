@@ -1,1 +1,1 @@
-"""Labelled pictures: checked, loaded, written."""
+"""Labelled images: checked, loaded, written."""

@@ -1,4 +1,4 @@
-"""Pictures in memory: with labels, or with the places of things."""
+"""Images in memory: with labels, or with the places of things."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import BundleError, DatasetError
-from vinoreward.images import Picture, View, prepare
+from vinoreward.images import ImageSpec, View, prepare
 from vinoreward_training.data.dataset_files import (
     ABOUT,
     MAX_NAME,
@@ -23,12 +23,12 @@ from vinoreward_training.data.dataset_files import (
     Crop,
     Indices,
     check_labels,
+    images_below,
     meant,
     number,
-    pictures_below,
     read_about,
     read_table,
-    stack_pictures,
+    stack_images,
 )
 from vinoreward_training.data.lerobot import is_lerobot
 from vinoreward_training.data.seen import identities_of, origin_of, sides_of
@@ -53,19 +53,19 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """Pictures of episodes."""
+class ImageSet:
+    """Images of episodes."""
 
     images: Images
     """``(N, H, W, 3)`` uint8 RGB."""
     episodes: Indices
     """``(N,)`` int64; frames of one episode share a number."""
     scene: dict[str, Any]
-    """What drew the pictures; empty if unknown."""
+    """What drew the images; empty if unknown."""
     sha256: str
     """Hash of the pixels and of what belongs to them."""
     resized: bool = False
-    """Whether PIL's bilinear filter resized pictures, now or when they were captured."""
+    """Whether PIL's bilinear filter resized images, now or when they were captured."""
     seed: int | None = None
     """Of the capture or rollout, if recorded."""
 
@@ -74,16 +74,16 @@ class Pictures:
         """Numbers of frames and episodes."""
         return {"frames": len(self.images), "episodes": len(np.unique(self.episodes))}
 
-    def picture(self, **more: Any) -> Picture:
-        """Return what a bundle records of the pictures; ``more`` are fields of ``Picture``."""
+    def image(self, **more: Any) -> ImageSpec:
+        """Return what a bundle records of the images; ``more`` are fields of ``ImageSpec``."""
         height, width = self.images.shape[1:3]
         resize: Literal["pil_bilinear", "none"] = "pil_bilinear" if self.resized else "none"
-        return Picture(height=height, width=width, resize=resize, scene=self.scene, **more)
+        return ImageSpec(height=height, width=width, resize=resize, scene=self.scene, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Pictures):
-    """Pictures with their labels."""
+class Dataset(ImageSet):
+    """Images with their labels."""
 
     labels: Indices
     """``(N,)`` int64, 1 = success."""
@@ -95,9 +95,9 @@ class Dataset(Pictures):
     """Paths inside ``folder``."""
     folder: Path
     views: tuple[View, ...] = ()
-    """From top to bottom of each picture; empty for a picture of one."""
+    """From top to bottom of each image; empty for an image of one."""
     crop: Crop | None = None
-    """What was cut out of the pictures as they were read."""
+    """What was cut out of the images as they were read."""
     origin: str | None = None
     """Scene or environment and the capture's seed: with its number they identify an episode. None
     if not recorded."""
@@ -115,14 +115,14 @@ class Dataset(Pictures):
         by_category = zip(names, frames.tolist(), strict=True)
         return super().counts | labels | {f"category:{name}": count for name, count in by_category}
 
-    def picture(self, **more: Any) -> Picture:
-        """Return what a bundle records of the pictures; ``more`` are fields of ``Picture``."""
-        return super().picture(views=self.views, crop=self.crop, **more)
+    def image(self, **more: Any) -> ImageSpec:
+        """Return what a bundle records of the images; ``more`` are fields of ``ImageSpec``."""
+        return super().image(views=self.views, crop=self.crop, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frames(Pictures):
-    """Pictures and, if recorded, the places of things."""
+class Frames(ImageSet):
+    """Images and, if recorded, the places of things."""
 
     places: dict[str, Floats]
     """Name to ``(N, 2)`` float64 metres, NaN where the thing is absent."""
@@ -136,7 +136,7 @@ class Frames(Pictures):
         """Return frames with their hash, at least ``LOWEST_COUNT``; ``facts`` are other fields."""
         if len(images) < LOWEST_COUNT:
             raise DatasetError(
-                f"{facts['source']} gives {len(images)} pictures. Expected at least {LOWEST_COUNT} "
+                f"{facts['source']} gives {len(images)} images. Expected at least {LOWEST_COUNT} "
                 "to train an encoder on, better thousands; capture more, or raise --frames."
             )
         numbers = np.array(episodes, dtype=np.int64)
@@ -154,7 +154,7 @@ def check_folder(folder: Path, kind: str) -> None:
     """Raise DatasetError unless there is a folder that is no LeRobot dataset."""
     if is_lerobot(folder):
         raise DatasetError(
-            f"{folder} is a LeRobot dataset. Expected a capture or {kind}; take its pictures with: "
+            f"{folder} is a LeRobot dataset. Expected a capture or {kind}; take its images with: "
             f"vinoreward capture --from-lerobot {shlex.quote(str(folder))} "
             f"--out {shlex.quote(f'data/{folder.resolve().name}')}"
         )
@@ -165,13 +165,13 @@ def check_folder(folder: Path, kind: str) -> None:
         )
 
 
-def _no_pictures(folder: Path, remedy: str) -> DatasetError:
+def _no_images(folder: Path, remedy: str) -> DatasetError:
     suffixes = ", ".join(sorted(SUFFIXES))
-    return DatasetError(f"{folder} holds no pictures. Expected {suffixes} files{remedy}.")
+    return DatasetError(f"{folder} holds no images. Expected {suffixes} files{remedy}.")
 
 
 Entry = tuple[str, int, str, int, float]
-"""Of a picture: file, label (1 for success), category, episode, metres from success or NaN."""
+"""Of an image: file, label (1 for success), category, episode, metres from success or NaN."""
 
 
 def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
@@ -195,7 +195,7 @@ def _from_folders(folder: Path, success_label: str) -> list[Entry]:
     loose = sum(path.suffix.lower() in SUFFIXES and meant(path.name) for path in folder.iterdir())
     if names and loose:
         print(f"passed over: {loose} images in {folder} that are in no class's folder")
-    files = pictures_below(folder, *names) if names else []
+    files = images_below(folder, *names) if names else []
     entries: list[Entry] = [
         (file, int(name == success_label), name[:MAX_NAME], episode, float("nan"))
         for episode, file in enumerate(files)
@@ -221,12 +221,12 @@ def load_dataset(
     """Read a capture or an image folder (one folder per class) into memory.
 
     A capture's ``metadata.csv`` gives episodes, categories and distances. Without it every
-    picture is its own episode, and every class but ``success_label`` is a failure. ``crop`` is
-    the (top, left, height, width) to cut out of each picture, ``size`` the (height, width) to
-    resize to after that with PIL's bilinear filter; without it pictures of several sizes are a
+    image is its own episode, and every class but ``success_label`` is a failure. ``crop`` is
+    the (top, left, height, width) to cut out of each image, ``size`` the (height, width) to
+    resize to after that with PIL's bilinear filter; without it images of several sizes are a
     DatasetError, like anything else that is wrong with the folder. With ``choose_size`` a folder
     that no capture made gets one of :func:`~.dataset_files.chosen_size`. With ``skip_broken``
-    pictures that cannot be read are printed and left out.
+    images that cannot be read are printed and left out.
     """
     folder = Path(folder)
     check_folder(folder, "an image folder with one folder per class")
@@ -234,17 +234,17 @@ def load_dataset(
     entries = (_from_metadata if recorded else _from_folders)(folder, success_label)
     if not entries:
         per_class = f" in one folder per class, e.g. {folder}/success and {folder}/failure"
-        raise _no_pictures(folder, per_class)
+        raise _no_images(folder, per_class)
     if len({entry[1] for entry in entries}) < 2:
         only = "successes" if entries[0][1] else "failures"
         raise DatasetError(
-            f"all {len(entries)} pictures in {folder} are {only}. Expected both classes: a "
-            "classifier is trained on successes and failures; add pictures of the other class."
+            f"all {len(entries)} images in {folder} are {only}. Expected both classes: a "
+            "classifier is trained on successes and failures; add images of the other class."
         )
     about = read_about(folder)
     if about.get("views") and size is not None:
         raise DatasetError(
-            f"{folder} has pictures of several views below each other, to be resized to "
+            f"{folder} has images of several views below each other, to be resized to "
             f"{size[0]}x{size[1]}. Expected them at their own size, as each view is resized by "
             "itself; capture them at the size that you want."
         )
@@ -253,7 +253,7 @@ def load_dataset(
     names = [entry[0] for entry in entries]
     # A capture has chosen already, and views are resized one by one.
     choose_size &= "format" not in about and not about.get("views")
-    images, resized, kept = stack_pictures(
+    images, resized, kept = stack_images(
         folder, names, size, crop, choose_size=choose_size, skip_broken=skip_broken
     )
     files, marks, categories, episodes, distances = zip(*(entries[i] for i in kept), strict=True)
@@ -284,37 +284,37 @@ def load_dataset(
 def _check_crop(folder: Path, about: Mapping[str, Any]) -> None:
     """Raise DatasetError where a bundle could not cut the same out of what it is given later."""
     if about.get("views"):
-        found = "pictures of several views below each other"
+        found = "images of several views below each other"
     elif "image_size" in about:
-        found = "pictures that were resized as they were captured"
+        found = "images that were resized as they were captured"
     elif "height" in about.get("scene", {}):  # others' say only where they are from
-        found = "pictures of the hover scene, which is drawn at the size that the bundle names"
+        found = "images of the hover scene, which is drawn at the size that the bundle names"
     else:
         return
     raise DatasetError(
-        f"{folder} has {found}, to be cut with --image-crop. Expected a camera's own pictures: a "
+        f"{folder} has {found}, to be cut with --image-crop. Expected a camera's own images: a "
         "bundle cuts first and resizes then; capture from one camera, at its own size with "
         "--image-size HEIGHT WIDTH, or leave --image-crop out."
     )
 
 
-def size_for(picture: Picture) -> tuple[int, int] | None:
-    """Return the (height, width) to read pictures for a network in; None for their own.
+def size_for(image: ImageSpec) -> tuple[int, int] | None:
+    """Return the (height, width) to read images for a network in; None for their own.
 
     Views are of their own size, and what is cropped first cannot be resized as it is read.
     """
-    resized = picture.resize != "none" and picture.crop is None and not picture.views
-    return (picture.height, picture.width) if resized else None
+    resized = image.resize != "none" and image.crop is None and not image.views
+    return (image.height, image.width) if resized else None
 
 
-def load_labelled(folder: Path, picture: Picture, success_label: str) -> Dataset:
-    """Return :func:`load_dataset` with its pictures as a bundle's network takes them.
+def load_labelled(folder: Path, image: ImageSpec, success_label: str) -> Dataset:
+    """Return :func:`load_dataset` with its images as a bundle's network takes them.
 
-    PictureMismatchError if they cannot be.
+    ImageMismatchError if they cannot be.
     """
-    size = size_for(picture)
+    size = size_for(image)
     dataset = load_dataset(folder, size=size, success_label=success_label, skip_broken=True)
-    return dataclasses.replace(dataset, images=prepare(dataset.images, picture))
+    return dataclasses.replace(dataset, images=prepare(dataset.images, image))
 
 
 def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "success") -> list[str]:
@@ -325,7 +325,7 @@ def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "suc
     success is measured by.
 
     Args:
-        rows: of ``metadata.csv``. Columns that every picture has a number in are looked at, but for
+        rows: of ``metadata.csv``. Columns that every image has a number in are looked at, but for
             those with a meaning of their own; see ``NO_STATE``.
         success_label: the label of a success.
 
@@ -354,21 +354,21 @@ def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "suc
         if rate < (FIXED_TELLS if fixed else CHANGING_TELLS):
             continue
         what = (
-            "it is the same through an episode, as a goal's place is, so the pictures may show "
+            "it is the same through an episode, as a goal's place is, so the images may show "
             "that instead of success: take failures from the episodes that succeed"
             if fixed
             else "if that is not what success is measured by, the classifier may learn it instead"
         )
         warnings.append(
-            (rate, f"{name} alone tells the label of {rate:.0%} of the pictures; {what}.")
+            (rate, f"{name} alone tells the label of {rate:.0%} of the images; {what}.")
         )
     return [sentence for _, sentence in sorted(warnings, reverse=True)[:MOST_WARNINGS]]
 
 
 def of_both_labels(dataset: Dataset) -> str | None:
-    """Return a warning if pictures are pixel by pixel the same as others of the other label.
+    """Return a warning if images are pixel by pixel the same as others of the other label.
 
-    DatasetError if those are most pictures: no classifier can tell them apart.
+    DatasetError if those are most images: no classifier can tell them apart.
     """
     digests = [hashlib.sha256(np.ascontiguousarray(one).data).digest() for one in dataset.images]
     seen = tuple(
@@ -379,7 +379,7 @@ def of_both_labels(dataset: Dataset) -> str | None:
         return None
     failure, success = (dataset.files[by[digests[both[0]]]] for by in seen)
     found = (
-        f"{len(both)} of {len(digests)} pictures in {dataset.folder} are the same, pixel by pixel, "
+        f"{len(both)} of {len(digests)} images in {dataset.folder} are the same, pixel by pixel, "
         f"as one of the other label, such as {failure} and {success}"
     )
     if 2 * len(both) <= len(digests):
@@ -428,31 +428,31 @@ def _recorded(folder: Path, limit: int | None) -> tuple[list[str], list[int], di
 
 
 def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int = 0) -> Frames:
-    """Read every picture below a folder into memory, without labels.
+    """Read every image below a folder into memory, without labels.
 
-    A capture's ``metadata.csv`` gives episodes and places. Without it every picture is its own
+    A capture's ``metadata.csv`` gives episodes and places. Without it every image is its own
     episode and no places are known. ``size`` is as for :func:`load_dataset`. At most ``limit``
-    pictures are read, 0 for all: the first of a capture, else evenly chosen.
+    images are read, 0 for all: the first of a capture, else evenly chosen.
     """
     folder = Path(folder)
-    check_folder(folder, "a folder of pictures")
+    check_folder(folder, "a folder of images")
     places: dict[str, Floats] = {}
     if (folder / METADATA).is_file():
         files, episodes, places = _recorded(folder, limit or None)
     else:
-        files = pictures_below(folder)
+        files = images_below(folder)
         if limit and limit < len(files):
             files = [files[index * len(files) // limit] for index in range(limit)]
         episodes = list(range(len(files)))
     if not files:
-        raise _no_pictures(folder, "; capture some, or give another folder with --data")
+        raise _no_images(folder, "; capture some, or give another folder with --data")
     about = read_about(folder)
     if about.get("views"):
         raise DatasetError(
-            f"{folder} has pictures of several views below each other. Expected pictures of one "
+            f"{folder} has images of several views below each other. Expected images of one "
             "view, as an encoder looks at one; capture those of one camera."
         )
-    images, resized, _ = stack_pictures(folder, files, size)
+    images, resized, _ = stack_images(folder, files, size)
     return Frames.hashed(
         images,
         episodes,
@@ -465,12 +465,12 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
 
 
 def _views(folder: Path, about: Mapping[str, Any], size: tuple[int, ...]) -> tuple[View, ...]:
-    """Return the views that ``dataset.json`` names, checked against the pictures' size."""
+    """Return the views that ``dataset.json`` names, checked against the images' size."""
     try:
-        return Picture(height=size[0], width=size[1], views=about.get("views") or ()).views
+        return ImageSpec(height=size[0], width=size[1], views=about.get("views") or ()).views
     except BundleError as error:
         raise DatasetError(
-            f"{folder / ABOUT}: {str(error).replace('picture.views', 'views')} Each view has a "
+            f"{folder / ABOUT}: {str(error).replace('image.views', 'views')} Each view has a "
             "name and a height, and may have a source and an age."
         ) from error
 
@@ -494,7 +494,7 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     The hash of an episode's identity alone decides: no seed, no other episodes. So an episode
     stays in its part when a capture grows, and weights trained on a capture have never seen a
     held-out frame of it or of a larger one. An episode's identity is its scene or environment, the
-    capture's seed and its number; if these are not recorded, its first picture. Each part has both
+    capture's seed and its number; if these are not recorded, its first image. Each part has both
     classes, or there is a DatasetError.
     """
     identities, inverse = episode_identities(dataset)

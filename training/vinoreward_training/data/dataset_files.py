@@ -29,7 +29,7 @@ from vinoreward.images import (
     in_color,
     layout_of,
     on_host,
-    read_picture,
+    read_image,
     shown_name,
 )
 from vinoreward.machine import free_memory
@@ -51,19 +51,19 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp"})
 TEXTS = frozenset({".csv", ".html", ".json", ".jsonl", ".md", ".txt"})  # no images, surely
 SYSTEM = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found"})
 METADATA = "metadata.csv"
-"""The table of a capture; a picture that it does not list is not yet part of the dataset."""
+"""The table of a capture; an image that it does not list is not yet part of the dataset."""
 ABOUT = "dataset.json"
 NEAR_STEPS = 5
 """Failures at most so many steps before a success are near misses."""
 MAX_TABLE_BYTES = 128 * 2**20
-"""A million pictures need less."""
+"""A million images need less."""
 MAX_ABOUT_BYTES = 2**20
 MAX_CELL = 1000
 """Characters of a table's cell, which may be a path."""
 MAX_NAME = 100
 """Characters of a label and of a category."""
 MEMORY_SHARE = 0.9
-"""Largest share of the free memory for pictures."""
+"""Largest share of the free memory for images."""
 LONG_SIDE = 160
 """Pixels of an image's longer side, at most, where no size is asked for."""
 
@@ -166,7 +166,7 @@ def meant(name: str) -> bool:
     return not name.startswith(".") and name not in SYSTEM
 
 
-def pictures_below(folder: Path, *names: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
+def images_below(folder: Path, *names: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
     """Return the images at any depth of a folder, or of these parts of it, sorted.
 
     They are relative to ``folder``. Prints how many files have other ``suffixes``.
@@ -221,19 +221,19 @@ def chosen_size(sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _paths(folder: Path, files: Sequence[str]) -> list[Path]:
-    """Return the paths of pictures after checking that all are there, within the folder."""
+    """Return the paths of images after checking that all are there, within the folder."""
     paths = [inside(folder, file) for file in files]
     missing = [file for file, path in zip(files, paths, strict=True) if not path.is_file()]
     if missing:
         raise DatasetError(
-            f"{folder} lists {len(missing)} pictures that are not there, the first {missing[0]}. "
+            f"{folder} lists {len(missing)} images that are not there, the first {missing[0]}. "
             "Expected every one in metadata.csv to be a plain file; run capture --resume to make "
             "them anew."
         )
     return paths
 
 
-def stack_pictures(
+def stack_images(
     folder: Path,
     files: Sequence[str],
     size: tuple[int, int] | None,
@@ -242,7 +242,7 @@ def stack_pictures(
     choose_size: bool = False,
     skip_broken: bool = False,
 ) -> tuple[npt.NDArray[np.uint8], bool, list[int]]:
-    """Read pictures, at least one.
+    """Read images, at least one.
 
     ``crop`` is the (top, left, height, width) to cut out first, ``size`` the (height, width) to
     resize to; with ``choose_size`` that of :func:`chosen_size` where it is None, else all must have
@@ -264,19 +264,19 @@ def stack_pictures(
             if isinstance(read, InputError):
                 broken.append(str(read).partition(". Expected")[0])
                 continue
-            picture, changed = read
+            image, changed = read
             if not kept:
-                check_memory(folder, len(files), picture.shape[:2])
-                images = np.empty((len(files), *picture.shape), dtype=np.uint8)
-            elif picture.shape != images.shape[1:]:
+                check_memory(folder, len(files), image.shape[:2])
+                images = np.empty((len(files), *image.shape), dtype=np.uint8)
+            elif image.shape != images.shape[1:]:
                 pool.shutdown(wait=False, cancel_futures=True)
                 height, width = images.shape[1:3]
                 raise DatasetError(
-                    f"{paths[index]} has {picture.shape[0]}x{picture.shape[1]} "
-                    f"pixels (height x width), the pictures before it {height}x{width}. Expected "
+                    f"{paths[index]} has {image.shape[0]}x{image.shape[1]} "
+                    f"pixels (height x width), the images before it {height}x{width}. Expected "
                     f"one size; give --image-size {height} {width} to resize them all."
                 )
-            images[len(kept)] = picture
+            images[len(kept)] = image
             kept.append(index)
             any_resized |= changed
     if broken:
@@ -295,7 +295,7 @@ def _read(
     path: Path, size: tuple[int, int] | None, crop: Crop | None
 ) -> tuple[npt.NDArray[np.uint8], bool] | InputError:
     try:
-        image = read_picture(path)
+        image = read_image(path)
     except InputError as error:
         return error
     if crop is not None:
@@ -305,7 +305,7 @@ def _read(
 
 
 def cut(image: npt.NDArray[np.uint8], crop: Crop, path: Path) -> npt.NDArray[np.uint8]:
-    """Return the part (top, left, height, width) of the picture (H, W, 3) that is at ``path``.
+    """Return the part (top, left, height, width) of the image (H, W, 3) that is at ``path``.
 
     DatasetError if it is too small.
     """
@@ -320,11 +320,11 @@ def cut(image: npt.NDArray[np.uint8], crop: Crop, path: Path) -> npt.NDArray[np.
 
 
 def check_memory(folder: Path, count: int, size: tuple[int, ...]) -> None:
-    """Raise DatasetError if so many pictures of a (height, width) do not fit into the memory."""
+    """Raise DatasetError if so many images of a (height, width) do not fit into the memory."""
     needed, free = count * size[0] * size[1] * 3, free_memory()
     if free is not None and needed > MEMORY_SHARE * free:
         raise DatasetError(
-            f"the {count} pictures of {folder} need {needed / 1e9:.1f} GB at {size[0]}x{size[1]} "
+            f"the {count} images of {folder} need {needed / 1e9:.1f} GB at {size[0]}x{size[1]} "
             f"pixels (height x width), and {free / 1e9:.1f} GB are free. Expected them to fit into "
             "memory; give a smaller --image-size (train-vae: --size), or take fewer."
         )
@@ -338,30 +338,30 @@ def say_parts(images: npt.NDArray[np.uint8], parts: Iterable[Indices], more: str
 
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
-    """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders."""
+    """Return a copy of the image (H, W, 3) uint8 that an environment of that name renders."""
     image = np.array(as_image(render(env), name))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ConfigError(
             f"{name} renders {image.dtype} {image.shape}. Expected uint8 (height, width, 3) "
-            "pictures from render_mode='rgb_array'; give another environment, or a folder of "
-            "pictures with --data."
+            "images from render_mode='rgb_array'; give another environment, or a folder of "
+            "images with --data."
         )
     return image
 
 
-def picture_source(
+def image_reader(
     env: Any, name: str, source: str, size: tuple[int, int] | None
 ) -> Callable[[Any], npt.NDArray[np.uint8]]:
-    """Return a function of the last observation that copies an environment's picture.
+    """Return a function of the last observation that copies an environment's image.
 
     Args:
         env: the environment, called ``name`` in messages.
         name: its id.
         source: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
-        size: (height, width) to resize to with PIL's bilinear filter; None for the picture's own.
+        size: (height, width) to resize to with PIL's bilinear filter; None for the image's own.
 
     Returns:
-        The function; its pictures are ``(H, W, 3)`` uint8 RGB.
+        The function; its images are ``(H, W, 3)`` uint8 RGB.
 
     Raises:
         ConfigError: a source that the environment does not have.
@@ -370,7 +370,7 @@ def picture_source(
         if env.render_mode != "rgb_array":
             raise ConfigError(
                 f"the render_mode of {name} is {env.render_mode!r}. Expected 'rgb_array', as "
-                "pictures are rendered; leave render_mode out of --env-kwargs, or take them from "
+                "images are rendered; leave render_mode out of --env-kwargs, or take them from "
                 "the observation with --image-source obs or obs:KEY."
             )
         if size is None:
@@ -385,14 +385,14 @@ def picture_source(
             has = f"has {', '.join(below)}" if "" not in below else f"is {space}"
             raise ConfigError(
                 f"--image-source is {source} and the observation of {name} {has}. Expected the "
-                "name of one that is a picture; name that, or leave --image-source out to render."
+                "name of one that is an image; name that, or leave --image-source out to render."
             )
         space = found
     elif source != "obs":
         raise ConfigError(f"--image-source is {source!r}. Expected render, obs or obs:KEY.")
     if space.dtype != np.uint8:
         raise ConfigError(
-            f"--image-source is {source}, which is {space} in {name}. Expected a uint8 picture; "
+            f"--image-source is {source}, which is {space} in {name}. Expected a uint8 image; "
             "name another, or leave --image-source out to render."
         )
     layout = layout_of(space.shape, f"the observation {source} of {name}")
@@ -406,7 +406,7 @@ def picture_source(
     return of
 
 
-def save_picture(path: Path, image: npt.NDArray[np.uint8]) -> None:
+def save_image(path: Path, image: npt.NDArray[np.uint8]) -> None:
     """Write a PNG under another name, then rename: a killed capture leaves whole files only."""
     from PIL import Image
 
@@ -428,9 +428,9 @@ def save_picture(path: Path, image: npt.NDArray[np.uint8]) -> None:
 
 
 class Table:
-    """The rows of ``metadata.csv``; a picture counts once its row is saved.
+    """The rows of ``metadata.csv``; an image counts once its row is saved.
 
-    Rows without their picture are dropped. With ``whole_episodes`` the episode of such a row and
+    Rows without their image are dropped. With ``whole_episodes`` the episode of such a row and
     all later ones are dropped too, so that they are captured again.
     """
 
@@ -448,11 +448,11 @@ class Table:
         self.rows = {file: row for file, row in self.rows.items() if int(row["episode"]) < lost}
 
     def count(self, label: str) -> int:
-        """Return how many pictures have this label."""
+        """Return how many images have this label."""
         return sum(row["label"] == label for row in self.rows.values())
 
     def episodes(self, label: str) -> int:
-        """Return from how many episodes the pictures of this label come."""
+        """Return from how many episodes the images of this label come."""
         return len({row["episode"] for row in self.rows.values() if row["label"] == label})
 
     def lengths(self) -> dict[str, Any]:
@@ -468,14 +468,14 @@ class Table:
         lasts = any(r["label"] == "success" and int(r["step"]) + 1 < int(r["steps"]) for r in known)
         return {"episode_steps": math.ceil(median(steps.values())), "success_lasts": lasts}
 
-    def add(self, pictures: Sequence[tuple[npt.NDArray[np.uint8], Row]]) -> None:
-        """Write pictures, then add their rows: all or none."""
-        for image, row in pictures:
-            save_picture(self.folder / row["file"], image)
-        self.rows.update({row["file"]: row for _, row in pictures})
+    def add(self, images: Sequence[tuple[npt.NDArray[np.uint8], Row]]) -> None:
+        """Write images, then add their rows: all or none."""
+        for image, row in images:
+            save_image(self.folder / row["file"], image)
+        self.rows.update({row["file"]: row for _, row in images})
 
     def clear(self) -> None:
-        """Delete all listed pictures and their rows."""
+        """Delete all listed images and their rows."""
         for file in self.rows:
             inside(self.folder, file).unlink(missing_ok=True)
         self.rows = {}

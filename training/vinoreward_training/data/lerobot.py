@@ -1,4 +1,4 @@
-"""Reading a LeRobotDataset v3.0: tables in parquet, pictures in mp4 or in the tables.
+"""Reading a LeRobotDataset v3.0: tables in parquet, images in mp4 or in the tables.
 
 LeRobot itself is not needed and nothing of the folder is executed. Every refusal is a
 :class:`~vinoreward.errors.DatasetError`.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import DatasetError, InputError, needed_for
 from vinoreward.files import open_to_read, read_json
-from vinoreward.images import MAX_PIXELS, decode_picture, shown_name
+from vinoreward.images import MAX_PIXELS, decode_image, shown_name
 from vinoreward_training.data.dataset_files import inside
 
 INFO = "meta/info.json"
@@ -31,7 +31,7 @@ MAX_TABLE_BYTES = 2 * 2**30
 MAX_VIDEO_BYTES = 8 * 2**30
 """LeRobot begins another file at 200 MB."""
 MAX_ROWS = 20_000_000
-"""Of a table; a week at 30 pictures a second has 18 million."""
+"""Of a table; a week at 30 images a second has 18 million."""
 MAX_EPISODES = 1_000_000
 MAX_RATIO, SMALL_BYTES = 8, 64 * 2**20
 """How many times as large a column may be once unpacked, if it then has more than these bytes."""
@@ -39,15 +39,15 @@ KINDS = {"numbers": ["BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE"], "images": 
 CODECS = ("SNAPPY", "UNCOMPRESSED")
 """As LeRobot writes. Others make gigabytes of a few bytes, and a file may state fewer."""
 TOLERANCE = 1e-4
-"""Seconds that a row's or a picture's time may be off, as in LeRobot's own loader."""
+"""Seconds that a row's or an image's time may be off, as in LeRobot's own loader."""
 SEEK = 4.0
-"""Seconds between two wanted pictures above which the video is not decoded in between."""
+"""Seconds between two wanted images above which the video is not decoded in between."""
 SUCCESS, REWARD = "next.success", "next.reward"
 CAMERAS = ("video", "image")
 _PLACE = re.compile(r"\{(\w+)(?::0?(\d)d)?\}")
 
 Floats = npt.NDArray[np.float64]
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 
 
 def is_lerobot(folder: Path) -> bool:
@@ -57,15 +57,15 @@ def is_lerobot(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode, and where its rows and pictures are."""
+    """An episode, and where its rows and images are."""
 
     number: int
     length: int
-    """Rows, one picture each."""
+    """Rows, one image each."""
     table: str
     """The parquet file, relative to the dataset's folder."""
     video: str | None
-    """The mp4 file; None if the pictures are in the table."""
+    """The mp4 file; None if the images are in the table."""
     begins: float
     """Seconds from the beginning of the mp4 file; frame k is shown k / fps later."""
     ends: float
@@ -86,7 +86,7 @@ class LeRobotFolder:
 
     Args:
         folder: it has ``meta/info.json``.
-        camera: key of the pictures, as ``observation.images.front``; may be left out if there is
+        camera: key of the images, as ``observation.images.front``; may be left out if there is
             one only.
     """
 
@@ -99,7 +99,7 @@ class LeRobotFolder:
         self.fps = float(self._info["fps"])
         features = self._info["features"]
         self.columns = sorted(name for name in features if features[name]["dtype"] not in CAMERAS)
-        """Names of the columns that are no pictures."""
+        """Names of the columns that are no images."""
         cameras = sorted(name for name in features if features[name]["dtype"] in CAMERAS)
         if camera is None and len(cameras) == 1:
             camera = cameras[0]
@@ -116,12 +116,12 @@ class LeRobotFolder:
 
     @property
     def frames(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return sum(episode.length for episode in self.episodes)
 
     @property
     def scene(self) -> dict[str, Any]:
-        """What a bundle records of what drew the pictures.
+        """What a bundle records of what drew the images.
 
         Other cameras show the same episodes, which must not be split otherwise.
         """
@@ -135,7 +135,7 @@ class LeRobotFolder:
             raise DatasetError(
                 f"{shown_name(self.folder)} has no column {' or '.join(wanted)}. Expected a column "
                 "of truth values or numbers that says which step is a success; name it with "
-                f"--label-column, or give --label-column none for pictures without labels. It has "
+                f"--label-column, or give --label-column none for images without labels. It has "
                 f"{', '.join(map(shown_name, self.columns))}."
             )
         return column
@@ -162,17 +162,17 @@ class LeRobotFolder:
                     self._check_times(table, episode, cells["timestamp"][own])
                 yield Rows(episode, cells[column][own] if column else None)
 
-    def pictures(
+    def images(
         self, wanted: Sequence[tuple[Rows, Sequence[int]]]
-    ) -> Iterator[tuple[Episode, int, Picture]]:
-        """Yield episode, frame and picture ``(H, W, 3)`` uint8 RGB, in the order of the files.
+    ) -> Iterator[tuple[Episode, int, Images]]:
+        """Yield episode, frame and image ``(H, W, 3)`` uint8 RGB, in the order of the files.
 
         ``wanted`` are rows of :meth:`rows`, each with its frames.
         """
         return self._from_videos(wanted) if self._video else self._from_tables(wanted)
 
     def _check_times(self, table: str, episode: Episode, times: Floats) -> None:
-        """Refuse rows that were not recorded when the pictures at their frame_index were."""
+        """Refuse rows that were not recorded when the images at their frame_index were."""
         wanted = np.arange(episode.length) / self.fps
         if (wrong := np.abs(times - wanted) > _slack(wanted, self.fps)).any():
             frame = int(wrong.argmax())
@@ -180,11 +180,11 @@ class LeRobotFolder:
                 table,
                 f"episode {episode.number}, frame_index {frame} has the timestamp "
                 f"{times[frame]:.6g} s, where frame_index / fps is {wanted[frame]:.6g} s with the "
-                f"fps {self.fps:g} of {INFO}, so rows and pictures do not belong together",
+                f"fps {self.fps:g} of {INFO}, so rows and images do not belong together",
             )
 
     def _check_places(self, episodes: Sequence[Episode]) -> None:
-        """Refuse an episode some of whose pictures would be of the next one in its video."""
+        """Refuse an episode some of whose images would be of the next one in its video."""
         films = sorted((e for e in episodes if e.video), key=lambda e: (str(e.video), e.begins))
         for one, other in zip_longest(films, films[1:]):
             end = one.ends
@@ -193,7 +193,7 @@ class LeRobotFolder:
             if one.begins + (one.length - 0.5) / self.fps > end:
                 raise self._wrong(
                     str(one.video),
-                    f"episode {one.number} has {one.length} pictures from {one.begins:.6g} s, its "
+                    f"episode {one.number} has {one.length} images from {one.begins:.6g} s, its "
                     f"from_timestamp, which do not end at {end:.6g} s, where its to_timestamp or "
                     "the next episode is",
                 )
@@ -336,7 +336,7 @@ class LeRobotFolder:
 
     def _from_videos(
         self, wanted: Sequence[tuple[Rows, Sequence[int]]]
-    ) -> Iterator[tuple[Episode, int, Picture]]:
+    ) -> Iterator[tuple[Episode, int, Images]]:
         by_file: dict[str, list[tuple[Rows, int]]] = defaultdict(list)
         for rows, frames in wanted:
             by_file[str(rows.episode.video)] += [(rows, int(frame)) for frame in frames]
@@ -346,13 +346,13 @@ class LeRobotFolder:
             times = [rows.episode.begins + frame / self.fps for rows, frame in pairs]
             end = max(episode.ends for episode in films[file])
             with self._reading(file) as stack:
-                pictures = _decoded(inside(self.folder, file), times, self.fps, end, stack)
-                for (rows, frame), picture in zip(pairs, pictures, strict=True):
-                    yield rows.episode, frame, picture
+                images = _decoded(inside(self.folder, file), times, self.fps, end, stack)
+                for (rows, frame), image in zip(pairs, images, strict=True):
+                    yield rows.episode, frame, image
 
     def _from_tables(
         self, wanted: Sequence[tuple[Rows, Sequence[int]]]
-    ) -> Iterator[tuple[Episode, int, Picture]]:
+    ) -> Iterator[tuple[Episode, int, Images]]:
         by_file: dict[str, dict[tuple[int, int], Episode]] = defaultdict(dict)
         for rows, frames in wanted:
             pairs = {(rows.episode.number, int(frame)): rows.episode for frame in frames}
@@ -361,7 +361,7 @@ class LeRobotFolder:
             with self._reading(file) as stack:
                 names = ["episode_index", "frame_index", self.camera]
                 table = self._table(file, names, stack)
-                # Row by row: in a file of a few bytes all pictures can be one of 100 MB.
+                # Row by row: in a file of a few bytes all images can be one of 100 MB.
                 for row in table.iter_batches(1, columns=names) if left else ():
                     key = (row.column(names[0])[0].as_py(), row.column(names[1])[0].as_py())
                     if (episode := left.pop(key, None)) is not None:
@@ -369,14 +369,14 @@ class LeRobotFolder:
                     if not left:
                         break
 
-    def _embedded(self, file: str, cell: Any, key: tuple[int, int]) -> Picture:
+    def _embedded(self, file: str, cell: Any, key: tuple[int, int]) -> Images:
         value = cell.as_py()
         data = value.get("bytes") if isinstance(value, Mapping) else value
         name = f"{file}, episode {key[0]}, frame {key[1]}"
         if not isinstance(data, bytes):
-            raise self._wrong(name, f"{self.camera} holds no picture file")
+            raise self._wrong(name, f"{self.camera} holds no image file")
         try:
-            return decode_picture(data, str(self.folder / name))
+            return decode_image(data, str(self.folder / name))
         except InputError as error:
             raise DatasetError(str(error)) from error
 
@@ -418,14 +418,14 @@ def _numbers(name: str, column: Any) -> Floats:
 
 
 def _slack(seconds: Any, fps: float) -> Any:
-    """Return by how much times, which LeRobot has as float32, may be off; never half a picture."""
+    """Return by how much times, which LeRobot has as float32, may be off; never half an image."""
     return np.minimum(TOLERANCE + seconds * 2.0**-23, 0.25 / fps)
 
 
 def _decoded(
     path: Path, times: Sequence[float], fps: float, end: float, stack: contextlib.ExitStack
-) -> Iterator[Picture]:
-    """Yield the picture ``(H, W, 3)`` at each of these rising times of an mp4 file till ``end``."""
+) -> Iterator[Images]:
+    """Yield the image ``(H, W, 3)`` at each of these rising times of an mp4 file till ``end``."""
     import av
 
     stream = stack.enter_context(open_to_read(path, MAX_VIDEO_BYTES))
@@ -435,11 +435,11 @@ def _decoded(
         raise ValueError("it has no video")
     video = container.streams.video[0]
     if video.codec_context is None:
-        raise ValueError("no decoder here knows how its pictures are coded")
+        raise ValueError("no decoder here knows how its images are coded")
     video.thread_type = "AUTO"
     size = video.codec_context.width * video.codec_context.height
     if not 0 < size <= MAX_PIXELS:
-        raise ValueError(f"its pictures have {size} pixels, more than {MAX_PIXELS}")
+        raise ValueError(f"its images have {size} pixels, more than {MAX_PIXELS}")
     length = float(video.duration * video.time_base) if video.duration and video.time_base else end
     if length < end - 0.5 / fps:
         raise ValueError(f"it takes {length:.6g} s, but its episodes end at {end:.6g} s")
@@ -459,14 +459,14 @@ def _decoded(
                 raise ValueError(f"it ends before {time:.6g} s, from_timestamp + frame_index / fps")
             at, budget = last.time, budget - 1
             if budget < 0:
-                raise ValueError("it has far more pictures than its length says")
+                raise ValueError("it has far more images than its length says")
             if at < before:
                 seeks = False  # it has too few key frames; once is enough
         if at > time + slack:
             raise ValueError(
-                f"it has no picture at {time:.6g} s, from_timestamp + frame_index / fps, the next "
+                f"it has no image at {time:.6g} s, from_timestamp + frame_index / fps, the next "
                 f"is at {at:.6g} s"
             )
         if last.is_corrupt or last.width * last.height > MAX_PIXELS:
-            raise ValueError(f"its picture at {time:.3f} s is damaged")
+            raise ValueError(f"its image at {time:.3f} s is damaged")
         yield np.asarray(last.to_ndarray(format="rgb24"), dtype=np.uint8)

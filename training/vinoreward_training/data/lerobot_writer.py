@@ -1,4 +1,4 @@
-"""Writing a LeRobotDataset v3.0: whole episodes, numbers in parquet and pictures in mp4.
+"""Writing a LeRobotDataset v3.0: whole episodes, numbers in parquet and images in mp4.
 
 LeRobot itself is not needed. Each file holds some whole episodes. ``meta/info.json`` is written
 last and counts the episodes: a file that a killed process left beyond them is replaced when the
@@ -33,24 +33,24 @@ CHUNK = 1000
 """Files in a folder."""
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 LOOKED_AT = 150
-"""Pixels of a picture's side from which about every second one counts for the statistics."""
+"""Pixels of an image's side from which about every second one counts for the statistics."""
 CODEC = "h264"
 CODEC_OPTIONS = {"crf": "18", "g": "2", "preset": "fast", "tune": "zerolatency"}
-"""Two pictures from one key frame to the next, as LeRobot writes: it reads them in any order.
-Without latency a picture's data are in the file before the next one is taken."""
+"""Two images from one key frame to the next, as LeRobot writes: it reads them in any order.
+Without latency an image's data are in the file before the next one is taken."""
 OWN: Mapping[str, str] = {
     "timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",
     "task_index": "int64",
 }  # fmt: skip
 """Columns that the writer fills, and their types."""
 
-Picture = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 Stats = dict[str, dict[str, Floats]]
 
 
 def camera_feature(shape: Sequence[int]) -> dict[str, Any]:
-    """Return the description of pictures ``(H, W, 3)`` that become a video."""
+    """Return the description of images ``(H, W, 3)`` that become a video."""
     names = ["height", "width", "channels"]
     return {"dtype": "video", "shape": [int(size) for size in shape], "names": names}
 
@@ -112,12 +112,12 @@ class LeRobotWriter:
         """Save the closed episodes."""
         self.save()
 
-    def add(self, cells: Mapping[str, Any], pictures: Mapping[str, Picture]) -> None:
+    def add(self, cells: Mapping[str, Any], images: Mapping[str, Images]) -> None:
         """Add a row to the episode in progress.
 
         Args:
-            cells: a number, or ``(length,)`` numbers, for each column that is no picture.
-            pictures: ``(H, W, 3)`` uint8 RGB for each camera.
+            cells: a number, or ``(length,)`` numbers, for each column that is no image.
+            images: ``(H, W, 3)`` uint8 RGB for each camera.
 
         Raises:
             RunFolderError: the disk is full or the folder not writable; what was not saved is lost.
@@ -125,7 +125,7 @@ class LeRobotWriter:
         with self._writing():
             if self._part is None:
                 self._part = _Part(self.folder, self._files, self._features, self.fps)
-            self._part.add(cells, pictures)
+            self._part.add(cells, images)
 
     def end_episode(self) -> None:
         """Close the episode in progress; it has at least one row."""
@@ -270,11 +270,11 @@ class _Part:
         self.episodes: list[dict[str, Any]] = []
         self.stats: Stats = {}
 
-    def add(self, cells: Mapping[str, Any], pictures: Mapping[str, Picture]) -> None:
+    def add(self, cells: Mapping[str, Any], images: Mapping[str, Images]) -> None:
         own = {"timestamp": self.length / self._fps, "frame_index": self.length}
         for key, film in self._films.items():
-            film.add(key, pictures[key])
-            self._seen[key] += _histogram(pictures[key])
+            film.add(key, images[key])
+            self._seen[key] += _histogram(images[key])
         self.length += 1  # the row counts once it is whole
         for key in self._columns.keys() & {*cells, *own}:
             self._columns[key].append({**cells, **own}[key])
@@ -313,7 +313,7 @@ class _Part:
         self._closed, self.length = start + count, 0
 
     def save(self) -> None:
-        """Write the files, pictures first; of an episode in progress only the pictures stay."""
+        """Write the files, images first; of an episode in progress only the images stay."""
         import pyarrow as pa
 
         columns = {}
@@ -352,15 +352,15 @@ class _Film:
         video.pix_fmt = pixel_format(*shape[:2])
         self._video = video
 
-    def add(self, key: str, picture: Picture) -> None:
+    def add(self, key: str, image: Images) -> None:
         import av
 
-        if picture.shape != self._shape or picture.dtype != np.uint8:
+        if image.shape != self._shape or image.dtype != np.uint8:
             raise DatasetError(
-                f"a picture of {key} is {picture.dtype} {picture.shape}. Expected uint8 "
+                f"an image of {key} is {image.dtype} {image.shape}. Expected uint8 "
                 f"{self._shape} as the first one; give --image-size HEIGHT WIDTH."
             )
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         self._container.mux(self._video.encode(frame))
 
     def save(self) -> None:
@@ -406,14 +406,14 @@ def _write_table(table: Any, path: Path) -> None:
 
 
 def pixel_format(height: int, width: int) -> str:
-    """Return FFmpeg's name of how a picture's colours are kept: at half the size if it is even."""
+    """Return FFmpeg's name of how an image's colours are kept: at half the size if it is even."""
     return "yuv420p" if height % 2 == width % 2 == 0 else "yuv444p"
 
 
-def _histogram(picture: Picture) -> npt.NDArray[np.int64]:
-    """Count the values of each channel, ``(3, 256)``; of a large picture not of every pixel."""
-    step = max(1, min(picture.shape[:2]) // LOOKED_AT)
-    pixels = picture[::step, ::step].reshape(-1, 3)
+def _histogram(image: Images) -> npt.NDArray[np.int64]:
+    """Count the values of each channel, ``(3, 256)``; of a large image not of every pixel."""
+    step = max(1, min(image.shape[:2]) // LOOKED_AT)
+    pixels = image[::step, ::step].reshape(-1, 3)
     return np.stack([np.bincount(pixels[:, channel], minlength=256) for channel in range(3)])
 
 

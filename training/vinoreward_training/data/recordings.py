@@ -1,4 +1,4 @@
-"""Pictures of recorded episodes: which of a LeRobot dataset's become part of an image folder."""
+"""Images of recorded episodes: which of a LeRobot dataset's become part of an image folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vinoreward_training.data.dataset_files import NEAR_STEPS, Indices, Row, Tab
 from vinoreward_training.data.lerobot import REWARD, SUCCESS, LeRobotFolder, Rows
 
 WITHOUT = "none"
-"""As ``--label-column``: pictures without labels, for a state encoder."""
+"""As ``--label-column``: images without labels, for a state encoder."""
 UNLABELLED = "unlabelled"
 Outcomes = npt.NDArray[np.int8]
 
@@ -28,7 +28,7 @@ class Labels:
     above: float
     """A number above this is a success."""
     frame: str
-    """Which picture shows the outcome of a row: its own (``same``) or the one after (``next``)."""
+    """Which image shows the outcome of a row: its own (``same``) or the one after (``next``)."""
 
     def __str__(self) -> str:
         return f"{self.column} > {self.above:g} of the {self.frame} row"
@@ -46,8 +46,8 @@ def labels_of(
     if not needed and config.label_column is None and not {SUCCESS, REWARD} & {*source.columns}:
         return None
     column = source.label_column(config.label_column)
-    # LeRobot's evaluation writes next.success beside the picture before the action; its recorder
-    # for reward classifiers writes next.reward beside the picture after it.
+    # LeRobot's evaluation writes next.success beside the image before the action; its recorder
+    # for reward classifiers writes next.reward beside the image after it.
     frame = config.label_frame or ("next" if column == SUCCESS else "same")
     return Labels(column, 0.5 if config.label_above is None else config.label_above, frame)
 
@@ -55,7 +55,7 @@ def labels_of(
 def shown_by(
     config: CaptureConfig | ScoreConfig, source: LeRobotFolder, labels: Labels | None
 ) -> tuple[list[Rows], list[Outcomes]]:
-    """Return the rows of each episode, and of each picture whether it shows a success.
+    """Return the rows of each episode, and of each image whether it shows a success.
 
     That is 1 or 0, and -1 where it is not known. DatasetError if numbers have no limit.
     """
@@ -72,7 +72,7 @@ def shown_by(
 
 
 def _outcomes(labels: Labels | None, rows: Rows) -> Outcomes:
-    """Return of each picture of an episode whether it shows a success; -1 where not known."""
+    """Return of each image of an episode whether it shows a success; -1 where not known."""
     shown = np.full(rows.episode.length, -1, dtype=np.int8)
     if labels is not None and rows.values is not None:
         success = rows.values > labels.above
@@ -88,14 +88,14 @@ def choose_frames(
 ) -> list[tuple[Rows, dict[int, str]]]:
     """Return the rows of each episode, with the frames to take and their categories.
 
-    Of a label that has more pictures than wanted, each episode gives as many as the others where it
-    can, evenly spread over its time. More ``frames`` only add pictures.
+    Of a label that has more images than wanted, each episode gives as many as the others where it
+    can, evenly spread over its time. More ``frames`` only add images.
     """
     every, shown = shown_by(config, source, labels)
     if labels is not None:
         _check_labels(config, labels, shown)
     return list(
-        zip(every, plan_pictures(config.frames, shown, config.failures_per_success), strict=True)
+        zip(every, plan_images(config.frames, shown, config.failures_per_success), strict=True)
     )
 
 
@@ -105,7 +105,7 @@ def fill(
     plan: Sequence[tuple[Rows, dict[int, str]]],
     table: Table,
 ) -> Iterator[int]:
-    """Add the chosen pictures that are not in the table; yield how many were added."""
+    """Add the chosen images that are not in the table; yield how many were added."""
     wanted: list[tuple[Rows, list[int]]] = []
     left: dict[tuple[int, int], Row] = {}
     for rows, chosen in plan:
@@ -120,9 +120,9 @@ def fill(
                 left[number, frame] = row
                 frames.append(frame)
         wanted.append((rows, frames))
-    for episode, frame, picture in source.pictures(wanted):
-        picture = picture if config.image_size is None else resized(picture, *config.image_size)
-        table.add([(picture, left.pop((episode.number, frame)))])
+    for episode, frame, image in source.images(wanted):
+        image = image if config.image_size is None else resized(image, *config.image_size)
+        table.add([(image, left.pop((episode.number, frame)))])
         yield 1
 
 
@@ -139,15 +139,15 @@ def _check_labels(
             f"{config.from_lerobot} shows {successes} successes and {failures} failures by {labels}"
             ". Expected both: a classifier is trained on successes and failures; try --label-frame "
             f"{other}, another --label-column or --label-above, or give --label-column none for "
-            "pictures without labels."
+            "images without labels."
         )
 
 
-def plan_pictures(frames: int, shown: Sequence[Outcomes], ratio: int) -> list[dict[int, str]]:
-    """Return of each episode which pictures to take, with their category.
+def plan_images(frames: int, shown: Sequence[Outcomes], ratio: int) -> list[dict[int, str]]:
+    """Return of each episode which images to take, with their category.
 
     At most ``frames`` in all, half of them successes where there are as many, and ``ratio`` times
-    as many failures at most. Without a single success, pictures are taken without labels.
+    as many failures at most. Without a single success, images are taken without labels.
     """
     plan: list[dict[int, str]] = [{} for _ in shown]
     wins = [_spread(np.flatnonzero(each == 1)) for each in shown]

@@ -1,4 +1,4 @@
-"""Which pictures of a dataset a bundle has seen, and which are new to it."""
+"""Which images of a dataset a bundle has seen, and which are new to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_DATASETS = 32
 def origin_of(about: Mapping[str, Any]) -> str | None:
     """Return what identifies a capture's episodes beside their numbers, None if not recorded.
 
-    Our scenes depend on seed and number alone, not on the environment's id or the picture size.
+    Our scenes depend on seed and number alone, not on the environment's id or the image size.
     """
     scene, seed = about.get("scene"), about.get("seed")
     name = scene.get("scene") if isinstance(scene, dict) else None
@@ -72,8 +72,8 @@ def seen_by(spec: BundleSpec) -> Seen:
     known &= len(datasets) <= len(captures) < MOST_DATASETS
     if not captures:
         # An older bundle, of one training: it has the training's seed, and the scene and
-        # environment of its last pictures.
-        captures = _texts([origin_of({**spec.dataset, "scene": spec.picture.scene})])
+        # environment of its last images.
+        captures = _texts([origin_of({**spec.dataset, "scene": spec.image.scene})])
         known = bool(captures) and not calibration
     return Seen(
         frozenset([*captures, *datasets, *_texts([spec.dataset.get("sha256")])]),

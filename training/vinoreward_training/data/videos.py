@@ -1,6 +1,6 @@
-"""Pictures of videos with labels by time; each video is an episode.
+"""Images of videos with labels by time; each video is an episode.
 
-Labels are a table of times, or the folders ``success`` and ``failure`` of whole videos. A picture
+Labels are a table of times, or the folders ``success`` and ``failure`` of whole videos. An image
 is taken every 1 / fps seconds. FFmpeg reads plain video files only, never a playlist, whose entries
 could be other files or addresses.
 """
@@ -28,9 +28,9 @@ from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset_files import (
     MAX_TABLE_BYTES,
     Table,
+    images_below,
     inside,
     make_row,
-    pictures_below,
 )
 from vinoreward_training.data.recordings import Outcomes
 
@@ -65,10 +65,10 @@ def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
         DatasetError: no video, or one that FFmpeg cannot open.
     """
     if source.is_file():
-        if not source.name.isprintable():  # the table of the pictures could not be read again
+        if not source.name.isprintable():  # the table of the images could not be read again
             raise DatasetError(
                 f"{option} is {shown_name(source)}. Expected a printable name, as the table "
-                "of the pictures has it; rename the video."
+                "of the images has it; rename the video."
             )
         return [_opened(source.name, source)]
     if not source.is_dir():
@@ -76,7 +76,7 @@ def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
             f"{option} is {source}, which is not there. Expected a video or a folder of "
             "videos; check the path."
         )
-    names = pictures_below(source, suffixes=SUFFIXES)
+    names = images_below(source, suffixes=SUFFIXES)
     if not names:
         raise DatasetError(
             f"{source} holds no videos. Expected {', '.join(sorted(SUFFIXES))} files; name their "
@@ -88,14 +88,14 @@ def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
 def read_labels(
     source: Path, table: Path | None, videos: Sequence[Video], fps: float
 ) -> list[Outcomes]:
-    """Return of each video, for each of its pictures, 1 for success, 0, or -1 without a label.
+    """Return of each video, for each of its images, 1 for success, 0, or -1 without a label.
 
     Args:
         source: the folder, or the only video.
         table: a CSV file with the columns video, start, end and label; None for ``LABELS`` beside
             the videos, or else their folders.
         videos: as :func:`find_videos` returns them.
-        fps: pictures per second.
+        fps: images per second.
 
     Raises:
         DatasetError: a video without labels, times that contradict each other, or one label only.
@@ -121,15 +121,15 @@ def read_labels(
     failures = sum(int((marks == 0).sum()) for marks in every)
     if not successes or not failures:
         raise DatasetError(
-            f"{source} shows {successes} successes and {failures} failures in pictures taken "
+            f"{source} shows {successes} successes and {failures} failures in images taken "
             f"every {1 / fps:.3g} s. Expected both, as a classifier is trained on both; label "
-            "more, or take more pictures with --video-fps."
+            "more, or take more images with --video-fps."
         )
     return every
 
 
 def _mark(table: Path, by_name: Mapping[str, tuple[Video, Outcomes]], fps: float) -> None:
-    """Write the labels of a table of times into the pictures' marks."""
+    """Write the labels of a table of times into the images' marks."""
     line = 1
     try:
         with (
@@ -153,7 +153,7 @@ def _mark(table: Path, by_name: Mapping[str, tuple[Video, Outcomes]], fps: float
                         f"{start:g} to {end:g} s is no time within {video.name}, which takes "
                         f"{video.seconds:.4g} s"
                     )
-                # Picture k shows the moment k / fps.
+                # Frame k shows the moment k / fps.
                 part = marks[math.ceil(start * fps - 1e-9) : math.ceil(end * fps - 1e-9)]
                 if (part == 1 - _MARKS[row["label"]]).any():
                     raise ValueError(f"{start:g} to {end:g} s of {video.name} has both labels")
@@ -166,7 +166,7 @@ def _mark(table: Path, by_name: Mapping[str, tuple[Video, Outcomes]], fps: float
         ) from error
 
 
-def take_pictures(
+def take_images(
     videos: Sequence[Video],
     plan: Sequence[dict[int, str]],
     table: Table,
@@ -174,7 +174,7 @@ def take_pictures(
     size: tuple[int, int] | None,
     labels: Sequence[Outcomes],
 ) -> Iterator[int]:
-    """Add the chosen pictures that are not in the table; yield how many were added."""
+    """Add the chosen images that are not in the table; yield how many were added."""
     done = {(row["video"], row["second"]): row["label"] for row in table.rows.values()}
     numbers = {row["video"]: int(row["episode"]) for row in table.rows.values()}
     free = max(numbers.values(), default=-1) + 1
@@ -193,28 +193,28 @@ def take_pictures(
                     f"{second_of(index, fps)} s, which is another now. Expected the labels as they "
                     "were when resuming; capture into another folder with --out."
                 )
-        for index, picture in decoded(video, fps, wanted, marks):
+        for index, image in decoded(video, fps, wanted, marks):
             category = wanted[index]
             row = make_row(
                 f"{number:06d}-{index:06d}.png", category == "success", category, number, 0
             )
             row |= {"video": video.name, "second": second_of(index, fps)}
-            table.add([(picture if size is None else resized(picture, *size), row)])
+            table.add([(image if size is None else resized(image, *size), row)])
             yield 1
 
 
 def second_of(index: int, fps: float) -> str:
-    """Return the moment that picture number ``index`` shows."""
+    """Return the moment that image number ``index`` shows."""
     return f"{index / fps:.3f}"
 
 
 def count(video: Video, fps: float) -> int:
-    """Return how many pictures a video has."""
+    """Return how many images a video has."""
     return max(1, math.ceil(video.seconds * fps - 1e-6))
 
 
 def _ffmpeg(path: Path, *output: str, part: Sequence[str] = ()) -> list[str]:
-    """Return the command that writes a video's pictures to its standard output, as PPM files.
+    """Return the command that writes a video's images to its standard output, as PPM files.
 
     ``part`` are options of the input: which part of it is read.
     """
@@ -230,24 +230,24 @@ def _ffmpeg(path: Path, *output: str, part: Sequence[str] = ()) -> list[str]:
 
 
 def _opened(name: str, path: Path) -> Video:
-    """Read a video's header and its first picture."""
+    """Read a video's header and its first image."""
     if not path.is_file():  # FFmpeg would wait for a pipe
         raise _unreadable(path, "it is no plain file")
     done = subprocess.run(_ffmpeg(path, "-frames:v", "1"), capture_output=True, check=False)
     said = done.stderr.decode("utf-8", "replace")
     time = re.search(r"Duration: (\d+):(\d\d):(\d\d\.\d+)", said)
-    picture = _ppm(io.BytesIO(done.stdout))
-    if picture is None or time is None:
-        raise _unreadable(path, said if picture is None else "its header says no duration")
+    image = _ppm(io.BytesIO(done.stdout))
+    if image is None or time is None:
+        raise _unreadable(path, said if image is None else "its header says no duration")
     hours, minutes, seconds = map(float, time.groups())
     length = 3600 * hours + 60 * minutes + seconds
     if not 0 < length <= MOST_SECONDS:
         raise _unreadable(path, f"its header says {length:g} seconds")
-    return Video(name, path, length, picture.shape[:2])
+    return Video(name, path, length, image.shape[:2])
 
 
 def _ppm(stream: IO[bytes]) -> npt.NDArray[np.uint8] | None:
-    """Read one picture ``(H, W, 3)`` that FFmpeg wrote; None at the end."""
+    """Read one image ``(H, W, 3)`` that FFmpeg wrote; None at the end."""
     header = [stream.readline() for _ in range(3)]
     if header[0] != b"P6\n":
         return None
@@ -270,7 +270,7 @@ def _unreadable(path: Path, error: object) -> DatasetError:
 def decoded(
     video: Video, fps: float, wanted: Mapping[int, object], marks: Outcomes | None = None
 ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """Yield the wanted pictures ``(H, W, 3)`` of a video with their numbers, checked by labels."""
+    """Yield the wanted images ``(H, W, 3)`` of a video with their numbers, checked by labels."""
     if not wanted:
         return
     last, index, since, before = max(wanted), -1, 0, None
@@ -286,11 +286,11 @@ def decoded(
             start_new_session=True,  # Ctrl-C is for this process, which ends the other
         )
         try:
-            pictures = cast(IO[bytes], process.stdout)
-            while index < last and (picture := _ppm(pictures)) is not None:
+            images = cast(IO[bytes], process.stdout)
+            while index < last and (image := _ppm(images)) is not None:
                 index += 1
-                if before is None or not np.array_equal(picture, before):
-                    since, before = index, picture
+                if before is None or not np.array_equal(image, before):
+                    since, before = index, image
                 if index in wanted:
                     other = [] if marks is None else marks[since:index] == 1 - marks[index]
                     if index - since > SLACK * fps and np.any(other):
@@ -299,7 +299,7 @@ def decoded(
                             f"{second_of(index, fps)} s, but its labels change in between. "
                             "Expected another image where a label begins; label or record it again."
                         )
-                    yield index, picture
+                    yield index, image
         finally:
             process.kill()
             process.communicate()
@@ -310,13 +310,13 @@ def decoded(
 
 
 def frame_at(video: Video, second: float) -> npt.NDArray[np.uint8]:
-    """Return the picture ``(H, W, 3)`` that is on screen at a moment; it need not read the rest.
+    """Return the image ``(H, W, 3)`` that is on screen at a moment; it need not read the rest.
 
     DatasetError if there is none.
     """
-    for before in (1.0, second):  # the last second holds one unless a picture stands longer
+    for before in (1.0, second):  # the last second holds one unless an image stands longer
         start = max(0.0, second - before)
-        # Half a millisecond for rounded times, as above; the last picture is the one on screen.
+        # Half a millisecond for rounded times, as above; the last image is the one on screen.
         until = ["-vf", f"settb=AVTB,trim=end={second - start + 0.0005:.6f}"]
         command = _ffmpeg(
             video.path, *until, "-fps_mode", "passthrough", part=["-ss", f"{start:.6f}"]
@@ -328,8 +328,8 @@ def frame_at(video: Video, second: float) -> npt.NDArray[np.uint8]:
                 command, stdout=subprocess.PIPE, stderr=messages, start_new_session=True
             ) as process,
         ):
-            while (picture := _ppm(cast(IO[bytes], process.stdout))) is not None:
-                last = picture
+            while (image := _ppm(cast(IO[bytes], process.stdout))) is not None:
+                last = image
         if last is not None:
             return last
     raise _unreadable(video.path, f"it shows nothing at {second:g} s of {video.seconds:.4g} s")

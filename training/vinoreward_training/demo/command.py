@@ -1,4 +1,4 @@
-"""``vinoreward demo``: from pictures to a trained arm, a film and a report, in one go.
+"""``vinoreward demo``: from images to a trained arm, a film and a report, in one go.
 
 Runs our own commands, which resume. ``stages/NAME.json`` has the facts of a finished stage.
 """
@@ -210,7 +210,7 @@ class Demo:
         return 1.5e-3 if self.config.from_scratch else 1e-4
 
     def capture(self) -> Facts:
-        """Take the pictures."""
+        """Take the images."""
         frames, seed = self.config.frames or 0, CAPTURE_SEED + self.config.seed
         run_capture(CaptureConfig(frames=frames, seed=seed, **_resumed(self.data)))
         return {}
@@ -290,10 +290,10 @@ class Demo:
     def report(self, stages: Stages) -> Facts:
         """Write the report."""
         paths = [self.policy / "play.gif", self.policy / "learning_curve.png"]
-        paths += [self.bundle / "pictures" / name for name in CAPTIONS]
+        paths += [self.bundle / "images" / name for name in CAPTIONS]
         facts, seconds, commands = stages.facts, stages.seconds, self.next_commands()
         sections = demo_sections(self.config, self.start, facts, paths, seconds, commands)
-        title = "vinoreward demo: an arm that learned from pictures alone"
+        title = "vinoreward demo: an arm that learned from images alone"
         write_report(self.folder / "report.html", title, sections)
         return {}
 
@@ -346,7 +346,7 @@ def run(config: DemoConfig) -> int:
         f"claimed success: {stages.facts['claimed']}\n"
         f"film:   {demo.policy / 'play.gif'}\n"
         f"curve:  {demo.policy / 'learning_curve.png'}\n"
-        f"plots:  {demo.bundle / 'pictures'}\n"
+        f"plots:  {demo.bundle / 'images'}\n"
         f"card:   {demo.bundle / 'README.md'}\n"
         f"report: {demo.folder / 'report.html'}\n"
         "\nnext:\n" + "\n".join(f"  {words}" for words, _ in demo.next_commands())

@@ -20,7 +20,7 @@ from vinoreward_training.runs.report import Section
 SHIPPED = "panda-hover-classifier"
 """Name of the bundle that comes with the package."""
 STAGES = {
-    "capture": "take and label the pictures",
+    "capture": "take and label the images",
     "finetune": "train the classifier, choose its threshold, export it",
     "quantize": "make INT8 and compare its decisions",
     "check": "compare with the shipped classifier",
@@ -144,18 +144,17 @@ def demo_sections(
     config: DemoConfig,
     start: str,
     facts: Mapping[str, Any],
-    pictures: Sequence[Path],
+    images: Sequence[Path],
     seconds: Mapping[str, float],
     commands: Sequence[tuple[str, str]],
 ) -> list[Section]:
     """Return the report's sections.
 
-    ``start`` is what the classifier started from; ``pictures`` are the film, the learning curve and
+    ``start`` is what the classifier started from; ``images`` are the film, the learning curve and
     those of the model card, some of which may be missing.
     """
     film, curve, card = (
-        [path for path in part if path.is_file()]
-        for part in (pictures[:1], pictures[1:2], pictures[2:])
+        [path for path in part if path.is_file()] for part in (images[:1], images[1:2], images[2:])
     )
     machine: dict[str, Any] = describe_machine()
     solved = (
@@ -203,7 +202,7 @@ def demo_sections(
         ),
         Section(
             "The classifier beside the shipped one",
-            f"It started from {start} and saw {config.frames} pictures, {config.epochs} times the "
+            f"It started from {start} and saw {config.frames} images, {config.epochs} times the "
             f"part for training. Both judged the same {config.scenes} fresh scenes, which "
             "neither was trained on. Intervals are Clopper-Pearson; average precision needs no "
             f"threshold.\n{check['verdict']} Their thresholds differ, and a threshold trades "
@@ -212,7 +211,7 @@ def demo_sections(
         ),
         Section("What the threshold may claim", check["claim"]),
         Section("Wrong decisions on the fresh scenes", rows=check["categories"]),
-        Section("The classifier in pictures", "From its model card.", (), card, CAPTIONS),
+        Section("The classifier in images", "From its model card.", (), card, CAPTIONS),
         Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.{busy}", times),
         Section("What to try next", "", [dict(zip(heads, pair, strict=True)) for pair in commands]),
         Section("Versions", f"Python {machine['python']}{commit}, seed {config.seed}.", versions),

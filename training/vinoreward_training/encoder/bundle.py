@@ -26,17 +26,17 @@ from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
 
 MEAN = STD = (0.5, 0.5, 0.5)
-"""Of pictures from 0 to 1: the encoder sees -1 to 1."""
+"""Of images from 0 to 1: the encoder sees -1 to 1."""
 GOLDEN_FRAMES = 8
 SHOWN_FRAMES = 12
 TRAVERSED = 10
-"""Latent numbers in the picture of traversals: those that vary most."""
+"""Latent numbers in the image of traversals: those that vary most."""
 PROBE_FRAMES = 40_000
 PROBE_LIMIT_MM = 5.0
 """Largest mean error with which a policy solves our hover task."""
 
 Floats = npt.NDArray[np.float32]
-Pictures = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _measure(vae: Vae, frames: Frames, train: Indices, test: Indices) -> _Measur
     )
 
 
-def _draw(folder: Path, vae: Vae, originals: Pictures, means: Floats) -> list[Path]:
+def _draw(folder: Path, vae: Vae, originals: Images, means: Floats) -> list[Path]:
     """Write ``reconstructions.png`` and ``traversals.png``; return their paths."""
     folder.mkdir(exist_ok=True)
     latents = encode(vae.encoder, originals)[0]
@@ -115,8 +115,8 @@ def _draw(folder: Path, vae: Vae, originals: Pictures, means: Floats) -> list[Pa
     ]
 
 
-def _save_tiled(path: Path, rows: Sequence[Pictures], *, gap: int = 2, least: int = 900) -> Path:
-    """Write rows of pictures (N, H, W, 3) as one PNG, at least so wide, white between them."""
+def _save_tiled(path: Path, rows: Sequence[Images], *, gap: int = 2, least: int = 900) -> Path:
+    """Write rows of images (N, H, W, 3) as one PNG, at least so wide, white between them."""
     from PIL import Image
 
     edge = ((0, 0), (0, gap), (0, gap), (0, 0))
@@ -148,8 +148,8 @@ def _draw_losses(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
     return save_figure(figure, path)
 
 
-def export_encoder(encoder: nn.Module, path: Path, images: Pictures) -> float:
-    """Write an encoder, normalised pictures to (N, 2 D), as ONNX that takes uint8 pictures.
+def export_encoder(encoder: nn.Module, path: Path, images: Images) -> float:
+    """Write an encoder, normalised images to (N, 2 D), as ONNX that takes uint8 images.
 
     Both runtimes are compared with torch on ``images`` (N, H, W, 3); return the largest difference.
     """
@@ -173,13 +173,13 @@ def make_bundle(
     golden = spread(frames.images, test, GOLDEN_FRAMES)
     compared = spread(frames.images, test, 64)
     difference = export_encoder(vae.encoder, folder / "model.onnx", compared)
-    # Latents (N, D) float32 to pictures (N, 3, H, W) from 0 to 1.
+    # Latents (N, D) float32 to images (N, 3, H, W) from 0 to 1.
     decoder, latent = vae.decoder.to(memory_format=torch.contiguous_format), config.latent
-    write_onnx(decoder, torch.zeros(2, latent), folder / "decoder.onnx", "latent", "pictures")
+    write_onnx(decoder, torch.zeros(2, latent), folder / "decoder.onnx", "latent", "images")
     shown = spread(frames.images, test, SHOWN_FRAMES)
     drawn = [
-        *_draw(folder / "pictures", vae, shown, measured.mean),
-        _draw_losses(folder / "pictures" / "losses.png", history),
+        *_draw(folder / "images", vae, shown, measured.mean),
+        _draw_losses(folder / "images" / "losses.png", history),
     ]
     height, width = frames.images.shape[1:3]
     spec = BundleSpec(
@@ -187,7 +187,7 @@ def make_bundle(
         kind="encoder",
         labels=(),
         latent_size=config.latent,
-        picture=frames.picture(mean=MEAN, std=STD),
+        image=frames.image(mean=MEAN, std=STD),
         encoding=measured.encoding,
         architecture=config.architecture,
         metrics={
@@ -224,7 +224,7 @@ def make_bundle(
     publish(
         folder,
         "State encoder",
-        "A state encoder: one camera picture in, a few numbers out that a policy can act on. Made "
+        "A state encoder: one camera image in, a few numbers out that a policy can act on. Made "
         "by `vinoreward train-vae`; use it with `vinoreward.EncodedObservation(env, path)`.",
         [
             Section(
@@ -247,8 +247,8 @@ def make_bundle(
                 "A linear map from the latent to places on the table, fitted on training frames "
                 "and judged on frames of other episodes. Frames without the thing are left out."
                 if measured.errors
-                else "Where things are was not recorded with these pictures, so nothing is known "
-                "about how well this encoder serves control; only how well pictures are made from "
+                else "Where things are was not recorded with these images, so nothing is known "
+                "about how well this encoder serves control; only how well images are made from "
                 "it.",
                 probed,
             ),
@@ -263,15 +263,15 @@ def make_bundle(
                 },
             ),
             Section(
-                "Pictures",
+                "Images",
                 "`reconstructions.png`: held-out frames, what the decoder makes of their latent, "
                 "and the difference. `traversals.png`: one row per latent number, moved from its "
                 "lowest to its highest usual value.",
-                pictures=drawn,
+                images=drawn,
             ),
             Section(
                 "Limits",
-                "It knows the pictures it was trained on: another camera, size, light or object "
+                "It knows the images it was trained on: another camera, size, light or object "
                 "needs new frames and a new training. The decoder is for looking; nothing at run "
                 "time needs it.",
             ),

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Encoding
 from vinoreward.entry_points import named_function
-from vinoreward.errors import ConfigError, PictureMismatchError
-from vinoreward.images import Picture
+from vinoreward.errors import ConfigError, ImageMismatchError
+from vinoreward.images import ImageSpec
 from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.data.dataset import FRAME_SHARES, LOWEST_COUNT, load_frames
 from vinoreward_training.data.dataset_files import read_about
@@ -22,23 +22,23 @@ from vinoreward_training.encoder.probe import bounds, mean_std
 from vinoreward_training.runs.imports import in_options
 from vinoreward_training.runs.next_command import after_bundle, origin
 
-MAX_PICTURES = 500
+MAX_IMAGES = 500
 """To measure the bounds of the latent on."""
-GOLDEN_PICTURES = 8
+GOLDEN_IMAGES = 8
 MAX_BYTES = 2**28
-"""Of typical pictures in memory, if they cannot be resized as they are read."""
+"""Of typical images in memory, if they cannot be resized as they are read."""
 FACTORY = "a function without arguments that builds the encoder"
 
 
-def _measured(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Encoding:
-    """Return the encoding with bounds and deviation measured on typical pictures (N, h, w, 3)."""
+def _measured(bundle: Bundle, images: npt.NDArray[np.uint8]) -> Encoding:
+    """Return the encoding with bounds and deviation measured on typical images (N, h, w, 3)."""
     encoding = cast(Encoding, bundle.spec.encoding)
     size = len(encoding.low)
     with bundle.backend("openvino", precision="fp32", verify=False) as backend:
-        outputs = backend.infer(bundle.prepare(pictures))
+        outputs = backend.infer(bundle.prepare(images))
     std = mean_std(outputs[:, size:]) if encoding.posterior else np.zeros(size, np.float32)
     low, high = bounds(outputs[:, :size], std)
-    # A number that is the same for all pictures still needs an interval.
+    # A number that is the same for all images still needs an interval.
     room = np.maximum(0.0, 1e-3 - (high - low))
     return dataclasses.replace(
         encoding,
@@ -48,24 +48,24 @@ def _measured(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Encoding:
     )
 
 
-def _typical(config: ImportEncoderConfig, picture: Picture) -> npt.NDArray[np.uint8]:
-    """Return typical pictures (N, h, w, 3) uint8, before the bundle crops and resizes them."""
+def _typical(config: ImportEncoderConfig, image: ImageSpec) -> npt.NDArray[np.uint8]:
+    """Return typical images (N, h, w, 3) uint8, before the bundle crops and resizes them."""
     # A few in their own size: many large ones would fill the memory.
-    few = load_frames(config.pictures, limit=LOWEST_COUNT).images
+    few = load_frames(config.images, limit=LOWEST_COUNT).images
     height, width = few.shape[1:3]
-    wanted = (picture.height, picture.width)
+    wanted = (image.height, image.width)
     _check_aspect(config, config.crop[2:] if config.crop else (height, width), wanted)
     if config.crop is None:
         size = wanted if config.resize else None
-        return load_frames(config.pictures, size=size, limit=MAX_PICTURES).images
-    count = max(LOWEST_COUNT, min(MAX_PICTURES, MAX_BYTES // (height * width * 3)))
-    return load_frames(config.pictures, limit=count).images
+        return load_frames(config.images, size=size, limit=MAX_IMAGES).images
+    count = max(LOWEST_COUNT, min(MAX_IMAGES, MAX_BYTES // (height * width * 3)))
+    return load_frames(config.images, limit=count).images
 
 
 def _check_aspect(
     config: ImportEncoderConfig, size: tuple[int, int], wanted: tuple[int, int]
 ) -> None:
-    """Refuse to squeeze pictures without ``--stretch``."""
+    """Refuse to squeeze images without ``--stretch``."""
     (height, width), (rows, columns) = size, wanted
     # Within a pixel: sides are whole numbers.
     same = abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1
@@ -76,12 +76,12 @@ def _check_aspect(
     top, left = (height - kept[0]) // 2, (width - kept[1]) // 2
     if config.crop is not None:
         top, left = top + config.crop[0], left + config.crop[1]
-    raise PictureMismatchError(
-        f"the {'crop' if config.crop else 'pictures'} of {height} x {width} pixels would be "
+    raise ImageMismatchError(
+        f"the {'crop' if config.crop else 'images'} of {height} x {width} pixels would be "
         f"squeezed to the encoder's {rows} x {columns} (height x width), which moves everything "
         "that it knows the place of. Expected the same aspect ratio; cut out the middle with "
         f"--crop {top} {left} {kept[0]} {kept[1]}, or what was cut out in training, or add "
-        "--stretch if it was trained on squeezed pictures."
+        "--stretch if it was trained on squeezed images."
     )
 
 
@@ -90,7 +90,7 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
     if (config.golden is None) != (config.expected is None):
         raise ConfigError(
             f"--golden is {config.golden} and --expected is {config.expected}. Expected both: a "
-            "picture and the latent that the original encoder makes of it; or neither."
+            "image and the latent that the original encoder makes of it; or neither."
         )
     facts: dict[str, Any] = {
         "posterior": config.posterior,
@@ -118,7 +118,7 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
         raise ConfigError(
             f"{config.model} is a state dict; --module is {config.module} and --size is "
             f"{config.size}. Expected both: PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, which "
-            "builds the module that it belongs to, and HEIGHT WIDTH of its pictures."
+            "builds the module that it belongs to, and HEIGHT WIDTH of its images."
         )
     return Bundle.from_encoder_module(
         named_function(config.module, "module", FACTORY)(),
@@ -134,23 +134,23 @@ def run(config: ImportEncoderConfig) -> int:
     """Describe, check, measure bounds and save; return 0."""
     with tempfile.TemporaryDirectory() as folder, in_options():
         bundle = _described(config, Path(folder) / "model.onnx")
-        dataset = {**bundle.spec.dataset, **origin(read_about(config.pictures))}
-        pictures = _typical(config, bundle.spec.picture)
-        encoding = _measured(bundle, pictures)
+        dataset = {**bundle.spec.dataset, **origin(read_about(config.images))}
+        images = _typical(config, bundle.spec.image)
+        encoding = _measured(bundle, images)
         spec = dataclasses.replace(bundle.spec, dataset=dataset, encoding=encoding)
         saved = dataclasses.replace(bundle, spec=spec).save(
-            config.out, pictures[:GOLDEN_PICTURES], overwrite=config.overwrite
+            config.out, images[:GOLDEN_IMAGES], overwrite=config.overwrite
         )
     compared = (
-        "the golden picture's latent is right."
+        "the golden image's latent is right."
         if config.golden
         else "not compared with the original: give --golden and --expected for that."
     )
     print(
-        f"bundle {saved.path}: {spec.picture.height} x {spec.picture.width} pixels to "
+        f"bundle {saved.path}: {spec.image.height} x {spec.image.width} pixels to "
         f"{spec.latent_size} numbers "
         f"({'means and variances' if encoding.posterior else 'one vector'}); {compared}"
     )
-    held_out = int(sum(FRAME_SHARES) * len(pictures))
-    print(f"next: {after_bundle(saved.path, saved.spec, config.pictures, held_out, 0)}")
+    held_out = int(sum(FRAME_SHARES) * len(images))
+    print(f"next: {after_bundle(saved.path, saved.spec, config.images, held_out, 0)}")
     return 0

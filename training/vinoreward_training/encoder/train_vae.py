@@ -1,4 +1,4 @@
-"""``vinoreward train-vae``: from pictures without labels to an encoder that a policy can act on."""
+"""``vinoreward train-vae``: from images without labels to an encoder that a policy can act on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _check(config: TrainVaeConfig) -> None:
     if (config.data is None) == (config.env is None):
         raise ConfigError(
             f"--data is {config.data} and --env is {config.env}. Expected one of them: a folder of "
-            "pictures or an environment to collect them in."
+            "images or an environment to collect them in."
         )
     refuse(
         "train-vae",
@@ -78,18 +78,18 @@ def _rollout(config: TrainVaeConfig) -> Frames:
         episode = 0
         for index in tqdm(range(count), desc=f"rollout of {env_id}", unit="frame"):
             original = rendered(env, env_id)
-            picture = original if config.size is None else resized(original, *config.size)
-            changed |= picture is not original
+            image = original if config.size is None else resized(original, *config.size)
+            changed |= image is not original
             if index == 0:
-                images = np.empty((count, *picture.shape), dtype=np.uint8)
-            images[index] = picture
+                images = np.empty((count, *image.shape), dtype=np.uint8)
+            images[index] = image
             episodes.append(episode)
             places.append(_places(env, info))
             _, _, terminated, truncated, info = env.step(env.action_space.sample())
             if terminated or truncated:
                 info = env.reset()[1]
                 episode += 1
-        scene = getattr(env.unwrapped, "picture_scene", None)
+        scene = getattr(env.unwrapped, "image_scene", None)
     finally:
         env.close()
     absent = (math.nan, math.nan)
@@ -151,7 +151,7 @@ def run(config: TrainVaeConfig) -> int:
             raise ConfigError(
                 f"--places {config.places:g} was given, but {frames.source} records no places. "
                 "Expected a capture whose metadata.csv has columns NAME_x and NAME_y; leave "
-                "--places out to train on pictures alone."
+                "--places out to train on images alone."
             )
         parts = split_frames(frames, seed=config.seed)
         known = ", ".join(frames.places) or "nothing"

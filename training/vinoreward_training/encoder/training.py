@@ -2,7 +2,7 @@
 
 A small thing on a large table is a few pixels: an autoencoder that leaves it out loses next to
 nothing. Two pixel weights correct that without labels: one for pixels that differ from the mean of
-all pictures (what moves), one for rare colours (what is small). If a capture recorded places, a
+all images (what moves), one for rare colours (what is small). If a capture recorded places, a
 third part of the loss can read them linearly from the latent.
 """
 
@@ -31,7 +31,7 @@ MEASURED_FRAMES = 4000
 """Training frames on which pixel weights are measured."""
 VALIDATION_FRAMES = 1024
 DIFFERENT = 0.06
-"""Distance of a foreground pixel from the mean picture in any channel, in units of 0 to 1."""
+"""Distance of a foreground pixel from the mean image in any channel, in units of 0 to 1."""
 COMMON = 0.01
 """Share of all pixels from which a colour is not rare."""
 LEVELS = 8
@@ -46,33 +46,33 @@ Floats = npt.NDArray[np.float32]
 
 
 def planes(images: npt.NDArray[np.uint8]) -> Tensor:
-    """Return pictures (N, H, W, 3) uint8 as (N, 3, H, W) floats from 0 to 1, channels last."""
+    """Return images (N, H, W, 3) uint8 as (N, 3, H, W) floats from 0 to 1, channels last."""
     owned = np.require(images, requirements=["C", "W"])
     return torch.from_numpy(owned).permute(0, 3, 1, 2).to(torch.float32) / 255.0
 
 
-def normalised(pictures: Tensor) -> Tensor:
-    """Return pictures from -1 to 1 for pictures from 0 to 1."""
-    return (pictures - 0.5) / 0.5
+def normalised(images: Tensor) -> Tensor:
+    """Return images from -1 to 1 for images from 0 to 1."""
+    return (images - 0.5) / 0.5
 
 
 def encode(encoder: nn.Module, images: npt.NDArray[np.uint8]) -> tuple[Floats, Floats]:
-    """Return means and log variances, (N, D) each, of uint8 pictures (N, H, W, 3)."""
+    """Return means and log variances, (N, D) each, of uint8 images (N, H, W, 3)."""
     output = predict(encoder, images, lambda part: normalised(planes(part)), batch_size=256)
     mean, log_variance = np.split(output, 2, axis=1)
     return mean, log_variance
 
 
 def decode(decoder: nn.Module, latents: Floats) -> npt.NDArray[np.uint8]:
-    """Return pictures (N, H, W, 3) uint8 for latents (N, D)."""
+    """Return images (N, H, W, 3) uint8 for latents (N, D)."""
     values = np.ascontiguousarray(latents, dtype=np.float32)
     made = predict(decoder, values, batch_size=len(values))
-    pictures: npt.NDArray[np.uint8] = np.rint(made.clip(0, 1) * 255).astype(np.uint8)
-    return pictures.transpose(0, 2, 3, 1)
+    images: npt.NDArray[np.uint8] = np.rint(made.clip(0, 1) * 255).astype(np.uint8)
+    return images.transpose(0, 2, 3, 1)
 
 
 def _colours(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the coarse colour (N, H, W) of pictures (N, H, W, 3), 0 to 511."""
+    """Return the coarse colour (N, H, W) of images (N, H, W, 3), 0 to 511."""
     red, green, blue = np.moveaxis((images >> 5).astype(np.int64), -1, 0)
     return np.asarray((red * LEVELS + green) * LEVELS + blue)
 
@@ -82,17 +82,17 @@ class PixelWeights:
     """How much each pixel counts; measured once on training frames."""
 
     average: Tensor
-    """(3, H, W) float32 mean picture, in units of 0 to 1."""
+    """(3, H, W) float32 mean image, in units of 0 to 1."""
     rarity: Tensor
     """(512,) float32 weight of each coarse colour."""
     foreground: float
-    """Added to the weight of a pixel that differs from the mean picture."""
+    """Added to the weight of a pixel that differs from the mean image."""
 
     @classmethod
     def measure(
         cls, images: npt.NDArray[np.uint8], *, foreground: float, rare: float
     ) -> PixelWeights:
-        """Count colours and average a few thousand pictures (N, H, W, 3) uint8.
+        """Count colours and average a few thousand images (N, H, W, 3) uint8.
 
         The weight of a colour is inverse to its share of the pixels, from 1 to ``rare``.
         """
@@ -111,7 +111,7 @@ class PixelWeights:
         )
 
     def of(self, images: npt.NDArray[np.uint8], targets: Tensor) -> Tensor:
-        """Return weights (N, 1, H, W) of uint8 pictures, and of the same as :func:`planes`."""
+        """Return weights (N, 1, H, W) of uint8 images, and of the same as :func:`planes`."""
         differs = (targets - self.average).abs().amax(1, keepdim=True) > DIFFERENT
         weights = 1.0 + self.foreground * differs.float()
         return weights * self.rarity[torch.from_numpy(_colours(images))][:, None]
@@ -120,7 +120,7 @@ class PixelWeights:
 def reconstruction(made: Tensor, targets: Tensor, weights: Tensor | float, sigma: float) -> Tensor:
     """Return the weighted sum of squares over 2 sigma squared, mean over the batch.
 
-    Pictures are (N, 3, H, W) from 0 to 1, weights (N, 1, H, W) or one number.
+    Images are (N, 3, H, W) from 0 to 1, weights (N, 1, H, W) or one number.
     """
     return (weights * (made - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * sigma**2)
 
@@ -207,7 +207,7 @@ class VaeFit(Fit):
         if about.get("frames") != self._frames.sha256:
             raise DatasetError(
                 f"{path} was written for other frames than those of {self._frames.source}. "
-                "Expected the same pictures when resuming; train in a new folder with --out."
+                "Expected the same images when resuming; train in a new folder with --out."
             )
         if about.get("recipe") != (recipe := self._about()["recipe"]):
             raise ModelCorruptError(
@@ -234,10 +234,10 @@ class VaeFit(Fit):
         latent_noise = torch.randn((len(images), self.vae.latent_size), generator=random)
         with self._half():
             made, mean, log_variance = self.vae(normalised(seen), latent_noise)
-        picture = reconstruction(made, targets, self._weights.of(images, targets), config.sigma)
+        image = reconstruction(made, targets, self._weights.of(images, targets), config.sigma)
         divergences = divergence(mean, log_variance)
-        loss = picture + self._beta() * divergences.sum()
-        parts = {"reconstruction": float(picture.detach()), "kl": float(divergences.detach().sum())}
+        loss = image + self._beta() * divergences.sum()
+        parts = {"reconstruction": float(image.detach()), "kl": float(divergences.detach().sum())}
         if self.reader is not None:
             places = self.reader.squared_error(mean, self._places[batch])
             loss = loss + config.places * places

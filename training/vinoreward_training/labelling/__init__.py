@@ -1,1 +1,1 @@
-"""Labels by people: a local page with one picture after another, and the log of what they say."""
+"""Labels by people: a local page with one image after another, and the log of what they say."""

@@ -53,7 +53,7 @@ def run(config: LabelConfig) -> int:
     source, out = _source(config), _out(config)
     by = config.labeller or _login()
     if source.left_out:
-        print(f"{source.left_out} pictures with unprintable or overlong names are left out.")
+        print(f"{source.left_out} images with unprintable or overlong names are left out.")
     with (
         LabelLog(out) as log,
         listening(config.port) as server,
@@ -61,14 +61,14 @@ def run(config: LabelConfig) -> int:
     ):
         session = _session(config, source, log, by)
         if not session.left:
-            print(f"{by} has labelled all {len(source.names)} pictures. Labels: {out}")
+            print(f"{by} has labelled all {len(source.names)} images. Labels: {out}")
             _say(session.labels, by)
             print(f"next: {_following(config, session)}")
             return 0
         port = int(server.getsockname()[1])
         door = Door(port)
         app = application(session, door, port, lambda: _following(config, session))
-        print(f"{session.left} pictures to label, as {by}. Labels: {out}")
+        print(f"{session.left} images to label, as {by}. Labels: {out}")
         address, redirect = f"http://{HOST}:{port}/#{door.token}", Path(private, "label.html")
         try:
             serve(app, server, lambda: _invite(config, address, port, redirect))
@@ -137,9 +137,9 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     """Return a sitting with what this labeller has not labelled yet."""
     labels = standing(log.entries)
     places = {name: index for index, name in enumerate(source.names)}
-    mine = [label for label in labels if label.by == by and label.picture in places]
-    done = {places[label.picture] for label in mine if not label.again}
-    again = {places[label.picture] for label in mine if label.again}
+    mine = [label for label in labels if label.by == by and label.image in places]
+    done = {places[label.image] for label in mine if not label.again}
+    again = {places[label.image] for label in mine if label.again}
     drawn = config.order == "drawn"
     if config.bundle is None or drawn or len(done) == len(places):  # what is not asked: no scores
         opinion = recorded(source)
@@ -150,7 +150,7 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     else:
         order = most_useful_first(source, opinion, labels, by, config.seed)
     order = [index for index in order if index not in done][: config.limit]
-    skipped = {places[label.picture] for label in mine if label.label == "skip"}
+    skipped = {places[label.image] for label in mine if label.label == "skip"}
     plan = with_duplicates(
         source.names, order, done - skipped, again, config.duplicates, config.seed
     )
@@ -187,7 +187,7 @@ def _say(labels: list[Label], by: str) -> None:
     if any(label.again for label in mine):
         print(f"{agreement(mine)}.")
     if torn := contradictions(labels):
-        print(f"{len(torn)} pictures have contradicting labels and will not be used.")
+        print(f"{len(torn)} images have contradicting labels and will not be used.")
 
 
 def _following(config: LabelConfig, session: Session) -> str:

@@ -1,6 +1,6 @@
 """The label log, ``labels.jsonl``: one JSON object a line, only ever appended to.
 
-A label is ``{"picture", "sha256", "label", "by", "time", "seconds", "again"}``; ``{"undo": true,
+A label is ``{"image", "sha256", "label", "by", "time", "seconds", "again"}``; ``{"undo": true,
 "by", "time"}`` takes back the last label of that labeller that still stands. A line is on the disk
 before :meth:`LabelLog.add` returns. What a crash cut off is the last line, which is then dropped
 with a warning; any other damaged line is an error.
@@ -28,8 +28,8 @@ LABELS = "labels.jsonl"
 MAX_LOG_BYTES = 512 * 2**20
 """A million labels need less."""
 MAX_LINE = 16 * 2**10
-MAX_PICTURE = 1000
-"""Characters of a picture's name."""
+MAX_IMAGE = 1000
+"""Characters of an image's name."""
 MAX_LABELLER = 100
 """Characters of a labeller's name."""
 MAX_SECONDS = 3600.0
@@ -40,9 +40,9 @@ ANSWERS: tuple[Answer, ...] = get_args(Answer)
 
 @dataclass(frozen=True)
 class Label:
-    """What somebody said of a picture."""
+    """What somebody said of an image."""
 
-    picture: str
+    image: str
     """Its name in the source folder, with ``/``; of a video's frame ``video.mp4@12.400s``."""
     sha256: str
     """Of its decoded pixels, see :func:`vinoreward_training.labelling.sources.digest_of`."""
@@ -53,7 +53,7 @@ class Label:
     time: str
     """When: ISO 8601, UTC."""
     seconds: float
-    """From the picture's appearance to the key."""
+    """From the image's appearance to the key."""
     again: bool = False
     """Whether it was shown a second time, to measure the labeller."""
 
@@ -69,7 +69,7 @@ class Undo:
 Entry = Label | Undo
 """A line of the log."""
 Key = tuple[str, str]
-"""A picture's name and hash: under one name a file may have been replaced."""
+"""An image's name and hash: under one name a file may have been replaced."""
 
 
 def now() -> str:
@@ -95,9 +95,9 @@ def entry_of(line: bytes) -> Entry:
         if value["undo"] is not True:
             raise ValueError(f"undo is {shown(value['undo'])}")
         return Undo(by, time)
-    picture = _text(value, "picture", MAX_PICTURE)
-    if not is_name(picture):
-        raise ValueError(f"picture is {shown(picture)}, no name within a folder")
+    image = _text(value, "image", MAX_IMAGE)
+    if not is_name(image):
+        raise ValueError(f"image is {shown(image)}, no name within a folder")
     digest, answer, again = _text(value, "sha256", 64), value.get("label"), value.get("again")
     if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
         raise ValueError(f"sha256 is {shown(digest)}")
@@ -110,14 +110,14 @@ def entry_of(line: bytes) -> Entry:
         raise ValueError(f"seconds is {shown(seconds)}")
     if type(again) is not bool:
         raise ValueError(f"again is {shown(again)}")
-    return Label(picture, digest, answer, by, time, float(seconds), again)
+    return Label(image, digest, answer, by, time, float(seconds), again)
 
 
-def is_name(picture: str) -> bool:
-    """Return whether a text can be a picture's name: printable, and within its folder."""
-    parts = PurePosixPath(picture).parts
-    relative = bool(parts) and not picture.startswith("/") and ".." not in parts
-    return relative and picture.isprintable() and len(picture) <= MAX_PICTURE
+def is_name(image: str) -> bool:
+    """Return whether a text can be an image's name: printable, and within its folder."""
+    parts = PurePosixPath(image).parts
+    relative = bool(parts) and not image.startswith("/") and ".." not in parts
+    return relative and image.isprintable() and len(image) <= MAX_IMAGE
 
 
 def is_labeller(name: str) -> bool:
@@ -169,7 +169,7 @@ def _read(data: bytes, path: Path) -> _Read:
 def _warn(path: Path, why: str) -> None:
     warnings.warn(
         f"{path}, {why}. The line was cut off, by a crash or a full disk, and does not count: "
-        "label that picture again.",
+        "label that image again.",
         UserWarning,
         stacklevel=3,
     )
@@ -332,33 +332,33 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _opinions(labels: Iterable[Label]) -> dict[Key, dict[tuple[str, bool], Label]]:
-    """Return of each picture what each labeller said at first sight and of its blind duplicate.
+    """Return of each image what each labeller said at first sight and of its blind duplicate.
 
     A later label replaces an earlier one of the same kind.
     """
-    by_picture: dict[Key, dict[tuple[str, bool], Label]] = defaultdict(dict)
+    by_image: dict[Key, dict[tuple[str, bool], Label]] = defaultdict(dict)
     for label in labels:
-        opinions = by_picture[label.picture, label.sha256]
+        opinions = by_image[label.image, label.sha256]
         opinions.pop((label.by, label.again), None)  # the order is that of the last labels
         opinions[label.by, label.again] = label
-    return by_picture
+    return by_image
 
 
 def contradictions(labels: Iterable[Label]) -> dict[Key, list[Label]]:
-    """Return the pictures that were called a success and a failure, with what was said of them.
+    """Return the images that were called a success and a failure, with what was said of them.
 
     By two labellers, or by one who was shown it twice. Who changed their mind with undo, or
-    labelled a picture anew, does not contradict themselves; nor does a skip contradict anything.
+    labelled an image anew, does not contradict themselves; nor does a skip contradict anything.
     """
-    by_picture = {
+    by_image = {
         key: [label for label in opinions.values() if label.label != "skip"]
         for key, opinions in _opinions(labels).items()
     }
-    return {key: said for key, said in by_picture.items() if len({one.label for one in said}) > 1}
+    return {key: said for key, said in by_image.items() if len({one.label for one in said}) > 1}
 
 
 def settled(labels: Iterable[Label]) -> list[Label]:
-    """Return one label, a success or a failure, of each picture about which nobody disagrees."""
+    """Return one label, a success or a failure, of each image about which nobody disagrees."""
     found: list[Label] = []
     for opinions in _opinions(labels).values():
         said = [label for label in opinions.values() if label.label != "skip"]
@@ -369,11 +369,11 @@ def settled(labels: Iterable[Label]) -> list[Label]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often a labeller said the same of a picture that was shown twice."""
+    """How often a labeller said the same of an image that was shown twice."""
 
     agreed: int
     pairs: int
-    """Pictures with two labels that are no skips."""
+    """Images with two labels that are no skips."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -382,7 +382,7 @@ class Agreement:
 
     def __str__(self) -> str:
         if not self.pairs:
-            return "no picture was labelled twice"
+            return "no image was labelled twice"
         try:
             low, high = self.interval
         except MissingExtraError:  # SciPy, which labelling itself does not need
@@ -390,7 +390,7 @@ class Agreement:
         else:
             interval = f"; 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
         return (
-            f"{self.agreed} of {self.pairs} pictures that were shown twice got the same label "
+            f"{self.agreed} of {self.pairs} images that were shown twice got the same label "
             f"({100 * self.agreed / self.pairs:.0f} %{interval})"
         )
 
@@ -407,6 +407,6 @@ def agreement(labels: Iterable[Label]) -> Agreement:
 
 
 def counts(labels: Sequence[Label]) -> dict[str, int]:
-    """Return how many pictures each answer was given to, blind duplicates not counted."""
+    """Return how many images each answer was given to, blind duplicates not counted."""
     first = [label for label in labels if not label.again]
     return {answer: sum(label.label == answer for label in first) for answer in ANSWERS}

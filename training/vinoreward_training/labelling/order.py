@@ -1,9 +1,9 @@
-"""Which picture comes first: the one whose label tells most.
+"""Which image comes first: the one whose label tells most.
 
-In this order: pictures on which labellers disagree; claims of pictures that the guard finds odd,
-and answers of the network that contradict what is recorded; then those whose log-odds are closest
-to the threshold. What nothing is known of comes last, drawn by the seed. One picture of an episode
-comes before a second of it. None of this is shown before the label is given.
+In this order: images on which labellers disagree; claims of images that the guard finds out of
+distribution, and answers of the network that contradict what is recorded; then those whose log-odds
+are closest to the threshold. What nothing is known of comes last, drawn by the seed. One image of
+an episode comes before a second of it. None of this is shown before the label is given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vinoreward.errors import DatasetError, InputError, PictureMismatchError
+from vinoreward.errors import DatasetError, ImageMismatchError, InputError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.prediction import logit
 from vinoreward_training.labelling.labels import Label, contradictions
@@ -23,20 +23,20 @@ from vinoreward_training.labelling.sources import Floats, Image, Source
 
 BATCH = 32
 BATCH_BYTES = 64 * 2**20
-"""Of the pictures of one inference."""
+"""Of the images of one inference."""
 GAP = 10
-"""Pictures between one and its blind duplicate, at least."""
+"""Images between one and its blind duplicate, at least."""
 SPREAD = 20
 """And up to so many more."""
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """What is known of each of N pictures before anybody labels them; NaN where nothing is."""
+    """What is known of each of N images before anybody labels them; NaN where nothing is."""
 
     log_odds: Floats
     """Of success."""
-    odd: Floats
+    ood_score: Floats
     """How strange it is; above 1 the classifier cannot judge it."""
     true: Floats
     """1 for a recorded success, 0 for a failure."""
@@ -61,7 +61,7 @@ def recorded(source: Source) -> Opinion:
     inside = np.where((probability >= 0) & (probability <= 1), probability, np.nan)
     return Opinion(
         log_odds=np.array([logit(p) if math.isfinite(p) else math.nan for p in inside.tolist()]),
-        odd=source.numbers.get("odd", nothing),
+        ood_score=source.numbers.get("ood_score", nothing),
         true=source.numbers.get("true", nothing),
         threshold=0.0,
         claimed=source.claimed,
@@ -73,32 +73,32 @@ def judged(source: Source, bundle: str) -> Opinion:
     from tqdm import tqdm
 
     before = recorded(source)
-    log_odds, odd = before.log_odds.copy(), before.odd.copy()
+    log_odds, ood_score = before.log_odds.copy(), before.ood_score.copy()
     with (
         Classifier(bundle, precision="fp32") as classifier,
-        tqdm(total=len(source.names), desc="score", unit="picture") as bar,
+        tqdm(total=len(source.names), desc="score", unit="image") as bar,
     ):
         for indices, images in _batches(source):
             try:
-                said = classifier.judge(images)
-            except (InputError, PictureMismatchError) as error:
+                said = classifier.predict(images)
+            except (InputError, ImageMismatchError) as error:
                 raise DatasetError(
                     f"{source.folder / source.names[indices[0]]}: {error} Or leave --bundle out: "
-                    "pictures then come in random order."
+                    "images then come in random order."
                 ) from error
             log_odds[indices] = said.log_odds
-            if said.odd is not None:
-                odd[indices] = said.odd
+            if said.ood_score is not None:
+                ood_score[indices] = said.ood_score
             bar.update(len(indices))
         threshold = logit(classifier.threshold)
-    return Opinion(log_odds, odd, before.true, threshold)
+    return Opinion(log_odds, ood_score, before.true, threshold)
 
 
 def _batches(source: Source) -> Iterator[tuple[list[int], Image]]:
-    """Yield pictures of one size, few enough at a time."""
+    """Yield images of one size, few enough at a time."""
     indices: list[int] = []
     images: list[Image] = []
-    for index, image in source.pictures():
+    for index, image in source.images():
         full = len(images) >= BATCH or image.nbytes * (len(images) + 1) > BATCH_BYTES
         if images and (full or images[0].shape != image.shape):
             yield indices, np.stack(images)
@@ -112,20 +112,20 @@ def _batches(source: Source) -> Iterator[tuple[list[int], Image]]:
 def most_useful_first(
     source: Source, opinion: Opinion, labels: Sequence[Label], by: str, seed: int
 ) -> list[int]:
-    """Return the indices of all pictures in the order in which ``by`` should label them."""
+    """Return the indices of all images in the order in which ``by`` should label them."""
     count = len(source.names)
     disagreed = {name for name, _ in contradictions(labels)}
-    others = {label.picture for label in labels if label.by != by}
+    others = {label.image for label in labels if label.by != by}
     claims = opinion.claims
     with np.errstate(invalid="ignore"):
         far = np.abs(opinion.log_odds - opinion.threshold)
-        odd = (claims == 1) & (opinion.odd > 1)
+        ood_score = (claims == 1) & (opinion.ood_score > 1)
         wrong = ~np.isnan(claims) & np.isin(opinion.true, (0, 1)) & (claims != opinion.true)
     drawn = np.random.default_rng([seed, 0x1ABE]).permutation(count)
     keys = []
     for index, name in enumerate(source.names):
         distance = float(far[index])
-        kind = 2 if not (odd[index] or wrong[index]) else 1
+        kind = 2 if not (ood_score[index] or wrong[index]) else 1
         if name in disagreed:
             kind = 0
         elif name in others:
@@ -153,16 +153,16 @@ def with_duplicates(
     share: float,
     seed: int,
 ) -> list[tuple[int, bool]]:
-    """Return the pictures to show, each with whether it is a blind duplicate.
+    """Return the images to show, each with whether it is a blind duplicate.
 
     Which they are depends on names and seed, so they stay mostly the same after a restart.
 
     Args:
-        names: of all pictures.
+        names: of all images.
         order: those to show, the first first.
         done: those that the labeller has labelled.
         again: those of them whose duplicate is labelled too.
-        share: of the pictures that are shown twice.
+        share: of the images that are shown twice.
         seed: chooses which.
     """
     random = np.random.default_rng([seed, 0xD0B1])

@@ -1,4 +1,4 @@
-"""The page's server: this machine only, one browser, pictures by number.
+"""The page's server: this machine only, one browser, images by number.
 
 Every request must name this machine as its host; every other than for the page's own three files
 needs the cookie, which the one-time token of the printed address is exchanged for; every POST must
@@ -225,9 +225,9 @@ def application(session: Session, door: Door, port: int, following: Callable[[],
         return _respond(session.state())
 
     def label(values: dict[str, Any], request: Request) -> Response:
-        number, answer, seconds = (values.get(name) for name in ("picture", "label", "seconds"))
+        number, answer, seconds = (values.get(name) for name in ("image", "label", "seconds"))
         if type(number) is not int or answer not in ANSWERS or type(seconds) not in (int, float):
-            return _respond({"error": "Expected picture, label and seconds."}, 400)
+            return _respond({"error": "Expected image, label and seconds."}, 400)
         if not 0 <= cast(float, seconds) < 1e9:  # NaN too
             return _respond({"error": "Expected seconds of at least 0."}, 400)
         session.answer(number, cast(Answer, answer), float(cast(float, seconds)))
@@ -242,12 +242,12 @@ def application(session: Session, door: Door, port: int, following: Callable[[],
     def summary(values: dict[str, Any], request: Request) -> Response:
         return _respond({**session.summary(), "next": following()})
 
-    def picture(values: dict[str, Any], request: Request) -> Response:
+    def image(values: dict[str, Any], request: Request) -> Response:
         number = request.path_params["number"]
         # Python refuses to read thousands of digits.
         data = session.png(int(number)) if number.isdecimal() and len(number) < 10 else None
         if data is None:
-            return _respond({"error": "There is no such picture now."}, 404)
+            return _respond({"error": "There is no such image now."}, 404)
         return Plain(data, media_type="image/png")
 
     async def refused(request: Request, error: Exception) -> Response:
@@ -265,7 +265,7 @@ def application(session: Session, door: Door, port: int, following: Callable[[],
             Route("/api/label", inside(label), methods=["POST"]),
             Route("/api/undo", inside(undo), methods=["POST"]),
             Route("/api/summary", inside(summary)),
-            Route("/picture/{number}", inside(picture)),
+            Route("/image/{number}", inside(image)),
         ],
         exception_handlers={HTTPException: refused},
     )

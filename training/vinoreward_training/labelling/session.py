@@ -1,4 +1,4 @@
-"""One labeller's sitting: which picture is shown now, what was said, what comes next."""
+"""One labeller's sitting: which image is shown now, what was said, what comes next."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from vinoreward_training.labelling.order import Opinion
 from vinoreward_training.labelling.sources import Image, Source, digest_of
 
 AHEAD = 2
-"""Pictures that the page fetches before they are shown."""
+"""Images that the page fetches before they are shown."""
 LARGEST = 2048
-"""Pixels of a side of a picture as it is shown; the label is for the whole one."""
+"""Pixels of a side of an image as it is shown; the label is for the whole one."""
 _KEPT = 2 * AHEAD + 4
-"""Pictures kept in memory, encoded."""
+"""Images kept in memory, encoded."""
 
 
 class OutdatedError(VinorewardError):
-    """An answer to a picture that is not the one to be labelled now."""
+    """An answer to an image that is not the one to be labelled now."""
 
 
 @dataclass(frozen=True)
 class Showing:
-    """A picture in the queue; its duplicate is another one, so that nothing tells them apart."""
+    """An image in the queue; its duplicate is another one, so that nothing tells them apart."""
 
     number: int
     index: int
@@ -61,11 +61,11 @@ class Session:
     """What the page asks for and says, one call at a time.
 
     Args:
-        source: the pictures.
+        source: the images.
         opinion: what was known of them, for the summary at the end only.
         log: where the labels go, open.
         by: the labeller.
-        plan: index of each picture to show, and whether it is a blind duplicate.
+        plan: index of each image to show, and whether it is a blind duplicate.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Session:
         self._places = {name: index for index, name in enumerate(source.names)}
         self._mine = [
             label for label in standing(log.entries)
-            if label.by == by and label.picture in self._places
+            if label.by == by and label.image in self._places
         ]  # fmt: skip
         self._encoded: OrderedDict[int, _Encoded] = OrderedDict()
         self._turn, self._loading = threading.RLock(), threading.Lock()
         self.before = len(self._mine)
         """Labels from earlier sittings."""
         self.unreadable = 0
-        """Pictures that were passed over, as they cannot be read."""
+        """Images that were passed over, as they cannot be read."""
 
     @property
     def labels(self) -> list[Label]:
@@ -104,14 +104,14 @@ class Session:
 
     @property
     def left(self) -> int:
-        """Pictures that are still to be labelled."""
+        """Images that are still to be labelled."""
         return len(self._queue)
 
     @property
     def unlabelled(self) -> int:
-        """Pictures of the source that this labeller has not labelled, in no sitting."""
+        """Images of the source that this labeller has not labelled, in no sitting."""
         with self._turn:
-            labelled = {label.picture for label in self._mine}
+            labelled = {label.image for label in self._mine}
             return len(self.source.names) - len(labelled) - self.unreadable
 
     def state(self) -> dict[str, Any]:
@@ -123,14 +123,14 @@ class Session:
                 "labeller": self.by,
                 "done": len(self._mine),
                 "total": len(self._mine) + len(self._queue),
-                "picture": None if current is None else current.number,
+                "image": None if current is None else current.number,
                 "ahead": [showing.number for showing in ahead],
                 "undo": self._undoable(),
                 "unreadable": self.unreadable,
             }
 
     def png(self, number: int) -> bytes | None:
-        """Return a picture of the queue's beginning as a PNG; None if it is not there.
+        """Return an image of the queue's beginning as a PNG; None if it is not there.
 
         DatasetError if it cannot be read.
         """
@@ -140,19 +140,19 @@ class Session:
         return None if showing is None else self._load(showing.index).png
 
     def answer(self, number: int, answer: Answer, seconds: float) -> None:
-        """Write the label of the picture shown now; it is on the disk when this returns.
+        """Write the label of the image shown now; it is on the disk when this returns.
 
         Raises:
-            OutdatedError: another picture is shown now. The same answer once more is no error, as
+            OutdatedError: another image is shown now. The same answer once more is no error, as
                 the page repeats it if the connection broke.
-            RunFolderError: it cannot be written, and the picture is still to be labelled.
+            RunFolderError: it cannot be written, and the image is still to be labelled.
         """
         with self._turn:
             if self._answers.get(number) == answer:
                 return
             current = self._current()
             if current is None or current.number != number:
-                raise OutdatedError("another picture is to be labelled now")
+                raise OutdatedError("another image is to be labelled now")
             label = Label(
                 self.source.names[current.index],
                 self._load(current.index).digest,
@@ -168,7 +168,7 @@ class Session:
             self._mine.append(label)
 
     def undo(self, done: int) -> None:
-        """Take back the last label, of ``done`` that the page knows of; its picture comes again.
+        """Take back the last label, of ``done`` that the page knows of; its image comes again.
 
         Raises:
             OutdatedError: there is another number of labels, or the last cannot be taken back.
@@ -179,7 +179,7 @@ class Session:
                 raise OutdatedError("there is nothing like that to take back")
             self.log.add(Undo(self.by, now()))
             label = self._mine.pop()
-            showing = Showing(self._next_number, self._places[label.picture], label.again)
+            showing = Showing(self._next_number, self._places[label.image], label.again)
             self._next_number += 1
             self._queue.appendleft(showing)
 
@@ -193,7 +193,7 @@ class Session:
                 "counts": counts(mine),
                 "agreement": _words(agreed),
                 "contradictions": len(contradictions(labels)),
-                # Not while a picture is left: it would be known what the classifier says.
+                # Not while an image is left: it would be known what the classifier says.
                 "classifier": None if self._queue else self._against_classifier(mine),
                 "file": self.log.path.name,
                 "unlabelled": self.unlabelled,
@@ -203,10 +203,10 @@ class Session:
         """Return in a sentence how the network's claims compare with the labels."""
         claims = self.opinion.claims
         pairs = [
-            (label.label, bool(claims[self._places[label.picture]]))
+            (label.label, bool(claims[self._places[label.image]]))
             for label in mine
-            if not label.again and label.label != "skip" and label.picture in self._places
-            and not math.isnan(claims[self._places[label.picture]])
+            if not label.again and label.label != "skip" and label.image in self._places
+            and not math.isnan(claims[self._places[label.image]])
         ]  # fmt: skip
         if not pairs:
             return None
@@ -217,7 +217,7 @@ class Session:
         return f"The classifier claims {' and '.join(parts)}."
 
     def _undoable(self) -> bool:
-        """Whether the labeller's last label is of a picture that is here."""
+        """Whether the labeller's last label is of an image that is here."""
         last = next(
             (label for label in reversed(standing(self.log.entries)) if label.by == self.by), None
         )
@@ -240,9 +240,9 @@ class Session:
         return None
 
     def _has_first(self, index: int) -> bool:
-        """Whether a picture got a success or a failure at first sight."""
+        """Whether an image got a success or a failure at first sight."""
         name = self.source.names[index]
-        first = [label for label in self._mine if label.picture == name and not label.again]
+        first = [label for label in self._mine if label.image == name and not label.again]
         return bool(first) and first[-1].label != "skip"
 
     def _load(self, index: int) -> _Encoded:
@@ -258,11 +258,11 @@ class Session:
 
 
 def _png(image: Image) -> bytes:
-    picture = Pillow.fromarray(image)
-    if max(picture.size) > LARGEST:
-        picture.thumbnail((LARGEST, LARGEST))
+    drawing = Pillow.fromarray(image)
+    if max(drawing.size) > LARGEST:
+        drawing.thumbnail((LARGEST, LARGEST))
     stream = io.BytesIO()
-    picture.save(stream, format="PNG", compress_level=1)
+    drawing.save(stream, format="PNG", compress_level=1)
     return stream.getvalue()
 
 

@@ -1,6 +1,6 @@
-"""Where the pictures to label come from: a folder, a capture, a run's claims, or videos.
+"""Where the images to label come from: a folder, a capture, a run's claims, or videos.
 
-A picture has a name in its source's folder. Nothing outside that folder is read, pictures are read
+An image has a name in its source's folder. Nothing outside that folder is read, images are read
 one at a time, and what cannot be read is left out and counted.
 """
 
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError, InputError
 from vinoreward.files import open_to_read, shown
-from vinoreward.images import read_picture, shown_name
+from vinoreward.images import read_image, shown_name
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (
@@ -32,8 +32,8 @@ from vinoreward_training.data.dataset_files import (
     check_labels,
     check_memory,
     cut,
+    images_below,
     inside,
-    pictures_below,
     read_table,
 )
 from vinoreward_training.data.videos import (
@@ -47,9 +47,9 @@ from vinoreward_training.data.videos import (
 from vinoreward_training.labelling.labels import Answer, Label, is_name, now, settled
 
 CLAIMS = "claims"
-"""Folder of a run with the pictures that its network claimed to be successes."""
+"""Folder of a run with the images that its network claimed to be successes."""
 TABLE = "claims.csv"
-"""Its table: a column ``picture``, and numbers, any of which may be missing."""
+"""Its table: a column ``image``, and numbers, any of which may be missing."""
 MAX_FRAMES = 1_000_000
 """Of all videos together."""
 _FRAME = re.compile(r"(.+)@(\d{1,6}\.\d{3})s")
@@ -59,7 +59,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def digest_of(image: Image) -> str:
-    """Return the SHA-256 of a picture's shape and decoded uint8 pixels.
+    """Return the SHA-256 of an image's shape and decoded uint8 pixels.
 
     So a label belongs to what was seen, however the file is compressed, and to frames of videos.
     """
@@ -70,30 +70,30 @@ def digest_of(image: Image) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Named pictures, and what is known of them."""
+    """Named images, and what is known of them."""
 
     folder: Path
     """That names are relative to."""
     names: list[str]
     episodes: list[int] | None = None
-    """Of each picture; None if unknown."""
+    """Of each image; None if unknown."""
     numbers: dict[str, Floats] = field(default_factory=dict)
-    """``probability``, ``odd`` and ``true`` (1 for success), and ``drawn``, by which a run drew its
-    sample, as far as known: ``(N,)``, or NaN."""
+    """``probability``, ``ood_score`` and ``true`` (1 for success), and ``drawn``, by which a run
+    drew its sample, as far as known: ``(N,)``, or NaN."""
     claimed: bool = False
     """Whether a network claimed each to be a success."""
     left_out: int = 0
-    """Pictures whose names cannot be shown or written."""
+    """Images whose names cannot be shown or written."""
     videos: Mapping[str, Video] = field(default_factory=dict)
     fps: float = 0.0
-    """Pictures per second of the videos."""
+    """Images per second of the videos."""
 
     def read(self, index: int) -> Image:
-        """Return a picture ``(H, W, 3)`` uint8 RGB; DatasetError if it cannot be read."""
+        """Return an image ``(H, W, 3)`` uint8 RGB; DatasetError if it cannot be read."""
         return read_named(self.folder, self.names[index], self.videos)
 
-    def pictures(self) -> Iterator[tuple[int, Image]]:
-        """Yield each index and picture in turn, one in memory at a time, but what is damaged."""
+    def images(self) -> Iterator[tuple[int, Image]]:
+        """Yield each index and image in turn, one in memory at a time, but what is damaged."""
         if self.videos:
             index = {name: number for number, name in enumerate(self.names)}
             for video in self.videos.values():
@@ -113,27 +113,27 @@ class Source:
 
 
 def read_named(folder: Path, name: str, videos: Mapping[str, Video] | None = None) -> Image:
-    """Return the picture of that name in a folder, a file or a frame of a video.
+    """Return the image of that name in a folder, a file or a frame of a video.
 
     ``videos`` by name are those already opened. DatasetError if it cannot be read.
     """
     if not is_name(name):
-        raise DatasetError(f"{shown(name)!r} is no picture's name. Expected one within {folder}.")
+        raise DatasetError(f"{shown(name)!r} is no image's name. Expected one within {folder}.")
     frame = _FRAME.fullmatch(name)
     if frame is not None:
         video = (videos or {}).get(frame[1]) or find_videos(inside(folder, frame[1]), "--video")[0]
         return frame_at(video, float(frame[2]))
     try:
-        return read_picture(inside(folder, name))
+        return read_image(inside(folder, name))
     except InputError as error:
         raise DatasetError(str(error)) from error
 
 
 def of_folder(folder: Path) -> Source:
-    """Return the pictures of a capture, or of any folder."""
-    check_folder(folder, "a folder of pictures")
+    """Return the images of a capture, or of any folder."""
+    check_folder(folder, "a folder of images")
     if not (folder / METADATA).is_file():
-        names = pictures_below(folder)
+        names = images_below(folder)
         kept = [name for name in names if is_name(name)]
         _check_any(kept, folder, len(names) - len(kept))
         return Source(folder=folder, names=kept, left_out=len(names) - len(kept))
@@ -143,7 +143,7 @@ def of_folder(folder: Path) -> Source:
         inside(folder, name)
     _check_any(names, folder, 0)
     check_labels(folder / METADATA, {row["label"] for row in rows if row["label"]}, "success")
-    marks = {"success": 1.0, "": np.nan}  # a picture without a label waits for one
+    marks = {"success": 1.0, "": np.nan}  # an image without a label waits for one
     known = np.array([marks.get(row["label"], 0.0) for row in rows])
     if len(set(known[~np.isnan(known)])) < 2:  # the labels have other names, or say nothing
         known = np.full(len(rows), np.nan)
@@ -152,13 +152,13 @@ def of_folder(folder: Path) -> Source:
 
 
 def of_run(run: Path) -> Source:
-    """Return the pictures that a run's network claimed to be successes."""
+    """Return the images that a run's network claimed to be successes."""
     folder = run / CLAIMS
     if not run.is_dir() or not (folder / TABLE).is_file():
         missing = "is not a folder" if not run.is_dir() else f"has no {CLAIMS}/{TABLE}"
         raise ConfigError(
-            f"{run} {missing}. Expected a run of vinoreward train, which keeps pictures of claimed "
-            "successes; name one with --run, or a folder of pictures with --data."
+            f"{run} {missing}. Expected a run of vinoreward train, which keeps images of claimed "
+            "successes; name one with --run, or a folder of images with --data."
         )
     table = inside(run, f"{CLAIMS}/{TABLE}")
     names: dict[str, dict[str, float]] = {}
@@ -170,9 +170,9 @@ def of_run(run: Path) -> Source:
         ):
             for row in (reader := csv.DictReader(stream, restkey="", restval="")):
                 line = reader.line_num
-                if "picture" not in row or "" in row:
+                if "image" not in row or "" in row:
                     raise ValueError(f"its columns are {', '.join(filter(None, row))}")
-                name = row.pop("picture")
+                name = row.pop("image")
                 if not is_name(name):
                     left_out += 1
                     continue
@@ -182,19 +182,19 @@ def of_run(run: Path) -> Source:
         if isinstance(error, DatasetError):
             raise
         raise DatasetError(
-            f"{table}, line {line}: {shown(error)}. Expected the column picture, and numbers in "
+            f"{table}, line {line}: {shown(error)}. Expected the column image, and numbers in "
             "the others; correct the line."
         ) from error
     _check_any(list(names), folder, left_out)
     numbers = {
         column: np.array([row.get(column, math.nan) for row in names.values()])
-        for column in ("probability", "odd", "true", "drawn")
+        for column in ("probability", "ood_score", "true", "drawn")
     }
     episodes = [row.get("episode", math.nan) for row in names.values()]
     return Source(
         folder=folder,
         names=list(names),
-        # A picture of an unknown episode is an episode of its own.
+        # An image of an unknown episode is an episode of its own.
         episodes=[int(e) if math.isfinite(e) else -1 - n for n, e in enumerate(episodes)],
         numbers=numbers,
         claimed=True,
@@ -213,13 +213,13 @@ def labels_by_truth(run: Path) -> list[Label]:
     answers: dict[float, Answer] = {0: "failure", 1: "success"}
     return [
         Label(source.names[index], digest_of(image), answers[true], "truth", now(), 0.0)
-        for index, image in source.pictures()
+        for index, image in source.images()
         if (true := source.numbers["true"][index]) in answers
     ]
 
 
 def of_videos(path: Path, fps: float) -> Source:
-    """Return the pictures of a video, or of all in a folder; each video is an episode."""
+    """Return the images of a video, or of all in a folder; each video is an episode."""
     if not (math.isfinite(fps) and 0 < fps <= 1000):
         raise ConfigError(
             f"found --video-fps {fps}. Expected images per second of a video, above 0 and at most "
@@ -229,7 +229,7 @@ def of_videos(path: Path, fps: float) -> Source:
     total = sum(count(video, fps) for video in videos.values())
     if total > MAX_FRAMES:
         raise ConfigError(
-            f"{path} has {total} pictures at {fps:g} a second. Expected at most {MAX_FRAMES}; take "
+            f"{path} has {total} images at {fps:g} a second. Expected at most {MAX_FRAMES}; take "
             "fewer with --video-fps, or label a part of the videos."
         )
     frames = [
@@ -265,16 +265,16 @@ def _check_any(names: Sequence[str], folder: Path, left_out: int) -> None:
     if not names:
         unprintable = f" but {left_out} with unprintable names" if left_out else ""
         raise DatasetError(
-            f"{shown_name(folder)} holds no pictures{unprintable}. Expected some to label; name "
+            f"{shown_name(folder)} holds no images{unprintable}. Expected some to label; name "
             "another folder."
         )
 
 
-# Pictures that have a label
+# Images that have a label
 
 
 class Labelled(NamedTuple):
-    """Pictures with their settled labels."""
+    """Images with their settled labels."""
 
     images: Image
     """``(N, H, W, 3)`` uint8 RGB."""
@@ -283,28 +283,28 @@ class Labelled(NamedTuple):
     names: list[str]
 
 
-def labelled_pictures(
+def labelled_images(
     folder: Path,
     labels: Sequence[Label],
     size: tuple[int, int],
     *,
     crop: Crop | None = None,
 ) -> Labelled:
-    """Return the pictures on whose label everybody agrees, cut and resized to (height, width).
+    """Return the images on whose label everybody agrees, cut and resized to (height, width).
 
     Skipped and contradicted ones are left out, see
     :func:`vinoreward_training.labelling.labels.settled`. So are those that are no longer there or
     no longer what was seen, with a warning.
 
     Args:
-        folder: that the labels' names are relative to: a folder of pictures, ``claims`` of a run,
+        folder: that the labels' names are relative to: a folder of images, ``claims`` of a run,
             or the folder of the videos.
         labels: what :func:`vinoreward_training.labelling.labels.read_labels` returns.
         size: (height, width), by PIL's bilinear filter.
-        crop: (top, left, height, width) in pixels, cut out of each picture first.
+        crop: (top, left, height, width) in pixels, cut out of each image first.
 
     Raises:
-        DatasetError: more pictures than fit into memory, or a picture too small for ``crop``.
+        DatasetError: more images than fit into memory, or an image too small for ``crop``.
     """
     chosen = settled(labels)
     check_memory(folder, len(chosen), size)
@@ -314,26 +314,26 @@ def labelled_pictures(
     videos: dict[str, Video] = {}
     for label in chosen:
         try:
-            frame = _FRAME.fullmatch(label.picture)
+            frame = _FRAME.fullmatch(label.image)
             if frame is not None and frame[1] not in videos:
                 (videos[frame[1]],) = find_videos(inside(folder, frame[1]), "--video")
-            image = read_named(folder, label.picture, videos)
+            image = read_named(folder, label.image, videos)
         except DatasetError:
-            lost.append(label.picture)
+            lost.append(label.image)
             continue
         if digest_of(image) != label.sha256:
-            lost.append(label.picture)
+            lost.append(label.image)
             continue
         if crop is not None:
-            image = cut(image, crop, folder / label.picture)
+            image = cut(image, crop, folder / label.image)
         images[len(kept)] = resized(image, *size)
         kept.append(label)
     if lost:
         warnings.warn(
-            f"{len(lost)} of {len(chosen)} labelled pictures in {folder} are not there or not what "
+            f"{len(lost)} of {len(chosen)} labelled images in {folder} are not there or not what "
             f"was labelled, the first is {lost[0]}. They are left out.",
             UserWarning,
             stacklevel=2,
         )
     values = np.array([label.label == "success" for label in kept], dtype=np.int64)
-    return Labelled(images[: len(kept)], values, [label.picture for label in kept])
+    return Labelled(images[: len(kept)], values, [label.image for label in kept])

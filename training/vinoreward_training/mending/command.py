@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, PictureMismatchError
+from vinoreward.errors import ConfigError, ImageMismatchError
 from vinoreward.files import write_json
 from vinoreward.machine import usable_cores
 from vinoreward_envs.camera.spec import resized
@@ -65,17 +65,17 @@ def run(config: MendConfig) -> int:
     if old.spec.kind != "classifier" or WEIGHTS not in old.spec.files or not old.spec.architecture:
         raise ConfigError(
             f"{old.spec.name} has no {WEIGHTS} of a named network, from which a training could go "
-            "on. Expected a classifier of vinoreward finetune; train one on these pictures."
+            "on. Expected a classifier of vinoreward finetune; train one on these images."
         )
     labelled = read_all(config.labels, old)
-    dataset = read_data(config.data, old.spec.picture, config.success_label)
+    dataset = read_data(config.data, old.spec.image, config.success_label)
     labelled = keep_held_out(labelled, dataset)
     count = int(labelled.train.sum())
     print(
         f"{labelled.sentence}\n{count} labels are trained on, {len(labelled.train) - count} check"
     )
     # What no audit could judge, or look at, is refused before the training.
-    allowed, _ = unseen_frames(old.of_cut_pictures(), dataset)
+    allowed, _ = unseen_frames(old.of_cut_images(), dataset)
     one_each(dataset, allowed, LEAST_AUDITED, config.seed)
     with contextlib.ExitStack() as closing:
         source = source_of(config, old, closing)
@@ -125,9 +125,9 @@ def compare(
         shutil.rmtree(saved)
     (work / "bundle").rename(saved)
     print(f"bundle {saved}; {audits[1].verdict} {audits[1].robustness}")
-    if old.spec.decision is not None and old.spec.decision.shift_band:
+    if old.spec.decision is not None and old.spec.decision.translation_band:
         print(
-            "note: near its threshold the old bundle judged by means over shifted pictures, "
+            "note: near its threshold the old bundle judged by means over shifted images, "
             "and this one does not; vinoreward calibrate --average-shifts gives it that again"
         )
     print(f"next: {after_mending(saved, config)}")
@@ -139,29 +139,29 @@ def source_of(
 ) -> ExampleSource | None:
     """Return what draws examples; None without an environment whose search spaces know the truth.
 
-    Its pictures are as the network takes them.
+    Its images are as the network takes them.
 
     Raises:
         ConfigError: an environment that no audit could look at.
-        PictureMismatchError: its pictures are of another size.
+        ImageMismatchError: its images are of another size.
     """
     about = environment_of(_of_audit(config, bundle), bundle, closing)
     if config.env is None or not config.examples or not about["spaces"]:
         return None
-    env, picture, name = about["env"], bundle.spec.picture, config.env
-    size = picture.height, picture.width
+    env, expected, name = about["env"], bundle.spec.image, config.env
+    size = expected.height, expected.width
 
     def take() -> npt.NDArray[np.uint8]:
-        image = rendered(env, name)
-        if picture.crop is not None:
-            image = cut(image, picture.crop, Path(name))
-        if picture.resize == "none" and image.shape[:2] != size:
-            raise PictureMismatchError(
-                f"{name} renders pictures of which {image.shape[0]}x{image.shape[1]} pixels "
+        taken = rendered(env, name)
+        if expected.crop is not None:
+            taken = cut(taken, expected.crop, Path(name))
+        if expected.resize == "none" and taken.shape[:2] != size:
+            raise ImageMismatchError(
+                f"{name} renders images of which {taken.shape[0]}x{taken.shape[1]} pixels "
                 f"(height x width) are judged. Expected {size[0]}x{size[1]}, as "
                 f"{bundle.spec.name} takes them; render that size (--env-kwargs)."
             )
-        return resized(image, *size)
+        return resized(taken, *size)
 
     take()  # before the training
     return ExampleSource(about["spaces"], take, seed=config.seed, resume=config.resume)
@@ -183,7 +183,7 @@ def both_audited(config: MendConfig, old: Bundle, new: Bundle) -> tuple[AuditRep
 def _audited(
     config: MendConfig, bundle: Bundle, threads: int, progress: bool = True
 ) -> AuditReport:
-    """Audit with pictures, places and episodes that no audit with the usual seed draws."""
+    """Audit with images, places and episodes that no audit with the usual seed draws."""
     with contextlib.ExitStack() as closing:
         about = environment_of(_of_audit(config, bundle), bundle, closing)
         run_audit = partial(audit, bundle, config.data, **about)

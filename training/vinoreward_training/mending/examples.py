@@ -1,4 +1,4 @@
-"""Pictures that an environment labels itself: states of its search spaces, the hard ones first."""
+"""Images that an environment labels itself: states of its search spaces, the hard ones first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vinoreward_training.audit.states import (
     FAILURE,
     LEFT_OUT,
     SUCCESS,
-    Judged,
+    Images,
     Looked,
-    Picture,
     States,
+    StateScores,
     Truth,
     climb,
 )
@@ -34,7 +34,7 @@ CLIMBED = 256
 MORE = 3500
 """States in all spaces together, the more in a space the more hard ones it has."""
 STARTS = 16
-"""Places where the method begins: a false claim of several pictures is rarely a single place."""
+"""Places where the method begins: a false claim of several images is rarely a single place."""
 LEAST_SPREAD = 0.01
 NEAR = 0.03
 """Standard deviation of a state near a hard one, in shares of the axes."""
@@ -45,7 +45,7 @@ OTHERS = 150
 REMEMBERED = 1500
 """Hard states of a space near which more are drawn in the next part."""
 AGAIN = 0.15
-"""Share of the earlier pictures that are trained on again though they are no longer hard."""
+"""Share of the earlier images that are trained on again though they are no longer hard."""
 _FEWEST, _REMINDERS = 64, 50
 _SALT = 0xE8A3
 
@@ -54,14 +54,14 @@ PARTS = 3
 network with a coarse fault claims hides what it goes on claiming once that is mended."""
 FILE = "examples.pt"
 
-LogOdds = Callable[[Picture], npt.NDArray[np.float64]]
+LogOdds = Callable[[Images], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Pictures with the truth of the environment."""
+    """Images with the truth of the environment."""
 
-    images: Picture
+    images: Images
     """``(N, H, W, 3)``."""
     labels: Indices
     """``(N,)``, 1 for success."""
@@ -106,12 +106,12 @@ class ExampleSource:
     def __init__(
         self,
         spaces: Sequence[SearchSpace],
-        picture: Callable[[], Picture],
+        image: Callable[[], Images],
         *,
         seed: int,
         resume: bool,
     ) -> None:
-        self._spaces, self._picture = tuple(spaces), picture
+        self._spaces, self._image = tuple(spaces), image
         self._seed, self._resume = seed, resume
         self._last: Examples | None = None
 
@@ -127,7 +127,7 @@ class ExampleSource:
         fooled: dict[str, int] = {}
         steps = draw(
             self._spaces,
-            self._picture,
+            self._image,
             log_odds,
             self._last,
             found,
@@ -150,7 +150,7 @@ class ExampleSource:
 
 def draw(
     spaces: Sequence[SearchSpace],
-    picture: Callable[[], Picture],
+    take: Callable[[], Images],
     log_odds: LogOdds,
     before: Examples | None,
     found: list[Examples],
@@ -167,8 +167,8 @@ def draw(
 
     Args:
         spaces: of the environment, with its truth.
-        picture: takes its picture.
-        log_odds: of success (N,), by the network, of pictures (N, H, W, 3).
+        take: takes its take.
+        log_odds: of success (N,), by the network, of images (N, H, W, 3).
         before: those of the last part: what is still hard of them stays.
         found: takes the examples.
         fooled: takes how many failures of each space, of those looked at, are likely successes
@@ -180,17 +180,17 @@ def draw(
         ConfigError: a ``set_state`` that fails.
     """
 
-    def judge(images: Picture, truth: Truth) -> Judged:
+    def judge(images: Images, truth: Truth) -> StateScores:
         odds = log_odds(images)
-        return Judged(sigmoid(odds).astype(np.float32), odds, odds > 0)
+        return StateScores(sigmoid(odds).astype(np.float32), odds, odds > 0)
 
     random = np.random.default_rng([_SALT, seed, part])
-    looked = [Looked(space, picture, judge) for space in spaces]
+    looked = [Looked(space, take, judge) for space in spaces]
     remembered = [np.zeros((0, len(one.low))) for one in looked]
     if before is not None:
         remembered = list(before.hard)
     yield from _look(looked, remembered, random, seed + 1009 * (part + 1))
-    images = [picture()[np.newaxis][:0]]
+    images = [take()[np.newaxis][:0]]
     labels, hard = [np.zeros(0, np.int64)], []
     for one, old in zip(looked, remembered, strict=True):
         worst, others = _chosen(one, random)

@@ -53,7 +53,7 @@ def judged(
     success = dataset.labels[test] == 1
     kept = ~labelled.train
     claims, false_claims, answers, rates = [], [], [], []
-    for bundle in (old.of_cut_pictures(), new.of_cut_pictures()):
+    for bundle in (old.of_cut_images(), new.of_cut_images()):
         with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
             paid = look(classifier, dataset.images[test]).paid
             right = np.zeros(0, np.bool_)
@@ -134,7 +134,7 @@ def chance_of_worse(before: Measure, after: Measure) -> float | None:
 def chance_of_fewer(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> float:
     """Return the chance of so many fewer claims, or right answers, (N,) than before.
 
-    A one-sided sign test of the pictures on which the two differ.
+    A one-sided sign test of the images on which the two differ.
     """
     from scipy.stats import binomtest
 

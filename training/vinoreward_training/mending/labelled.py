@@ -1,4 +1,4 @@
-"""What a mending trains on: labelled pictures, beside those of the old data."""
+"""What a mending trains on: labelled images, beside those of the old data."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices, inside
 from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
-from vinoreward_training.labelling.sources import CLAIMS, TABLE, labelled_pictures, labels_by_truth
+from vinoreward_training.labelling.sources import CLAIMS, TABLE, labelled_images, labels_by_truth
 from vinoreward_training.runs.next_command import FEW
 
 CATEGORY = "labelled"
 LEAST_TRAINED = 5
 """Fewest of them to train on; the others check."""
 _CHECKED = 0.2
-"""Share of the labelled pictures that are not trained on, by hash."""
+"""Share of the labelled images that are not trained on, by hash."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Pictures that people labelled, as the network takes them."""
+    """Images that people labelled, as the network takes them."""
 
     images: npt.NDArray[np.uint8]
     """``(N, H, W, 3)``."""
@@ -41,18 +41,18 @@ class Labelled:
 
 
 def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
-    """Read the labelled pictures of some folders, each with its ``labels.jsonl``.
+    """Read the labelled images of some folders, each with its ``labels.jsonl``.
 
     A run without one is labelled by the truth that its claims carry, if the simulator told it.
 
     Raises:
         DatasetError: no labels, or too few.
-        ConfigError: a bundle of several pictures.
+        ConfigError: a bundle of several images.
     """
-    picture = bundle.spec.picture
-    if picture.views:
+    expected = bundle.spec.image
+    if expected.views:
         raise ConfigError(
-            f"{bundle.spec.name} looks at several pictures. Expected a bundle of one; label a "
+            f"{bundle.spec.name} looks at several images. Expected a bundle of one; label a "
             "capture of this kind, and finetune."
         )
     images, labels, said = [], [], []
@@ -60,8 +60,8 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
         by_truth = not (folder / LABELS).is_file() and (folder / CLAIMS / TABLE).is_file()
         given = labels_by_truth(folder) if by_truth else read_labels(folder / LABELS)
         place = inside(folder, CLAIMS) if (folder / CLAIMS).is_dir() else folder
-        size = picture.height, picture.width
-        found = labelled_pictures(place, given, size, crop=picture.crop)
+        size = expected.height, expected.width
+        found = labelled_images(place, given, size, crop=expected.crop)
         images.append(found.images)
         labels.append(found.labels)
         against = len(contradictions(given))
@@ -70,13 +70,13 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
             f"{against} contradict each other and are left out; {agreement(given)}"
         )
     every = np.concatenate(images)
-    # The same picture may have been labelled in two folders; its last label counts.
+    # The same expected may have been labelled in two folders; its last label counts.
     digests = [hashlib.sha256(image.tobytes()).hexdigest() for image in every]
     last = {digest: index for index, digest in enumerate(digests)}
     kept = np.array(sorted(last.values()), np.int64)
     if len(kept) < FEW:
         raise DatasetError(
-            f"{', '.join(map(str, folders))} hold {len(kept)} labelled pictures. Expected at least "
+            f"{', '.join(map(str, folders))} hold {len(kept)} labelled images. Expected at least "
             f"{FEW}; label more: vinoreward label."
         )
     train = np.array([int(digests[index][:8], 16) / 2**32 >= _CHECKED for index in kept])
@@ -84,7 +84,7 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
 
 
 def keep_held_out(labelled: Labelled, dataset: Dataset) -> Labelled:
-    """Return the labels; those of the data's validation and test pictures are not trained on.
+    """Return the labels; those of the data's validation and test images are not trained on.
 
     DatasetError if too few are left to train on.
     """
@@ -95,39 +95,39 @@ def keep_held_out(labelled: Labelled, dataset: Dataset) -> Labelled:
     train = labelled.train & new
     if train.sum() < LEAST_TRAINED:
         raise DatasetError(
-            f"{train.sum()} of {len(train)} labelled pictures can be trained on: {(~new).sum()} "
+            f"{train.sum()} of {len(train)} labelled images can be trained on: {(~new).sum()} "
             f"are in the validation or test part of {dataset.folder}, and {(new & ~train).sum()} "
-            f"are kept to check. Expected at least {LEAST_TRAINED}; label pictures of its training "
+            f"are kept to check. Expected at least {LEAST_TRAINED}; label images of its training "
             "part, or new ones."
         )
     return dataclasses.replace(labelled, train=train)
 
 
-def read_data(folder: Path, picture: Picture, success_label: str) -> Dataset:
-    """Return the labelled pictures of a folder, cut and resized as a bundle's network takes them.
+def read_data(folder: Path, image: ImageSpec, success_label: str) -> Dataset:
+    """Return the labelled images of a folder, cut and resized as a bundle's network takes them.
 
     Raises:
-        DatasetError: the folder is damaged, or its pictures are of another size.
+        DatasetError: the folder is damaged, or its images are of another size.
     """
-    wanted = picture.height, picture.width
+    wanted = image.height, image.width
     dataset = load_dataset(
         folder,
-        size=wanted if picture.resize != "none" else None,
-        crop=picture.crop,
+        size=wanted if image.resize != "none" else None,
+        crop=image.crop,
         success_label=success_label,
         skip_broken=True,
     )
     if (found := dataset.images.shape[1:3]) != wanted:
         raise DatasetError(
-            f"{folder} has pictures of {found[0]}x{found[1]} pixels (height x width). Expected "
-            f"{wanted[0]}x{wanted[1]}, as the bundle's network takes them; give the pictures that "
+            f"{folder} has images of {found[0]}x{found[1]} pixels (height x width). Expected "
+            f"{wanted[0]}x{wanted[1]}, as the bundle's network takes them; give the images that "
             "it was trained on, or others of that size."
         )
     return dataset
 
 
 def chosen_of(dataset: Dataset, indices: Indices) -> Dataset:
-    """Return some pictures of a dataset."""
+    """Return some images of a dataset."""
     digest = hashlib.sha256(dataset.sha256.encode() + indices.tobytes())
     return dataclasses.replace(
         dataset,
@@ -144,7 +144,7 @@ def chosen_of(dataset: Dataset, indices: Indices) -> Dataset:
 def joined(
     dataset: Dataset, images: npt.NDArray[np.uint8], labels: Indices, category: str = CATEGORY
 ) -> Dataset:
-    """Return a dataset with more pictures behind the others, an episode each."""
+    """Return a dataset with more images behind the others, an episode each."""
     count = len(labels)
     digest = hashlib.sha256(dataset.sha256.encode() + images.tobytes())
     first = int(dataset.episodes.max()) + 1

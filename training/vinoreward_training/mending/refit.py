@@ -134,7 +134,7 @@ def refit(
 
 
 def log_odds_of(module: nn.Module, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Return a network's log-odds of success (N,) of pictures (N, H, W, 3), not calibrated.
+    """Return a network's log-odds of success (N,) of images (N, H, W, 3), not calibrated.
 
     In bfloat16 where that is faster: they only say what is hard.
     """
@@ -155,7 +155,7 @@ def with_examples(
 ) -> tuple[Dataset, list[Indices]]:
     """Return parts of a dataset with the examples behind them, and the new indices of each.
 
-    The other pictures stay out: a copy of all would take their memory again.
+    The other images stay out: a copy of all would take their memory again.
     """
     some = chosen_of(dataset, np.concatenate(parts))
     ends = np.cumsum([0, *map(len, parts), len(examples.labels)]).tolist()
@@ -164,7 +164,7 @@ def with_examples(
 
 
 def shares_of(kinds: Sequence[Indices], share: float) -> npt.NDArray[np.float64]:
-    """Return how often each picture is drawn: old ones, labelled ones with a share, and examples.
+    """Return how often each image is drawn: old ones, labelled ones with a share, and examples.
 
     Examples, if there are any, have ``SHARE_OF_EXAMPLES`` of what the labels leave.
     """
@@ -187,7 +187,7 @@ def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
     are among the labels.
     """
     some = labelled.train
-    with contextlib.closing(Classifier(bundle.of_cut_pictures(), precision="fp32")) as classifier:
+    with contextlib.closing(Classifier(bundle.of_cut_images(), precision="fp32")) as classifier:
         right = look(classifier, labelled.images[some]).claims == labelled.labels[some]
     wrong = 1 - float(right.mean()) if len(right) else 0.0
     return max(LEAST_SHARE, MOST_SHARE * wrong)
@@ -195,7 +195,7 @@ def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
 
 def _recall(bundle: Bundle, dataset: Dataset, part: Indices) -> float:
     """Return the share of the successes of a part of the data that a bundle claims."""
-    cut = bundle.of_cut_pictures()
+    cut = bundle.of_cut_images()
     with contextlib.closing(Classifier(cut, precision="fp32")) as classifier:
         claims = look(classifier, dataset.images[part[dataset.labels[part] == 1]]).claims
     return float(claims.mean())

@@ -185,7 +185,7 @@ def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | No
         )
     # Runs of the first versions have not all of these.
     settings = {name: description[name] for name in OF_ENV if name in description}
-    for name in ("backend", "bundle", "encoder", "accept_foreign_pictures"):
+    for name in ("backend", "bundle", "encoder", "accept_foreign_images"):
         settings[name] = getattr(config, name) or settings.get(name)
     settings["truth_key"], settings["truth"] = _truth(config, description)
     settings["gamma"] = discount(description["algorithm_kwargs"])
@@ -347,7 +347,7 @@ def _report(
                 "Episodes",
                 f"Mean return {found.mean_return:.2f}, mean length {found.mean_length:.2f} steps.",
             ),
-            *([Section("Film", pictures=[film])] if film is not None else []),
+            *([Section("Film", images=[film])] if film is not None else []),
             Section(
                 "Where claim and truth differ",
                 differ,

@@ -49,7 +49,7 @@ class Filmer:
         """Add this moment's frame, if its episode is filmed."""
         if moment.episode >= self._episodes or (moment.step % self._stride and not moment.last):
             return
-        self.frames.append(captioned(self._picture(), moment))
+        self.frames.append(captioned(self._image(), moment))
         self.lasts.append(moment.last)
         self._steps.append(moment.step)
         if self._most is not None and len(self.frames) > self._most:
@@ -76,19 +76,19 @@ class Filmer:
         thinned = [row for row in rows if row[1] or row[2] % self._stride == 0]
         self.frames, self.lasts, self._steps = (list(part) for part in zip(*thinned, strict=True))
 
-    def _picture(self) -> NDArray[np.uint8]:
+    def _image(self) -> NDArray[np.uint8]:
         scene = getattr(self._env.unwrapped, "scene", None)
         if scene is not None and hasattr(scene, "pose"):
-            return self._large_picture(scene)
+            return self._large_image(scene)
         frame = np.asarray(self._env.render(), dtype=np.uint8)
         if frame.ndim != 3 or frame.shape[2] != 3:
             raise ConfigError(
-                f"found a picture of shape {frame.shape} to film. Expected (height, width, 3); "
-                "choose an environment whose render_mode rgb_array gives such pictures."
+                f"found an image of shape {frame.shape} to film. Expected (height, width, 3); "
+                "choose an environment whose render_mode rgb_array gives such images."
             )
         return frame
 
-    def _large_picture(self, scene: Any) -> NDArray[np.uint8]:
+    def _large_image(self, scene: Any) -> NDArray[np.uint8]:
         """Render the same scene larger than the classifier's image."""
         if self._camera is None:
             height, width = scene.camera_spec.height, scene.camera_spec.width
@@ -107,13 +107,13 @@ class Filmer:
 
 def captioned(frame: NDArray[np.uint8], moment: Moment) -> NDArray[np.uint8]:
     """Return the ``(H, W, 3)`` uint8 frame at film width with a strip of text under it."""
-    picture = Image.fromarray(frame)
-    height = max(2, round(picture.height * FILM_WIDTH / picture.width))
+    image = Image.fromarray(frame)
+    height = max(2, round(image.height * FILM_WIDTH / image.width))
     height += height % 2  # video codecs need even sizes
-    if picture.width != FILM_WIDTH:
-        picture = picture.resize((FILM_WIDTH, height), Image.Resampling.BICUBIC)
+    if image.width != FILM_WIDTH:
+        image = image.resize((FILM_WIDTH, height), Image.Resampling.BICUBIC)
     sheet = Image.new("RGB", (FILM_WIDTH, height + STRIP_HEIGHT), _PAPER)
-    sheet.paste(picture, (0, 0))
+    sheet.paste(image, (0, 0))
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(size=16)
     probability = moment.info.get("reward_prob")
@@ -148,9 +148,9 @@ def save_film(
     shown = [last_seconds if last else frame_seconds for last in lasts]
     with atomic_path(path) as part:
         if path.suffix.lower() == ".gif":
-            pictures = [Image.fromarray(frame) for frame in frames]
-            palette = _palette(pictures)
-            still = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures]
+            images = [Image.fromarray(frame) for frame in frames]
+            palette = _palette(images)
+            still = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in images]
             still[0].save(
                 part,
                 format="GIF",
@@ -171,13 +171,13 @@ def save_film(
     return path
 
 
-def _palette(pictures: Sequence[Image.Image]) -> Image.Image:
+def _palette(images: Sequence[Image.Image]) -> Image.Image:
     """Return one palette for all frames: separate palettes make still parts flicker."""
-    width, height = pictures[0].size
-    some = pictures[:: max(1, len(pictures) // 8)]
+    width, height = images[0].size
+    some = images[:: max(1, len(images) // 8)]
     sheet = Image.new("RGB", (width, height * len(some)))
-    for place, picture in enumerate(some):
-        sheet.paste(picture, (0, place * height))
+    for place, image in enumerate(some):
+        sheet.paste(image, (0, place * height))
     extra = [value for colour in (_INK, _PAPER, _GOOD, _BAD) for value in colour]
     reduced = sheet.quantize(256 - len(extra) // 3, method=Image.Quantize.MEDIANCUT)
     colours = (reduced.getpalette() or [])[: 768 - len(extra)]

@@ -16,7 +16,7 @@ from vinoreward.files import read_json, shown, write_json
 from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
 from vinoreward.rewards.precision import PrecisionBound
 from vinoreward.rewards.trust import TESTS, Ended, TrustMonitor
-from vinoreward.wrappers.sb3 import claimed_picture
+from vinoreward.wrappers.sb3 import claimed_image
 from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
@@ -96,7 +96,7 @@ class RunCallback(ClaimedVsTrue):
         self.folder = folder
         self.trust = TrustMonitor(
             false=FalseClaimAlarm() if tested else None,
-            odd=RateAlarm() if tested else None,
+            ood=RateAlarm() if tested else None,
             earliest=config.earliest_success if tested else None,
             precision=config.precision_alarm,
         )
@@ -131,7 +131,7 @@ class RunCallback(ClaimedVsTrue):
         self.episodes += read_table(self.folder / "episodes.csv", EPISODE_COLUMNS, until=start)
         for row in self.episodes:
             length = None if row["length"] is None else int(row["length"])
-            ended = Ended(row["claimed"], row["true"], row["odd"], length)
+            ended = Ended(row["claimed"], row["true"], row["ood"], length)
             for alarm in self.trust.add(ended):
                 self.raised[alarm.test].append(int(row["step"] or 0))
         for row in read_table(self.folder / ALARMS, ("step", "precision"), until=start):
@@ -169,7 +169,7 @@ class RunCallback(ClaimedVsTrue):
         self.say(text)
         if self.claims is not None and len(self.claims):
             self.claims.write()
-            self.say(f"Pictures of the claims: {command('label', '--run', self.folder, *IN_ORDER)}")
+            self.say(f"Images of the claims: {command('label', '--run', self.folder, *IN_ORDER)}")
 
     def _on_rollout_start(self) -> None:
         """Evaluate, write a checkpoint or stop when due; every transition is in the buffer now."""
@@ -230,27 +230,27 @@ class RunCallback(ClaimedVsTrue):
             self.say(str(error))
             return None
 
-    def _note(self, info: Mapping[str, Any], odd: bool | None = None) -> None:
-        super()._note(info, odd)
+    def _note(self, info: Mapping[str, Any], ood: bool | None = None) -> None:
+        super()._note(info, ood)
         self._sample(info)
 
     def _sample(self, info: Mapping[str, Any]) -> None:
-        """Keep the picture of the last episode's claim if the sample wants it."""
+        """Keep the image of the last episode's claim if the sample wants it."""
         row, episode = self.episodes[-1], len(self.episodes) - 1
         drawn = self.claims.wants(episode) if self.claims is not None and row["claimed"] else None
         if self.claims is None or drawn is None:
             return
         infos = self.locals["infos"]
         number = next(at for at, one in enumerate(infos) if one is info)
-        picture = claimed_picture(self.training_env, number)
-        if picture is not None and picture.ndim == 3:
+        image = claimed_image(self.training_env, number)
+        if image is not None and image.ndim == 3:
             self.claims.add(
-                picture,
+                image,
                 drawn,
                 step=self.num_timesteps,
                 episode=episode,
                 probability=info.get("reward_prob"),
-                odd=info.get("reward_ood"),
+                ood_score=info.get("reward_ood"),
                 true=None if row["true"] is None else int(row["true"]),
             )
 

@@ -36,7 +36,7 @@ ALGORITHMS = ("SAC", "TD3", "DDPG", "DQN", "PPO", "A2C")
 OFF_POLICY = ("SAC", "TD3", "DDPG", "DQN")
 OF_ENV = (
     "backend", "bundle", "precision", "wrap_bundle", "encoder", "encoder_sha256", "frame_stack",
-    "accept_foreign_pictures", "success_reward", "step_reward", "truth", "truth_key",
+    "accept_foreign_images", "success_reward", "step_reward", "truth", "truth_key",
     "image_source", "reward_mode", "hold", "exit_threshold", "on_ood",
 )  # fmt: skip
 """Settings that ``make_env`` takes by the same name, and a policy's description records."""
@@ -204,7 +204,7 @@ def _check_sizes(algorithm: str | None, name: str, value: Any) -> None:
 
 
 def policy_for(space: gym.Space[Any]) -> str:
-    """Return the name of SB3's policy for an observation space: pictures need convolutions.
+    """Return the name of SB3's policy for an observation space: images need convolutions.
 
     ConfigError for one with text, or anything else that has no array of one shape.
     """
@@ -212,7 +212,7 @@ def policy_for(space: gym.Space[Any]) -> str:
         if part.shape is None:
             entry = f"the entry {name!r} of the observation" if name else "the observation"
             raise ConfigError(
-                f"{entry} is {part}. Expected numbers or a picture of one shape, as SB3's networks "
+                f"{entry} is {part}. Expected numbers or an image of one shape, as SB3's networks "
                 "take no text; wrap the environment so that it leaves this out or encodes it "
                 "(gymnasium.wrappers.FilterObservation, TransformObservation)."
             )

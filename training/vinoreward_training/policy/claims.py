@@ -1,4 +1,4 @@
-"""Pictures of a random sample of a training's claims, for people to label."""
+"""Images of a random sample of a training's claims, for people to label."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from PIL import Image
 
 from vinoreward.errors import DatasetError, InputError
 from vinoreward.files import write_bytes
-from vinoreward.images import read_picture
+from vinoreward.images import read_image
 from vinoreward.rewards.precision import PrecisionBound
 from vinoreward_training.labelling.labels import LABELS, Label, read_labels, settled
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, digest_of
 from vinoreward_training.runs.report import read_table, write_table
 
-COLUMNS = ("picture", "step", "episode", "probability", "odd", "true", "drawn")
+COLUMNS = ("image", "step", "episode", "probability", "ood_score", "true", "drawn")
 NUMBERS = COLUMNS[1:]
 MAX_WAITING = 32 << 20
-"""Bytes of pictures that wait in memory to be written."""
+"""Bytes of images that wait in memory to be written."""
 MAX_LOG = 16 << 20
 """Bytes of labels that a training reads: tens of thousands."""
 
@@ -32,15 +32,15 @@ MAX_LOG = 16 << 20
 class Claim:
     """A claim of the sample; None where nobody knows."""
 
-    picture: str
+    image: str
     """The file's name."""
     step: int
     """Of the training."""
     episode: int
     """Of the training, from 0."""
     probability: float | None
-    odd: float | None
-    """How strange the picture is to the guard, odd above 1."""
+    ood_score: float | None
+    """How strange the image is to the guard, out of distribution above 1."""
     true: int | None
     drawn: float
     """A random number from 0 to 1. The sample is the claims with the smallest ones; in this order
@@ -52,8 +52,8 @@ class ClaimSample:
 
     Each episode's claim draws a number, from the seed and the episode alone; the smallest ones are
     kept (reservoir sampling by random keys). A training that is killed and repeats episodes so
-    draws the same again. Pictures wait in memory until :meth:`write`; the table is written after
-    the pictures that it names, and what it no longer names is removed after that. What somebody has
+    draws the same again. Images wait in memory until :meth:`write`; the table is written after
+    the images that it names, and what it no longer names is removed after that. What somebody has
     labelled is never removed.
 
     Args:
@@ -73,7 +73,7 @@ class ClaimSample:
         self._waiting: dict[str, npt.NDArray[np.uint8]] = {}
         self._removed: set[str] = set()
         self._held: dict[str, str] = {}
-        """Labelled pictures of later steps than the checkpoint, with their digests."""
+        """Labelled images of later steps than the checkpoint, with their digests."""
         self._labels: list[Label] = []
         self._state: tuple[int, int] | None = None
         self._changed = False
@@ -88,50 +88,50 @@ class ClaimSample:
     def wants(self, episode: int) -> float | None:
         """Return the number that an episode's claim draws if it belongs to the sample, else None.
 
-        So that a picture is only fetched if it is kept.
+        So that an image is only fetched if it is kept.
         """
         drawn = float(np.random.default_rng([self._seed, 0xC1A1, episode]).random())
         return drawn if drawn < self._limit else None
 
     def add(
         self,
-        picture: npt.NDArray[np.uint8],
+        image: npt.NDArray[np.uint8],
         drawn: float,
         *,
         step: int,
         episode: int,
         probability: float | None = None,
-        odd: float | None = None,
+        ood_score: float | None = None,
         true: int | None = None,
     ) -> None:
-        """Take a claim that :meth:`wants` gave a number, with its ``(H, W, 3)`` RGB picture."""
-        name, digest = f"{episode:06d}.png", digest_of(picture)
+        """Take a claim that :meth:`wants` gave a number, with its ``(H, W, 3)`` RGB image."""
+        name, digest = f"{episode:06d}.png", digest_of(image)
         if self._held.get(name, digest) != digest:
-            return  # somebody has labelled another picture of that name
+            return  # somebody has labelled another image of that name
         self._removed.discard(name)
-        self._claims[name] = Claim(name, step, episode, probability, odd, true, drawn)
+        self._claims[name] = Claim(name, step, episode, probability, ood_score, true, drawn)
         self._digests[name] = digest
-        self._waiting[name] = picture
+        self._waiting[name] = image
         self._changed = True
         for claim in self._ordered()[self.size :]:
-            if claim.picture in self._waiting:  # else somebody may have labelled it by now
-                self._drop(claim.picture)
+            if claim.image in self._waiting:  # else somebody may have labelled it by now
+                self._drop(claim.image)
         self._find_limit()
         if sum(one.nbytes for one in self._waiting.values()) > MAX_WAITING:
             self.write()
 
     def write(self) -> None:
-        """Write what is new: pictures, then the table; then remove what left the sample."""
+        """Write what is new: images, then the table; then remove what left the sample."""
         if not self._changed:
             return
         labelled = self._labelled_names()
         if labelled is not None:
             for claim in self._ordered()[self.size :]:
-                if claim.picture not in labelled:
-                    self._drop(claim.picture)
-        for name, picture in self._waiting.items():
+                if claim.image not in labelled:
+                    self._drop(claim.image)
+        for name, image in self._waiting.items():
             stream = io.BytesIO()
-            Image.fromarray(picture).save(stream, format="PNG", compress_level=1)
+            Image.fromarray(image).save(stream, format="PNG", compress_level=1)
             write_bytes(self.folder / name, stream.getvalue())
         self._waiting.clear()
         rows = sorted(self._claims.values(), key=lambda claim: claim.episode)
@@ -169,19 +169,19 @@ class ClaimSample:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # somebody is writing the last line just now
             labels = read_labels(self._labels_path)
-        self._labels = [one for one in labels if one.sha256 == self._digests.get(one.picture)]
+        self._labels = [one for one in labels if one.sha256 == self._digests.get(one.image)]
         return self._bound()
 
     def _bound(self) -> PrecisionBound | None:
-        answers = {label.picture: "unclear" for label in self._labels}
-        answers |= {label.picture: label.label for label in settled(self._labels)}
+        answers = {label.image: "unclear" for label in self._labels}
+        answers |= {label.image: label.label for label in settled(self._labels)}
         if not answers:
             return None
         newest = max(self._claims[name].episode for name in answers)
         counts = {"success": 0, "failure": 0, "unclear": 0}
         for claim in self._sample():
             if claim.episode <= newest:
-                answer = answers.get(claim.picture)
+                answer = answers.get(claim.image)
                 if answer is None:
                     break
                 counts[answer] += 1
@@ -198,13 +198,13 @@ class ClaimSample:
         self._limit = 1.0 if len(kept) < self.size else kept[-1].drawn
 
     def _labelled_names(self) -> set[str] | None:
-        """Return the names of the pictures with a label; None if the log cannot be read."""
+        """Return the names of the images with a label; None if the log cannot be read."""
         try:
             if self._labels_path.stat().st_size > MAX_LOG:
                 return None
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # somebody may be writing the last line
-                return {label.picture for label in read_labels(self._labels_path)}
+                return {label.image for label in read_labels(self._labels_path)}
         except FileNotFoundError:
             return set()
         except (DatasetError, OSError):
@@ -224,7 +224,7 @@ class ClaimSample:
                 continue
             name = f"{episode:06d}.png"
             try:
-                digest = digest_of(read_picture(self.folder / name))
+                digest = digest_of(read_image(self.folder / name))
             except (InputError, OSError):
                 continue  # removed by somebody
             if step > until:
@@ -235,6 +235,8 @@ class ClaimSample:
                     self._changed = True
                 continue
             true = None if row["true"] is None else int(bool(row["true"]))
-            probability, odd = row["probability"], row["odd"]
-            self._claims[name] = Claim(name, step, episode, probability, odd, true, float(drawn))
+            probability, ood_score = row["probability"], row["ood_score"]
+            self._claims[name] = Claim(
+                name, step, episode, probability, ood_score, true, float(drawn)
+            )
             self._digests[name] = digest

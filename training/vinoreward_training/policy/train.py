@@ -18,7 +18,7 @@ from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, 
 from vinoreward.files import read_json, write_json
 from vinoreward.machine import usable_cores
 from vinoreward.processes import interrupt_between, thread_limits
-from vinoreward.rewards.guard import GUARD_FILE
+from vinoreward.rewards.ood import GUARD_FILE
 from vinoreward.rewards.trust import TITLES
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
@@ -73,9 +73,9 @@ if TYPE_CHECKING:
 _RATES = ("claimed", "true")
 MOST_EVALUATED_AT_ONCE = 32
 """Environments of a batch in which a policy is evaluated, but no more than it is trained in: for
-pictures of another number a network would be compiled anew."""
+images of another number a network would be compiled anew."""
 MAX_SAMPLE = 100_000
-"""Claims that a run may keep pictures of."""
+"""Claims that a run may keep images of."""
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 _POSITIVE = (
     "timesteps", "eval_every", "eval_episodes", "final_episodes", "checkpoint_every", "frame_stack",
@@ -230,7 +230,7 @@ def train(config: TrainConfig) -> TrainResult:
         refuse_useless(config.bundle, spec.metrics, force=config.force)
         if GUARD_FILE not in spec.files and config.on_ood != "ignore":
             print(
-                f"{spec.name} has no guard: nothing tells pictures that it cannot judge. Give it "
+                f"{spec.name} has no guard: nothing tells images that it cannot judge. Give it "
                 f"one: {command('guard', '--bundle', config.bundle, '--data', ITS_DATA)}"
             )
     with needed_for("training", "train"):
@@ -279,7 +279,7 @@ def _check_reward_used(config: TrainConfig) -> None:
         if value != getattr(TrainConfig, name) and not (own and name in _OF_OURS):
             option = f"--{name.replace('_', '-')}"
             value = " ".join(value) if isinstance(value, tuple) else value
-            what = "pays its own reward and looks at its own pictures" if own else "has none"
+            what = "pays its own reward and looks at its own images" if own else "has none"
             cure = "leave it out" if own else "add --wrap-bundle and --bundle, or leave it out"
             raise ConfigError(
                 f"found {option} {value}, an option of a learned reward, but {config.env} {what}. "
@@ -437,7 +437,7 @@ def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
     elif "policy" not in config.algorithm_kwargs:
         chosen = policy_for(env.observation_space)
         if chosen == "CnnPolicy":
-            print("the observation is a picture: Stable-Baselines3's CnnPolicy learns from it")
+            print("the observation is an image: Stable-Baselines3's CnnPolicy learns from it")
 
 
 def _conclude(
@@ -528,7 +528,7 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
                 "Learning curve",
                 "Thin: the last 50 training episodes. Thick: evaluations. Where claimed and true "
                 "part, the policy has found a way to fool the classifier.",
-                pictures=[curve],
+                images=[curve],
             ),
             Section("Evaluations", rows=callback.evaluations),
             configuration(config),
@@ -541,7 +541,7 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
             "folder": ".",
             "timesteps": config.timesteps,
             "alarms": callback.alarms,
-            "odd_alarms": callback.odd_alarms,
+            "ood_alarms": callback.ood_alarms,
             "early_alarms": callback.raised["early"],
             "precision_alarms": callback.raised["precision"],
             "labelled_claims": plain(callback.trust.bound),

@@ -70,7 +70,7 @@ class _TooFewError(DatasetError):
 
 
 def outputs_of(spec: NetworkSpec, backend: str, images: Images, *, batch_size: int = 32) -> Outputs:
-    """Return what ``spec`` gives for pictures (N, H, W, 3) on ``backend``; shows its progress."""
+    """Return what ``spec`` gives for images (N, H, W, 3) on ``backend``; shows its progress."""
     from tqdm import tqdm
 
     starts = tqdm(range(0, len(images), batch_size), desc=f"compare on {backend}", unit="batch")
@@ -80,7 +80,7 @@ def outputs_of(spec: NetworkSpec, backend: str, images: Images, *, batch_size: i
 
 
 def log_odds_of(spec: NetworkSpec, backend: str, images: Images, bundle: Bundle) -> Floats:
-    """Return the calibrated log-odds (N,) of ``spec`` on ``backend``, one picture at a time."""
+    """Return the calibrated log-odds (N,) of ``spec`` on ``backend``, one image at a time."""
     # The classifier's own function, as it will decide.
     return success_log_odds(outputs_of(spec, backend, images, batch_size=1), bundle.spec)
 
@@ -105,7 +105,7 @@ def _split(
 
 @contextlib.contextmanager
 def _quantized(bundle: Bundle, images: Images, *, exact_bias: bool) -> Iterator[NetworkSpec]:
-    """Quantize on prepared pictures; yield a network whose file is there within the block."""
+    """Quantize on prepared images; yield a network whose file is there within the block."""
     network = bundle.network("fp32")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.int8.onnx"
@@ -134,17 +134,17 @@ def compare(
         logit(bundle.spec.decision.threshold),
         config,
         decided=decided,
-        shift_band=bundle.spec.decision.shift_band or 0.0,
+        translation_band=bundle.spec.decision.translation_band or 0.0,
     )
 
 
 def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
-    """Return how FP32 decides (N,), of its log-odds and, where those count, means over shifts."""
+    """Return how FP32 decides (N,), of its log-odds and, where those count, translation average."""
     decision = bundle.spec.decision
     threshold = logit(decision.threshold)
     decided = log_odds >= threshold
-    near = np.flatnonzero(unsure(log_odds, threshold, decision.shift_band or 0.0))
-    cut = bundle.of_cut_pictures()
+    near = np.flatnonzero(unsure(log_odds, threshold, decision.translation_band or 0.0))
+    cut = bundle.of_cut_images()
     with Classifier(cut, backend=BACKENDS[0], precision="fp32", guarded=False) as classifier:
         for index in near:
             decided[index] = classifier.compute_reward(images[index : index + 1])[0] > 0
@@ -199,7 +199,7 @@ def _classifier(config: QuantizeConfig, bundle: Bundle, dataset: Dataset) -> str
 
 def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
     """Quantize an encoder, add the network to the bundle; return the gate's result in words."""
-    frames = load_frames(config.data, size=size_for(bundle.spec.picture))
+    frames = load_frames(config.data, size=size_for(bundle.spec.image))
     parts = split_frames(frames, seed=int(bundle.spec.dataset.get("split_seed", config.seed)))
     calibration, held_out = _split(config, "encoder", parts)
     held_out = _some(held_out, MOST_HELD_OUT, config.seed, 0x4E1D)
@@ -293,7 +293,7 @@ def run(config: QuantizeConfig) -> int:
             print(_encoder(config, bundle, bundle.spec.encoding))
         else:
             refuse_useless(str(config.bundle), bundle.spec.metrics, force=config.force)
-            dataset = load_labelled(config.data, bundle.spec.picture, config.success_label)
+            dataset = load_labelled(config.data, bundle.spec.image, config.success_label)
             tested = least_episodes(dataset, split_by_episode(dataset)[2])
             print(_classifier(config, bundle, dataset))
     except (QuantizationRefusedError, _TooFewError) as error:

@@ -129,14 +129,14 @@ def gate(
     config: QuantizeConfig,
     *,
     decided: Bools | None = None,
-    shift_band: float = 0.0,
+    translation_band: float = 0.0,
 ) -> GateResult:
     """Choose the band on the frames ``first`` (N,) bool and judge it on the others, or refuse.
 
     INT8 decides alone, without a band, if its own flips are below the limit with confidence.
     ``before`` (FP32) and, per backend, ``after`` (INT8) are (N,) log-odds, as is ``threshold``.
-    ``decided`` (N,) is how FP32 decides, if not by ``before`` alone: within ``shift_band`` of the
-    threshold by means over shifts. FP32 then judges all frames in that band, and INT8 never
+    ``decided`` (N,) is how FP32 decides, if not by ``before`` alone: within ``translation_band`` of
+    the threshold by translation average. FP32 then judges all frames in that band, and INT8 never
     decides alone.
     ``config.max_flips`` limits the boundary-rich set, ``max_second_looks`` all judged frames.
     """
@@ -148,9 +148,9 @@ def gate(
     if min(claims, frames - claims) <= max_flips * frames:
         raise QuantizationRefusedError(
             f"FP32 claims success on {claims} of the {frames} frames to compare, so an INT8 "
-            f"network that decides all pictures alike would flip at most {max_flips:.2%} and pass. "
+            f"network that decides all images alike would flip at most {max_flips:.2%} and pass. "
             "Expected more frames of both decisions; the bundle is unchanged and stays FP32. "
-            "Quantize on pictures like those the classifier was trained on, or train it again if "
+            "Quantize on images like those the classifier was trained on, or train it again if "
             "it claims nothing there."
         )
 
@@ -162,13 +162,13 @@ def gate(
 
     claimed = {name: values >= threshold for name, values in after.items()}
     by_backend, alone = flips_of(claimed)
-    if alone.high <= max_flips and not shift_band:
+    if alone.high <= max_flips and not translation_band:
         return GateResult(None, alone, alone, 0.0, 0.0, by_backend)
     band = choose_band(
         before[first], {name: values[first] for name, values in after.items()}, threshold,
         boundary=boundary,
     )  # fmt: skip
-    band = max(band, shift_band)
+    band = max(band, translation_band)
     again = {name: unsure(values, threshold, band) for name, values in after.items()}
     by_backend, flips = flips_of(
         {name: np.where(again[name], decided, each) for name, each in claimed.items()}

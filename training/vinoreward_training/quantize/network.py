@@ -2,7 +2,7 @@
 
 An INT8 network is an ONNX file with QuantizeLinear and DequantizeLinear nodes. OpenVINO and ONNX
 Runtime run it fast, so one file serves both. The preprocessing stays in floats, so the file still
-takes uint8 pictures. So does the last convolution, whose rounding errors would be those of the
+takes uint8 images. So does the last convolution, whose rounding errors would be those of the
 logits: on a SqueezeNet 1.1 this reduces the error of the log-odds by 4 % at the same speed.
 """
 
@@ -44,14 +44,14 @@ def quantize_onnx(
         model: FP32 ``.onnx`` file whose one input is uint8 ``(N, H, W, 3)``, or what
             ``preprocess`` makes of that.
         out: the ``.onnx`` file to write, atomically.
-        frames: calibration pictures ``(N, H, W, 3)`` uint8 of every kind that the network will
+        frames: calibration images ``(N, H, W, 3)`` uint8 of every kind that the network will
             see. The first 300 are used.
         exact_bias: correct each layer's bias by running the network quantized so far, instead of
             estimating the shift per layer. Slower to quantize, equally fast to run; for encoders.
-        preprocess: how pictures become the input of a network that takes floats.
+        preprocess: how images become the input of a network that takes floats.
 
     Raises:
-        InputError: the frames are not uint8 pictures of the network's size.
+        InputError: the frames are not uint8 images of the network's size.
         ModelNotFoundError, ModelCorruptError, ModelRefusedError: as of ``Bundle.from_model``.
         QuantizationRefusedError: NNCF cannot quantize this network.
         MissingExtraError: NNCF or onnx is not installed.
@@ -82,7 +82,7 @@ def quantize_onnx(
     if len(sizes) != 4 or any(size not in (0, shape[at]) for at, size in enumerate(sizes) if at):
         raise InputError(
             f"the calibration frames have shape {frames.shape}, {shape[1:]} for the network. "
-            f"Expected pictures of its size, {tuple(sizes[1:])}; prepare them as the bundle does."
+            f"Expected images of its size, {tuple(sizes[1:])}; prepare them as the bundle does."
         )
     calibration = nncf.Dataset(
         [frames[index : index + 1] for index in range(min(len(frames), MAX_CALIBRATION_FRAMES))],
@@ -122,7 +122,7 @@ def _check_frames(frames: NDArray[np.uint8]) -> None:
     if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4:
         raise InputError(
             f"the calibration frames are {getattr(frames, 'dtype', type(frames).__name__)} of "
-            f"shape {getattr(frames, 'shape', None)}. Expected uint8 pictures (N, H, W, 3)."
+            f"shape {getattr(frames, 'shape', None)}. Expected uint8 images (N, H, W, 3)."
         )
     if len(frames) == 0:
-        raise InputError("there are no calibration frames. Expected at least one picture.")
+        raise InputError("there are no calibration frames. Expected at least one image.")

@@ -30,8 +30,8 @@ _IN_OPTIONS = (
     (r"ImageNet's mean and std", "--mean 0.485 0.456 0.406 and --std 0.229 0.224 0.225"),
     (r"look at mean, std and scale", "look at --mean, --std and --scale"),
     (r"; give --image-size \d+ \d+ to resize them all", "; bring them to one"),
-    (r"capture more, or raise --frames", "put more into --pictures"),
-    (r"with --data", "with --pictures"),
+    (r"capture more, or raise --frames", "put more into --images"),
+    (r"with --data", "with --images"),
     (
         r"if you trust its source, load it with trusted=True \([^)]*\)",
         "export it again from usual operators, with its weights inside the file",

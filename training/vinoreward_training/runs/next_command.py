@@ -2,7 +2,7 @@
 
 What it needs travels with the data: ``capture`` records in ``dataset.json`` which environment it
 played and its key of the truth; ``finetune`` and ``train-vae`` take that into the bundle. A run's
-``config.yaml`` names the bundle that it learned from, and that of a bundle its pictures.
+``config.yaml`` names the bundle that it learned from, and that of a bundle its images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
 RECORDED = ("env", "truth_key", "truth", "image_source")
-"""What a dataset and a bundle record of their pictures' environment."""
+"""What a dataset and a bundle record of their images' environment."""
 MAX_OPTIONS = 50
 """Arguments of an environment that are passed on."""
 IMAGES = "data/new"
@@ -124,8 +124,8 @@ def after_capture(data: Path) -> str:
 
 
 def after_recording(dataset: Path, camera: str) -> str:
-    """Return the command that takes a camera's labelled pictures from a LeRobot dataset."""
-    out = free(dataset.with_name(f"{Path(os.path.abspath(dataset)).name}-pictures"))
+    """Return the command that takes a camera's labelled images from a LeRobot dataset."""
+    out = free(dataset.with_name(f"{Path(os.path.abspath(dataset)).name}-images"))
     return command("capture", "--from-lerobot", dataset, "--camera", camera, "--out", out)
 
 
@@ -188,10 +188,10 @@ def recorded(run: Path) -> dict[str, Any]:
 
 
 def after_import(bundle: Path) -> str:
-    """Return the command that calibrates an imported classifier on pictures of its user's."""
+    """Return the command that calibrates an imported classifier on images of its user's."""
     data = "data/mine"
     line = command("calibrate", "--bundle", _from_here(bundle), "--data", data)
-    return f"{line}\n({data} stands for your pictures: a capture, or one folder per class)"
+    return f"{line}\n({data} stands for your images: a capture, or one folder per class)"
 
 
 ITS_DATA = "data/its-training"
@@ -207,16 +207,16 @@ FEW = 10
 def after_labelling(options: Mapping[str, object], left: int, unlabelled: int = 0) -> str:
     """Return the command that continues labelling or, once it is done, uses the labels.
 
-    ``options`` are those given to this sitting, ``left`` the pictures that it still has,
+    ``options`` are those given to this sitting, ``left`` the images that it still has,
     ``unlabelled`` those of all sittings. If there is no classifier to mend, the command lets
-    somebody else label the same pictures. If the classifier's data are unknown, ``ITS_DATA`` stands
+    somebody else label the same images. If the classifier's data are unknown, ``ITS_DATA`` stands
     for them, and a further line says so.
     """
     folder = options.get("--run") or options.get("--data")
     bundle = options.get("--bundle")
     if bundle is None and "--run" in options:
         bundle = _bundle_of(recorded(Path(str(folder))))
-    # What is left of pictures that are all labelled are blind duplicates.
+    # What is left of images that are all labelled are blind duplicates.
     done = not (left and unlabelled)
     if done and bundle and folder and "--out" not in options:
         return _to_mend(str(bundle), Path(str(folder)))
@@ -231,7 +231,7 @@ def _bundle_of(run: Mapping[str, Any]) -> str | None:
 
 
 def _to_mend(bundle: str, labels: Path) -> str:
-    """Return the command that mends a bundle with its pictures and all labels that it got."""
+    """Return the command that mends a bundle with its images and all labels that it got."""
     own = recorded(Path(bundle).parent)
     data = own.get("data")
     known = short_text(data) and Path(str(data)).is_dir()
@@ -283,7 +283,7 @@ def to_compare(run: Path, policy: Mapping[str, Any]) -> str:
 
 
 def to_train(bundle: Path, spec: BundleSpec) -> str:
-    """Return the command that trains a policy in the environment of a bundle's pictures.
+    """Return the command that trains a policy in the environment of a bundle's images.
 
     Where nothing says which that is: a program that scores images.
     """
@@ -308,7 +308,7 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     elif "truth_key" in known:
         words += ["--truth-key", known["truth_key"]]
     options = dict(known.get("env_kwargs", {}))
-    if "drawn" in spec.picture.scene:
+    if "drawn" in spec.image.scene:
         options["fidelity"] = "article"
     words += option_words({"--env-kwargs": options})
     run = bundle.parent if bundle.name == "bundle" else bundle
@@ -324,10 +324,10 @@ def _program(bundle: Path, kind: str) -> str:
         f"in Python, for each image of a folder ({IMAGES} stands for yours):",
         "from pathlib import Path",
         f"from vinoreward import {runner}",
-        "from vinoreward.images import read_picture",
+        "from vinoreward.images import read_image",
         f"model = {runner}({str(bundle)!r})",
         f"for path in sorted(Path({IMAGES!r}).iterdir()):",
-        f"    print(path, model.{method}(read_picture(path)[None]))",
+        f"    print(path, model.{method}(read_image(path)[None]))",
     )
     return "\n    ".join(lines)
 

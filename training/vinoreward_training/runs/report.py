@@ -1,4 +1,4 @@
-"""Tables and pictures of a run, and reports: one HTML file that opens anywhere, offline."""
+"""Tables and images of a run, and reports: one HTML file that opens anywhere, offline."""
 
 from __future__ import annotations
 
@@ -53,37 +53,37 @@ th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align:
   vertical-align: top }
 th { background: var(--soft); vertical-align: bottom } .number { text-align: right }
 td.short { white-space: nowrap }
-.pictures { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start }
+.images { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start }
 figure { margin: .5rem 0; max-width: 100% }
-.pictures .half { flex: 1 1 18rem; max-width: calc(50% - .5rem) }
+.images .half { flex: 1 1 18rem; max-width: calc(50% - .5rem) }
 figcaption { font-size: .85rem; opacity: .75 }
-@media (max-width: 40rem) { .pictures .half { flex: none; max-width: 100% }
+@media (max-width: 40rem) { .images .half { flex: none; max-width: 100% }
   body { margin: 1rem auto } th, td { padding: .3rem .45rem }
   table { font-size: .9rem } }
 img, video { max-width: 100%; height: auto; background: #fff; border: 1px solid var(--line) }
 """
 
 HALF_WIDTH = 600
-"""In pixels: of several pictures in a section, those up to this width stand two in a row."""
+"""In pixels: of several images in a section, those up to this width stand two in a row."""
 SHORT = 24
 """Cells of up to this many characters stay on one line."""
 MAX_TABLE = 1 << 28
 """Bytes of a table: ten million episodes."""
-EPISODE_COLUMNS = ("step", "reward", "length", "claimed", "true", "odd")
+EPISODE_COLUMNS = ("step", "reward", "length", "claimed", "true", "ood")
 EVALUATION_COLUMNS = ("step", "episodes", "claimed", "true", "mean_return", "mean_length")
 Row = Mapping[str, float | int | str | None]
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a report: a heading, then text, a table and pictures, each optional."""
+    """One part of a report: a heading, then text, a table and images, each optional."""
 
     title: str
     text: str = ""
     """Plain text; it is escaped, line breaks are kept."""
     rows: Sequence[Mapping[str, object]] = ()
     """A table: the columns are all keys in order of first appearance."""
-    pictures: Sequence[Path] = ()
+    images: Sequence[Path] = ()
     """PNG, JPEG, GIF or MP4 files, embedded whole."""
     captions: Mapping[str, str] = field(default_factory=dict)
     """File name to caption; without one the name is the caption."""
@@ -116,16 +116,16 @@ def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
 
 
 def markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """Return sections as Markdown; their pictures lie in ``pictures/``."""
+    """Return sections as Markdown; their images lie in ``images/``."""
     parts = [f"# {title}", intro]
     for section in sections:
-        names = [Path(path).name for path in section.pictures]
+        names = [Path(path).name for path in section.images]
         parts += [
             f"## {section.title}",
             section.text,
             bullets(section.facts),
             markdown_table(section.rows),
-            "\n\n".join(f"![{name}](pictures/{name})" for name in names),
+            "\n\n".join(f"![{name}](images/{name})" for name in names),
         ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -159,13 +159,13 @@ def _section(section: Section) -> str:
         parts.append(_table([{"": name, " ": value} for name, value in section.facts.items()]))
     if section.rows:
         parts.append(_table(section.rows))
-    if section.pictures:
-        beside = len(section.pictures) > 1
-        shown_pictures = "\n".join(
-            _picture(path, section.captions.get(path.name, path.name), beside=beside)
-            for path in map(Path, section.pictures)
+    if section.images:
+        beside = len(section.images) > 1
+        shown_images = "\n".join(
+            _image(path, section.captions.get(path.name, path.name), beside=beside)
+            for path in map(Path, section.images)
         )
-        parts.append(f'<div class="pictures">\n{shown_pictures}\n</div>')
+        parts.append(f'<div class="images">\n{shown_images}\n</div>')
     parts.append("</section>")
     return "\n".join(parts)
 
@@ -215,16 +215,16 @@ def shown(value: object) -> str:
     return str(value)
 
 
-def _picture(path: Path, caption: str, *, beside: bool) -> str:
+def _image(path: Path, caption: str, *, beside: bool) -> str:
     kind = MEDIA_TYPES.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(
             f"a report cannot show {path.name}. Expected one of {', '.join(MEDIA_TYPES)}; convert "
-            "the picture first."
+            "the image first."
         )
     if not path.is_file():
         raise ModelNotFoundError(
-            f"the report's picture {path} is not there. Expected a file; make the picture before "
+            f"the report's image {path} is not there. Expected a file; make the image before "
             "the report."
         )
     source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
@@ -238,12 +238,12 @@ def _picture(path: Path, caption: str, *, beside: bool) -> str:
 
 
 def _width(path: Path) -> int:
-    """Return a picture's width in pixels, 0 if it cannot be read."""
+    """Return an image's width in pixels, 0 if it cannot be read."""
     from PIL import Image
 
     try:
-        with Image.open(path, formats=("PNG", "GIF", "JPEG", "WEBP")) as picture:
-            return picture.width
+        with Image.open(path, formats=("PNG", "GIF", "JPEG", "WEBP")) as image:
+            return image.width
     except OSError:
         return 0
 
@@ -259,13 +259,13 @@ def publish(
 ) -> Path:
     """Write FOLDER/bundle and FOLDER/report.html; return the bundle's path.
 
-    The sections, after the ``intro``, are the bundle's card too, and their pictures go into it. Its
-    ``files`` are moved. ``golden`` are pictures and what the network gives for them.
+    The sections, after the ``intro``, are the bundle's card too, and their images go into it. Its
+    ``files`` are moved. ``golden`` are images and what the network gives for them.
     """
     made_by = package_versions(("vinoreward", "torch", "torchvision", "onnx", "openvino", "numpy"))
     present = {name: version for name, version in made_by.items() if version is not None}
     spec = dataclasses.replace(spec, versions={"python": platform.python_version(), **present})
-    drawn = {Path(path).name: Path(path) for section in sections for path in section.pictures}
+    drawn = {Path(path).name: Path(path) for section in sections for path in section.images}
     card = front_matter(spec) + markdown(spec.name, intro, sections)
     saved = save_bundle(folder / "bundle", spec, files, *golden, card, drawn, overwrite=True)
     write_report(folder / "report.html", f"{title} {spec.name}", sections)

@@ -254,9 +254,9 @@ class BatchedVecEnv(VecEnv):
         return [False for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """Return a picture of each environment, None without a render mode."""
-        pictures: Any = self.batch.render()
-        return [None] * self.num_envs if pictures is None else list(pictures)
+        """Return an image of each environment, None without a render mode."""
+        images: Any = self.batch.render()
+        return [None] * self.num_envs if images is None else list(images)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 A time limit truncates and never terminates: dm_control marks it by a last step whose discount is
 not 0 (Tassa et al. 2018, section 3). Shimmy's adapter with FlattenObservation takes 1.3 times the
 processor time a step (91 to 68 microseconds on cheetah-run), loads an OpenGL library even where no
-picture is drawn, and its errors do not say what to install.
+image is drawn, and its errors do not say what to install.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vinoreward.errors import (
 )
 
 Floats = NDArray[np.float32]
-_PICTURE_LIBRARIES = ("glfw", "egl", "osmesa")
+_IMAGE_LIBRARIES = ("glfw", "egl", "osmesa")
 
 
 class DmControlEnv(gym.Env[Floats, Floats]):
@@ -46,10 +46,10 @@ class DmControlEnv(gym.Env[Floats, Floats]):
         domain: of the suite, such as ``"reacher"``.
         task: of the domain, such as ``"easy"``.
         render_mode: None or ``"rgb_array"``.
-        height: of a rendered picture, in pixels.
-        width: of a rendered picture, in pixels.
+        height: of a rendered image, in pixels.
+        width: of a rendered image, in pixels.
         camera: the number or the name of the model's camera that renders.
-        shadows: False leaves shadows and reflections out of the picture: drawn by a processor
+        shadows: False leaves shadows and reflections out of the image: drawn by a processor
             (OSMesa), they take most of its time.
         action_repeat: control steps for which an action is applied in one step; their rewards are
             added.
@@ -75,7 +75,7 @@ class DmControlEnv(gym.Env[Floats, Floats]):
             )
         if type(action_repeat) is not int or action_repeat < 1:
             raise ConfigError(f"found action_repeat={action_repeat!r}. Expected 1 or more.")
-        suite = _import_suite(pictures=render_mode is not None)
+        suite = _import_suite(images=render_mode is not None)
         if (domain, task) not in suite.ALL_TASKS:
             known = ", ".join("-".join(pair) for pair in suite.ALL_TASKS)
             raise ConfigError(f"dm_control has no task {domain}-{task}. Expected one of: {known}.")
@@ -87,7 +87,7 @@ class DmControlEnv(gym.Env[Floats, Floats]):
         seconds = self._env.control_timestep() * action_repeat
         self.metadata = {**self.metadata, "render_fps": max(1, round(1 / seconds))}
         self._drawn: dict[str, Any] = {"height": height, "width": width, "camera_id": camera}
-        _check_picture(self._env.physics.model, height, width, camera)
+        _check_image(self._env.physics.model, height, width, camera)
         if not shadows:
             self._drawn["render_flag_overrides"] = {"shadow": False, "reflection": False}
         size = sum(int(np.prod(part.shape)) for part in self._env.observation_spec().values())
@@ -137,11 +137,11 @@ class DmControlEnv(gym.Env[Floats, Floats]):
         )
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return the camera's picture, (height, width, 3) uint8."""
+        """Return the camera's image, (height, width, 3) uint8."""
         if self.render_mode is None:
             return None
-        picture: NDArray[np.uint8] = self._env.physics.render(**self._drawn)
-        return picture
+        image: NDArray[np.uint8] = self._env.physics.render(**self._drawn)
+        return image
 
     @property
     def physics(self) -> Any:
@@ -158,7 +158,7 @@ def _flat(observation: Mapping[str, Any]) -> Floats:
     return np.concatenate(parts, dtype=np.float32, casting="same_kind")
 
 
-def _check_picture(model: Any, height: int, width: int, camera: int | str) -> None:
+def _check_image(model: Any, height: int, width: int, camera: int | str) -> None:
     """Raise ConfigError for a camera that the model lacks, or a size that MuJoCo does not draw."""
     names = [model.id2name(number, "camera") for number in range(model.ncam)]
     if camera not in names and camera not in range(model.ncam):
@@ -170,9 +170,9 @@ def _check_picture(model: Any, height: int, width: int, camera: int | str) -> No
             raise ConfigError(f"found {name}={value!r}. Expected 1 to {limit} pixels.")
 
 
-def _import_suite(*, pictures: bool) -> Any:
-    """Import ``dm_control.suite``; without an OpenGL library unless pictures are wanted."""
-    without = not pictures and "MUJOCO_GL" not in os.environ
+def _import_suite(*, images: bool) -> Any:
+    """Import ``dm_control.suite``; without an OpenGL library unless images are wanted."""
+    without = not images and "MUJOCO_GL" not in os.environ
     if without:
         os.environ["MUJOCO_GL"] = "disable"  # read when dm_control is imported
     try:
@@ -185,12 +185,12 @@ def _import_suite(*, pictures: bool) -> Any:
     finally:
         if without:
             del os.environ["MUJOCO_GL"]
-    if pictures:
+    if images:
         library = importlib.import_module("dm_control._render").BACKEND
-        if library not in _PICTURE_LIBRARIES:
+        if library not in _IMAGE_LIBRARIES:
             raise MissingDisplayError(
-                f"pictures were asked for, and dm_control was imported with MUJOCO_GL={library}. "
-                f"Expected one of {', '.join(_PICTURE_LIBRARIES)}: make the environment that "
+                f"images were asked for, and dm_control was imported with MUJOCO_GL={library}. "
+                f"Expected one of {', '.join(_IMAGE_LIBRARIES)}: make the environment that "
                 "renders before any other dm_control environment of the process, with MUJOCO_GL "
                 "unset or set to a library that is installed (egl where there is no display)."
             )

@@ -1,4 +1,4 @@
-"""Environments by id, with a learned reward and an encoded picture where they are asked for."""
+"""Environments by id, with a learned reward and an encoded image where they are asked for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import gymnasium as gym
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
-from vinoreward.rewards.decision import OnOdd, RewardMode
+from vinoreward.rewards.decision import OodAction, RewardMode
 from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
-from vinoreward.wrappers.render_once import PictureInInfo
+from vinoreward.wrappers.render_once import ImageInInfo
 from vinoreward.wrappers.sources import ImageSource, default_source, takes_render
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward.wrappers.views import sources_of
@@ -30,7 +30,7 @@ from vinoreward_envs.panda_hover import PandaHoverEnv
 OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
 OF_JUDGE = (
     "backend", "bundle", "precision", "device", "threads", "success_threshold",
-    "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_pictures",
+    "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_images",
 )  # fmt: skip
 """Arguments of our environments that ``LearnedReward`` takes by the same name."""
 _ID = re.compile(r"[\w:./-]+")
@@ -121,8 +121,8 @@ def takes_no_mode(error: Exception) -> str:
     if not isinstance(error, TypeError) or "argument 'render_mode'" not in str(error):
         return ""
     return (
-        " It takes no render_mode, so it shows no pictures: write def __init__(self, "
-        "render_mode=None) and a render() that draws, or name a picture in its observation with "
+        " It takes no render_mode, so it shows no images: write def __init__(self, "
+        "render_mode=None) and a render() that draws, or name an image in its observation with "
         "--image-source obs or obs:KEY."
     )
 
@@ -258,7 +258,7 @@ def make_env(
     encoder: str | None = None,
     encoder_sha256: str | None = None,
     frame_stack: int = 1,
-    accept_foreign_pictures: bool = False,
+    accept_foreign_images: bool = False,
     success_reward: float = 1.0,
     step_reward: float = 0.0,
     truth: str | None = None,
@@ -267,7 +267,7 @@ def make_env(
     reward_mode: RewardMode = "sparse",
     hold: int = 1,
     exit_threshold: float | None = None,
-    on_ood: OnOdd = "withhold",
+    on_ood: OodAction = "withhold",
     gamma: float = 0.99,
     judged: bool = True,
 ) -> gym.Env[Any, Any]:
@@ -286,7 +286,7 @@ def make_env(
             ``backend`` (OpenVINO if that is the oracle) with ``precision``.
         encoder_sha256: hash that the encoder's network must have; see :func:`network_sha256`.
         frame_stack: latents of so many steps; with an encoder only.
-        accept_foreign_pictures: as ``LearnedReward``'s.
+        accept_foreign_images: as ``LearnedReward``'s.
         success_reward: as ``LearnedReward``'s.
         step_reward: as ``LearnedReward``'s.
         truth: a function of the environment, see :class:`~vinoreward.TrueSuccess`.
@@ -311,7 +311,7 @@ def make_env(
         "backend": backend,
         "precision": precision,
         "encoder": encoder,
-        "accept_foreign_pictures": accept_foreign_pictures,
+        "accept_foreign_images": accept_foreign_images,
         "success_reward": success_reward,
         "step_reward": step_reward,
         "image_source": unpacked(image_source),
@@ -345,7 +345,7 @@ def make_env(
         renders = takes_render(taken)
         env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given} if renders else given))
         if not judged:
-            return PictureInInfo(env) if renders else env
+            return ImageInInfo(env) if renders else env
         try:
             arguments_of_reward = reward_arguments(env.observation_space, **options)
             return LearnedReward(env, found_bundle(bundle), **arguments_of_reward)
@@ -355,10 +355,10 @@ def make_env(
 
     def unjudged(own: Mapping[str, Any]) -> gym.Env[Any, Any]:
         scene = {name: value for name, value in own.items() if name not in OF_JUDGE}
-        scene["bundle"] = own.get("bundle")  # says how the pictures are drawn
+        scene["bundle"] = own.get("bundle")  # says how the images are drawn
         env = _made(env_id, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
         rendered = default_source(env.observation_space, "rgb_array") == "render"
-        return PictureInInfo(env) if rendered else env
+        return ImageInInfo(env) if rendered else env
 
     if encoder is None or not judged:
         return made(render_mode)
@@ -368,7 +368,7 @@ def make_env(
         if env.render_mode is None and default_source(env.observation_space, "rgb_array") == (
             "render"
         ):
-            # Its observation is no picture, so it has to render one.
+            # Its observation is no image, so it has to render one.
             env.close()
             env = made("rgb_array")
         encoding = encoder_arguments(backend=backend, precision=precision, frame_stack=frame_stack)
@@ -384,16 +384,16 @@ def own_arguments(
     backend: str = "openvino",
     precision: str = "auto",
     bundle: str | None = None,
-    accept_foreign_pictures: bool = False,
+    accept_foreign_images: bool = False,
     hold: int = 1,
     exit_threshold: float | None = None,
-    on_ood: OnOdd = "withhold",
+    on_ood: OodAction = "withhold",
     **_: Any,
 ) -> dict[str, Any]:
     """Return the arguments of an environment that has a learned reward itself."""
     own: dict[str, Any] = {} if bundle is None else {"bundle": bundle}
-    if accept_foreign_pictures:
-        own["accept_foreign_pictures"] = True
+    if accept_foreign_images:
+        own["accept_foreign_images"] = True
     if hold != 1:
         own["success_hold_steps"] = hold
     if exit_threshold is not None:
@@ -410,14 +410,14 @@ def reward_arguments(
     backend: str = "openvino",
     precision: str = "auto",
     encoder: str | None = None,
-    accept_foreign_pictures: bool = False,
+    accept_foreign_images: bool = False,
     success_reward: float = 1.0,
     step_reward: float = 0.0,
     image_source: ImageSource | None = None,
     reward_mode: RewardMode = "sparse",
     hold: int = 1,
     exit_threshold: float | None = None,
-    on_ood: OnOdd = "withhold",
+    on_ood: OodAction = "withhold",
     gamma: float = 0.99,
     **_: Any,
 ) -> dict[str, Any]:
@@ -426,7 +426,7 @@ def reward_arguments(
     return {
         "backend": backend,
         "precision": precision,
-        "accept_foreign_pictures": accept_foreign_pictures,
+        "accept_foreign_images": accept_foreign_images,
         "success_reward": success_reward,
         "step_reward": step_reward,
         "image_source": image_source,

@@ -47,7 +47,7 @@ def make_envs(
     start_method: str = "forkserver",
     **options: Any,
 ) -> VecEnv:
-    """Make many environments whose pictures are classified, and encoded, in one call per step.
+    """Make many environments whose images are classified, and encoded, in one call per step.
 
     Args:
         count: of environments.
@@ -89,8 +89,8 @@ def make_envs(
         if loaded is not None:
             if default_source(env.observation_space, "rgb_array") == "render":
                 raise ConfigError(
-                    f"found {count} environments {env_id}, whose pictures are rendered, and the "
-                    f"encoder {encoder}. Expected pictures in the observation to encode them "
+                    f"found {count} environments {env_id}, whose images are rendered, and the "
+                    f"encoder {encoder}. Expected images in the observation to encode them "
                     "together; use --num-envs 1."
                 )
             env = VecEncodedObservation(env, loaded, **encoder_arguments(**options))

@@ -1,7 +1,7 @@
-"""robosuite's tasks as Gymnasium environments: truth in ``info``, pictures the right way up.
+"""robosuite's tasks as Gymnasium environments: truth in ``info``, images the right way up.
 
 robosuite knows whether a task is done (``_check_success()``) and does not say it in ``info``. Its
-cameras' observations (``agentview_image``) and its simulator's pictures are upside down, as OpenGL
+cameras' observations (``agentview_image``) and its simulator's images are upside down, as OpenGL
 counts rows from below.
 """
 
@@ -30,8 +30,8 @@ class RobosuiteEnv(gym.Env[Floats, Floats]):
         task: a robosuite environment such as ``"Lift"``.
         robots: a robot such as ``"Panda"``.
         camera: what renders, such as ``"agentview"`` or ``"frontview"``.
-        height: of a rendered picture.
-        width: of a rendered picture.
+        height: of a rendered image.
+        width: of a rendered image.
         horizon: steps of an episode.
         render_mode: None or ``"rgb_array"``, which draws only when ``render()`` is called.
     """
@@ -106,7 +106,7 @@ class RobosuiteEnv(gym.Env[Floats, Floats]):
         return self._flat(observation), float(reward), False, self._steps >= self._horizon, info
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return the camera's picture, (height, width, 3) uint8, the right way up."""
+        """Return the camera's image, (height, width, 3) uint8, the right way up."""
         if self.render_mode is None:
             return None
         height, width = self._size

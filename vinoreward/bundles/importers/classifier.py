@@ -9,16 +9,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.bundles.golden import made_up_pictures
+from vinoreward.bundles.golden import made_up_images
 from vinoreward.bundles.importers.facts import (
     ClassifierFacts,
     Run,
     check_shape,
     columns_of,
     describing,
+    read_image_spec,
     read_model,
     read_model_info,
-    read_picture,
 )
 from vinoreward.bundles.schema import ONE_COLUMN, BundleSpec, Decision, Output
 from vinoreward.errors import ConfigError
@@ -46,7 +46,7 @@ def describe(path: Path, facts: ClassifierFacts, run: Run, *, trusted: bool) -> 
     labels = tuple(facts.get("labels") or info.get("labels", ()))
     success_label = facts.get("success_label")
     also = {"labels": labels or None, "success_label": success_label}
-    picture = read_picture(path, model, info, facts, "from_model", also)
+    image = read_image_spec(path, model, info, facts, "from_model", also)
     makers = _makers(model.output(index)) if output is None else None
     output = _head(path, columns_of(model, index), output, labels, makers)
     with describing(path):
@@ -57,13 +57,13 @@ def describe(path: Path, facts: ClassifierFacts, run: Run, *, trusted: bool) -> 
             name=facts.get("name") or path.stem,
             labels=labels,
             success_label=cast("str", success_label),
-            picture=picture,
+            image=image,
             decision=decision,
             output=output,
             output_index=index,
         )
     if makers is not None:
-        _check_values(path, spec, makers, run(spec, made_up_pictures(picture)))
+        _check_values(path, spec, makers, run(spec, made_up_images(image)))
     return spec
 
 
@@ -118,7 +118,7 @@ def _makers(end: Any) -> set[str]:
 def _check_values(
     path: Path, spec: BundleSpec, makers: AbstractSet[str], values: NDArray[np.float32]
 ) -> None:
-    """Raise ConfigError if a network's outputs for a few pictures are not of the assumed kind.
+    """Raise ConfigError if a network's outputs for a few images are not of the assumed kind.
 
     ``makers`` are the operators that make them. Numbers of a linear layer may happen to lie between
     0 and 1, but do not sum to 1.

@@ -20,14 +20,14 @@ from vinoreward.bundles.importers.facts import (
     check_shape,
     columns_of,
     describing,
+    read_image_spec,
     read_model,
     read_model_info,
-    read_picture,
 )
 from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.errors import BundleParityError, ConfigError, InputError, ModelCorruptError
 from vinoreward.files import read_npy, read_plain
-from vinoreward.images import read_picture as read_image
+from vinoreward.images import read_image
 
 UNBOUNDED = 1e6
 """The bound of unbounded vectors: far beyond any, so that nothing is clipped."""
@@ -44,7 +44,7 @@ def describe(path: Path, facts: EncoderFacts, run: Run, *, trusted: bool) -> Bun
     chosen = _outputs_of(path, model, facts.get("outputs"))
     for index in chosen:
         check_shape(path, model, index)
-    picture = read_picture(path, model, read_model_info(path), facts, "from_encoder")
+    image = read_image_spec(path, model, read_model_info(path), facts, "from_encoder")
     columns = [columns_of(model, index) for index in chosen]
     size, posterior = _latent_of(path, columns, facts.get("latent_size"), facts.get("posterior"))
     bounds: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def describe(path: Path, facts: EncoderFacts, run: Run, *, trusted: bool) -> Bun
             name=facts.get("name") or path.stem,
             kind="encoder",
             labels=(),
-            picture=picture,
+            image=image,
             output_index=chosen[0],
             latent_size=size,
             encoding=encoding,
@@ -119,7 +119,7 @@ def _latent_of(
         posterior = {latent_size: False, 2 * latent_size: True}.get(total)
     if posterior is None or (total is None and latent_size is None):
         raise ConfigError(
-            f"{path} returns {total or 'an unknown number of'} numbers per picture with "
+            f"{path} returns {total or 'an unknown number of'} numbers per image with "
             f"latent_size={latent_size} and posterior={posterior}. Expected to know what they are: "
             "give Bundle.from_encoder posterior=True for means and log variances side by side, "
             "posterior=False for the vector alone, or a latent_size= that fits."
@@ -127,7 +127,7 @@ def _latent_of(
     size = latent_size or (total or 0) // (1 + posterior)
     if total not in (None, size * (1 + posterior)):
         raise ConfigError(
-            f"{path} returns {total} numbers per picture with latent_size={latent_size} and "
+            f"{path} returns {total} numbers per image with latent_size={latent_size} and "
             f"posterior={posterior}. Expected {'twice ' if posterior else ''}the latent size; "
             "correct the arguments."
         )
@@ -151,32 +151,31 @@ def _check_golden(
     if _same(vector, expected):
         return
     remedies = [
-        name for name, other in other_pictures(spec) if _same(vector_of(other, image), expected)
+        name for name, other in other_images(spec) if _same(vector_of(other, image), expected)
     ]
-    if spec.picture.in_graph and _same(vector_of(spec, image[..., ::-1]), expected):
+    if spec.image.in_graph and _same(vector_of(spec, image[..., ::-1]), expected):
         remedies.append("red and blue swapped in the graph (export it with the other colour order)")
     cause = (
         f"with {remedies[0]} it is right"
         if remedies
         else "no other colour order, range or usual normalisation is right either: check mean, std "
-        "and scale, the picture's file format, and whether the vector is the mean"
+        "and scale, the image's file format, and whether the vector is the mean"
     )
     raise BundleParityError(
-        f"the golden picture gives {row(vector, 6)} in {path}. Expected {row(expected, 6)}; "
-        f"{cause}."
+        f"the golden image gives {row(vector, 6)} in {path}. Expected {row(expected, 6)}; {cause}."
     )
 
 
-def other_pictures(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
+def other_images(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
     """Yield a float network's description with each usual mistake corrected, and its arguments.
 
-    Nothing for a network that converts pictures in its graph.
+    Nothing for a network that converts images in its graph.
     """
-    picture = spec.picture
-    if picture.in_graph:
+    image = spec.image
+    if image.in_graph:
         return
     ranges: dict[str, tuple[float, Any, Any]] = {
-        "": (picture.scale, picture.mean, picture.std),
+        "": (image.scale, image.mean, image.std),
         "scale=255, mean 0 and std 1": (255.0, (0, 0, 0), (1, 1, 1)),
         "scale=255, mean 0.5 and std 0.5": (255.0, (0.5,) * 3, (0.5,) * 3),
         "scale=1, mean 0 and std 1": (1.0, (0, 0, 0), (1, 1, 1)),
@@ -184,12 +183,10 @@ def other_pictures(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
     }
     orders: tuple[Literal["RGB", "BGR"], ...] = ("RGB", "BGR")
     for (name, (scale, mean, std)), order in itertools.product(ranges.items(), orders):
-        words = [name, f"color_order={order!r}" if order != picture.color_order else ""]
+        words = [name, f"color_order={order!r}" if order != image.color_order else ""]
         if any(words):
-            changed = dataclasses.replace(
-                picture, scale=scale, mean=mean, std=std, color_order=order
-            )
-            yield " and ".join(filter(None, words)), dataclasses.replace(spec, picture=changed)
+            changed = dataclasses.replace(image, scale=scale, mean=mean, std=std, color_order=order)
+            yield " and ".join(filter(None, words)), dataclasses.replace(spec, image=changed)
 
 
 def _same(vector: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
@@ -210,12 +207,12 @@ def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:
         vector = np.asarray(given, np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"the golden vector holds no numbers: {error}. Expected the means of one picture."
+            f"the golden vector holds no numbers: {error}. Expected the means of one image."
         ) from error
     size = len(encoding.low)
     if vector.size not in ((size, 2 * size) if encoding.posterior else (size,)):
         raise InputError(
             f"the golden vector has {vector.size} numbers. Expected {size}, the latent size; give "
-            "the means of one picture."
+            "the means of one image."
         )
     return vector[:size]

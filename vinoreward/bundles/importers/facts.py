@@ -17,11 +17,11 @@ from vinoreward.backends.probe import try_network
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.schema import BundleSpec, Output
 from vinoreward.errors import BundleError, ConfigError
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 from vinoreward.strict_model import shown
 
 _SCALING = ("mean", "std", "scale")
-_OF_PICTURE = ("height", "width", "color_order", "layout", "crop", "resize", *_SCALING)
+_OF_IMAGE = ("height", "width", "color_order", "layout", "crop", "resize", *_SCALING)
 _ORDERS = {
     **dict.fromkeys(("true", "yes", "1"), "RGB"),
     **dict.fromkeys(("false", "no", "0", ""), "BGR"),
@@ -34,7 +34,7 @@ Run = Callable[[BundleSpec, NDArray[np.uint8]], NDArray[np.float32]]
 """Returns a network's outputs ``(N, K)`` for images, if a specification describes it."""
 
 
-class PictureFacts(TypedDict, total=False):
+class ImageFacts(TypedDict, total=False):
     """What a caller may say of a network's images; what is left out is read from the file."""
 
     height: int | None
@@ -60,7 +60,7 @@ class PictureFacts(TypedDict, total=False):
     """The bundle's name; the file's name unless given."""
 
 
-class ClassifierFacts(PictureFacts, total=False):
+class ClassifierFacts(ImageFacts, total=False):
     """What a caller may say of a classifier."""
 
     labels: Sequence[str] | None
@@ -77,7 +77,7 @@ class ClassifierFacts(PictureFacts, total=False):
     """Lowest probability of success; 0.5 unless given."""
 
 
-class EncoderFacts(PictureFacts, total=False):
+class EncoderFacts(ImageFacts, total=False):
     """What a caller may say of an encoder."""
 
     latent_size: int | None
@@ -120,12 +120,12 @@ def read_model(path: Path, *, trusted: bool) -> Any:
 
 
 def check_shape(path: Path, model: Any, output_index: int) -> None:
-    """Raise ConfigError unless the model maps pictures to rows of numbers."""
+    """Raise ConfigError unless the model maps images to rows of numbers."""
     check_ends(path, len(model.inputs), len(model.outputs), output_index)
     source, target = model.input(0).partial_shape, model.output(output_index).partial_shape
     if source.rank.is_dynamic or len(source) != 4 or target.rank.is_dynamic or len(target) != 2:
         raise ConfigError(
-            f"{path} turns {source} into {target}. Expected pictures (N, 3, H, W) or (N, H, W, 3) "
+            f"{path} turns {source} into {target}. Expected images (N, 3, H, W) or (N, H, W, 3) "
             "to (N, columns); give a network of that form, flattened at its end."
         )
 
@@ -136,14 +136,14 @@ def columns_of(model: Any, index: int) -> int | None:
     return None if size.is_dynamic else int(size.get_length())
 
 
-def read_picture(
+def read_image_spec(
     path: Path,
     model: Any,
     info: dict[str, Any],
-    given: PictureFacts,
+    given: ImageFacts,
     method: str,
     also: Mapping[str, object] | None = None,
-) -> Picture:
+) -> ImageSpec:
     """Return the network's image specification, from its file and the caller's arguments.
 
     ``info`` is of :func:`read_model_info`. Messages name ``method`` of Bundle; values of ``also``
@@ -153,14 +153,14 @@ def read_picture(
     if kind not in ("u8", "f16", "f32"):
         raise ConfigError(
             f"{path} takes numbers of the type {kind}. Expected float32, float16 or, where the "
-            "graph converts pictures itself, uint8; export it with an input of float32."
+            "graph converts images itself, uint8; export it with an input of float32."
         )
     in_graph = kind == "u8"
     said = {key: value for key, value in given.items() if value is not None}
     scaling = [key for key in _SCALING if key in said]
     if in_graph and scaling:
         raise ConfigError(
-            f"{path} takes uint8 pictures, so {', '.join(f'{name}=' for name in scaling)} would "
+            f"{path} takes uint8 images, so {', '.join(f'{name}=' for name in scaling)} would "
             "never be applied. Expected a graph that normalises them itself and no such argument; "
             "leave out the argument, or export the network with an input of float32."
         )
@@ -178,14 +178,14 @@ def read_picture(
         )
     if in_graph and (facts["layout"] != "NHWC" or facts["color_order"] != "RGB"):
         raise ConfigError(
-            f"{path} takes uint8 pictures in {facts['layout']} and {facts['color_order']}. "
-            "Expected NHWC and RGB where the graph converts pictures itself; export it without its "
+            f"{path} takes uint8 images in {facts['layout']} and {facts['color_order']}. "
+            "Expected NHWC and RGB where the graph converts images itself; export it without its "
             "preprocessing, or with a transposition and channel reversal inside the graph (pass "
             "color_order='RGB' then)."
         )
     with describing(path):
-        known: dict[str, Any] = {key: facts[key] for key in _OF_PICTURE if key in facts}
-        return Picture(in_graph=in_graph, **known)
+        known: dict[str, Any] = {key: facts[key] for key in _OF_IMAGE if key in facts}
+        return ImageSpec(in_graph=in_graph, **known)
 
 
 def _sizes(path: Path, model: Any, layout: str | None) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _sizes(path: Path, model: Any, layout: str | None) -> dict[str, Any]:
     axes = {"NCHW": (1,), "NHWC": (3,)}.get(layout or "", (1, 3))
     if not {shape[axis] for axis in axes} & {3, None}:
         raise ConfigError(
-            f"{path} takes inputs of shape {sizes}, no pictures of 3 channels. Expected RGB or "
+            f"{path} takes inputs of shape {sizes}, no images of 3 channels. Expected RGB or "
             "BGR; export it with the conversion from colour in its graph."
         )
     if layout is None and (shape[1] == 3) != (shape[3] == 3):
@@ -210,8 +210,8 @@ def _sizes(path: Path, model: Any, layout: str | None) -> dict[str, Any]:
 def read_model_info(path: Path) -> dict[str, Any]:
     """Return what ``model_info`` in the metadata of an ``.onnx`` file says.
 
-    The keys are ``labels``, ``threshold`` and those of :class:`PictureFacts`. model_api gives
-    networks BGR pictures: ``reverse_input_channels`` is true for a network that takes RGB.
+    The keys are ``labels``, ``threshold`` and those of :class:`ImageFacts`. model_api gives
+    networks BGR images: ``reverse_input_channels`` is true for a network that takes RGB.
     ``resize_type`` is ignored: it means OpenCV's resizing, and a bundle has only the antialiased
     one.
     """

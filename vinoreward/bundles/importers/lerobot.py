@@ -23,7 +23,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 PREPROCESSOR = "classifier_preprocessor.json"
 MAX_JSON = 1 << 20
-PICTURE_PREFIX = "observation.image"
+IMAGE_PREFIX = "observation.image"
 LABELS = ("failure", "success")
 MAX_SIDE = 4096
 MAX_KERNEL = 32
@@ -33,7 +33,7 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class Camera:
-    """One picture that the classifier looks at."""
+    """One image that the classifier looks at."""
 
     key: str
     """In LeRobot's observations, as ``observation.images.front``."""
@@ -56,7 +56,7 @@ class RewardClassifier:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the cameras' pictures, below each other."""
+        """Height and width of the cameras' images, below each other."""
         return sum(camera.height for camera in self.cameras), self.cameras[0].width
 
     def module(self) -> nn.Module:
@@ -99,18 +99,18 @@ def read_reward_classifier(folder: Path) -> RewardClassifier:
             why = f"its {key} is {found!r:.60}"
             raise _refused(folder / CONFIG, why, f"{wanted!r}; export others as ONNX")
     features = _tables(config.get("input_features"))
-    keys = [key for key in features if key.startswith(PICTURE_PREFIX)]
+    keys = [key for key in features if key.startswith(IMAGE_PREFIX)]
     if not keys or len(keys) != config.get("num_cameras"):
         raise _refused(
             folder / CONFIG,
-            f"it has {len(keys)} pictures in input_features and num_cameras "
+            f"it has {len(keys)} images in input_features and num_cameras "
             f"{config.get('num_cameras')!r:.20}",
-            f"as many keys that begin with {PICTURE_PREFIX}",
+            f"as many keys that begin with {IMAGE_PREFIX}",
         )
     statistics = _statistics(folder)
     cameras = tuple(_camera(folder, key, features[key], statistics) for key in keys)
     if len({camera.width for camera in cameras}) > 1:
-        raise _refused(folder / CONFIG, "its pictures differ in width", "one width")
+        raise _refused(folder / CONFIG, "its images differ in width", "one width")
     weights = _inside(folder, WEIGHTS)
     return RewardClassifier(weights, cameras, str(config.get("model_name"))[:100])
 
@@ -146,7 +146,7 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _statistics(folder: Path) -> dict[str, Any] | None:
-    """Return the tensors that pictures are normalised with, None if they are not."""
+    """Return the tensors that images are normalised with, None if they are not."""
     steps = _json(folder, PREPROCESSOR).get("steps")
     if not isinstance(steps, list):
         raise _refused(folder / PREPROCESSOR, "it has no steps", "a list of them")
@@ -161,7 +161,7 @@ def _statistics(folder: Path) -> dict[str, Any] | None:
         config = step.get("config")
         if name != "normalizer_processor" or not isinstance(config, dict):
             continue
-        if not any(key.startswith(PICTURE_PREFIX) for key in _tables(config.get("features"))):
+        if not any(key.startswith(IMAGE_PREFIX) for key in _tables(config.get("features"))):
             continue
         norms = config.get("norm_map")
         mode = norms.get("VISUAL") if isinstance(norms, dict) else None
@@ -169,10 +169,10 @@ def _statistics(folder: Path) -> dict[str, Any] | None:
             return None
         if mode != "MEAN_STD":
             raise _refused(
-                folder / PREPROCESSOR, f"pictures are normalised by {mode!r:.30}", "'MEAN_STD'"
+                folder / PREPROCESSOR, f"images are normalised by {mode!r:.30}", "'MEAN_STD'"
             )
         file = step.get("state_file")
-        # Without statistics LeRobot leaves a picture as it is.
+        # Without statistics LeRobot leaves an image as it is.
         return dict(load_state(_inside(folder, file))) if isinstance(file, str) else None
     return None
 

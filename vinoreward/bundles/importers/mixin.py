@@ -80,7 +80,7 @@ class BundleImportMixin:
         Raises:
             ModelNotFoundError, ModelCorruptError, ModelRefusedError, ConfigError: as
                 :meth:`from_model`.
-            PictureMismatchError: the golden image has another size.
+            ImageMismatchError: the golden image has another size.
             InputError: the golden image or vector is none.
             BundleParityError: the golden image gives another vector; the message names the
                 arguments that give the right one, if any do.
@@ -180,17 +180,17 @@ class BundleImportMixin:
         """Export a module; return what ``make`` makes of the file."""
         from vinoreward.bundles.importers.facts import describing
         from vinoreward.bundles.importers.modules import export_module
-        from vinoreward.images import Picture
+        from vinoreward.images import ImageSpec
 
         said = {key: value for key, value in facts.items() if value is not None}
         given = {**default, **{key: said.pop(key) for key in _OF_MODULES if key in said}}
         with describing(Path(onnx_path)):
-            picture = Picture(**given)
-        if export_module(module, weights, Path(onnx_path), picture, pair=pair):
+            image = ImageSpec(**given)
+        if export_module(module, weights, Path(onnx_path), image, pair=pair):
             said["posterior"] = True
-        size = {"height": picture.height, "width": picture.width}
+        size = {"height": image.height, "width": image.width}
         bundle = make(onnx_path, trusted=trusted, **size, **said)
         # What the graph does by now.
-        given = {key: getattr(picture, key) for key in given}
-        picture = dataclasses.replace(bundle.spec.picture, **given)
-        return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
+        given = {key: getattr(image, key) for key in given}
+        image = dataclasses.replace(bundle.spec.image, **given)
+        return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))

@@ -15,14 +15,14 @@ from vinoreward.errors import (
     ModelNotFoundError,
     needed_for,
 )
-from vinoreward.images import Picture
+from vinoreward.images import ImageSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def export_module(
-    module: nn.Module, weights: str | Path | None, path: Path, picture: Picture, *, pair: bool
+    module: nn.Module, weights: str | Path | None, path: Path, image: ImageSpec, *, pair: bool
 ) -> bool:
     """Load the weights into the module and write it as ONNX: uint8 RGB ``(N, H, W, 3)`` to rows.
 
@@ -46,14 +46,14 @@ def export_module(
                 "complete state dict; give the module that the file belongs to. "
                 f"{str(error)[:300]}"
             ) from error
-    shape = (2, 3, picture.height, picture.width)
+    shape = (2, 3, image.height, image.width)
     try:
         with torch.no_grad():
             output = module(torch.zeros(shape))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{type(module).__name__} does not run on floats of shape {shape}: {error} Expected a "
-            "module from pictures to vectors; correct height and width, or give the encoder alone."
+            "module from images to vectors; correct height and width, or give the encoder alone."
         ) from error
     parts = list(output) if isinstance(output, (tuple, list)) else [output]
     if len(parts) > 1 + pair or any(
@@ -64,31 +64,31 @@ def export_module(
             for part in parts
         )
         raise ConfigError(
-            f"{type(module).__name__} returns {kinds} for two pictures. Expected (2, D)"
+            f"{type(module).__name__} returns {kinds} for two images. Expected (2, D)"
             f"{' or two of them, (mu, logvar)' if pair else ''}; give the "
             f"{'encoder' if pair else 'classifier'} alone, wrapped in a module if necessary."
         )
 
     class SideBySide(torch.nn.Module):
-        """The foreign module for RGB pictures, with one output."""
+        """The foreign module for RGB images, with one output."""
 
         def __init__(self) -> None:
             super().__init__()
             self.module = module
 
         def forward(self, planes: torch.Tensor) -> torch.Tensor:
-            if picture.color_order == "BGR":
+            if image.color_order == "BGR":
                 planes = planes.flip(1)
             output = self.module(planes)
             return torch.cat(list(output) if isinstance(output, (tuple, list)) else [output], 1)
 
     # WithPreprocess divides by 255 and takes RGB; mean and std are in the network's channel order.
-    order = slice(None, None, -1) if picture.color_order == "BGR" else slice(None)
+    order = slice(None, None, -1) if image.color_order == "BGR" else slice(None)
     mean, std = (
-        [value * picture.scale / 255.0 for value in list(values)[order]]
-        for values in (picture.mean, picture.std)
+        [value * image.scale / 255.0 for value in list(values)[order]]
+        for values in (image.mean, image.std)
     )
-    export_onnx(WithPreprocess(SideBySide(), mean, std), path, picture.height, picture.width)
+    export_onnx(WithPreprocess(SideBySide(), mean, std), path, image.height, image.width)
     return len(parts) == 2
 
 

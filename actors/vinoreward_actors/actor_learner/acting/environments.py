@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, InputError, VinorewardError
-from vinoreward.rewards.trust import OddPictures
+from vinoreward.rewards.trust import OodImages
 from vinoreward.rewards.truth import Truth, claim_of
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_actors.policies.spec import PolicySpec
@@ -212,7 +212,9 @@ class Episode:
     true_success: bool | None = None  # the simulator's verdict; None if there is none
     claimed_success: bool | None = None  # the learned reward's verdict; None if there is none
     score: float | None = None  # sum of the task's own rewards if they differ from the training's
-    odd: bool | None = None  # whether many of its pictures were odd; None without a guard
+    ood: bool | None = (
+        None  # whether many of its images were out of distribution; None without a guard
+    )
 
 
 @dataclass
@@ -221,19 +223,19 @@ class EpisodeSum:
 
     reward: float = 0.0
     length: int = 0
-    pictures: OddPictures = field(default_factory=OddPictures)
+    images: OodImages = field(default_factory=OodImages)
 
     def add(self, reward: float, info: Mapping[str, Any]) -> None:
         """Add a step."""
         self.reward += float(reward)
         self.length += 1
-        self.pictures.add(info)
+        self.images.add(info)
 
     def finished(self, env: int, info: Mapping[str, Any], truth: Truth) -> Episode:
         """Return the episode that ended with a step of this ``info``."""
         score = None if info.get("score") is None else float(info["score"])
-        odd = self.pictures.many
-        return Episode(env, self.reward, self.length, truth(info), claim_of(info), score, odd)
+        ood = self.images.many
+        return Episode(env, self.reward, self.length, truth(info), claim_of(info), score, ood)
 
 
 class Stepped(NamedTuple):

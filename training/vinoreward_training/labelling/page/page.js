@@ -1,21 +1,21 @@
 "use strict";
 
-// One picture after another. A label counts once the server has answered that it is on the disk;
-// only then does the next picture appear. Texts are set as text, never as HTML.
+// One image after another. A label counts once the server has answered that it is on the disk;
+// only then does the next image appear. Texts are set as text, never as HTML.
 
 const at = (id) => document.getElementById(id);
 const KEYS = {
   ArrowRight: "success", s: "success", ArrowLeft: "failure", f: "failure", " ": "skip",
   z: "undo", Backspace: "undo",
 };
-const SMALL = 400; // pixels of a side below which a picture is scaled up by whole pixels
+const SMALL = 400; // pixels of a side below which an image is scaled up by whole pixels
 const AGAIN = 2000; // milliseconds until a broken connection is tried again
 
 const page = {
   state: null, // what the server said last
   busy: true, // while a label is on its way
   ended: false, // whether the summary is shown
-  pictures: new Map(), // number to a promise of its blob's address
+  images: new Map(), // number to a promise of its blob's address
   shownAt: 0,
   given: 0, // in this tab, with the time that it took, for the rate
   seconds: 0,
@@ -75,23 +75,23 @@ async function insist(path, body) {
 }
 
 function fetched(number) {
-  if (!page.pictures.has(number)) {
-    const address = fetch("/picture/" + number, { credentials: "same-origin" }).then(
+  if (!page.images.has(number)) {
+    const address = fetch("/image/" + number, { credentials: "same-origin" }).then(
       async (response) => {
         if (!response.ok) throw new Refused(response.status, {});
         return URL.createObjectURL(await response.blob());
       }
     );
-    address.catch(() => page.pictures.delete(number)); // it is tried again when it is needed
-    page.pictures.set(number, address);
+    address.catch(() => page.images.delete(number)); // it is tried again when it is needed
+    page.images.set(number, address);
   }
-  return page.pictures.get(number);
+  return page.images.get(number);
 }
 
 function forget(wanted) {
-  for (const [number, address] of page.pictures) {
+  for (const [number, address] of page.images) {
     if (wanted.includes(number)) continue;
-    page.pictures.delete(number);
+    page.images.delete(number);
     address.then((url) => URL.revokeObjectURL(url), () => {});
   }
 }
@@ -109,30 +109,30 @@ function tell() {
 async function show(state) {
   page.state = state;
   tell();
-  if (state.picture === null) return finish();
+  if (state.image === null) return finish();
   page.ended = false;
   at("end").hidden = true;
   at("work").hidden = false;
-  const image = at("picture");
+  const image = at("image");
   for (;;) {
     try {
-      const url = await fetched(state.picture);
+      const url = await fetched(state.image);
       image.src = url;
       await image.decode();
       break;
     } catch {
-      page.pictures.delete(state.picture);
+      page.images.delete(state.image);
       await pause(AGAIN / 4);
       const now = await insist("/api/state");
-      if (now.picture !== state.picture) return show(now);
+      if (now.image !== state.image) return show(now);
     }
   }
   image.classList.toggle("small", Math.max(image.naturalWidth, image.naturalHeight) <= SMALL);
   image.classList.remove("waiting");
-  document.body.dataset.picture = state.picture;
+  document.body.dataset.image = state.image;
   page.shownAt = performance.now();
   page.busy = false;
-  forget([state.picture, ...state.ahead]);
+  forget([state.image, ...state.ahead]);
   for (const number of state.ahead) fetched(number).catch(() => {});
 }
 
@@ -147,16 +147,16 @@ async function finish() {
   ];
   if (summary.contradictions) {
     lines.push(
-      summary.contradictions + (summary.contradictions === 1 ? " picture has" : " pictures have") +
+      summary.contradictions + (summary.contradictions === 1 ? " image has" : " images have") +
       " contradicting labels and will not be used."
     );
   }
   if (summary.classifier) lines.push(summary.classifier);
   at("title").textContent = left
-    ? left + (left === 1 ? " picture is left" : " pictures are left")
+    ? left + (left === 1 ? " image is left" : " images are left")
     : summary.unlabelled
-      ? "This sitting is done; " + summary.unlabelled + " pictures are left for another"
-      : "All pictures are labelled";
+      ? "This sitting is done; " + summary.unlabelled + " images are left for another"
+      : "All images are labelled";
   at("lines").replaceChildren(...lines.map((text) => {
     const line = document.createElement("li");
     line.textContent = text;
@@ -164,11 +164,11 @@ async function finish() {
   }));
   at("next").textContent = summary.next;
   at("back").hidden = !left;
-  at("picture").classList.remove("waiting");
+  at("image").classList.remove("waiting");
   at("work").hidden = true;
   at("end").hidden = false;
   at("said").textContent = "";
-  delete document.body.dataset.picture;
+  delete document.body.dataset.image;
   page.ended = true;
   page.busy = false;
   at("end").focus();
@@ -181,7 +181,7 @@ async function once(work) {
   try {
     await work();
   } catch (error) {
-    at("picture").classList.remove("waiting");
+    at("image").classList.remove("waiting");
     if (!(error instanceof Refused)) throw error;
     if (error.status === 409 && error.body.state) await show(error.body.state);
     else complain(error.message);
@@ -193,9 +193,9 @@ async function once(work) {
 function label(answer) {
   return once(async () => {
     const seconds = (performance.now() - page.shownAt) / 1000;
-    const picture = page.state.picture;
-    at("picture").classList.add("waiting");
-    const state = await insist("/api/label", { picture, label: answer, seconds });
+    const image = page.state.image;
+    at("image").classList.add("waiting");
+    const state = await insist("/api/label", { image, label: answer, seconds });
     page.given += 1;
     page.seconds += (performance.now() - page.shownAt) / 1000;
     at("said").textContent = "Labelled: " + answer + ".";
@@ -226,7 +226,7 @@ document.addEventListener("keydown", (event) => {
   else label(what);
 });
 
-// After a click of the mouse or a finger, space means the picture again.
+// After a click of the mouse or a finger, space means the image again.
 document.addEventListener("click", (event) => {
   if (event.detail && document.activeElement instanceof HTMLButtonElement) {
     document.activeElement.blur();

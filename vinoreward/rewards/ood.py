@@ -1,4 +1,4 @@
-"""The guard: whether a picture is like those that a classifier was trained on.
+"""The guard: whether an image is like those that a classifier was trained on.
 
 It knows which colours were seen in each place, and how rough each place is (blur, noise,
 compression). Both are cheaper and told more shifts apart than distances between the network's own
@@ -31,7 +31,8 @@ Images = NDArray[np.uint8]
 GUARD_FILE = "guard.npz"
 MAX_GUARD_BYTES = 8 << 20
 FALSE_ALARMS = 0.002
-"""Share of clean episodes that may have an odd frame, where there are enough to tell."""
+"""Share of clean episodes that may have an out-of-distribution frame, where there are enough to
+tell."""
 MARGIN = 1.25
 """The limit is this times what the clean episodes ask for: a policy sees what no capture saw."""
 LEAST_EPISODES = 20
@@ -43,15 +44,15 @@ _LEVELS = 8
 """Of each colour channel."""
 _COLOURS = _LEVELS**3
 _SIDE = 48
-"""About as many pixels of the shorter side are looked at, and of large pictures every second row
+"""About as many pixels of the shorter side are looked at, and of large images every second row
 of these."""
 _TOLERATED = 6
 """Grey levels by which a colour may differ from one that was seen."""
 _RARE = 5e-4
-"""A colour was seen in a place if this share of the pictures had a pixel of it there."""
+"""A colour was seen in a place if this share of the images had a pixel of it there."""
 _ROUGH_CELLS = (6, 8)
 _PARTS = 12
-"""Directions in which the roughness of the training pictures differs."""
+"""Directions in which the roughness of the training images differs."""
 _FLOORS = (0.002, 0.02, 1.0)
 """Least scale of each measure: share of all pixels, of a place's pixels, roughness."""
 _ROUGH_FLOOR = 0.05
@@ -70,17 +71,17 @@ _TOP_BITS, _SIDE_BY_SIDE, _FIRST_BIT = (np.array(n, np.uint32) for n in (0xE0E0E
 
 
 @dataclass(frozen=True)
-class PictureGuard:
-    """Tells how strange a picture is to a classifier; plain arrays.
+class OodDetector:
+    """Tells how strange an image is to a classifier; plain arrays.
 
     Example::
 
-        guard = PictureGuard.fit(images, held_out, episodes)
-        strange = guard.odd(images) > 1.0
+        guard = OodDetector.fit(images, held_out, episodes)
+        unlike = detector.ood_score(images) > 1.0
     """
 
     size: NDArray[np.int64]
-    """(2,) Height and width of the pictures."""
+    """(2,) Height and width of the images."""
     seen: NDArray[np.uint8]
     """Bits, one for each colour in each place: 1 if it was seen there."""
     rough_mean: Floats
@@ -92,7 +93,7 @@ class PictureGuard:
     scales: Floats
     """(3,) Of the measures, whose largest multiple counts."""
     limit: Floats
-    """(1,) The multiple from which a picture is odd."""
+    """(1,) The multiple from which an image is out of distribution."""
 
     @classmethod
     def fit(
@@ -102,15 +103,16 @@ class PictureGuard:
         episodes: NDArray[Any],
         *,
         alarms: float | None = None,
-    ) -> PictureGuard:
-        """Learn what clean pictures are like.
+    ) -> OodDetector:
+        """Learn what clean images are like.
 
         The limit is split conformal by episode (Vovk, Gammerman & Shafer 2005; an episode's frames
-        are not exchangeable, episodes are): a new one of the same kind has an odd frame with a
-        probability of at most ``alarms``, or ``1 / (n + 1)`` of n episodes if that is more.
+        are not exchangeable, episodes are): a new one of the same kind has an out-of-distribution
+        frame with a probability of at most ``alarms``, or ``1 / (n + 1)`` of n episodes if that is
+        more.
 
         Args:
-            images: ``(N, H, W, 3)`` uint8, pictures that the network was trained on.
+            images: ``(N, H, W, 3)`` uint8, images that the network was trained on.
             held_out: ``(M, H, W, 3)`` uint8, others of the same kind.
             episodes: ``(M,)`` which episode each is of; at least ``LEAST_EPISODES``.
             alarms: see above; None is ``FALSE_ALARMS``.
@@ -121,8 +123,8 @@ class PictureGuard:
         names, of_frame = np.unique(np.asarray(episodes), return_inverse=True)
         if len(names) < LEAST_EPISODES or len(episodes) != len(held_out) or not len(images):
             raise InputError(
-                f"the guard was given {len(images)} pictures, and {len(held_out)} held-out ones of "
-                f"{len(names)} episodes. Expected pictures of both kinds, the held-out ones of at "
+                f"the guard was given {len(images)} images, and {len(held_out)} held-out ones of "
+                f"{len(names)} episodes. Expected images of both kinds, the held-out ones of at "
                 f"least {LEAST_EPISODES} episodes; give more."
             )
         height, width = images.shape[1:3]
@@ -154,25 +156,26 @@ class PictureGuard:
         limit = MARGIN * max(1.0, float(ordered[rank - 1]))
         return replace(guard, scales=scales.astype(np.float32), limit=np.array([limit], np.float32))
 
-    def odd(self, images: Images) -> Floats:
-        """Return how strange pictures are: ``(N,)`` float32 of at least 0, odd above 1.
+    def ood_score(self, images: Images) -> Floats:
+        """Return how strange images are: ``(N,)`` float32 of at least 0, out of distribution above
+        1.
 
         ``images`` are ``(N, H, W, 3)`` uint8 as the network gets them
         (:meth:`~vinoreward.Bundle.prepare`); InputError for another size.
         """
         if images.ndim != 4 or images.shape[1:] != self.shape:
             raise InputError(
-                f"the guard was given pictures {images.shape}. Expected (N, {self.size[0]}, "
+                f"the guard was given images {images.shape}. Expected (N, {self.size[0]}, "
                 f"{self.size[1]}, 3), as Bundle.prepare returns them."
             )
         # In a step each call of NumPy's takes about three microseconds, whatever it does: camera
         # and network have taken the processor's caches.
-        odd = self._roughness(images)
+        ood_score = self._roughness(images)
         novel = self.novel.take(self.places.colours(images))
-        if np.count_nonzero(novel):  # pictures without an unseen colour are the rule
+        if np.count_nonzero(novel):  # images without an unseen colour are the rule
             for multiple in self._novelty(novel):
-                np.maximum(odd, multiple, out=odd)
-        return odd
+                np.maximum(ood_score, multiple, out=ood_score)
+        return ood_score
 
     def to_bytes(self) -> bytes:
         """Return the content of ``guard.npz``."""
@@ -182,8 +185,8 @@ class PictureGuard:
         return stream.getvalue()
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], size: tuple[int, int]) -> PictureGuard:
-        """Return a guard of pictures of that size; BundleError unless the arrays are one's."""
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], size: tuple[int, int]) -> OodDetector:
+        """Return a guard of images of that size; BundleError unless the arrays are one's."""
         places = Places(*size)
         bits, rough = places.count * _COLOURS, places.rough_count
         parts = arrays.get("rough_parts")
@@ -213,20 +216,20 @@ class PictureGuard:
         if wrong or tuple(arrays["size"].tolist()) != size:
             raise BundleError(
                 f"the guard has {', '.join(name[:40] for name in wrong[:5]) or 'a size'} that "
-                f"cannot be right. Expected one fitted for pictures of {size[0]} x {size[1]}; fit "
+                f"cannot be right. Expected one fitted for images of {size[0]} x {size[1]}; fit "
                 "it again: vinoreward calibrate."
             )
         return cls(**arrays)
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
-        """Of a picture: height, width, 3."""
+        """Of an image: height, width, 3."""
         height, width = self.size.tolist()
         return height, width, 3
 
     @cached_property
     def places(self) -> Places:
-        """Where the pixels of its pictures are."""
+        """Where the pixels of its images are."""
         return Places(*self.size.tolist())
 
     @cached_property
@@ -275,7 +278,7 @@ class PictureGuard:
         return np.asarray(np.sqrt(np.add.reduce(off, axis=1)))
 
 
-def guard_of(bundle: Bundle) -> PictureGuard | None:
+def guard_of(bundle: Bundle) -> OodDetector | None:
     """Return a bundle's guard; None if it has none.
 
     BundleError if its file cannot be right; nothing in it is executed.
@@ -292,11 +295,11 @@ def guard_of(bundle: Bundle) -> PictureGuard | None:
             f"{path} cannot be read: {reason_of(error)}. Expected arrays as vinoreward finetune "
             "writes them; fit the guard again with vinoreward calibrate."
         ) from error
-    return PictureGuard.from_arrays(arrays, (spec.picture.height, spec.picture.width))
+    return OodDetector.from_arrays(arrays, (spec.image.height, spec.image.width))
 
 
 class Places:
-    """Where the pixels of a picture are.
+    """Where the pixels of an image are.
 
     Colours are looked at in every ``rows``-th row and ``step``-th column; ``offset`` is the number
     of each such pixel's place, times 512. ``down`` and ``across`` are the matrices around which

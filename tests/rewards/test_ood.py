@@ -17,11 +17,11 @@ from toy_environments import save_toy_bundle
 from vinoreward import Bundle, Classifier
 from vinoreward.errors import BundleError, InputError
 from vinoreward.files import read_npz
-from vinoreward.rewards.guard import (
+from vinoreward.rewards.ood import (
     FALSE_ALARMS,
     GUARD_FILE,
     LEAST_EPISODES,
-    PictureGuard,
+    OodDetector,
     guard_of,
 )
 
@@ -29,27 +29,27 @@ HEIGHT, WIDTH = 40, 56
 
 
 def scenes(count: int, seed: int) -> np.ndarray:
-    """Return pictures (N, H, W, 3) of a noisy room in which a thing stands anywhere."""
+    """Return images (N, H, W, 3) of a noisy room in which a thing stands anywhere."""
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
     room = np.stack([40 + 2 * rows, 90 + columns, 140 - rows], axis=-1).astype(np.float64)
-    pictures = np.repeat(room[None], count, axis=0)
-    for picture in pictures:
+    images = np.repeat(room[None], count, axis=0)
+    for image in images:
         top, left = random.integers(0, HEIGHT - 8), random.integers(0, WIDTH - 8)
-        picture[top : top + 8, left : left + 8] = (230, 60, 30)
-    pictures += random.normal(0, 3, pictures.shape)
-    return np.clip(np.rint(pictures), 0, 255).astype(np.uint8)
+        image[top : top + 8, left : left + 8] = (230, 60, 30)
+    images += random.normal(0, 3, images.shape)
+    return np.clip(np.rint(images), 0, 255).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
-def guard() -> PictureGuard:
+def guard() -> OodDetector:
     held_out = scenes(400, 1)
-    return PictureGuard.fit(scenes(800, 0), held_out, np.arange(400))
+    return OodDetector.fit(scenes(800, 0), held_out, np.arange(400))
 
 
-def test_clean_pictures_are_not_odd(guard: PictureGuard) -> None:
+def test_clean_images_are_not_ood(guard: OodDetector) -> None:
     """At most 1 % of fresh ones, surely: 0.2 % are asked for, and a margin is added."""
-    assert (guard.odd(scenes(1000, 2)) > 1).sum() <= 4
+    assert (guard.ood_score(scenes(1000, 2)) > 1).sum() <= 4
 
 
 CHANGES: dict[str, Any] = {
@@ -71,29 +71,29 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_pictures_are_odd(guard: PictureGuard, change: str) -> None:
-    assert (guard.odd(CHANGES[change](scenes(200, 3))) > 1).mean() >= 0.95
+def test_changed_images_are_ood(guard: OodDetector, change: str) -> None:
+    assert (guard.ood_score(CHANGES[change](scenes(200, 3))) > 1).mean() >= 0.95
 
 
-def test_a_little_more_or_less_light_is_not_odd() -> None:
+def test_a_little_more_or_less_light_is_not_ood() -> None:
     """In a room without noise too, whose colours lie anywhere between two levels."""
     room = np.arange(0, 256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, axis=3).repeat(60, 0)
-    guard = PictureGuard.fit(room, room, np.arange(60))
+    guard = OodDetector.fit(room, room, np.arange(60))
     for off in (-6, 6):
         lit = np.clip(room[:1].astype(int) + off, 0, 255).astype(np.uint8)
-        assert guard.odd(lit)[0] <= 1, off
+        assert guard.ood_score(lit)[0] <= 1, off
     lit = np.clip(room[:1].astype(int) + 24, 0, 255).astype(np.uint8)
-    assert guard.odd(lit)[0] > 1
+    assert guard.ood_score(lit)[0] > 1
 
 
 def test_a_limit_has_room_for_what_no_capture_saw() -> None:
-    """Of pictures that are all alike the limit is a quarter above the least there is."""
+    """Of images that are all alike the limit is a quarter above the least there is."""
     alike = np.full((60, 20, 20, 3), 100, np.uint8)
-    assert PictureGuard.fit(alike, alike, np.arange(60)).limit[0] == 1.25
+    assert OodDetector.fit(alike, alike, np.arange(60)).limit[0] == 1.25
 
 
-def test_each_measure_counts_alone(guard: PictureGuard) -> None:
-    """Colours new to the picture, colours new to one place, and roughness."""
+def test_each_measure_counts_alone(guard: OodDetector) -> None:
+    """Colours new to the image, colours new to one place, and roughness."""
     clean = scenes(1, 7)
     patch, noisy = clean.copy(), clean.copy()
     patch[:, 3:7, 3:7] = (20, 220, 220)
@@ -103,7 +103,7 @@ def test_each_measure_counts_alone(guard: PictureGuard) -> None:
     for which in range(3):
         scales = np.full(3, 1e6, np.float32)
         scales[which] = guard.scales[which]
-        found.append((dataclasses.replace(guard, scales=scales).odd(shown) > 1).tolist())
+        found.append((dataclasses.replace(guard, scales=scales).ood_score(shown) > 1).tolist())
     colours, places, rough = found
     assert colours[:2] == [False, True]
     assert places[:3] == [False, True, True]
@@ -113,53 +113,53 @@ def test_each_measure_counts_alone(guard: PictureGuard) -> None:
 def test_the_episodes_that_choose_the_limit_do_not_choose_the_scales() -> None:
     """Every second one each, or the limit would promise too much."""
     held_out, of_frame = scenes(80, 8), np.arange(80)
-    before = PictureGuard.fit(scenes(100, 9), held_out, of_frame)
+    before = OodDetector.fit(scenes(100, 9), held_out, of_frame)
     held_out[1::2] //= 2
-    after = PictureGuard.fit(scenes(100, 9), held_out, of_frame)
+    after = OodDetector.fit(scenes(100, 9), held_out, of_frame)
     np.testing.assert_array_equal(after.scales, before.scales)
     assert after.limit[0] > 2 * before.limit[0]
 
 
-def test_something_in_the_way_is_odd_wherever_it_is(guard: PictureGuard) -> None:
-    pictures = scenes(200, 4)
-    for number, picture in enumerate(pictures):
+def test_something_in_the_way_is_ood_wherever_it_is(guard: OodDetector) -> None:
+    images = scenes(200, 4)
+    for number, image in enumerate(images):
         top, left = number % (HEIGHT - 6), (7 * number) % (WIDTH - 6)
-        picture[top : top + 6, left : left + 6] = (20, 220, 220)
-    assert (guard.odd(pictures) > 1).all()
+        image[top : top + 6, left : left + 6] = (20, 220, 220)
+    assert (guard.ood_score(images) > 1).all()
 
 
 @given(seed=st.integers(0, 1000), episodes=st.integers(LEAST_EPISODES, 60))
 @settings(max_examples=10, deadline=None)
 def test_the_limit_is_above_what_its_episodes_ask_for(seed: int, episodes: int) -> None:
-    """Of n episodes none that chose it is odd while n is below 1 / FALSE_ALARMS."""
+    """Of n episodes none that chose it is out of distribution while n is below 1 / FALSE_ALARMS."""
     assert episodes < 1 / FALSE_ALARMS
     held_out = scenes(2 * episodes, seed)
     of_frame = np.arange(2 * episodes) // 2
-    guard = PictureGuard.fit(scenes(100, seed + 1), held_out, of_frame)
-    assert (guard.odd(held_out[of_frame % 2 == 1]) <= 1).all()
+    guard = OodDetector.fit(scenes(100, seed + 1), held_out, of_frame)
+    assert (guard.ood_score(held_out[of_frame % 2 == 1]) <= 1).all()
     larger = dataclasses.replace(guard, limit=guard.limit * 2)
-    np.testing.assert_allclose(2 * larger.odd(held_out), guard.odd(held_out), rtol=1e-5)
+    np.testing.assert_allclose(2 * larger.ood_score(held_out), guard.ood_score(held_out), rtol=1e-5)
 
 
-def test_a_picture_alone_is_as_odd_as_among_others(guard: PictureGuard) -> None:
-    pictures = np.concatenate([scenes(5, 5), CHANGES["half the light"](scenes(5, 6))])
-    together = guard.odd(pictures)
+def test_a_image_alone_is_as_ood_as_among_others(guard: OodDetector) -> None:
+    images = np.concatenate([scenes(5, 5), CHANGES["half the light"](scenes(5, 6))])
+    together = guard.ood_score(images)
     assert together.shape == (10,) and together.dtype == np.float32
-    alone = np.concatenate([guard.odd(one[None]) for one in pictures])
+    alone = np.concatenate([guard.ood_score(one[None]) for one in images])
     np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
-    assert guard.odd(pictures[:0]).shape == (0,)
+    assert guard.ood_score(images[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize(
     "size", [(1, 1), (2, 3), (3, 2), (5, 200), (300, 4), (130, 170), (97, 193)]
 )
-def test_pictures_of_any_size(size: tuple[int, int]) -> None:
+def test_images_of_any_size(size: tuple[int, int]) -> None:
     random = np.random.default_rng(0)
-    pictures = random.integers(0, 40, (60, *size, 3)).astype(np.uint8)
-    guard = PictureGuard.fit(pictures, pictures[:30], np.arange(30))
-    read = PictureGuard.from_arrays(read_npz(guard.to_bytes(), 1 << 20), size)
-    np.testing.assert_array_equal(read.odd(pictures), guard.odd(pictures))
-    assert (guard.odd(np.full((1, *size, 3), 200, np.uint8)) > 1).all()
+    images = random.integers(0, 40, (60, *size, 3)).astype(np.uint8)
+    guard = OodDetector.fit(images, images[:30], np.arange(30))
+    read = OodDetector.from_arrays(read_npz(guard.to_bytes(), 1 << 20), size)
+    np.testing.assert_array_equal(read.ood_score(images), guard.ood_score(images))
+    assert (guard.ood_score(np.full((1, *size, 3), 200, np.uint8)) > 1).all()
 
 
 @given(
@@ -173,22 +173,22 @@ def test_pictures_of_any_size(size: tuple[int, int]) -> None:
 def test_a_new_colour_counts_in_each_channel_of_each_pixel(
     height: int, width: int, place: tuple[float, float], channel: int, level: int
 ) -> None:
-    """Pictures are uniform, so that one pixel is all that is strange; the last one too."""
+    """Images are uniform, so that one pixel is all that is strange; the last one too."""
     grey = np.full((60, height, width, 3), 112, np.uint8)
-    guard = PictureGuard.fit(grey, grey, np.arange(60))
+    guard = OodDetector.fit(grey, grey, np.arange(60))
     pixel = round(place[0] * (height - 1)), round(place[1] * (width - 1))
     changed = grey[:1].copy()
     changed[0, pixel[0], pixel[1], channel] = level
-    assert guard.odd(grey[:1])[0] == 0.0
-    assert guard.odd(changed)[0] > 0.0
+    assert guard.ood_score(grey[:1])[0] == 0.0
+    assert guard.ood_score(changed)[0] > 0.0
 
 
-def test_what_it_cannot_learn_from(guard: PictureGuard) -> None:
+def test_what_it_cannot_learn_from(guard: OodDetector) -> None:
     few = LEAST_EPISODES - 1
     with pytest.raises(InputError, match=f"of {few} episodes.*at least {LEAST_EPISODES}"):
-        PictureGuard.fit(scenes(30, 0), scenes(few, 1), np.arange(few))
-    with pytest.raises(InputError, match=r"pictures \(1, 9, 9, 3\).*\(N, 40, 56, 3\)"):
-        guard.odd(np.zeros((1, 9, 9, 3), np.uint8))
+        OodDetector.fit(scenes(30, 0), scenes(few, 1), np.arange(few))
+    with pytest.raises(InputError, match=r"images \(1, 9, 9, 3\).*\(N, 40, 56, 3\)"):
+        guard.ood_score(np.zeros((1, 9, 9, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def test_what_it_cannot_learn_from(guard: PictureGuard) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_a_file_that_cannot_be_right(
-    guard: PictureGuard, change: dict[str, np.ndarray], tmp_path: Path
+    guard: OodDetector, change: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     arrays = {**read_npz(guard.to_bytes(), 1 << 20), **change}
     with pytest.raises(BundleError, match=r"guard has .* cannot be right.*40 x 56.*calibrate"):
-        PictureGuard.from_arrays(arrays, (HEIGHT, WIDTH))
+        OodDetector.from_arrays(arrays, (HEIGHT, WIDTH))
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", None], ids=["empty", "text", "pickle"])
@@ -230,17 +230,17 @@ def test_a_damaged_file_in_a_bundle(content: bytes | None, tmp_path: Path) -> No
 
 def test_a_classifier_says_what_its_guard_says(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "toy", seen=(0, 1, 2, 3, 4, 6, 7))
-    pictures = np.zeros((8, 6, 8, 3), np.uint8)
-    pictures[..., 0] = np.round(255 * np.arange(8) / 7)[:, None, None]
+    images = np.zeros((8, 6, 8, 3), np.uint8)
+    images[..., 0] = np.round(255 * np.arange(8) / 7)[:, None, None]
     with Classifier(bundle) as classifier, Classifier(bundle, guarded=False) as alone:
-        odd = classifier.judge(pictures).odd
-        assert odd is not None and np.flatnonzero(odd > 1).tolist() == [5]
-        assert alone.judge(pictures).odd is None
-        assert np.flatnonzero(alone.compute_reward(pictures)).tolist() == [5, 6, 7]
-        assert np.flatnonzero(classifier.compute_reward(pictures)).tolist() == [6, 7]
-        assert np.flatnonzero(classifier.as_reward_fn()(None, None, pictures, None)).tolist() == [
+        ood_score = classifier.predict(images).ood_score
+        assert ood_score is not None and np.flatnonzero(ood_score > 1).tolist() == [5]
+        assert alone.predict(images).ood_score is None
+        assert np.flatnonzero(alone.compute_reward(images)).tolist() == [5, 6, 7]
+        assert np.flatnonzero(classifier.compute_reward(images)).tolist() == [6, 7]
+        assert np.flatnonzero(classifier.as_reward_fn()(None, None, images, None)).tolist() == [
             6,
             7,
         ]
-        assert classifier.judge(pictures[:0]).odd.shape == (0,)
+        assert classifier.predict(images[:0]).ood_score.shape == (0,)
     assert guard_of(save_toy_bundle(tmp_path / "without")) is None

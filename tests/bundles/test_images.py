@@ -1,4 +1,4 @@
-"""Preparing pictures: the same as Pillow, nothing done where nothing is needed, clear refusals."""
+"""Preparing images: the same as Pillow, nothing done where nothing is needed, clear refusals."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vinoreward.errors import InputError, PictureMismatchError
-from vinoreward.images import Picture, as_image, decode_picture, prepare, read_picture, tiled
+from vinoreward.errors import ImageMismatchError, InputError
+from vinoreward.images import ImageSpec, as_image, decode_image, prepare, read_image, tiled
 
 
-def pictures(count: int, height: int, width: int, seed: int = 0) -> np.ndarray:
+def make_images(count: int, height: int, width: int, seed: int = 0) -> np.ndarray:
     generator = np.random.default_rng(seed)
     return generator.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
 
 
 def test_views_are_tiled_from_top_to_bottom() -> None:
-    low, high = pictures(3, 4, 16), pictures(3, 8, 16, seed=1)
+    low, high = make_images(3, 4, 16), make_images(3, 8, 16, seed=1)
     both = tiled([low, high], ["wrist", "front"])
     np.testing.assert_array_equal(both[:, :4], low)
     np.testing.assert_array_equal(both[:, 4:], high)
     np.testing.assert_array_equal(tiled([low[0], high[0]], ["wrist", "front"]), both[0])
 
 
-@pytest.mark.parametrize("odd", [pictures(3, 8, 15), pictures(2, 8, 16), pictures(1, 8, 16)[0]])
-def test_views_of_another_width_or_number_are_refused(odd: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "wrong", [make_images(3, 8, 15), make_images(2, 8, 16), make_images(1, 8, 16)[0]]
+)
+def test_views_of_another_width_or_number_are_refused(wrong: np.ndarray) -> None:
     with pytest.raises(InputError, match=r"'front' has shape .*'wrist' \(3, 4, 16, 3\).*one width"):
-        tiled([pictures(3, 4, 16), odd], ["wrist", "front"])
+        tiled([make_images(3, 4, 16), wrong], ["wrist", "front"])
 
 
 @pytest.mark.parametrize("shape", [(6, 8), (6, 8, 1), (1, 6, 8)])
-def test_a_grey_picture_becomes_rgb(shape: tuple[int, ...]) -> None:
+def test_a_grey_image_becomes_rgb(shape: tuple[int, ...]) -> None:
     grey = np.arange(48, dtype=np.uint8).reshape(shape)
     rgb = np.stack([grey.reshape(6, 8)] * 3, axis=-1)
     np.testing.assert_array_equal(as_image(grey, "render()"), rgb)
-    colour = pictures(1, 6, 8)[0]
+    colour = make_images(1, 6, 8)[0]
     assert as_image(colour, "render()") is colour
 
 
@@ -46,37 +48,37 @@ def test_a_grey_picture_becomes_rgb(shape: tuple[int, ...]) -> None:
 def test_a_stack_or_batch_of_one_is_an_image(tensor: bool) -> None:
     """As SERL, HIL-SERL and ManiSkill give it."""
     torch = pytest.importorskip("torch")
-    one = pictures(1, 6, 8)
+    one = make_images(1, 6, 8)
     given = torch.from_numpy(one) if tensor else one
     np.testing.assert_array_equal(as_image(given, "render()"), one[0])
-    stacks = pictures(3, 6, 8)[:, None]
-    prepared = prepare(stacks, Picture(6, 8))
+    stacks = make_images(3, 6, 8)[:, None]
+    prepared = prepare(stacks, ImageSpec(6, 8))
     np.testing.assert_array_equal(prepared, stacks[:, 0])
     assert np.shares_memory(prepared, stacks)
     with pytest.raises(InputError, match=r"\(3, 2, 6, 8, 3\)"):
-        prepare(np.repeat(stacks, 2, axis=1), Picture(6, 8))
+        prepare(np.repeat(stacks, 2, axis=1), ImageSpec(6, 8))
 
 
 def test_a_fitting_batch_comes_back_itself() -> None:
-    batch = pictures(3, 12, 16)
-    assert prepare(batch, Picture(12, 16)) is batch
+    batch = make_images(3, 12, 16)
+    assert prepare(batch, ImageSpec(12, 16)) is batch
 
 
-def test_one_picture_becomes_a_batch_of_one_without_a_copy() -> None:
-    one = pictures(1, 12, 16)[0]
-    prepared = prepare(one, Picture(12, 16))
+def test_one_image_becomes_a_batch_of_one_without_a_copy() -> None:
+    one = make_images(1, 12, 16)[0]
+    prepared = prepare(one, ImageSpec(12, 16))
     assert prepared.shape == (1, 12, 16, 3)
     assert np.shares_memory(prepared, one)
 
 
 def test_bgr_networks_are_given_rgb_too() -> None:
-    batch = pictures(2, 12, 16)
-    assert prepare(batch, Picture(12, 16, color_order="BGR")) is batch
+    batch = make_images(2, 12, 16)
+    assert prepare(batch, ImageSpec(12, 16, color_order="BGR")) is batch
 
 
 def test_crop_takes_top_left_height_width() -> None:
-    batch = pictures(2, 30, 40)
-    prepared = prepare(batch, Picture(12, 16, crop=(5, 7, 12, 16)))
+    batch = make_images(2, 30, 40)
+    prepared = prepare(batch, ImageSpec(12, 16, crop=(5, 7, 12, 16)))
     assert np.array_equal(prepared, batch[:, 5:17, 7:23])
 
 
@@ -89,9 +91,9 @@ def test_crop_takes_top_left_height_width() -> None:
 def test_resize_is_pillows_bilinear(
     source: tuple[int, int], target: tuple[int, int], count: int
 ) -> None:
-    batch = pictures(count, *source)
+    batch = make_images(count, *source)
     before = batch.copy()
-    prepared = prepare(batch, Picture(*target, resize="pil_bilinear"))
+    prepared = prepare(batch, ImageSpec(*target, resize="pil_bilinear"))
     expected = [
         np.asarray(Image.fromarray(one).resize(target[::-1], Image.Resampling.BILINEAR))
         for one in batch
@@ -102,8 +104,8 @@ def test_resize_is_pillows_bilinear(
 
 
 def test_crop_comes_before_resize() -> None:
-    batch = pictures(1, 30, 40)
-    prepared = prepare(batch, Picture(10, 10, crop=(2, 4, 20, 24), resize="pil_bilinear"))
+    batch = make_images(1, 30, 40)
+    prepared = prepare(batch, ImageSpec(10, 10, crop=(2, 4, 20, 24), resize="pil_bilinear"))
     cropped = Image.fromarray(batch[0, 2:22, 4:28])
     assert np.array_equal(prepared[0], np.asarray(cropped.resize((10, 10), Image.BILINEAR)))
 
@@ -114,19 +116,19 @@ def test_golden_vector_of_an_antialiased_resize() -> None:
     # bright column would give 0, 120 (half of it) and 0.
     batch = np.zeros((1, 2, 8, 3), dtype=np.uint8)
     batch[:, :, 3] = 240
-    row = prepare(batch, Picture(2, 4, resize="pil_bilinear"))[0, 0, :, 0]
+    row = prepare(batch, ImageSpec(2, 4, resize="pil_bilinear"))[0, 0, :, 0]
     assert row.tolist() == [0, 90, 30, 0]
 
 
 def test_a_view_with_strides_is_resized_like_its_copy() -> None:
-    batch = pictures(2, 20, 24)[:, ::-1, :, ::-1]
-    picture = Picture(8, 9, resize="pil_bilinear")
-    assert np.array_equal(prepare(batch, picture), prepare(batch.copy(), picture))
+    batch = make_images(2, 20, 24)[:, ::-1, :, ::-1]
+    image = ImageSpec(8, 9, resize="pil_bilinear")
+    assert np.array_equal(prepare(batch, image), prepare(batch.copy(), image))
 
 
-def test_float_pictures_are_refused_with_the_remedy() -> None:
+def test_float_images_are_refused_with_the_remedy() -> None:
     with pytest.raises(InputError, match=r"float64.*uint8.*255"):
-        prepare(np.zeros((1, 12, 16, 3)), Picture(12, 16))
+        prepare(np.zeros((1, 12, 16, 3)), ImageSpec(12, 16))
 
 
 @pytest.mark.parametrize(
@@ -141,22 +143,22 @@ def test_float_pictures_are_refused_with_the_remedy() -> None:
 )
 def test_wrong_shapes_are_refused_with_a_remedy(shape: tuple[int, ...], remedy: str) -> None:
     with pytest.raises(InputError, match=remedy):
-        prepare(np.zeros(shape, dtype=np.uint8), Picture(12, 16))
+        prepare(np.zeros(shape, dtype=np.uint8), ImageSpec(12, 16))
 
 
 def test_a_list_is_refused() -> None:
     with pytest.raises(InputError, match=r"numpy\.stack"):
-        prepare([[0]], Picture(12, 16))  # type: ignore[arg-type]
+        prepare([[0]], ImageSpec(12, 16))  # type: ignore[arg-type]
 
 
 def test_another_size_is_refused_where_nothing_resizes() -> None:
-    with pytest.raises(PictureMismatchError, match=r"14 x 16.*Expected 12 x 16.*image_size"):
-        prepare(pictures(1, 14, 16), Picture(12, 16))
+    with pytest.raises(ImageMismatchError, match=r"14 x 16.*Expected 12 x 16.*image_size"):
+        prepare(make_images(1, 14, 16), ImageSpec(12, 16))
 
 
-def test_a_picture_smaller_than_the_crop_is_refused() -> None:
-    with pytest.raises(PictureMismatchError, match="at least 17 x 23"):
-        prepare(pictures(1, 16, 40), Picture(12, 16, crop=(5, 7, 12, 16)))
+def test_a_image_smaller_than_the_crop_is_refused() -> None:
+    with pytest.raises(ImageMismatchError, match="at least 17 x 23"):
+        prepare(make_images(1, 16, 40), ImageSpec(12, 16, crop=(5, 7, 12, 16)))
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -175,23 +177,23 @@ def test_a_photograph_is_upright_however_the_camera_was_held(
     Image.fromarray(scene).save(tmp_path / "x", format=kind, exif=exif, quality=95)
     with Image.open(tmp_path / "x", formats=(kind,)) as opened:
         expected = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
-    found = read_picture(tmp_path / "x")
+    found = read_image(tmp_path / "x")
     np.testing.assert_array_equal(found, expected)
     assert found.shape == ((48, 32, 3) if orientation > 4 else (32, 48, 3))
 
 
 def test_an_orientation_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    Image.fromarray(pictures(1, 12, 16)[0]).save(
+    Image.fromarray(make_images(1, 12, 16)[0]).save(
         tmp_path / "x.png", exif=b"Exif\0\0MM\0*\0\0\0\x08\0"
     )
-    assert read_picture(tmp_path / "x.png").shape == (12, 16, 3)
+    assert read_image(tmp_path / "x.png").shape == (12, 16, 3)
 
 
 def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:
     grey = np.linspace(0, 65535, 12 * 16).reshape(12, 16).astype(np.uint16)
     Image.fromarray(grey).save(tmp_path / "x.png")
     expected = np.repeat((grey // 256).astype(np.uint8)[..., None], 3, axis=-1)
-    np.testing.assert_array_equal(read_picture(tmp_path / "x.png"), expected)
+    np.testing.assert_array_equal(read_image(tmp_path / "x.png"), expected)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L"])
@@ -200,20 +202,20 @@ def test_colours_hidden_under_transparency_do_not_appear(tmp_path: Path, mode: s
     options = {} if mode.endswith("A") else {"transparency": image.getpixel((0, 0))}
     image.save(tmp_path / "opaque.png")
     shown = np.asarray(image.convert("RGB"))
-    np.testing.assert_array_equal(read_picture(tmp_path / "opaque.png"), shown)
+    np.testing.assert_array_equal(read_image(tmp_path / "opaque.png"), shown)
     if mode.endswith("A"):
         image.putalpha(Image.fromarray(np.array([[255] * 3, [255, 255, 7]], np.uint8)))
     image.save(tmp_path / "x.png", **options)
     with pytest.raises(InputError, match=r"x\.png cannot be read .*: it is transparent in places"):
-        read_picture(tmp_path / "x.png")
+        read_image(tmp_path / "x.png")
     with pytest.raises(InputError, match="transparent in places"):
-        decode_picture((tmp_path / "x.png").read_bytes(), "x")
+        decode_image((tmp_path / "x.png").read_bytes(), "x")
 
 
 def test_a_photograph_with_a_second_image_behind_it_is_the_first(tmp_path: Path) -> None:
     """As telephones write it: MPO, a JPEG with others behind it."""
-    first, second = (Image.fromarray(one) for one in pictures(2, 16, 16))
+    first, second = (Image.fromarray(one) for one in make_images(2, 16, 16))
     first.save(tmp_path / "x.jpg", format="MPO", save_all=True, append_images=[second])
     first.save(tmp_path / "one.jpg")
-    found = read_picture(tmp_path / "x.jpg")
-    np.testing.assert_array_equal(found, read_picture(tmp_path / "one.jpg"))
+    found = read_image(tmp_path / "x.jpg")
+    np.testing.assert_array_equal(found, read_image(tmp_path / "one.jpg"))

@@ -1,4 +1,4 @@
-"""Pictures for encoders, and what a bare network takes of them, for tests."""
+"""Images for encoders, and what a bare network takes of them, for tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BACKENDS = ("openvino", "onnxruntime", "torch")
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
 
 
-def pictures(count: int, seed: int = 0) -> np.ndarray:
-    """Smooth colourful pictures, so that a colour swap matters."""
+def make_images(count: int, seed: int = 0) -> np.ndarray:
+    """Smooth colourful images, so that a colour swap matters."""
     small = np.random.default_rng(seed).integers(0, 256, (count, 4, 5, 3))
     return small.repeat(8, axis=1).repeat(8, axis=2).astype(np.uint8)
 

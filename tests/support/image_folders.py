@@ -1,4 +1,4 @@
-"""Folders of pictures that a classifier can be trained on in a test."""
+"""Folders of images that a classifier can be trained on in a test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from PIL import Image
 SIZE = (32, 40)
 
 
-def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Make noise pictures; a success has a bright red half."""
+def make_images(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Make noise images; a success has a bright red half."""
     random = np.random.default_rng(seed)
     labels = np.arange(count) % 2
     images = random.integers(60, 120, (count, *SIZE, 3), dtype=np.uint8)
@@ -27,7 +27,7 @@ VIEWS = [
 
 
 def write_views(folder: Path, count: int, views: object = VIEWS) -> Path:
-    """Write pictures of two cameras, one below the other; a success is red in both.
+    """Write images of two cameras, one below the other; a success is red in both.
 
     A failure is red in neither, or in one alone, so that no camera knows it by itself.
     """
@@ -50,7 +50,7 @@ def write_views(folder: Path, count: int, views: object = VIEWS) -> Path:
 
 
 def write_folder(folder: Path, count: int) -> Path:
-    images, labels = pictures(count)
+    images, labels = make_images(count)
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         path = folder / ("success" if label else "failure") / f"{index:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def write_folder(folder: Path, count: int) -> Path:
 
 
 def write_dots(folder: Path, count: int, *, told: bool = True) -> Path:
-    """Write noisy pictures of a red and a blue dot of 3 pixels; in a success they touch.
+    """Write noisy images of a red and a blue dot of 3 pixels; in a success they touch.
 
     With ``told=False`` chance decides whether they do, and there is nothing to learn.
     """
