@@ -51,8 +51,8 @@ def test_no_pickle_in_the_folder(bundle: Bundle) -> None:
         "bundle.json",
         "bundle.sha256",
         "golden.npz",
-        "model.onnx",
         "images",
+        "model.onnx",
     ]
 
 

@@ -108,7 +108,7 @@ def test_a_stopped_run_scores_the_rest(
         looked.append(len(images))
         return judge(self, images)
 
-    monkeypatch.setattr(Classifier, "judge", counted)
+    monkeypatch.setattr(Classifier, "predict", counted)
     assert main(asked) == 0
     assert sum(looked) == 96 - 40
     assert column.read_bytes() == whole

@@ -223,7 +223,7 @@ def test_no_hold_goes_on_over_a_step_that_was_not_judged(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(env.classifier, "judge", fails)
+        patch.setattr(env.classifier, "predict", fails)
         with pytest.raises(error):
             env.step(0 if form == "one" else np.array([0]))
     assert env._model.hold_counter.tolist() == [0]
