@@ -24,7 +24,8 @@ from faulty_environments import Rescales
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig, EngineError
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray.cluster import ADDRESS, Cluster
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig, make_engine

@@ -17,7 +17,7 @@ from vinoreward_actors.actor_learner.acting.actor import ActorConfig
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.compressor import CompressorConfig
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
-from vinoreward_actors.actor_learner.engines.base import EngineConfig
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.supervisor import Event
 from vinoreward_actors.actor_learner.transport.link import ActorSettings

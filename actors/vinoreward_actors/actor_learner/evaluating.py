@@ -15,7 +15,8 @@ from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluation, Pair, send_policy
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.controller import PolicyCache, Pushed
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig, EngineError
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.processes import Child, run_evaluator
 from vinoreward_actors.actor_learner.engines.supervisor import Event
 from vinoreward_actors.actor_learner.transport.link import NONE

@@ -17,7 +17,8 @@ from vinoreward_actors.actor_learner.acting.profile import COUNTERS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import TrainingState
 from vinoreward_actors.actor_learner.config import EVALUATE_EVERY
 from vinoreward_actors.actor_learner.controller import Pushed
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig, EngineError
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.supervisor import Event
 from vinoreward_actors.actor_learner.evaluating import BackgroundEvaluator
 from vinoreward_actors.actor_learner.progress import CompressedShare, Progress, Summary

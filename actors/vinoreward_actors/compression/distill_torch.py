@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +26,24 @@ with needed_for("distillation", "train"):
 
     from vinoreward_actors.policies.torch_policy import TorchPolicy, from_policy
 
-if TYPE_CHECKING:
-    from vinoreward_actors.compression.distill import Distill
-
 MOST_STEPS = 400
 """Maximum of updates per push with a time limit; more on the same observations gain little."""
 MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
 """Parts of a student's state and PyTorch's names for them."""
 FAR_CLOSER = 0.5
 """Restart from another policy if its divergence is below this fraction of the student's."""
+
+
+class Lesson(Protocol):
+    """Settings of :class:`~vinoreward_actors.compression.Distill` that training reads."""
+
+    steps: int
+    batch: int
+    learning_rate: float
+    beta: float
+    value_weight: float
+    temperature: float
+    sigma: float
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class Batch:
 
 
 def head_loss(
-    spec: PolicySpec, teacher: Tensor, student: Tensor, lesson: Distill, spread: float
+    spec: PolicySpec, teacher: Tensor, student: Tensor, lesson: Lesson, spread: float
 ) -> Tensor:
     """Return ``KL(teacher || student) - beta * H(student)`` of outputs (N, K), averaged.
 
@@ -76,7 +85,7 @@ def head_loss(
     return (divergence - lesson.beta * entropy).mean()
 
 
-def loss(module: TorchPolicy, teacher: PolicySpec, batch: Batch, lesson: Distill) -> Tensor:
+def loss(module: TorchPolicy, teacher: PolicySpec, batch: Batch, lesson: Lesson) -> Tensor:
     """Return equation 1 of AcceRL, averaged over a batch."""
     outputs, values = module(batch.observations)
     total = head_loss(teacher, batch.outputs, outputs, lesson, batch.spread)
@@ -139,7 +148,7 @@ class Student:
 class Distillation:
     """One push: its observations, a cache of the teacher's outputs, and the hyperparameters."""
 
-    def __init__(self, context: CompressionContext, lesson: Distill) -> None:
+    def __init__(self, context: CompressionContext, lesson: Lesson) -> None:
         self._context, self._lesson = context, lesson
         self._observations = torch.from_numpy(np.array(context.observations))
         self._teacher, self._spec = from_policy(context.teacher), context.teacher.spec

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from vinoreward.errors import InputError
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
-from vinoreward_actors.actor_learner.engines.base import EngineConfig
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray import engine
 from vinoreward_actors.actor_learner.engines.ray.exchange import (
     Identity,

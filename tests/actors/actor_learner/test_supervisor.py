@@ -11,7 +11,7 @@ import pytest
 from engine_runs import config
 
 from vinoreward.errors import InputError
-from vinoreward_actors.actor_learner.engines.base import EngineConfig
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.supervisor import (
     END_PATIENCE,
     SAVE_PATIENCE,

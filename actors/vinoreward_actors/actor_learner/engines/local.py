@@ -22,10 +22,10 @@ from vinoreward_actors.actor_learner.compressor import Compressor, CompressorCon
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
 from vinoreward_actors.actor_learner.engines.base import (
     Engine,
-    EngineConfig,
     TrajectorySource,
     not_running,
 )
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.processes import Child, reporting, send
 from vinoreward_actors.actor_learner.engines.supervisor import Status, Supervisor, Worker
 from vinoreward_actors.actor_learner.transport.link import (

@@ -22,7 +22,7 @@ from vinoreward_actors.actor_learner.acting.environments import Episode
 from vinoreward_actors.actor_learner.transport.link import NONE
 
 if TYPE_CHECKING:
-    from vinoreward_actors.actor_learner.engines.base import EngineConfig
+    from vinoreward_actors.actor_learner.engines.config import EngineConfig
 
 MINUTE = 60.0
 WATCH_EVERY = 0.1

@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from vinoreward_actors.actor_learner.engines.base import (
     Engine,
-    EngineConfig,
     EngineError,
     TrajectorySource,
     not_running,
 )
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray.cluster import (
     Cluster,
     HeadWatch,

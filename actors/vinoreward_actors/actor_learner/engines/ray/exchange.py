@@ -30,7 +30,7 @@ from vinoreward_actors.actor_learner.transport.trajectory import (
 from vinoreward_actors.policies.wire import Bytes
 
 if TYPE_CHECKING:
-    from vinoreward_actors.actor_learner.engines.base import EngineConfig
+    from vinoreward_actors.actor_learner.engines.config import EngineConfig
 
 INLINE_BYTES = 64 << 10
 """Smaller payloads travel in the answer itself, which saves a round trip; Ray's limit is 100 KB."""
