@@ -166,7 +166,7 @@ def test_tuples_and_numpy_numbers_become_json() -> None:
     assert spec.metrics == {"rate": 0.5, "interval": [0, 1]}
 
 
-def test_views_survive_json_and_a_image_of_one_view_does_not_name_them() -> None:
+def test_views_survive_json_and_an_image_of_one_view_does_not_name_them() -> None:
     views = (
         View("front", 30, "obs:front", age=1),
         View("front", 30, "obs:front"),

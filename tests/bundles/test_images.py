@@ -156,7 +156,7 @@ def test_another_size_is_refused_where_nothing_resizes() -> None:
         prepare(make_images(1, 14, 16), ImageSpec(12, 16))
 
 
-def test_a_image_smaller_than_the_crop_is_refused() -> None:
+def test_an_image_smaller_than_the_crop_is_refused() -> None:
     with pytest.raises(ImageMismatchError, match="at least 17 x 23"):
         prepare(make_images(1, 16, 40), ImageSpec(12, 16, crop=(5, 7, 12, 16)))
 

@@ -125,7 +125,7 @@ def test_answers_are_those_of_the_plain_network(
     np.testing.assert_allclose(result, expected(batch), atol=1e-4)
 
 
-def test_a_image_has_the_same_answer_in_every_batch(backend: Backend) -> None:
+def test_an_image_has_the_same_answer_in_every_batch(backend: Backend) -> None:
     batch = make_images(23)
     whole = backend.infer(batch)
     for count in (1, 2, 5, 17, 1, 16):

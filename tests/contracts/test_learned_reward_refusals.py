@@ -57,7 +57,7 @@ def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle
         ("image", "pixels", "image_source"),
     ],
 )
-def test_a_image_that_is_not_there_is_refused_at_once(
+def test_an_image_that_is_not_there_is_refused_at_once(
     bundle: Bundle, kind: str, source: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

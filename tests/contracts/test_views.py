@@ -210,7 +210,7 @@ def test_the_card_and_the_description_name_the_views(bundle: Bundle) -> None:
     }
 
 
-def test_a_image_of_one_view_says_nothing_of_views(tmp_path: Path) -> None:
+def test_an_image_of_one_view_says_nothing_of_views(tmp_path: Path) -> None:
     """Versions of before read it: they refuse keys that they do not know."""
     bundle = save_toy_bundle(tmp_path / "toy")
     assert "views" not in json.loads((bundle.path / "bundle.json").read_text())["image"]

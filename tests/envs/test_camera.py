@@ -206,7 +206,7 @@ def test_an_arm_far_out_of_the_task_is_still_tinys() -> None:
         ({"mesh": "5"}, "mesh='5'"),
     ],
 )
-def test_a_image_that_cannot_be_is_refused(fields: Any, said: str) -> None:
+def test_an_image_that_cannot_be_is_refused(fields: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         CameraSpec(**fields)
 

@@ -141,7 +141,7 @@ def test_the_limit_is_above_what_its_episodes_ask_for(seed: int, episodes: int) 
     np.testing.assert_allclose(2 * larger.ood_score(held_out), guard.ood_score(held_out), rtol=1e-5)
 
 
-def test_a_image_alone_is_as_ood_as_among_others(guard: OodDetector) -> None:
+def test_an_image_alone_is_as_ood_as_among_others(guard: OodDetector) -> None:
     images = np.concatenate([scenes(5, 5), CHANGES["half the light"](scenes(5, 6))])
     together = guard.ood_score(images)
     assert together.shape == (10,) and together.dtype == np.float32

@@ -237,7 +237,7 @@ def test_the_card_explains_the_second_look(bundle: Bundle) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(0, 9))
-def test_a_image_moves_by_a_pixel_and_repeats_its_side(
+def test_an_image_moves_by_a_pixel_and_repeats_its_side(
     count: int, height: int, width: int, seed: int
 ) -> None:
     images = np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), np.uint8)

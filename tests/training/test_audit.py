@@ -281,7 +281,7 @@ def test_the_most_certain_images_are_shown_and_none_twice(found: list[tuple[int,
         assert shown[0] == max(each for _, each in found)
 
 
-def test_something_small_makes_a_image_another() -> None:
+def test_something_small_makes_an_image_another() -> None:
     white = np.full((1, 48, 60, 3), 255, np.uint8)
     here, there, nearly = white.copy(), white.copy(), white.copy()
     here[0, 10:18, 20:24], there[0, 30:38, 20:24], nearly[0, 10:18, 20:24] = 60, 60, 62

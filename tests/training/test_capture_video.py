@@ -96,7 +96,7 @@ def test_videos_become_episodes_with_labels_by_time(
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
-def test_a_image_is_what_the_screen_shows_at_its_moment(tmp_path: Path, name: str) -> None:
+def test_an_image_is_what_the_screen_shows_at_its_moment(tmp_path: Path, name: str) -> None:
     """Few images a second must not show what comes up to half a period later."""
     folder, out = tmp_path / "videos", tmp_path / "data"
     film(folder / name, seconds=5)

@@ -293,7 +293,7 @@ def test_a_grown_capture_moves_no_episode_to_another_part(tmp_path: Path) -> Non
     )
 
 
-def test_what_drew_a_image_decides_its_part_and_not_where_it_is_kept(tmp_path: Path) -> None:
+def test_what_drew_an_image_decides_its_part_and_not_where_it_is_kept(tmp_path: Path) -> None:
     first = sides(episodes_folder(tmp_path / "first", 90))
     # The scene draws the same image whichever of its environments is named.
     assert sides(episodes_folder(tmp_path / "env", 90, env="PandaHover-v0")) == first
@@ -357,7 +357,7 @@ def test_a_small_file_with_huge_pixels_is_refused_before_it_is_decoded(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "PPM", "ICO"])
-def test_a_image_of_another_format_is_refused_whatever_its_name(tmp_path: Path, kind: str) -> None:
+def test_an_image_of_another_format_is_refused_whatever_its_name(tmp_path: Path, kind: str) -> None:
     image_folder(tmp_path)
     Image.new("RGB", (20, 16)).save(tmp_path / "success" / "0.png", format=kind)
     with pytest.raises(DatasetError, match=r"success/0\.png cannot be read.*PNG, JPEG, BMP"):
@@ -544,7 +544,7 @@ def test_more_images_than_memory_is_said_before_they_are_read(tmp_path: Path) ->
         load_dataset(folder, size=(1_000_000, 1_000_000))
 
 
-def test_any_damage_of_a_image_ends_in_a_sentence_or_the_same_size(tmp_path: Path) -> None:
+def test_any_damage_of_an_image_ends_in_a_sentence_or_the_same_size(tmp_path: Path) -> None:
     path = tmp_path / "x"
     random = np.random.default_rng(0)
     noise = Image.fromarray(random.integers(0, 256, (16, 20, 3)).astype(np.uint8))

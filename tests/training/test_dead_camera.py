@@ -37,7 +37,7 @@ def sources(height: int = 96, width: int = 128) -> np.ndarray:
     st.integers(0, 2**32),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_family_draws_a_image_of_the_given_size(
+def test_every_family_draws_an_image_of_the_given_size(
     family: str, height: int, width: int, seed: int
 ) -> None:
     images = sources(height, width)

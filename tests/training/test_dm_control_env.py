@@ -121,7 +121,7 @@ def test_options_of_the_image_that_the_task_does_not_have_are_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(ctypes.util.find_library("OSMesa") is None, reason="needs libosmesa6")
-def test_size_camera_and_shadows_of_a_image() -> None:
+def test_size_camera_and_shadows_of_an_image() -> None:
     pytest.importorskip("dm_control")
     code = (
         "import os\n"

@@ -115,7 +115,7 @@ def test_a_size_that_a_network_does_not_take_is_refused_with_the_one_it_does() -
 
 
 @pytest.mark.parametrize("height", [24, 25])  # 23 comes to the same as 24, 26 as 25
-def test_a_image_too_small_for_openvino_is_refused_first(tmp_path: Path, height: int) -> None:
+def test_an_image_too_small_for_openvino_is_refused_first(tmp_path: Path, height: int) -> None:
     """The oracle is OpenVINO on what a training would export. PyTorch fills up a pool's input."""
     net, path = build("squeezenet1_1").eval(), tmp_path / "model.onnx"
     export_onnx(WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD).eval(), path, height, 40)

@@ -285,7 +285,7 @@ def test_a_missing_library_is_named_with_its_extra(
     assert not (tmp_path / "lamp").exists()
 
 
-def test_a_image_that_changes_its_size_is_refused(tmp_path: Path) -> None:
+def test_an_image_that_changes_its_size_is_refused(tmp_path: Path) -> None:
     features = {RENDER: camera_feature((32, 48, 3)), "action": column_feature("float32")}
     with LeRobotWriter(tmp_path, features, 10, "walk") as writer:
         for value in (0.0, 1.0):

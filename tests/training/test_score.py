@@ -102,11 +102,11 @@ def test_a_stopped_run_scores_the_rest(
     lines = whole.splitlines(keepends=True)
     # As a kill leaves it, within a letter of two bytes.
     column.write_bytes(b"".join(lines[:41]) + lines[41][:9] + "ü".encode()[:1])
-    looked, judge = [], Classifier.judge
+    looked, predict = [], Classifier.predict
 
     def counted(self: Classifier, images: np.ndarray) -> Prediction:
         looked.append(len(images))
-        return judge(self, images)
+        return predict(self, images)
 
     monkeypatch.setattr(Classifier, "predict", counted)
     assert main(asked) == 0
@@ -187,7 +187,7 @@ def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) ->
         assert (judged["episodes"] == len(test)) is (number == 1)
 
 
-def test_a_image_of_another_size_is_named(tmp_path: Path) -> None:
+def test_an_image_of_another_size_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "mine/strange.png")
     with pytest.raises(DatasetError, match=r"mine, strange\.png: the image is 20 x 20 pixels"):

@@ -101,11 +101,11 @@ def test_a_step_of_all_environments_is_one_classification(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    judge = Classifier.judge
+    predict = Classifier.predict
     monkeypatch.setattr(
         Classifier,
-        "judge",
-        lambda self, images: (sizes.append(len(images)), judge(self, images))[1],
+        "predict",
+        lambda self, images: (sizes.append(len(images)), predict(self, images))[1],
     )
     env = make_envs(4, TOY, bundle=str(bundle.path), wrap_bundle=True, processes=False)
     env.reset()

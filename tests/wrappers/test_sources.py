@@ -103,7 +103,7 @@ class Nested(gym.ObservationWrapper[Any, Any, Any]):
         return {"agent_pos": np.zeros(2, np.float32), "pixels": {"front": front, "top": 0 * front}}
 
 
-def test_a_key_with_a_dot_names_a_image_in_a_dict_in_the_dict(bundle: Bundle) -> None:
+def test_a_key_with_a_dot_names_an_image_in_a_dict_in_the_dict(bundle: Bundle) -> None:
     envs = SyncVectorEnv([Nested] * ENVS)
     observations, _ = envs.reset(seed=3)
     source = source_of(bundle, "obs:pixels.front", envs.single_observation_space)
@@ -116,7 +116,7 @@ def test_a_key_with_a_dot_names_a_image_in_a_dict_in_the_dict(bundle: Bundle) ->
         default_source(envs.single_observation_space, "rgb_array")
 
 
-def test_a_image_may_be_a_torch_tensor(bundle: Bundle) -> None:
+def test_an_image_may_be_a_torch_tensor(bundle: Bundle) -> None:
     plain, tensors = Nested(), Nested(tensors=True)
     source = source_of(bundle, "obs:pixels.front", plain.observation_space)
     expected = source.single(plain, plain.reset(seed=3)[0])

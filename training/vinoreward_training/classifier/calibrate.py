@@ -93,7 +93,7 @@ def _with_shifts(
     success: int,
     measured: Indices,
 ) -> Evaluation | None:
-    """Return an evaluation of translation average with their band; None if they change nothing.
+    """Return an evaluation of translation averages with their band; None if they change nothing.
 
     The band holds every decision that the means change on the ``measured`` frames, so the network's
     own scores, which count beyond it, give the same rates. They also count there for the frames of
@@ -116,7 +116,7 @@ def _with_shifts(
 
     band = farthest(own.frames[measured], means.frames[measured])
     if band == 0:
-        print("translation average change no decision, so the network's own scores stay")
+        print("translation averages change no decision, so the network's own scores stay")
         return None
     first, second = (
         {
@@ -134,7 +134,7 @@ def _with_shifts(
             band, *(farthest(each[family], mean[family]) for each, mean in pairs for family in each)
         )
     print(
-        f"translation average count within {band:.3g} log-odds of the threshold: for "
+        f"translation averages count within {band:.3g} log-odds of the threshold: for "
         f"{near(own.frames[measured]).mean():.1%} of {len(measured)} frames"
     )
     decision = dataclasses.replace(decision, translation_band=band)
@@ -294,9 +294,7 @@ def run(config: CalibrateConfig) -> int:
     _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
     say(result, guard)
     if spec.decision.translation_band and not config.average_shifts:
-        print(
-            "note: the bundle no longer judges by translation average; --average-shifts keeps them"
-        )
+        print("note: the bundle no longer scores translation averages; --average-shifts keeps them")
     if verdict.level == "useless":
         return USELESS
     print(f"next: {following(config, dataset, bundle.path)}")

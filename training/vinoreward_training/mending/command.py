@@ -127,7 +127,7 @@ def compare(
     print(f"bundle {saved}; {audits[1].verdict} {audits[1].robustness}")
     if old.spec.decision is not None and old.spec.decision.translation_band:
         print(
-            "note: near its threshold the old bundle judged by means over shifted images, "
+            "note: near its threshold the old bundle scored translation averages, "
             "and this one does not; vinoreward calibrate --average-shifts gives it that again"
         )
     print(f"next: {after_mending(saved, config)}")

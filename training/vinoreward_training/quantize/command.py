@@ -139,7 +139,7 @@ def compare(
 
 
 def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
-    """Return how FP32 decides (N,), of its log-odds and, where those count, translation average."""
+    """Return how FP32 decides (N,), of its log-odds and translation averages."""
     decision = bundle.spec.decision
     threshold = logit(decision.threshold)
     decided = log_odds >= threshold

@@ -136,7 +136,7 @@ def gate(
     INT8 decides alone, without a band, if its own flips are below the limit with confidence.
     ``before`` (FP32) and, per backend, ``after`` (INT8) are (N,) log-odds, as is ``threshold``.
     ``decided`` (N,) is how FP32 decides, if not by ``before`` alone: within ``translation_band`` of
-    the threshold by translation average. FP32 then judges all frames in that band, and INT8 never
+    the threshold by translation averages. FP32 then judges all frames in that band, and INT8 never
     decides alone.
     ``config.max_flips`` limits the boundary-rich set, ``max_second_looks`` all judged frames.
     """

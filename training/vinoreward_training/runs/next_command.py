@@ -319,7 +319,7 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
 
 def _program(bundle: Path, kind: str) -> str:
     """Return a program that runs a bundle on images, and what stands for theirs."""
-    runner, method = ("Encoder", "encode") if kind == "encoder" else ("Classifier", "judge")
+    runner, method = ("Encoder", "encode") if kind == "encoder" else ("Classifier", "predict")
     lines = (
         f"in Python, for each image of a folder ({IMAGES} stands for yours):",
         "from pathlib import Path",
