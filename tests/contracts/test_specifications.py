@@ -213,7 +213,7 @@ def test_the_places_that_written_specifications_name_stay(tmp_path: Path) -> Non
 
 def test_specifications_of_earlier_versions_find_their_wrappers() -> None:
     for place in (
-        "final_obs:CopyFinalObs", "render_once:RenderOnce", "learned_reward:LearnedReward",
+        "env_adapter:CopyFinalObs", "render_once:RenderOnce", "learned_reward:LearnedReward",
         "encoded:EncodedObservation",
     ):  # fmt: skip
         assert issubclass(load_env_creator(f"vinoreward.wrappers.{place}"), gym.Wrapper)
@@ -222,7 +222,7 @@ def test_specifications_of_earlier_versions_find_their_wrappers() -> None:
         "additional_wrappers": [
             {
                 "name": "CopyFinalObs",
-                "entry_point": "vinoreward.wrappers.final_obs:CopyFinalObs",
+                "entry_point": "vinoreward.wrappers.env_adapter:CopyFinalObs",
                 "kwargs": {},
             }
         ],

@@ -1,17 +1,24 @@
-"""Resets of a batch of environments in the step that ends an episode, on a device too."""
+"""Resets of a batch of environments in the step that ends an episode, and what infos keep of it.
+
+A vector environment's infos are ``infos[key]`` where ``infos["_" + key]`` is True, in NumPy's
+arrays or torch's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from vinoreward.arrays import Array, is_tensor
+from vinoreward.arrays import Array, Arrays, is_tensor
 from vinoreward.errors import ConfigError
-from vinoreward.wrappers.infos import masked, merged
+
+Infos = dict[str, Any]
 
 
 class VectorAutoreset(VectorWrapper[Any, Any, Any, Any, Any]):
@@ -43,30 +50,122 @@ class VectorAutoreset(VectorWrapper[Any, Any, Any, Any, Any]):
         super().__init__(env)
         self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, Infos]:
         """Step all environments; reset those whose episode ended."""
         observations, rewards, terminations, truncations, infos = self.env.step(actions)
         over = terminations | truncations
-        if isinstance(over, np.ndarray) and not over.any():
-            return observations, rewards, terminations, truncations, infos
-        final = self._copy(observations, over)
-        fresh, begun = self.env.reset(options={"reset_mask": over})
-        going, ended = merged(infos, begun, over), masked(infos, over)
-        going.update(final_obs=final, _final_obs=over, final_info=ended, _final_info=over & True)
-        return fresh, rewards, terminations, truncations, going
+        if is_tensor(over) or over.any():
+            observations, infos = reset_ended(self.env, over, observations, infos)
+        return observations, rewards, terminations, truncations, infos
 
-    def _copy(self, observations: Any, over: Array) -> Any:
-        """Return final observations in memory of their own."""
-        if is_tensor(observations):
-            return observations.clone()
-        if isinstance(observations, Mapping) and not isinstance(over, np.ndarray):
-            return {key: self._copy(part, over) for key, part in observations.items()}
-        last = np.full(self.num_envs, None, object)
-        if isinstance(observations, np.ndarray):
-            for i in np.flatnonzero(over).tolist():
-                last[i] = observations[i].copy()
-            return last
-        for i, one in enumerate(iterate(self.observation_space, observations)):
-            if over[i]:
-                last[i] = np.array(one) if isinstance(one, np.ndarray) else one
-        return last
+
+def reset_ended(
+    env: VectorEnv[Any, Any, Any], over: Array, observations: Any, infos: Infos
+) -> tuple[Any, Infos]:
+    """Reset environments where ``over`` is True, ``(num_envs,)``.
+
+    Returns all observations, and infos whose ``final_obs`` and ``final_info`` hold, there, what
+    ``observations`` and ``infos`` were.
+    """
+    final = _final_obs(env.observation_space, observations, over)
+    ended = masked(infos, over)
+    fresh, begun = env.reset(options={"reset_mask": over & True})
+    going = merged(infos, begun, over)
+    if "final_obs" in going:
+        put(going, "final_obs", final, over)
+    else:
+        going["final_obs"], going["_final_obs"] = final, over & True
+    before = going.get("final_info")
+    going["final_info"] = ended if before is None else merged(before, ended, over)
+    going["_final_info"] = going["_final_obs"] & True
+    return fresh, going
+
+
+def _final_obs(space: gym.Space[Any], observations: Any, over: Array) -> Any:
+    """Return final observations in memory of their own: tensors, or an array of objects."""
+    if is_tensor(observations):
+        return observations.clone()
+    if isinstance(observations, Mapping) and is_tensor(over):
+        return {key: _final_obs(space, part, over) for key, part in observations.items()}
+    rows: Any = observations
+    if not isinstance(observations, np.ndarray):
+        rows = list(iterate(space, observations))
+    last = np.full(len(over), None, object)
+    for i in np.flatnonzero(over).tolist():
+        last[i] = copy.deepcopy(rows[i])
+    return last
+
+
+def mask_of(infos: Mapping[str, Any], key: str, default: Array) -> Array:
+    """Return where a key is set, in new memory; ``default`` where infos have no mask of it."""
+    return infos.get(f"_{key}", default) & True
+
+
+def put(infos: Infos, key: str, values: Any, mask: Array) -> None:
+    """Set a key where ``mask`` is True, in new memory; elsewhere it stays as it is.
+
+    ``values`` are an array ``(N, ...)``, or infos themselves.
+    """
+    before = infos.get(key)
+    own = mask & True if before is None else mask_of(infos, key, mask | True) | mask
+    if isinstance(values, Mapping):
+        infos[key] = merged(before or {}, values, mask)
+    else:
+        infos[key] = _where(mask, values, before)
+    infos[f"_{key}"] = own
+
+
+def masked(infos: Mapping[str, Any], mask: Array) -> Infos:
+    """Return infos that are set where ``mask`` is True, in new memory."""
+    return merged({}, infos, mask)
+
+
+def merged(infos: Mapping[str, Any], others: Mapping[str, Any], mask: Array) -> Infos:
+    """Return infos in new memory: of ``others`` where ``mask`` is True, of ``infos`` elsewhere."""
+    result: Infos = {}
+    for given, where in ((infos, ~mask), (others, mask)):
+        for key in _keys(given):
+            put(result, key, given[key], mask_of(given, key, True) & where)
+    return result
+
+
+def keep_original(infos: Infos, key: str, default: Array) -> bool:
+    """Move a key and its mask to ``original_<key>``, in place; return whether it was there."""
+    if key not in infos:
+        return False
+    mask = mask_of(infos, key, default)
+    infos[f"original_{key}"], infos[f"_original_{key}"] = infos.pop(key), mask
+    infos.pop(f"_{key}", None)
+    return True
+
+
+def converted(infos: Mapping[str, Any], convert: Callable[[Array], Array]) -> Infos:
+    """Return infos whose arrays of numbers are converted, those of observations as they are."""
+    result = dict(infos)
+    for key, values in infos.items():
+        if key == "final_obs":
+            continue
+        if isinstance(values, Mapping):
+            result[key] = converted(values, convert)
+        elif is_tensor(values) or (isinstance(values, np.ndarray) and values.dtype != "O"):
+            result[key] = convert(values)
+    return result
+
+
+def invalid_actions(infos: Mapping[str, Any], nowhere: Array) -> Array:
+    """Return where an action was invalid, so that no image shows what it led to."""
+    final = infos.get("final_info", {})
+    return infos.get("invalid_action", nowhere) | final.get("invalid_action", False)
+
+
+def _keys(infos: Mapping[str, Any]) -> list[str]:
+    return [key for key in infos if not (key.startswith("_") and key[1:] in infos)]
+
+
+def _where(mask: Array, values: Array, otherwise: Array | None) -> Array:
+    """Return values where ``mask``, ``(N,)``, is True, of ``otherwise`` or zeros elsewhere."""
+    values = values if is_tensor(values) else np.asarray(values)
+    shaped = mask.reshape(-1, *[1] * (values.ndim - 1))
+    if otherwise is None and values.dtype != np.object_:
+        otherwise = Arrays.like(values).xp.zeros_like(values)
+    return Arrays.like(values).xp.where(shaped, values, otherwise)

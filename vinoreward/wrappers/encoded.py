@@ -23,7 +23,9 @@ from vinoreward.wrappers.env_adapter import (
     SingleAdapter,
     refuse_autoreset,
 )
+from vinoreward.wrappers.render_once import IMAGE
 from vinoreward.wrappers.sources import (
+    EnvInfo,
     ImageReader,
     ImageSource,
     OneSource,
@@ -44,42 +46,40 @@ class EncodingOptions:
     def __post_init__(self) -> None:
         # A single key may be given as it is: RL Zoo's YAML makes that an easy slip.
         keep = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)
-        if any(not isinstance(key, str) for key in keep) or len(set(keep)) != len(keep):
-            raise ConfigError(
-                f"keep is {self.keep!r}. Expected different keys of the observation, e.g. "
-                "('position',)."
-            )
         object.__setattr__(self, "keep", keep)
-        if not _whole(self.frame_stack) or self.frame_stack < 1:
-            raise ConfigError(f"frame_stack is {self.frame_stack!r}. Expected at least 1.")
-        if self.seed is not None and (not _whole(self.seed) or self.seed < 0):
-            raise ConfigError(f"seed is {self.seed!r}. Expected a number of at least 0, or None.")
-        for name in ("sample", "image_in_info"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}. Expected true or false.")
+        different = all(isinstance(key, str) for key in keep) and len(set(keep)) == len(keep)
+        for name, right, expected in (
+            ("keep", different, "different keys of the observation, e.g. ('position',)"),
+            ("frame_stack", _whole(self.frame_stack, 1), "a whole number of at least 1"),
+            ("seed", self.seed is None or _whole(self.seed, 0), "a number of at least 0, or None"),
+            ("sample", isinstance(self.sample, bool), "true or false"),
+            ("image_in_info", isinstance(self.image_in_info, bool), "true or false"),
+        ):
+            if not right:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}. Expected {expected}.")
 
 
 class EncodingCore:
     """Turns images of N environments into observations, on NumPy arrays or torch tensors.
 
     Arrays are NumPy's, or torch tensors on one device after :meth:`use`, where nothing waits for
-    it. ``space`` is one environment's.
+    it.
     """
 
     def __init__(
         self,
         encoder: Encoder,
         source: ImageReader,
-        space: gym.Space[Any],
+        info: EnvInfo,
         options: EncodingOptions,
-        num_envs: int,
     ) -> None:
         if options.sample:
             encoder.check_samples()
         self.encoder = encoder
         self.source = source
         self.options = options
-        self._kept = {key: _kept(space, key, source) for key in options.keep}
+        self._info = info
+        self._kept = {key: _kept(info.space, key, source) for key in options.keep}
         frames = options.frame_stack * source.count
         parts = [gym.spaces.flatten_space(part) for part in self._kept.values()]
         boxes = [part for part in parts if isinstance(part, gym.spaces.Box)]
@@ -88,8 +88,8 @@ class EncodingCore:
         # Rounding to float32 keeps order, so that no value leaves bounds rounded like it.
         self.space = gym.spaces.Box(low.astype(np.float32), high.astype(np.float32))
         size = source.count * encoder.latent_size
-        self._stacks: Array = np.zeros((num_envs, options.frame_stack, size), np.float32)
-        self._random = [self._generator(i) for i in range(num_envs)]
+        self._stacks: Array = np.zeros((info.num_envs, options.frame_stack, size), np.float32)
+        self._random = [self._generator(i) for i in range(info.num_envs)]
 
     def stays_on(self, images: object) -> bool:
         """Return whether images are tensors that are encoded without waiting for their device."""
@@ -100,6 +100,10 @@ class EncodingCore:
     def use(self, arrays: Arrays) -> None:
         """Take and return arrays of this library and device from now on; forget all stacks."""
         self._stacks = arrays.cast(np.zeros_like(self._stacks), "float32")
+
+    def check(self) -> None:
+        """Raise OutputError, once, if the network gave NaN or infinity on a device."""
+        self.encoder.check()
 
     def seed(self, index: int, seed: int | None) -> None:
         """Restart an environment's random numbers where it is reset with a seed."""
@@ -143,7 +147,7 @@ class EncodingCore:
         self.begin(starting, self._spread(begins, latents[len(ends) :]))
         if not self.options.image_in_info:
             return seen, {}, {}
-        newest = iter(map(shown, images[:, -1]))
+        newest = iter(images[:, -1].copy())  # environments may write to theirs again
         return seen, {i: next(newest) for i in ends}, {i: next(newest) for i in begins}
 
     def encode(self, indices: Sequence[int], images: NDArray[np.uint8]) -> Array:
@@ -171,8 +175,7 @@ class EncodingCore:
 
     def observed(self, observations: Any) -> Array:
         """Return what the learner sees of a batch of all environments."""
-        rows = self.source.rows(observations) if self._kept else []
-        return self.observations(slice(None), rows)
+        return self.observations(rows=self._info.rows(observations) if self._kept else ())
 
     def observations(self, indices: Any = slice(None), rows: Sequence[Any] = ()) -> Array:
         """Return what the learner sees of M environments, ``(M, L)`` float32 in new memory.
@@ -223,6 +226,8 @@ class EncodedObservationBase(EnvAdapter[AnyEnv]):
         seed: int | None = None,
         image_in_info: bool = False,
     ) -> None:
+        arguments = dict(locals())
+        del arguments["self"], arguments["env"]
         options = EncodingOptions(keep, frame_stack, sample, seed, image_in_info)
         encoder = Encoder(
             resolve_bundle(bundle),
@@ -231,31 +236,23 @@ class EncodedObservationBase(EnvAdapter[AnyEnv]):
             precision=precision,
             threads=threads,
         )
-        arguments = {
-            "bundle": bundle_spec(bundle, encoder.bundle),
-            "backend": backend,
-            "device": device,
-            "precision": precision,
-            "threads": threads,
-            "image_source": image_source,
-            **vars(options),
-        }
-        inside = self._env_info(env)
+        arguments |= {**vars(options), "bundle": bundle_spec(bundle, encoder.bundle)}
+        info = self._env_info(env)
         if image_source is None:
-            image_source = default_source(inside.space, inside.render_mode)
+            image_source = default_source(info.space, info.render_mode)
         self._init_wrapper(env, image_source, arguments)
-        source = ImageReader(image_source, inside, encoder.bundle, stacked=True)
-        self._core = EncodingCore(encoder, source, inside.space, options, inside.num_envs)
-        self._set_space(self._core.space)
+        self._source = ImageReader(image_source, info, encoder.bundle, stacked=True)
+        self._model = EncodingCore(encoder, self._source, info, options)
+        self._set_space(self._model.space)
 
     @property
     def encoder(self) -> Encoder:
         """What encodes the images. It loads at the first one."""
-        return self._core.encoder
+        return self._model.encoder
 
     def close(self, **kwargs: Any) -> None:
         """Close the environment and free the network."""
-        self._core.encoder.close()
+        self._model.encoder.close()
         super().close(**kwargs)  # type: ignore[misc]
 
 
@@ -308,7 +305,7 @@ class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
-        self._core.seed(0, seed)
+        self._model.seed(0, seed)
         return self._observe(observation, info, first=True)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -325,17 +322,12 @@ class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
     def _observe(
         self, observation: Any, info: dict[str, Any], *, first: bool
     ) -> tuple[Any, dict[str, Any]]:
-        core = self._core
+        core = self._model
         images = core.source.single(self.env, observation)
         (core.begin if first else core.push)(ONE, core.encode([0], images))
         if core.options.image_in_info:
-            info = {**info, "image": shown(images[0, -1])}
+            info = {**info, IMAGE: images[0, -1].copy()}
         return core.observations(rows=[observation])[0], info
-
-
-def shown(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a copy of an image for ``info``: environments may write to theirs again."""
-    return np.array(image, order="C")
 
 
 def _kept(space: gym.Space[Any], key: str, source: ImageReader) -> gym.Space[Any]:
@@ -355,5 +347,6 @@ def _kept(space: gym.Space[Any], key: str, source: ImageReader) -> gym.Space[Any
     return part
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def _whole(value: Any, least: int) -> bool:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and bool(value >= least)

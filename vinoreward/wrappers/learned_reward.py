@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, SupportsFloat
@@ -30,13 +31,11 @@ from vinoreward.wrappers.render_once import layers
 from vinoreward.wrappers.sources import (
     ImageSource,
     has_state,
+    image_reader,
+    sources_of,
     state_of,
 )
-from vinoreward.wrappers.views import image_reader, sources_of
 
-# Attributes by which Gymnasium's RecordEpisodeStatistics and SB3's Monitor are known: also in
-# another process, and without importing SB3.
-GYMNASIUM_RECORDER, SB3_RECORDER = "return_queue", "get_episode_rewards"
 RELABELS = "compute_reward"
 """What hindsight experience replay calls in a goal environment."""
 
@@ -45,6 +44,8 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
     """Base of the forms of :class:`~vinoreward.LearnedReward`, which explains the arguments."""
 
     _default_source: ClassVar[str] = "render"
+    _recorded = False
+    """Whether ``episode`` is written into an episode's last ``info``."""
 
     def __init__(
         self,
@@ -72,20 +73,10 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         frozen_check: bool = True,
         accept_foreign_images: bool = False,
     ) -> None:
-        options = RewardOptions(
-            success_reward=success_reward,
-            step_reward=step_reward,
-            env_reward_weight=env_reward_weight,
-            success_replaces_env_reward=success_replaces_env_reward,
-            reward_mode=reward_mode,
-            success_hold_steps=success_hold_steps,
-            success_filter=success_filter,
-            terminate_on_success=terminate_on_success,
-            gamma=gamma,
-            hold_in_observation=hold_in_observation,
-            on_ood=on_ood,
-            frozen_check=frozen_check,
-        )
+        arguments = dict(locals())
+        del arguments["self"], arguments["env"]
+        fields = dataclasses.fields(RewardOptions)
+        options = RewardOptions(**{field.name: arguments[field.name] for field in fields})
         info = self._env_info(env)
         self._model = RewardModel(
             resolve_bundle(bundle),
@@ -100,25 +91,18 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         )
         loaded = self.classifier.bundle
         source = sources_of(image_source, loaded, self._default_source)
+        arguments |= {**vars(options), "bundle": bundle_spec(bundle, loaded)}
+        arguments["image_source"] = source
         if success_threshold is None:
             warn_uncalibrated(loaded)
-        arguments = {
-            "bundle": bundle_spec(bundle, loaded),
-            "backend": backend,
-            "device": device,
-            "precision": precision,
-            "threads": threads,
-            "image_source": source,
-            "success_threshold": None if success_threshold is None else self.classifier.threshold,
-            "success_exit_threshold": (
-                None if success_exit_threshold is None else self.classifier.exit_threshold
-            ),
-            "accept_foreign_images": accept_foreign_images,
-            **vars(options),
-        }
+        else:
+            arguments["success_threshold"] = self.classifier.threshold
+        if success_exit_threshold is not None:
+            arguments["success_exit_threshold"] = self.classifier.exit_threshold
         if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_images):
             check_origin(loaded)
         self._init_wrapper(env, source, arguments)
+        self._info = info
         self._source = image_reader(source, info, loaded)
         if frozen_check and on_ood != "ignore" and has_state(info.space):
             self._model.frozen = FrozenCheck(info.num_envs)
@@ -170,7 +154,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         images = self._source.batch(observations, rows, last=final, env=env)[:, -1]
         ended_with: Sequence[Any] = ()
         if self._model.options.success_filter is not None or self._model.frozen is not None:
-            ended_with = [final.get(i, o) for i, o in enumerate(self._source.rows(observations))]
+            ended_with = [final.get(i, o) for i, o in enumerate(self._info.rows(observations))]
         return self._score_images(images, mask, env_rewards, terminated, ended_with)
 
     def _score_images(
@@ -182,13 +166,13 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         observations: Sequence[Any],
     ) -> Scores:
         """Score ``(n, H, W, 3)`` images of ``mask``; keep those of claims."""
+        states = None
+        if self._model.frozen is not None:
+            numbers = [state_of(one) for one in observations]
+            if len(set(map(len, numbers))) == 1:  # sequences may have any length
+                states = np.array(numbers)
         scores = self._model.score(
-            images,
-            env_rewards,
-            terminated,
-            mask,
-            observations=observations,
-            states=None if self._model.frozen is None else _states(observations),
+            images, env_rewards, terminated, mask, observations=observations, states=states
         )
         for i in np.flatnonzero(scores.claimed).tolist() if scores.claimed.any() else ():
             # A copy: the environment may write its next image into the same array.
@@ -218,8 +202,9 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             self._model.forget(begun if ended is None else ended, begun)
             raise
 
-    @staticmethod
-    def _record(info: dict[str, Any], scores: Scores, i: int, env_reward: Any) -> None:
+    def _record(
+        self, info: dict[str, Any], scores: Scores, i: int, env_reward: Any, *, ended: bool
+    ) -> None:
         """Write the claim into an environment's info; keep its own ``is_success``."""
         # With reward_prob it is an inner learned reward's claim, not the truth.
         if "is_success" in info and "reward_prob" not in info:
@@ -229,6 +214,11 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         info["original_env_rew"] = float(env_reward)
         if scores.ood_score is not None:
             info["reward_ood"] = float(scores.ood_score[i])
+        if ended and "episode" in info:
+            info["original_episode"] = info["episode"]
+            self._recorded = True
+        if ended and self._recorded:
+            info["episode"] = scores.episode(i)
 
     def _observed(self, observations: Any) -> Any:
         """Return one or a batch of observations as the learner sees them."""
@@ -238,25 +228,13 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         return append_hold(observations, counter if observations.ndim == 2 else counter[0])
 
 
-def _states(observations: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return ``(num_envs, D)`` numbers of observations; None where D differs between them."""
-    states = [state_of(one) for one in observations]
-    if len(states) == 1:
-        return states[0][None]
-    if len(set(map(len, states))) > 1:  # of a space whose sequences have any length
-        return None
-    return np.stack(states)
-
-
 def _number(reward: Any) -> float:
     """Return a reward as a float; accepts an array of one number, and None as NaN."""
-    if reward is None:
-        return math.nan
+    why: Exception | None = None
     try:
-        value = np.asarray(reward)
+        value = np.asarray(math.nan if reward is None else reward)
         if value.dtype.kind in "biuf":
             return float(value.item())
-        why: Exception | None = None
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         why = error
     raise InputError(
@@ -266,24 +244,20 @@ def _number(reward: Any) -> float:
 
 def _with_hold(space: gym.Space[Any], hold: int) -> gym.spaces.Box:
     """Return a one-dimensional Box with one more number at its end, the hold counter."""
-    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        raise ConfigError(
-            f"hold_in_observation was asked for with the observation space {space}. Expected a Box "
-            "of one dimension, to which the counter can be appended; set hold_in_observation to "
-            "False, or flatten the observation first (gymnasium.wrappers.FlattenObservation)."
-        )
     dtype = np.dtype(space.dtype)
-    if np.array(hold).astype(dtype) != hold:
+    if not (
+        isinstance(space, gym.spaces.Box)
+        and len(space.shape) == 1
+        and np.array(hold).astype(dtype) == hold
+    ):
         raise ConfigError(
-            f"hold_in_observation was asked for with success_hold_steps={hold} and {dtype} "
-            "observations, which cannot hold that number. Expected fewer steps, or observations of "
-            "a wider dtype."
+            f"hold_in_observation was asked for with success_hold_steps={hold} and the observation "
+            f"space {space}. Expected a Box of one dimension whose dtype holds that number, as the "
+            "counter is appended; set hold_in_observation to False, flatten the observation first "
+            "(gymnasium.wrappers.FlattenObservation), or give it a wider dtype."
         )
-    return gym.spaces.Box(
-        np.append(space.low, 0).astype(dtype),
-        np.append(space.high, hold).astype(dtype),
-        dtype=dtype.type,
-    )
+    low, high = np.append(space.low, 0).astype(dtype), np.append(space.high, hold).astype(dtype)
+    return gym.spaces.Box(low, high, dtype=dtype.type)
 
 
 def append_hold(observation: NDArray[Any], counter: NDArray[np.int64]) -> NDArray[Any]:
@@ -300,18 +274,12 @@ def strict_monitor() -> ConfigError:
     )
 
 
-def has_recorder(env: Env) -> bool:
-    """Return whether a ``RecordEpisodeStatistics`` or ``Monitor`` inside writes ``episode``."""
+def has_recorder(env: Any) -> bool:
+    """Return whether SB3's or Gymnasium's recorder of episodes inside writes ``episode``."""
     return any(
-        hasattr(layer, SB3_RECORDER)
-        or (hasattr(layer, GYMNASIUM_RECORDER) and reports_episodes(layer))
+        hasattr(layer, "get_episode_rewards") or getattr(layer, "_stats_key", "") == "episode"
         for layer in layers(env)
     )
-
-
-def reports_episodes(recorder: Any) -> bool:
-    """Return whether a recorder writes to its default key ``episode``."""
-    return bool(getattr(recorder, "_stats_key", "episode") == "episode")
 
 
 class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
@@ -320,16 +288,14 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
     Every step scores the image that the transition ended with. ``info`` gains ``is_success``
     (claimed by the classifier), ``reward_prob`` (the probability behind it) and
     ``original_env_rew``; the environment's ``true_success`` stays, and an ``is_success`` of its own
-    moves to ``original_is_success``. If the bundle has a guard, ``reward_ood`` is how strange the
-    image is to it: above 1 it is unlike all that the classifier was trained on, and by default no
-    success is claimed of it.
+    moves to ``original_is_success``. If the bundle has a guard, ``reward_ood`` is how unlike the
+    training images the image is: above 1 no success is claimed of it by default.
 
-    With SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and RL Zoo build it) or
-    Gymnasium's ``RecordEpisodeStatistics`` info, ``info["episode"]`` at an episode's end has the
-    learned reward's return ``r``, the length ``l`` and the seconds ``t``. The recorder's own entry
-    moves to ``original_episode``; it and its file miss episodes that a claim ended. Without a
-    recorder inside no ``episode`` is written: put one outside, where it sees the learned reward. A
-    ``RecordEpisodeStatistics`` outside of another one needs a ``stats_key`` of its own.
+    With SB3's ``Monitor`` or Gymnasium's ``RecordEpisodeStatistics`` inside, ``info["episode"]`` at
+    an episode's end has the learned reward's return ``r``, the length ``l`` and the seconds ``t``.
+    The recorder's own entry moves to ``original_episode``; it and its file miss episodes that a
+    claim ended. Without one inside, put one outside; a ``RecordEpisodeStatistics`` outside of
+    another one needs a ``stats_key`` of its own.
 
     ``reward_mode``:
 
@@ -340,10 +306,9 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
     - ``"potential"``: sparse plus ``gamma * p(s') - p(s)``, which leaves the optimal policy as it
       was (Ng, Harada & Russell 1999). ``p`` is 0 after a termination, and kept after a truncation.
 
-    In all modes but ``"sparse"`` ``precision="auto"`` means FP32: INT8 is checked for its decisions
-    at the threshold, and may be off by several log-odds elsewhere. FP32 takes about twice as long
-    (SqueezeNet 1.1, 96x128: 1.4 for 0.7 ms). In ``"sparse"`` mode ``reward_prob`` is of the network
-    that decided.
+    In all modes but ``"sparse"`` ``precision="auto"`` means FP32, which takes about twice as long:
+    INT8 is checked for its decisions at the threshold, and may be off by several log-odds
+    elsewhere. In ``"sparse"`` mode ``reward_prob`` is of the network that decided.
 
     All arguments but ``success_filter``, a callable ``image_source`` and a loaded ``bundle`` are
     YAML scalars, so that RL Zoo's ``env_wrapper`` can carry them. ``env.spec`` makes the same
@@ -362,32 +327,30 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
             channels last or first, or grey), ``"obs:<key>"`` or ``callable(env, observation)``
             returning ``(H, W, 3)`` uint8 RGB or a grey image. For a bundle of several cameras one
             of these for each, as a sequence in the bundle's order or a mapping from its names; None
-            means the sources that the bundle names. A bundle that looks at the last images of a
-            camera is given one source: the wrapper keeps them, of the same episode only.
+            means the sources that the bundle names. For one that looks at the last images of a
+            camera one source: the wrapper keeps them, of the same episode only.
         success_reward: for a claimed success.
         step_reward: for any other step.
         env_reward_weight: this times the environment's own reward is added, in every mode.
         success_replaces_env_reward: a claimed success is paid without the environment's own reward.
         reward_mode: see above.
-        success_threshold: probability from which a frame counts; None is the bundle's.
-        success_exit_threshold: probability that is enough for a frame after one that counted
+        success_threshold: probability from which an image counts; None is the bundle's.
+        success_exit_threshold: probability that is enough for an image after one that counted
             (hysteresis); None is ``success_threshold``. Like a hold it makes the task remember.
-        success_hold_steps: counting frames in a row that make a success. Above 1 the task is no
+        success_hold_steps: counting images in a row that make a success. Above 1 the task is no
             longer Markov unless ``hold_in_observation`` is set.
-        success_filter: ``f(observation, probability) -> bool``; a frame it refuses does not count.
+        success_filter: ``f(observation, probability) -> bool``; an image it refuses does not count.
         terminate_on_success: whether a claimed success terminates the episode.
         gamma: discount of the potential; the learner's.
-        hold_in_observation: append the number of counting frames in a row to the observation, a
+        hold_in_observation: append the number of counting images in a row to the observation, a
             one-dimensional Box.
-        on_ood: what becomes of an image that the bundle's guard finds out of distribution.
+        on_ood: what to do with an image that the bundle's guard finds out of distribution.
             ``"withhold"``: it does not count, and pays as a sure failure in the other modes;
-            ``"warn"``: a warning, once; ``"raise"``: OutOfDistributionError; ``"ignore"``: nothing
-        looks for it.
-        frozen_check: whether an image is out of distribution too that stood still while the
-            observation changed or, where it claims success, changed less than that lets expect: a
-            camera that froze, in whole or in part (``docs/guard.md``). It needs numbers in the
-            observation; where that is an image and nothing else, nothing looks for it.
-        accept_foreign_images: around an environment that says what draws its images (a
+            ``"warn"``: warn, once; ``"raise"``: OutOfDistributionError; ``"ignore"``: no guard.
+        frozen_check: treat as out of distribution an image that stood still, in whole or in part,
+            while the observation changed: of a camera that froze (``docs/guard.md``). It needs
+            numbers in the observation.
+        accept_foreign_images: around an environment that says what draws its images (an
             ``image_scene``, as PandaHover has), take a bundle that does not say it.
 
     Raises:
@@ -399,10 +362,9 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
 
     def _init_wrapper(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         refuse_autoreset(env, "it would be scored and paid as if an action had led there")
-        if self._model.options.terminate_on_success:
-            for layer in layers(env):
-                if hasattr(layer, SB3_RECORDER) and not getattr(layer, "allow_early_resets", True):
-                    raise strict_monitor()
+        strict = not all(getattr(layer, "allow_early_resets", True) for layer in layers(env))
+        if strict and self._model.options.terminate_on_success:
+            raise strict_monitor()
         super()._init_wrapper(env, source, arguments)
         self._recorded = has_recorder(env)
 
@@ -435,18 +397,6 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         except BaseException:
             self._model.forget(ONE, ~ONE)
             raise
-        info = dict(info)
-        self._record(info, scores, 0, own)
-        if scores.terminated[0] or truncated:
-            if "episode" in info:
-                info["original_episode"] = info["episode"]
-                self._recorded = True
-            if self._recorded:
-                info["episode"] = scores.episode(0)
-        return (
-            self._observed(observation),
-            float(scores.rewards[0]),
-            bool(scores.terminated[0]),
-            bool(truncated),
-            info,
-        )
+        info, over = dict(info), bool(scores.terminated[0])
+        self._record(info, scores, 0, own, ended=over or bool(truncated))
+        return self._observed(observation), float(scores.rewards[0]), over, bool(truncated), info

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward.rewards.decision import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase
-from vinoreward.wrappers.env_adapter import EnvAdapter
+from vinoreward.wrappers.env_adapter import EnvAdapter, FinalObs
 from vinoreward.wrappers.learned_reward import (
     RELABELS,
     LearnedRewardBase,
@@ -26,8 +26,7 @@ from vinoreward.wrappers.learned_reward import (
     strict_monitor,
 )
 from vinoreward.wrappers.render_once import IMAGE, ImageInInfo
-from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, takes_render
-from vinoreward.wrappers.views import ViewReader
+from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
 
 with needed_for("vinoreward.wrappers.sb3", "train"):
     from stable_baselines3.common.monitor import Monitor
@@ -36,10 +35,14 @@ with needed_for("vinoreward.wrappers.sb3", "train"):
 
 __all__ = ["EncodedObservation", "LearnedReward"]
 
+Infos = list[dict[str, Any]]
+
 
 class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
     """:class:`EnvAdapter` for Stable-Baselines3's vector environments."""
 
+    _source: Any
+    """What reads the images."""
     _single: ClassVar[str]
     """Name of the wrapper for one environment, which can render."""
     _takes_rendered: ClassVar[bool] = False
@@ -51,7 +54,9 @@ class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
         return EnvInfo(env.observation_space, env.render_mode, scene, env.num_envs)
 
     def _init_wrapper(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        if takes_render(source) and not (self._takes_rendered and _rendered_in_time(env)):
+        if takes_render(source) and not (
+            self._takes_rendered and all(env.env_is_wrapped(ImageInInfo))
+        ):
             rendered = "vinoreward.ImageInInfo or " if self._takes_rendered else ""
             raise ConfigError(
                 "image_source is 'render' in a VecEnv, which resets an environment before it can "
@@ -62,42 +67,22 @@ class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
             )
         VecEnvWrapper.__init__(self, env)
         base = env.unwrapped
-        self._keep_final_obs(
+        self._final_obs = FinalObs(
             base.envs if isinstance(base, DummyVecEnv) else None,
             f"put vinoreward.{self._single} around each environment before it is vectorised",
         )
         self._all_envs = np.ones(env.num_envs, np.bool_)
 
-    def _set_space(self, space: gym.Space[Any]) -> None:
-        self.observation_space = space
-
-    def _finals(
-        self,
-        source: ImageReader | ViewReader,
-        dones: NDArray[np.bool_],
-        observations: Any,
-        infos: Sequence[Mapping[str, Any]],
-    ) -> dict[int, Any]:
+    def _finals(self, dones: Any, observations: Any, infos: Infos) -> dict[int, Any]:
         """Return the ``terminal_observation`` of each environment that is done."""
         final = {i: infos[i].get("terminal_observation") for i in np.flatnonzero(dones).tolist()}
         how = "are done without infos[i]['terminal_observation']"
-        return self._checked_final(source, final, observations, how, infos[0])
+        return self._final_obs.checked(self._source, final, observations, how, infos[0])
 
 
-def _rendered_in_time(env: VecEnv) -> bool:
-    """Return whether each environment renders before it is reset."""
-    return all(env.env_is_wrapped(ImageInInfo))
-
-
-class _Rendered:
-    """Stands for a vector environment whose environments have put their images into infos."""
-
-    def __init__(self, infos: Sequence[Mapping[str, Any]]) -> None:
-        self._infos = infos
-
-    def render(self) -> list[Any]:
-        """Return each environment's image."""
-        return [info[IMAGE] for info in self._infos]
+def _rendered(infos: Infos) -> Any:
+    """Stand for a vector environment whose environments have put their images into infos."""
+    return SimpleNamespace(render=lambda: [info[IMAGE] for info in infos])
 
 
 class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
@@ -130,12 +115,12 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
         observations = self.venv.reset()
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
         for i, seed in enumerate(self._resetting):
-            self._core.seed(i, seed)
+            self._model.seed(i, seed)
         self._resetting = [None] * self.num_envs
         all_envs = self._all_envs
-        _, _, begun = self._core.advance(self.venv, observations, ~all_envs, all_envs)
+        _, _, begun = self._model.advance(self.venv, observations, ~all_envs, all_envs)
         _put(self.reset_infos, begun)
-        return self._core.observed(observations)
+        return self._model.observed(observations)
 
     def step_wait(self) -> Any:
         """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun.
@@ -147,18 +132,18 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
         observations, rewards, dones, env_infos = self.venv.step_wait()
         infos = [dict(info) for info in env_infos]
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
-        final = self._finals(self._core.source, dones, observations, infos)
-        seen, newest, begun = self._core.advance(
+        final = self._finals(dones, observations, infos)
+        seen, newest, begun = self._model.advance(
             self.venv, observations, self._all_envs, dones, final
         )
         for i, observation in seen.items():
             infos[i]["terminal_observation"] = observation
         _put(infos, newest)
         _put(self.reset_infos, begun)
-        return self._core.observed(observations), rewards, dones, infos
+        return self._model.observed(observations), rewards, dones, infos
 
 
-def _put(infos: list[dict[str, Any]], images: Mapping[int, NDArray[np.uint8]]) -> None:
+def _put(infos: Infos, images: Mapping[int, NDArray[np.uint8]]) -> None:
     for i, image in images.items():
         infos[i][IMAGE] = image
 
@@ -188,6 +173,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
     """
 
     _default_source = "obs"
+    _recorded = True
     _single = "LearnedReward"
     _takes_rendered = True
 
@@ -216,11 +202,11 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
         # A claim's reset is not among those that the inner environment knows of.
         for i in np.flatnonzero(dones).tolist():
             self.reset_infos[i] = self.venv.reset_infos[i]
-        final = self._finals(self._source, dones, observations, infos)
+        final = self._finals(dones, observations, infos)
         truncated = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         with self._forget_on_error(dones, self._all_envs):
             scores = self._score(
-                _Rendered(infos),
+                _rendered(infos),
                 observations,
                 self._all_envs,
                 np.asarray(env_rewards, np.float64),
@@ -232,9 +218,12 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
             observations = self._restart(scores.terminated & ~dones, observations, infos)
         ended = dones | scores.terminated
         for i, info in enumerate(infos):
-            self._record(info, scores, i, env_rewards[i])
+            self._record(info, scores, i, env_rewards[i], ended=bool(ended[i]))
             if ended[i]:
-                self._end(info, i, scores, counter[i])
+                info["TimeLimit.truncated"] = not scores.terminated[i]
+            if ended[i] and self._model.options.hold_in_observation:
+                last = info["terminal_observation"]
+                info["terminal_observation"] = append_hold(last, counter[i])
         if ended.any():
             self._restarted(observations, ended)
         return self._observed(observations), scores.rewards.astype(np.float32), ended, infos
@@ -253,30 +242,19 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
             self.compute_reward()
         return super().get_attr(attr_name, indices)
 
-    def _restart(
-        self, mask: NDArray[np.bool_], observations: Any, infos: list[dict[str, Any]]
-    ) -> Any:
-        """Reset sub-environments whose episode a claimed success ended."""
-        rows, fresh = self._source.rows(observations), {}
+    def _restart(self, mask: NDArray[np.bool_], observations: Any, infos: Infos) -> Any:
+        """Reset sub-environments whose episode a claimed success ended; return observations."""
+        rows = self._info.rows(observations)
         for i in np.flatnonzero(mask).tolist():
             infos[i]["terminal_observation"] = copy.deepcopy(rows[i])
-            fresh[i], self.reset_infos[i] = self.venv.env_method("reset", indices=[i])[0]
-        return self._source.with_rows(observations, fresh)
-
-    def _end(self, info: dict[str, Any], i: int, scores: Scores, counter: np.int64) -> None:
-        info["TimeLimit.truncated"] = not scores.terminated[i]
-        if self._model.options.hold_in_observation:
-            info["terminal_observation"] = append_hold(
-                info["terminal_observation"], np.asarray(counter)
-            )
-        if "episode" in info:
-            info["original_episode"] = info["episode"]
-        info["episode"] = scores.episode(i)
+            rows[i], self.reset_infos[i] = self.venv.env_method("reset", indices=[i])[0]
+        empty: Any = create_empty_array(self._info.space, n=len(rows))
+        return concatenate(self._info.space, rows, empty)
 
     def _restarted(self, observations: Any, mask: NDArray[np.bool_]) -> None:
         """Start episodes where ``mask`` is True; ``observations`` has their first ones."""
         with self._forget_on_error(mask):
-            self._begin(_Rendered(self.reset_infos), observations, mask)
+            self._begin(_rendered(self.reset_infos), observations, mask)
 
 
 def _check_restarts(venv: VecEnv) -> None:
@@ -304,14 +282,12 @@ def claimed_image(env: VecEnv, index: int) -> NDArray[np.uint8] | None:
 
     It may be that of an earlier episode if the last one claimed nothing.
     """
-    layer = env
-    while isinstance(layer, VecEnvWrapper):
-        if isinstance(layer, LearnedReward):
-            return layer.claimed_image(index)
-        layer = layer.venv
-    if not env.has_attr("claimed_image"):
-        return None
-    image: NDArray[np.uint8] | None = env.env_method("claimed_image", indices=[index])[0]
+    own = getattr(env, "claimed_image", None)  # a wrapper finds that of wrappers inside
+    if own is not None:
+        image: NDArray[np.uint8] | None = own(index)
+    else:
+        known = env.has_attr("claimed_image")
+        image = env.env_method("claimed_image", indices=[index])[0] if known else None
     return image
 
 

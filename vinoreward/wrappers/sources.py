@@ -1,21 +1,32 @@
-"""Where wrappers read an environment's images."""
+"""Where wrappers read an environment's images: observations, rendered frames or functions."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ImageMismatchError, InputError
-from vinoreward.images import Layout, as_image, check_scene, in_color, layout_of, on_host
+from vinoreward.images import (
+    Layout,
+    as_image,
+    check_scene,
+    in_color,
+    layout_of,
+    on_host,
+    prepare,
+    tiled,
+)
 from vinoreward.wrappers.render_once import render
 
 OneSource = str | Callable[[Any, Any], NDArray[np.uint8]]
@@ -25,7 +36,8 @@ ImageSource = OneSource | Sequence[OneSource] | Mapping[str, OneSource]
 """One, or one for each camera of a bundle of several views: in its order, or by name."""
 
 
-class EnvInfo(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class EnvInfo:
     """What a wrapper needs to know of its environment."""
 
     space: gym.Space[Any]
@@ -35,9 +47,17 @@ class EnvInfo(NamedTuple):
     """What its images depend on (``image_scene``); None where it does not say."""
     num_envs: int = 1
 
+    @functools.cached_property
+    def _batched(self) -> gym.Space[Any]:
+        return batch_space(self.space, self.num_envs)
+
+    def rows(self, observations: Any) -> list[Any]:
+        """Return a batch of observations one by one, as views."""
+        return list(iterate(self._batched, observations))
+
 
 class ImageReader:
-    """Reads ``(H, W, 3)`` images out of observations, rendered ones or a callable.
+    """Reads ``(H, W, 3)`` images from one source.
 
     Grey images become RGB. A batch of observations stays one array. Size and scene must be those
     ``bundle`` was trained on, where they are known; dtype and shape are checked where images are
@@ -59,9 +79,9 @@ class ImageReader:
         self._call = source if callable(source) else None
         self._layout: Layout = "HWC"
         self._info = info
-        if self._call is not None:
+        if callable(source):
             return
-        if not self._renders:
+        if source != "render":
             self._read_space(source, bundle, stacked)
         elif info.render_mode != "rgb_array":
             raise ConfigError(
@@ -77,7 +97,7 @@ class ImageReader:
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
         """Return one environment's images ``(1, count, H, W, 3)``, oldest first.
 
-        They may be a view of its memory. ``env`` is rendered or given to the callable. ``first``
+        They may be a view of its memory. ``env`` is rendered or given to the function; ``first``
         says that an episode begins.
         """
         if self._renders:
@@ -91,9 +111,8 @@ class ImageReader:
                 raise
             raise ConfigError(
                 f"the image_source function failed with env=None: {error}. Expected one that "
-                "makes the image of the observation alone: a vector environment may have "
-                "reset the environment already; or put vinoreward.LearnedReward around each "
-                "environment before it is vectorised, which gives the function that one."
+                "needs the observation alone, as a vector environment may have been reset; or put "
+                "vinoreward.LearnedReward around each environment before it is vectorised."
             ) from error
 
     def batch(
@@ -115,7 +134,7 @@ class ImageReader:
             images = render(env) if chosen else ()
             return _joined([as_image(images[i], "render()")[None, None] for i in chosen])
         if self._call is not None:
-            rows = self.rows(observations)
+            rows = self._info.rows(observations)
             given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
             return _joined([self.single(None, one) for one in given])
         images = self._apart(np.asarray(self._part(observations)))
@@ -135,43 +154,23 @@ class ImageReader:
             images = observations if self.key is None else part_at(observations, self.key)
         return images if is_tensor(images) else None
 
-    def rows(self, observations: Any) -> list[Any]:
-        """Return a batch of observations one by one, as views."""
-        return list(iterate(self._batched, observations))
-
-    def with_rows(self, observations: Any, fresh: Mapping[int, Any]) -> Any:
-        """Return a batch of observations in new memory, with these of some environments."""
-        rows = self.rows(observations)
-        for i, observation in fresh.items():
-            rows[i] = observation
-        empty: Any = create_empty_array(self._info.space, n=len(rows))
-        return concatenate(self._info.space, rows, empty)
-
     def stored(self, observation: Any) -> list[NDArray[Any]]:
         """Return the arrays that hold the images of one or more observations, if there are."""
         part = None if self._renders else self._part(observation)
         return [part] if isinstance(part, np.ndarray) else []
 
-    @functools.cached_property
-    def _batched(self) -> gym.Space[Any]:
-        return batch_space(self._info.space, self._info.num_envs)
-
     def _part(self, observation: Any) -> Any:
-        if self.key is not None:
-            observation = part_at(observation, self.key)
-        return on_host(observation)
+        return on_host(observation if self.key is None else part_at(observation, self.key))
 
-    def _read_space(self, source: object, bundle: Bundle, stacked: bool) -> None:
+    def _read_space(self, source: str, bundle: Bundle, stacked: bool) -> None:
         if not isinstance(source, str) or (source != "obs" and not source.startswith("obs:")):
             raise ConfigError(
                 f"image_source is {source!r}. Expected 'render', 'obs', 'obs:<key>' or a function "
                 "(env, observation) -> image; several only for a classifier of several views."
             )
         space = self._info.space
-        image: Any = space
-        if source != "obs":
-            self.key = source[len("obs:") :]
-            image = part_at(space, self.key)
+        self.key = source[len("obs:") :] if source != "obs" else None
+        image = space if self.key is None else part_at(space, self.key)
         if image is None or isinstance(image, gym.spaces.Dict):
             a_dict = isinstance(space, gym.spaces.Dict)
             what = f"a Dict with {', '.join(parts_below(space))}" if a_dict else space
@@ -179,14 +178,20 @@ class ImageReader:
                 f"image_source is {source!r} and the observation space is {what}. Expected an "
                 "image; name one of a Dict as image_source='obs:<key>', or use 'obs' or 'render'."
             )
-        shape = _checked(image, source)
-        where = f"the observation that image_source {source!r} names"
+        if not isinstance(image, gym.spaces.Box) or (
+            image.dtype != np.uint8 or image.high.max(initial=0) <= 1
+        ):
+            raise ConfigError(
+                f"image_source is {source!r}, which is {image}. Expected a Box of uint8 images "
+                "from 0 to 255; use image_source='render' if the environment renders, or a "
+                "function that makes the image."
+            )
+        shape, where = image.shape, f"the observation that image_source {source!r} names"
         if stacked:
-            self.count, self._layout, size = stack_of(shape, where, bundle)
+            self.count, self._layout = stack_of(shape, where, bundle)
         else:
             self._layout = layout_of(shape, where)
-            size = _size(shape[1:] if len(shape) == 4 else shape, self._layout)
-        bundle.prepare(np.zeros((1, *size, 3), np.uint8))
+        bundle.prepare(np.zeros((1, *_size(shape, self._layout), 3), np.uint8))
 
     def _apart(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return ``(N, count, H, W, 3)``, a view of a batch of observations."""
@@ -202,49 +207,191 @@ class ImageReader:
         return batch if self._layout == "HWC" else batch.transpose(0, 1, 3, 4, 2)
 
 
-def stack_of(
-    shape: tuple[int, ...], where: str, bundle: Bundle
-) -> tuple[int, Layout, tuple[int, int]]:
-    """Return how many colour images a shape holds, their layout and ``(height, width)``.
+class ViewReader:
+    """Puts a bundle's views together from one source for each camera, as :class:`ImageReader`.
+
+    Images of steps before are kept for each environment. In an episode's first steps its first
+    image stands for those that there are not yet, never one of the episode before. ``sources`` are
+    by the cameras' names, all that the bundle's views have.
+    """
+
+    def __init__(self, sources: Mapping[str, OneSource], info: EnvInfo, bundle: Bundle) -> None:
+        self._image = bundle.spec.image
+        self._cameras: dict[str, ImageReader] = {}
+        self._memory: dict[str, NDArray[np.uint8]] = {}
+        for name, camera in self._image.cameras.items():
+            one = dataclasses.replace(bundle.spec, image=self._image.of_view(camera))
+            with _naming(name):
+                part = ImageReader(sources[name], info, dataclasses.replace(bundle, spec=one))
+            self._cameras[name] = part
+            depth = 1 + max(view.age for view in self._image.views if view.name == name)
+            shape = (info.num_envs, depth, camera.height, self._image.width, 3)
+            self._memory[name] = np.zeros(shape, np.uint8)
+        self.remembers = any(view.age for view in self._image.views)
+
+    def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
+        """Return one environment's image, ``(1, 1, H, W, 3)``; ``first`` of its episode."""
+        parts = {name: one.single(env, observation)[:, -1] for name, one in self._cameras.items()}
+        return self._together([] if first else [0], [0] if first else [], parts)
+
+    def batch(
+        self,
+        observations: Any,
+        ends: Sequence[int],
+        begins: Sequence[int] = (),
+        last: Mapping[int, Any] = MappingProxyType({}),
+        env: Any = None,
+    ) -> NDArray[np.uint8]:
+        """Return ``(len(ends) + len(begins), 1, H, W, 3)``; see :meth:`ImageReader.batch`."""
+        parts = {
+            name: one.batch(observations, ends, begins, last, env)[:, -1]
+            for name, one in self._cameras.items()
+        }
+        return self._together(ends, begins, parts)
+
+    def tensors(self, observations: Any, env: Any) -> None:
+        """Return None: several views are put together on the host."""
+
+    def stored(self, observation: Any) -> list[NDArray[Any]]:
+        """Return the arrays that hold the images of one or more observations, if there are."""
+        return [part for one in self._cameras.values() for part in one.stored(observation)]
+
+    def _together(
+        self, ends: Sequence[int], begins: Sequence[int], parts: Mapping[str, NDArray[np.uint8]]
+    ) -> NDArray[np.uint8]:
+        """Remember the newest images of ``[*ends, *begins]`` by camera; return what is seen."""
+        image, old, new = self._image, list(ends), list(begins)
+        if not old and not new:
+            return np.zeros((0, 1, image.height, image.width, 3), np.uint8)
+        newest = {}
+        for name, part in parts.items():
+            with _naming(name):
+                newest[name] = prepare(part, image.of_view(image.cameras[name]))
+        names = [view.name for view in image.views]
+        if not self.remembers:
+            return tiled([newest[name] for name in names], names)[:, None]
+        for name, memory in self._memory.items():
+            memory[old, :-1] = memory[old, 1:]
+            memory[old, -1] = newest[name][: len(old)]
+        seen = [[self._memory[view.name][old, -1 - view.age] for view in image.views]]
+        # Afterwards, as an environment may end an episode and begin the next in one step.
+        for name, memory in self._memory.items():
+            memory[new] = newest[name][len(old) :, None]
+        seen.append([self._memory[view.name][new, -1 - view.age] for view in image.views])
+        return tiled([np.concatenate(pair) for pair in zip(*seen, strict=True)], names)[:, None]
+
+
+def image_reader(
+    source: OneSource | Mapping[str, OneSource], info: EnvInfo, bundle: Bundle
+) -> ImageReader | ViewReader:
+    """Return what takes a bundle's images from an environment; see :func:`sources_of`."""
+    if isinstance(source, Mapping):
+        return ViewReader(source, info, bundle)
+    return ImageReader(source, info, bundle)
+
+
+def sources_of(
+    given: ImageSource | None, bundle: Bundle, default: str
+) -> OneSource | dict[str, OneSource]:
+    """Return the source of a bundle's images, or by name that of each of its cameras.
+
+    ``given`` is what the user gave as ``image_source``; None: the bundle's own, else ``default``.
+    ConfigError if it is not one for each camera, or the bundle's own in another order.
+    """
+    cameras = bundle.spec.image.cameras
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    if not cameras and (listed or isinstance(given, Mapping)):
+        raise ConfigError(
+            f"image_source is {given!r} and the bundle {bundle.spec.name!r} looks at one image. "
+            "Expected one source, such as 'render' or 'obs:<key>'; for several cameras capture "
+            "images of all of them and train a classifier on those."
+        )
+    if not cameras:
+        return default if given is None else given  # type: ignore[return-value]
+    recorded = {name: camera.source for name, camera in cameras.items()}
+    if given is None:
+        return dict(recorded)
+    found, chosen = "", {}
+    if isinstance(given, Mapping):
+        chosen = dict(given)
+        missing, unknown = cameras.keys() - chosen.keys(), chosen.keys() - cameras.keys()
+        if missing or unknown:
+            found = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
+    else:
+        in_order: list[Any] = list(given) if listed else [given]  # type: ignore[arg-type]
+        own = list(recorded.values())
+        if len(in_order) != len(own):
+            found = f"for {len(in_order)} of them"
+        elif in_order != own and sorted(map(str, in_order)) == sorted(own):
+            found = "in another order"  # if that is meant, a mapping says so
+        chosen = dict(zip(cameras, in_order, strict=False))
+    if found:
+        named = ", ".join(f"{name} ({source})" for name, source in recorded.items())
+        raise ConfigError(
+            f"image_source is {given!r}, {found}, and the bundle {bundle.spec.name!r} looks at the "
+            f"cameras {named}. Expected {len(cameras)} sources, one for each: a sequence in the "
+            "same order, or a mapping from these names."
+        )
+    return {name: chosen[name] for name in cameras}
+
+
+def takes_render(source: ImageSource) -> bool:
+    """Return whether an image, or one of several views, is rendered."""
+    return source == "render" or (isinstance(source, Mapping) and "render" in source.values())
+
+
+def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
+    """Return where images are: the observation, its only image key, else ``"render"``."""
+    keys = [
+        key
+        for key, part in parts_below(space).items()
+        if isinstance(part, gym.spaces.Box) and len(part.shape) in (3, 4)
+    ]
+    if len(keys) == 1:
+        return f"obs:{keys[0]}" if isinstance(space, gym.spaces.Dict) else "obs"
+    if keys:
+        raise ConfigError(
+            f"the observation has the images {', '.join(keys)}. Expected to know which one; give "
+            f"image_source, e.g. 'obs:{keys[0]}'."
+        )
+    if render_mode == "rgb_array":
+        return "render"
+    raise ConfigError(
+        f"the environment's observation is {space} and its render_mode is {render_mode!r}: there "
+        "is no image. Expected a uint8 image in the observation or an environment that renders; "
+        "make it with render_mode='rgb_array', or give image_source a function that makes the "
+        "image."
+    )
+
+
+def stack_of(shape: tuple[int, ...], where: str, bundle: Bundle) -> tuple[int, Layout]:
+    """Return how many colour images a shape holds, and their layout.
 
     The shapes are ``(H, W, 3)``, ``(3, H, W)``, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)``
-    and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes counts.
+    and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes counts, else
+    the one of fewer channels than pixels in a side.
     """
-    image = shape[1:] if len(shape) == 4 else shape
-    if len(image) != 3:
-        raise ConfigError(
-            f"{where} has shape {shape}. Expected colour images: (height, width, 3), (3, height, "
-            "width), or several of them, stacked in a first axis or in the channels; give a "
-            "function as image_source that makes the image."
-        )
-    channels: dict[Layout, int] = {"HWC": image[2], "CHW": image[0]}
-    sizes: dict[Layout, tuple[int, int]] = {each: _size(image, each) for each in channels}
-    readings: list[Layout] = [each for each, count in channels.items() if count == 3]
-    if not readings and len(shape) == 3:
-        # Sides are divisible by three often enough: fewer channels than pixels, unless it fits.
-        whole: list[Layout] = [each for each, count in channels.items() if count and count % 3 == 0]
-        readings = [each for each in whole if channels[each] <= min(sizes[each])]
-        if bundle.spec.image.resize == "none":
-            readings = [each for each in whole if _takes(bundle, sizes[each])] or readings
+    readings: dict[Layout, int] = {}
+    if len(shape) in (3, 4):
+        readings = {"HWC": shape[-1], "CHW": shape[-3]}
+    stacked = len(shape) == 4
+    readings = {
+        layout: channels
+        for layout, channels in readings.items()
+        if channels == 3 or (channels and channels % 3 == 0 and not stacked)
+    }
+    fitting = {each: n for each, n in readings.items() if _takes(bundle, _size(shape, each))}
+    readings = fitting or readings
     if len(readings) > 1:
-        readings = [each for each in readings if _takes(bundle, sizes[each])] or readings
-    if len(readings) > 1:
-        readings = [each for each in readings if channels[each] < min(sizes[each])] or readings
-    if not readings:
+        readings = {each: n for each, n in readings.items() if n < min(_size(shape, each))}
+    if len(readings) != 1:
         raise ConfigError(
-            f"{where} has shape {shape}. Expected colour images, with 3 channels each: "
-            f"{channels['HWC']} in the last axis and {channels['CHW']} in the "
-            f"{'second' if len(shape) == 4 else 'first'} do not divide into images of the "
-            "bundle's size; stack whole colour images, or give a function as image_source."
+            f"{where} has shape {shape}. Expected colour images, one or several in a first axis or "
+            "in the channels, which divide by 3 and are clearly first or last; give a function as "
+            "image_source that makes the image."
         )
-    if len(readings) > 1:
-        raise ConfigError(
-            f"{where} has shape {shape}, where the channels may be first or last. Expected an "
-            "unambiguous shape; give a function as image_source that returns (height, width, 3)."
-        )
-    layout = readings[0]
-    count = shape[0] if len(shape) == 4 else channels[layout] // 3
-    return count, layout, sizes[layout]
+    ((layout, channels),) = readings.items()
+    return shape[0] if stacked else channels // 3, layout
 
 
 def has_state(space: gym.Space[Any]) -> bool:
@@ -292,74 +439,35 @@ def parts_below(space: gym.Space[Any], prefix: str = "") -> dict[str, gym.Space[
     return below
 
 
-def takes_render(source: ImageSource) -> bool:
-    """Return whether an image, or one of several views, is rendered."""
-    if isinstance(source, Mapping):
-        return "render" in source.values()
-    return source == "render"
-
-
-def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
-    """Return where images are: the observation, its only image key, else ``"render"``."""
-    if isinstance(space, gym.spaces.Dict):
-        keys = [key for key, part in parts_below(space).items() if _looks_like_image(part)]
-        if len(keys) == 1:
-            return f"obs:{keys[0]}"
-        if keys:
-            raise ConfigError(
-                f"the observation has the images {', '.join(keys)}. Expected to know which one; "
-                f"give image_source, e.g. 'obs:{keys[0]}'."
-            )
-    elif _looks_like_image(space):
-        return "obs"
-    if render_mode == "rgb_array":
-        return "render"
-    raise ConfigError(
-        f"the environment's observation is {space} and its render_mode is {render_mode!r}: there "
-        "is no image. Expected a uint8 image in the observation or an environment that "
-        "renders; make it with render_mode='rgb_array', or give image_source a function that makes "
-        "the image."
-    )
-
-
-def _looks_like_image(space: gym.Space[Any]) -> bool:
-    return isinstance(space, gym.spaces.Box) and len(space.shape) in (3, 4)
-
-
-def _checked(image: gym.Space[Any], source: str) -> tuple[int, ...]:
-    if not isinstance(image, gym.spaces.Box) or image.dtype != np.uint8:
-        expected = (
-            "a Box of uint8 images; use image_source='render' if the environment renders, or a "
-            "function that makes the image."
-        )
-    elif image.high.max(initial=0) <= 1:
-        expected = (
-            "uint8 images from 0 to 255; scale them, or correct the bounds of the observation "
-            "space."
-        )
-    else:
-        return image.shape
-    raise ConfigError(f"image_source is {source!r}, which is {image}. Expected {expected}")
-
-
 def _joined(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Return several results of :meth:`ImageReader.single` as one batch."""
-    if len({image.shape[1:] for image in images}) > 1:
-        shapes = sorted({one.shape[2:] for one in images})
+    shapes = sorted({image.shape[2:] for image in images})
+    if len(shapes) > 1:
         raise InputError(
-            f"the environments gave images of the shapes {shapes}. Expected one "
-            "shape, also of final observations; give all environments the same image size."
+            f"the environments gave images of the shapes {shapes}. Expected one shape, also of "
+            "final observations; give all environments the same image size."
         )
     return np.concatenate(images) if images else np.zeros((0, 1, 1, 1, 3), np.uint8)
 
 
-def _size(image: tuple[int, ...], layout: Layout) -> tuple[int, int]:
-    return (image[1], image[2]) if layout == "CHW" else (image[0], image[1])
+def _size(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Return the height and width of images of a shape, which may be stacked."""
+    image = shape[-3:]
+    return image[1:] if layout == "CHW" else image[:2]
 
 
-def _takes(bundle: Bundle, size: tuple[int, int]) -> bool:
+def _takes(bundle: Bundle, size: tuple[int, ...]) -> bool:
     try:
         bundle.prepare(np.zeros((1, *size, 3), np.uint8))
     except ImageMismatchError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def _naming(camera: str) -> Iterator[None]:
+    """Name the camera in errors about its images."""
+    try:
+        yield
+    except (ConfigError, InputError, ImageMismatchError) as error:
+        raise type(error)(f"camera {camera!r}: {error}") from error

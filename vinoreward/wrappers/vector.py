@@ -10,7 +10,6 @@ environment's infos ``infos[key]`` holds one value per sub-environment and the m
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,42 +17,44 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, Arrays, is_tensor, to_numpy
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.decision import Scores
-from vinoreward.wrappers.encoded import EncodedObservationBase
-from vinoreward.wrappers.env_adapter import NOTHING, EnvAdapter
-from vinoreward.wrappers.infos import (
+from vinoreward.wrappers.autoreset import (
+    Infos,
     converted,
     invalid_actions,
     keep_original,
     mask_of,
-    masked,
     merged,
     put,
+    reset_ended,
 )
-from vinoreward.wrappers.learned_reward import (
-    LearnedRewardBase,
-    append_hold,
-    has_recorder,
-    reports_episodes,
+from vinoreward.wrappers.encoded import EncodedObservationBase
+from vinoreward.wrappers.env_adapter import NOTHING, EnvAdapter, FinalObs
+from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, has_recorder
+from vinoreward.wrappers.render_once import IMAGE, render_once
+from vinoreward.wrappers.sources import (
+    EnvInfo,
+    ImageSource,
+    takes_render,
 )
-from vinoreward.wrappers.render_once import layers, vector_render_once
-from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, takes_render
-from vinoreward.wrappers.views import ViewReader
 
 __all__ = ["EncodedObservation", "LearnedReward"]
 
 Envs = VectorEnv[Any, Any, Any]
-Step = tuple[Any, Array, Array, Array, dict[str, Any]]
+Step = tuple[Any, Array, Array, Array, Infos]
 
 
 class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
     """:class:`EnvAdapter` for Gymnasium's vector environments."""
 
+    _model: Any
+    """A RewardModel or EncodingCore."""
+    _source: Any
+    """What reads the images."""
     _arrays: Arrays | None = None
     """Library and device of masks and images; None before the first reset."""
     _over: Array
@@ -66,10 +67,10 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
 
     def _init_wrapper(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
         self._mode = _checked_mode(env, source, arguments.get("terminate_on_success", False))
-        VectorWrapper.__init__(self, vector_render_once(env) if takes_render(source) else env)
+        VectorWrapper.__init__(self, render_once(env) if takes_render(source) else env)
         if self._mode is AutoresetMode.SAME_STEP:
             base = env.unwrapped
-            self._keep_final_obs(
+            self._final_obs = FinalObs(
                 base.envs if isinstance(base, SyncVectorEnv) else None,
                 "make it with autoreset_mode=AutoresetMode.NEXT_STEP",
             )
@@ -79,34 +80,28 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
         self.single_observation_space = space
         self.observation_space = batch_space(space, self.num_envs)
 
-    def _stays_on(self, observations: Any) -> Arrays:
-        """Return where the images of a first reset are scored or encoded from now on."""
-        raise NotImplementedError
-
-    def _check_device(self) -> None:
-        """Raise OutputError if the network gave NaN or infinity on a device; waits for it."""
-        raise NotImplementedError
-
     def _reset(
         self, seed: int | list[int | None] | None, options: dict[str, Any] | None
-    ) -> tuple[Array, Any, dict[str, Any]]:
+    ) -> tuple[Array, Any, Infos]:
         """Reset; return the mask of what was reset, ``(num_envs,)``, observations and infos."""
         mask: Any = np.ones(self.num_envs, np.bool_)
         if options is not None and "reset_mask" in options:
             mask = options["reset_mask"] & True  # a copy
         if not is_tensor(mask):  # who gives a tensor must not wait
-            self._check_device()
+            self._model.check()
         # Copied, because Gymnasium takes the mask out of the dictionary it is given.
         given = None if options is None else dict(options)
         observations, infos = self.env.reset(seed=seed, options=given)  # type: ignore[arg-type]
         if self._arrays is None:
-            self._arrays = self._stays_on(observations)
+            images = self._source.tensors(observations, self.env)
+            self._arrays = Arrays.like(images) if self._model.stays_on(images) else Arrays()
+            self._model.use(self._arrays)
             self._over = self._arrays.cast(self._over, "bool")
         mask = self._arrays.cast(mask, "bool")
         self._over = self._over & ~mask
         return mask, observations, infos
 
-    def _put(self, infos: dict[str, Any], info: dict[str, Any], i: int) -> None:
+    def _put(self, infos: Infos, info: dict[str, Any], i: int) -> None:
         """Add one sub-environment's info, in place, in Gymnasium's own form."""
         infos.update(self._add_info(infos, info, i))
 
@@ -121,9 +116,7 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
             )
         return self.env.step(actions)
 
-    def _split(
-        self, source: ImageReader | ViewReader, ended: Array, observations: Any, infos: Any
-    ) -> tuple[Array, Array, Any]:
+    def _split(self, ended: Array, observations: Any, infos: Infos) -> tuple[Array, Array, Any]:
         """Return masks of steps that ended with an image and of episodes that start.
 
         And, in SAME_STEP mode, the final observations of the episodes that ended; on a device the
@@ -134,25 +127,24 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
         if self._mode is AutoresetMode.DISABLED:
             return ended | True, ended & False, NOTHING
         final: Any = infos.get("final_obs")
-        if is_tensor(ended):
-            images = None if final is None else source.tensors(final, self.env)
-            if images is not None:
-                first = source.tensors(observations, self.env)
-                images = Arrays.like(ended).xp.where(ended[:, None, None, None], images, first)
-                return ended | True, ended, images
-        chosen = np.flatnonzero(to_numpy(ended)).tolist()
+        images: Any = self._source.tensors(observations, self.env) if is_tensor(ended) else None
+        if images is not None and final is not None:
+            last = self._source.tensors(final, self.env)
+            if last is not None:
+                shaped = ended[:, None, None, None]
+                return ended | True, ended, Arrays.like(ended).xp.where(shaped, last, images)
         if isinstance(final, (dict, tuple)):  # batched, as a native vector environment may give it
             final = list(iterate(self.env.observation_space, final))
+        chosen = np.flatnonzero(to_numpy(ended)).tolist()
         by_env = {i: None if final is None else final[i] for i in chosen}
         how = "ended their episodes in SAME_STEP mode without infos['final_obs']"
-        last: Any = self._checked_final(source, by_env, observations, how, infos)
-        if is_tensor(ended) and last:
-            shown: Any = source.tensors(observations, self.env)
-            shown = shown.clone()
-            for i, one in last.items():
-                shown[i] = Arrays.like(shown).cast(source.single(None, one)[0, -1], "uint8")
-            return ended | True, ended, shown
-        return ended | True, ended, last or NOTHING
+        by_env = self._final_obs.checked(self._source, by_env, observations, how, infos)
+        if images is None or not by_env:
+            return ended | True, ended, by_env or NOTHING
+        images = images.clone()
+        for i, one in by_env.items():
+            images[i] = Arrays.like(images).cast(self._source.single(None, one)[0, -1], "uint8")
+        return ended | True, ended, images
 
 
 class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
@@ -179,7 +171,7 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[Any, Infos]:
         """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says.
 
         Raises:
@@ -189,12 +181,12 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
         mask, observations, infos = self._reset(seed, options)
         if seed is not None:
             for i in np.flatnonzero(to_numpy(mask)).tolist():
-                self._core.seed(i, seed[i] if isinstance(seed, Sequence) else seed + i)
-        _, _, begun = self._core.advance(self.env, observations, mask & False, mask)
+                self._model.seed(i, seed[i] if isinstance(seed, Sequence) else seed + i)
+        _, _, begun = self._model.advance(self.env, observations, mask & False, mask)
         infos = dict(infos)
         for i, image in begun.items():
-            self._put(infos, {"image": image}, i)
-        return self._core.observed(observations), infos
+            self._put(infos, {IMAGE: image}, i)
+        return self._model.observed(observations), infos
 
     def step(self, actions: Any) -> Step:
         """Step all sub-environments and encode their images.
@@ -206,9 +198,9 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
         """
         observations, rewards, terminations, truncations, infos = self._step(actions)
         ended = Arrays.like(self._over).cast(terminations | truncations, "bool")
-        stepped, starting, last = self._split(self._core.source, ended, observations, infos)
+        stepped, starting, last = self._split(ended, observations, infos)
         self._over = ended  # before images are encoded, which may raise
-        final, newest, begun = self._core.advance(self.env, observations, stepped, starting, last)
+        final, newest, begun = self._model.advance(self.env, observations, stepped, starting, last)
         infos = dict(infos)
         if is_tensor(final):
             infos["final_obs"] = final
@@ -217,22 +209,11 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
             for i, observation in final.items():
                 infos["final_obs"][i] = observation
         for i, image in (newest | begun).items():
-            self._put(infos, {"image": image}, i)
+            self._put(infos, {IMAGE: image}, i)
         if newest and isinstance(infos.get("final_info"), dict):
             for i in final:
-                self._put(infos["final_info"], {"image": newest[i]}, i)
-        return self._core.observed(observations), rewards, terminations, truncations, infos
-
-    def _stays_on(self, observations: Any) -> Arrays:
-        images = self._core.source.tensors(observations, self.env)
-        if images is None or not self._core.stays_on(images):
-            return Arrays()
-        arrays = Arrays.like(images)
-        self._core.use(arrays)
-        return arrays
-
-    def _check_device(self) -> None:
-        self.encoder.check()
+                self._put(infos["final_info"], {IMAGE: newest[i]}, i)
+        return self._model.observed(observations), rewards, terminations, truncations, infos
 
 
 class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
@@ -254,16 +235,13 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
     Observations that are torch tensors are scored where they are, and rewards, ends and infos are
     tensors there, too: with the backend ``"torch"`` on their device, for images ``(N, H, W, 3)`` of
     the bundle's size, and options that need no number on the host (no success filter, ``on_ood``
-    neither ``"warn"`` nor ``"raise"``, no ``hold_in_observation``). No step waits for the device.
-    The frozen-camera check is for cameras, not for simulators on a device, and does not look there.
-    Else images are copied to the host.
+    neither ``"warn"`` nor ``"raise"``, no ``hold_in_observation``). No step waits for the device,
+    and there is no frozen-camera check. Else images are copied to the host.
 
-    An environment whose ``infos["invalid_action"]`` is True made no transition and earns 0.
-
-    With a ``RecordEpisodeStatistics`` or ``Monitor`` inside, ``episode`` is of the learned reward
-    and ``original_episode`` of the recorder, as in :class:`~vinoreward.LearnedReward`: in
+    With a recorder of episodes inside, ``episode`` is of the learned reward and
+    ``original_episode`` of the recorder, as in :class:`~vinoreward.LearnedReward`: in
     ``final_info`` if the sub-environments of a SAME_STEP environment have the recorder, else in
-    ``info``.
+    ``info``. Where ``infos["invalid_action"]`` is True an action made no transition and earns 0.
 
     ``terminate_on_success``: a claimed success sets ``terminated``, and a masked reset starts the
     sub-environment's next episode. In NEXT_STEP and SAME_STEP mode this needs a ``SyncVectorEnv``
@@ -280,17 +258,10 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
 
     def _init_wrapper(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
         super()._init_wrapper(env, source, arguments)
-        self._recorded = any(
-            isinstance(layer, RecordEpisodeStatistics) and reports_episodes(layer)
-            for layer in layers(env)
+        self._recorded = has_recorder(env)
+        self._recorded_in_parts = bool(  # by SB3's Monitor, or Gymnasium's recorder
+            _asked(env, "allow_early_resets") or "episode" in _asked(env, "_stats_key")
         )
-        base = env.unwrapped
-        if isinstance(base, SyncVectorEnv):
-            self._recorded_in_parts = any(has_recorder(part) for part in base.envs)
-        else:  # of SB3's Monitor, or of Gymnasium's recorder
-            self._recorded_in_parts = bool(
-                _asked(env, "allow_early_resets") or "episode" in _asked(env, "_stats_key")
-            )
         self._restarts = (
             self._model.options.terminate_on_success and self._mode is not AutoresetMode.DISABLED
         )
@@ -303,7 +274,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[Any, Infos]:
         """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says.
 
         Raises:
@@ -311,6 +282,9 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
                 Not with a mask that is a tensor, which must not wait.
         """
         mask, observations, infos = self._reset(seed, options)
+        self._outside = self._model.arrays
+        if self._outside.on_host:
+            self._outside = Arrays.like(_first_leaf(observations))
         if self._restarts:
             self._needs_reset = self._needs_reset & ~mask
         with self._forget_on_error(mask):
@@ -326,7 +300,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             InputError: an image has a wrong shape, or SAME_STEP and no ``final_obs``.
             OutputError: the network returned NaN or infinity; on a device :meth:`reset` tells.
         """
-        arrays = self._model.arrays
+        arrays, same_step = self._model.arrays, self._mode is AutoresetMode.SAME_STEP
         observations, env_rewards, terminations, truncations, infos = self._step(actions)
         # In memory of their own.
         terminations = arrays.cast(terminations, "bool") & True
@@ -335,11 +309,12 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             env_rewards = np.array(to_numpy(env_rewards), np.float64)
             infos = infos if self._outside.on_host else converted(infos, to_numpy)
         if self._restarts and self._needs_reset.any():  # NEXT_STEP
-            observations, infos = self._reset_where(self._needs_reset, observations, infos)
+            observations, fresh = self.env.reset(options={"reset_mask": self._needs_reset & True})
+            infos = merged(infos, fresh, self._needs_reset)
             for values in (env_rewards, terminations, truncations):
                 values[self._needs_reset] = 0
         ended = terminations | truncations
-        stepped, starting, final = self._split(self._source, ended, observations, infos)
+        stepped, starting, final = self._split(ended, observations, infos)
         scored = stepped & ~invalid_actions(infos, stepped & False)
         # Before scoring, which may raise: the caller may step on after the error.
         self._over, self._needs_reset = ended, np.zeros(self.num_envs, np.bool_)
@@ -352,11 +327,17 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         self._over = scores.terminated | (truncations & stepped)
         if self._restarts:
             self._needs_reset = scores.terminated & ~ended
-            if self._mode is AutoresetMode.SAME_STEP and self._needs_reset.any():
-                observations, infos = self._restart_now(observations, infos)
+            if same_step and self._needs_reset.any():
+                mask, self._needs_reset = self._needs_reset, self._needs_reset & False
+                observations, infos = reset_ended(self.env, mask, observations, infos)
+                with self._forget_on_error(mask):
+                    self._begin(self.env, observations, mask)
         infos = self._report(infos, scores, stepped, env_rewards)
-        if self._mode is AutoresetMode.SAME_STEP and counter is not None:
-            self._extend_final(infos, counter)
+        if same_step and counter is not None and self._over.any():
+            # New memory: a native vector environment may keep its own.
+            last, infos["final_obs"] = infos["final_obs"], np.full(self.num_envs, None, object)
+            for i in np.flatnonzero(self._over).tolist():
+                infos["final_obs"][i] = append_hold(np.asarray(last[i]), counter[i])
         seen, give = self._observed(observations), self._outside.cast
         if self._outside.on_host:
             return seen, scores.rewards, scores.terminated, truncations, infos
@@ -364,22 +345,6 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             infos = converted(infos, lambda values: give(values, str(values.dtype)))
         ends = give(scores.terminated, "bool"), give(truncations, "bool")
         return seen, give(scores.rewards, "float32"), *ends, infos
-
-    def _stays_on(self, observations: Any) -> Arrays:
-        leaf = observations
-        while isinstance(leaf, (dict, tuple)) and leaf:
-            leaf = next(iter(leaf.values() if isinstance(leaf, dict) else leaf))
-        self._outside = Arrays.like(leaf)
-        images = self._source.tensors(observations, self.env)
-        if self._model.options.hold_in_observation or not self._model.stays_on(images):
-            return Arrays()
-        self._outside = Arrays.like(images)
-        self._model.use(self._outside)
-        self._model.frozen = None
-        return self._outside
-
-    def _check_device(self) -> None:
-        self._model.check()
 
     def _score(
         self,
@@ -394,12 +359,9 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             return super()._score(env, observations, mask, env_rewards, terminated, final)
         images: Any = self._source.tensors(observations, env) if final is NOTHING else final
         scores = self._model.score(images, env_rewards, terminated, mask)
-        if self._kept is None:
-            self._kept = images * 0, scores.claimed
-        kept, ever = self._kept
+        kept, ever = self._kept or (images * 0, scores.claimed)
         claimed = scores.claimed[:, None, None, None]
-        kept = self._model.arrays.xp.where(claimed, images, kept)
-        self._kept = kept, ever | scores.claimed
+        self._kept = self._model.arrays.xp.where(claimed, images, kept), ever | scores.claimed
         return scores
 
     def _begin(self, env: Any, observations: Any, mask: Array) -> None:
@@ -416,35 +378,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         images, ever = self._kept
         return to_numpy(images[index]) if bool(ever[index]) else None
 
-    def _reset_where(
-        self, mask: NDArray[np.bool_], observations: Any, infos: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset some sub-environments; return all observations and infos, theirs being new."""
-        fresh, fresh_infos = self.env.reset(options={"reset_mask": mask.copy()})
-        rows = self._source.rows(fresh)
-        new = {i: rows[i] for i in np.flatnonzero(mask).tolist()}
-        return self._source.with_rows(observations, new), merged(infos, fresh_infos, mask)
-
-    def _restart_now(self, observations: Any, infos: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """SAME_STEP: put observations and infos into ``final_obs`` and ``final_info``; reset."""
-        mask, last = self._needs_reset, self._source.rows(observations)
-        # Copied before the reset, which may write to the same memory.
-        final = np.full(self.num_envs, None, object)
-        for i in np.flatnonzero(mask).tolist():
-            final[i] = copy.deepcopy(last[i])
-        ended = masked(infos, mask)
-        observations, infos = self._reset_where(mask, observations, infos)
-        put(infos, "final_obs", final, mask)
-        infos["final_info"] = merged(infos.get("final_info", {}), ended, mask)
-        infos["_final_info"] = infos["_final_obs"] & True
-        with self._forget_on_error(mask):
-            self._begin(self.env, observations, mask)
-        self._needs_reset = np.zeros_like(mask)
-        return observations, infos
-
-    def _report(
-        self, infos: dict[str, Any], scores: Scores, scored: Any, env_rewards: Any
-    ) -> dict[str, Any]:
+    def _report(self, infos: Infos, scores: Scores, scored: Array, env_rewards: Array) -> Infos:
+        """Return infos with the claims, also in ``final_info``; keep ``is_success`` of the env."""
         where, infos = self._model.arrays.xp.where, dict(infos)
         final = infos.get("final_info")
         places = [infos] if not isinstance(final, dict) else [infos, final]
@@ -461,9 +396,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         for key, values in ours.items():
             infos[key], infos[f"_{key}"] = values, scored & True
             if isinstance(final, dict):
-                mask = self._over & True
-                nothing = self._model.arrays.xp.zeros_like(values)
-                final[key], final[f"_{key}"] = where(mask, values, nothing), mask
+                final.pop(key, None)
+                put(final, key, values, self._over)
         if not self._model.arrays.on_host:
             return infos
         if isinstance(final, dict) and "true_success" in final:
@@ -472,7 +406,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         self._report_episodes(infos, scores)
         return infos
 
-    def _report_episodes(self, infos: dict[str, Any], scores: Scores) -> None:
+    def _report_episodes(self, infos: Infos, scores: Scores) -> None:
         """Write ``episode`` where a recorder inside writes it, and keep what it wrote."""
         final = infos.get("final_info")
         inner = final if isinstance(final, dict) else infos
@@ -487,14 +421,6 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             for place in places:
                 self._put(place, {"episode": scores.episode(i)}, i)
 
-    def _extend_final(self, infos: dict[str, Any], counter: NDArray[np.int64]) -> None:
-        if self._over.any():
-            # New memory: a native vector environment may keep its own.
-            last = np.full(self.num_envs, None, object)
-            for i in np.flatnonzero(self._over).tolist():
-                last[i] = append_hold(np.asarray(infos["final_obs"][i]), counter[i])
-            infos["final_obs"] = last
-
 
 def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetMode:
     """Return the autoreset mode, or raise where some image would belong to another episode."""
@@ -508,9 +434,8 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
     if mode is AutoresetMode.SAME_STEP and takes_render(source):
         raise ConfigError(
             "image_source is 'render' and the autoreset mode is SAME_STEP, where the frame "
-            "rendered after an episode's last step already shows the next episode. Expected a mode "
-            "that keeps the last frame; make the environment with "
-            "autoreset_mode=AutoresetMode.NEXT_STEP, or use image observations with "
+            "rendered after an episode's last step already shows the next episode. Expected "
+            "autoreset_mode=AutoresetMode.NEXT_STEP, or image observations with "
             "image_source='obs'."
         )
     if not terminate or mode is AutoresetMode.DISABLED:
@@ -524,8 +449,7 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
             "Expected a SyncVectorEnv or AsyncVectorEnv (put other vector wrappers outside this "
             "one), or an environment in DISABLED mode; or set terminate_on_success=False."
         )
-    shared = getattr(env, "shared_memory", True)
-    if mode is AutoresetMode.NEXT_STEP and not shared:
+    if mode is AutoresetMode.NEXT_STEP and not getattr(env, "shared_memory", True):
         raise ConfigError(
             "terminate_on_success is set and the AsyncVectorEnv has shared_memory=False in "
             "NEXT_STEP mode, where Gymnasium's workers may reset twice after a masked reset. "
@@ -543,6 +467,13 @@ def _asked(env: Envs, name: str) -> tuple[Any, ...]:
     ):
         return base.call("get_wrapper_attr", name)
     return ()
+
+
+def _first_leaf(observations: Any) -> Any:
+    while isinstance(observations, (dict, tuple)) and observations:
+        parts = observations.values() if isinstance(observations, dict) else observations
+        observations = next(iter(parts))
+    return observations
 
 
 # As vinoreward names them.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward.wrappers.final_obs import copy_final_obs
+from vinoreward.wrappers.env_adapter import copy_final_obs
 from vinoreward.wrappers.render_once import layers
 from vinoreward_training.sb3.background import Background
 

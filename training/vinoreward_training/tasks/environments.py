@@ -21,9 +21,8 @@ from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.render_once import ImageInInfo
-from vinoreward.wrappers.sources import ImageSource, default_source, takes_render
+from vinoreward.wrappers.sources import ImageSource, default_source, sources_of, takes_render
 from vinoreward.wrappers.true_success import TrueSuccess
-from vinoreward.wrappers.views import sources_of
 from vinoreward_envs.making import ORACLE, UNJUDGED
 from vinoreward_envs.panda_hover import PandaHoverEnv
 

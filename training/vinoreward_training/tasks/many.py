@@ -14,8 +14,7 @@ from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.files import shown
 from vinoreward.processes import limit_threads, starting_processes, thread_limits
-from vinoreward.wrappers.sources import default_source
-from vinoreward.wrappers.views import sources_of
+from vinoreward.wrappers.sources import default_source, sources_of
 from vinoreward_envs.making import DEFAULT_BUNDLE, ORACLE, REWARDS
 from vinoreward_training.tasks.environments import (
     OF_JUDGE,
