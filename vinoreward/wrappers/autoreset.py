@@ -24,13 +24,11 @@ Infos = dict[str, Any]
 class VectorAutoreset(VectorWrapper[Any, Any, Any, Any, Any]):
     """Starts an environment's next episode in the step that ends one (SAME_STEP).
 
-    The observation is the next episode's first; ``infos["final_obs"]`` and ``infos["final_info"]``
-    hold what the episode ended with, where ``infos["_final_obs"]`` is True: Gymnasium's form, or
-    tensors where observations are tensors. On a device all environments are given the reset mask
-    in each step, so that the host need not wait to know whether an episode ended.
+    ``infos["final_obs"]`` and ``infos["final_info"]`` hold what the episode ended with: Gymnasium's
+    form, or tensors where observations are tensors. On a device all environments are given the
+    reset mask in each step, so that the host need not wait to know whether an episode ended.
 
-    Put it around :class:`~vinoreward.VectorLearnedReward`, whose claims end episodes, where the
-    environment resets none itself.
+    Put it around a :class:`~vinoreward.VectorLearnedReward`, whose claims end episodes.
 
     Args:
         env: a vector environment in DISABLED mode, which takes the reset option ``reset_mask``.
@@ -62,22 +60,20 @@ class VectorAutoreset(VectorWrapper[Any, Any, Any, Any, Any]):
 def reset_ended(
     env: VectorEnv[Any, Any, Any], over: Array, observations: Any, infos: Infos
 ) -> tuple[Any, Infos]:
-    """Reset environments where ``over`` is True, ``(num_envs,)``.
+    """Reset environments where ``over`` is True; return all observations, and infos.
 
-    Returns all observations, and infos whose ``final_obs`` and ``final_info`` hold, there, what
-    ``observations`` and ``infos`` were.
+    Their ``final_obs`` and ``final_info`` hold what ``observations`` and ``infos`` were there.
     """
     final = _final_obs(env.observation_space, observations, over)
     ended = masked(infos, over)
     fresh, begun = env.reset(options={"reset_mask": over & True})
     going = merged(infos, begun, over)
-    if "final_obs" in going:
+    if "final_obs" in going:  # of other environments
         put(going, "final_obs", final, over)
+        put(going, "final_info", ended, over)
     else:
-        going["final_obs"], going["_final_obs"] = final, over & True
-    before = going.get("final_info")
-    going["final_info"] = ended if before is None else merged(before, ended, over)
-    going["_final_info"] = going["_final_obs"] & True
+        going.update(final_obs=final, _final_obs=over & True)
+        going.update(final_info=ended, _final_info=over & True)
     return fresh, going
 
 
@@ -102,10 +98,7 @@ def mask_of(infos: Mapping[str, Any], key: str, default: Array) -> Array:
 
 
 def put(infos: Infos, key: str, values: Any, mask: Array) -> None:
-    """Set a key where ``mask`` is True, in new memory; elsewhere it stays as it is.
-
-    ``values`` are an array ``(N, ...)``, or infos themselves.
-    """
+    """Set a key to an array or to infos where ``mask`` is True, in new memory, nowhere else."""
     before = infos.get(key)
     own = mask & True if before is None else mask_of(infos, key, mask | True) | mask
     if isinstance(values, Mapping):

@@ -60,10 +60,9 @@ class EncodingOptions:
 
 
 class EncodingCore:
-    """Turns images of N environments into observations, on NumPy arrays or torch tensors.
+    """Turns images of N environments into observations.
 
-    Arrays are NumPy's, or torch tensors on one device after :meth:`use`, where nothing waits for
-    it.
+    Arrays are NumPy's, or torch tensors on one device after :meth:`use`; nothing waits for it.
     """
 
     def __init__(
@@ -89,7 +88,9 @@ class EncodingCore:
         self.space = gym.spaces.Box(low.astype(np.float32), high.astype(np.float32))
         size = source.count * encoder.latent_size
         self._stacks: Array = np.zeros((info.num_envs, options.frame_stack, size), np.float32)
-        self._random = [self._generator(i) for i in range(info.num_envs)]
+        seed = None if options.seed is None else options.seed + 1
+        entropy = [np.random.SeedSequence(seed, spawn_key=(i,)) for i in range(info.num_envs)]
+        self._random = [np.random.default_rng(one) for one in entropy]
 
     def stays_on(self, images: object) -> bool:
         """Return whether images are tensors that are encoded without waiting for their device."""
@@ -119,8 +120,8 @@ class EncodingCore:
         Args:
             env: what renders, if images are rendered.
             observations: of all environments; where an episode ended, the next one's first.
-            stepped: ``(num_envs,)`` bool, the environments that made a transition.
-            starting: likewise, those whose episode begins.
+            stepped: ``(num_envs,)`` bool, which made a transition.
+            starting: likewise, whose episode begins.
             final: an ended episode's final observation by environment; on a device the images
                 ``(num_envs, H, W, 3)`` that transitions ended with, where they are others.
 
@@ -200,12 +201,6 @@ class EncodingCore:
         spread[rows] = latents
         return spread
 
-    def _generator(self, index: int) -> np.random.Generator:
-        if self.options.seed is None:
-            return np.random.default_rng()
-        entropy = np.random.SeedSequence(self.options.seed + 1, spawn_key=(index,))
-        return np.random.default_rng(entropy)
-
 
 class EncodedObservationBase(EnvAdapter[AnyEnv]):
     """Base of the forms of :class:`~vinoreward.EncodedObservation`; it explains the arguments."""
@@ -266,18 +261,13 @@ class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
     Stacked images, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)`` or ``(3 k, H, W)``, are
     encoded one by one, oldest first.
 
-    All arguments but a callable ``image_source`` and a loaded ``bundle`` are YAML values, so that
-    RL Zoo's ``env_wrapper`` can carry them. ``env.spec`` makes the same environment again; its JSON
-    carries a loaded bundle too, but no functions.
+    ``env.spec`` makes the same environment again, and RL Zoo's ``env_wrapper`` can carry the
+    arguments, as those of :class:`~vinoreward.LearnedReward`.
 
     Args:
         env: the environment.
-        bundle: a loaded encoder bundle, the folder of one, an installed one's name, or what
-            ``env.spec`` recorded of one.
-        backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered one.
-        device: device of the backend.
-        precision: ``"auto"``, ``"fp32"``, ``"int8"``, …
-        threads: threads of one inference.
+        bundle: an encoder's; this and ``backend``, ``device``, ``precision`` and ``threads`` are as
+            for :class:`~vinoreward.LearnedReward`.
         image_source: ``"obs"``, ``"obs:<key>"``, ``"render"`` or ``callable(env, observation)``
             returning ``(H, W, 3)`` uint8 RGB. None: the observation if it is an image, its only
             image key, else ``"render"``.
@@ -331,20 +321,14 @@ class EncodedObservation(EncodedObservationBase[Env], SingleAdapter):
 
 
 def _kept(space: gym.Space[Any], key: str, source: ImageReader) -> gym.Space[Any]:
-    parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
-    if parts is None or key not in parts:
-        what = space if parts is None else f"a Dict with {', '.join(parts)}"
+    parts = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+    if key not in parts or key == source.key or not parts[key].is_np_flattenable:
+        what = f"a Dict with {', '.join(parts)}" if parts else space
         raise ConfigError(
-            f"keep names {key!r} and the observation is {what}. Expected keys of a Dict; correct "
-            "keep, or leave it out."
+            f"keep names {key!r} and the observation is {what}. Expected keys of a Dict that are "
+            "numbers of fixed length and not the image; correct keep, or leave it out."
         )
-    part = parts[key]
-    if key == source.key or not part.is_np_flattenable:
-        raise ConfigError(
-            f"keep names {key!r}, which is {part}. Expected a part that is numbers of fixed "
-            "length and not the image; correct keep."
-        )
-    return part
+    return parts[key]
 
 
 def _whole(value: Any, least: int) -> bool:

@@ -40,21 +40,14 @@ ENDS = 8
 
 
 class EnvAdapter(abc.ABC, Generic[AnyEnv]):
-    """How a wrapper goes around one kind of environment: single, Gymnasium's vectors or SB3's.
-
-    Constructors of wrappers call the three methods, in this order.
-    """
+    """How a wrapper goes around one kind of environment; constructors call this, in this order."""
 
     @abc.abstractmethod
-    def _env_info(self, env: AnyEnv) -> EnvInfo:
-        """Describe the environment."""
+    def _env_info(self, env: AnyEnv) -> EnvInfo: ...
 
     @abc.abstractmethod
     def _init_wrapper(self, env: AnyEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        """Refuse an unsuitable environment; call the library's constructors.
-
-        ``arguments`` are the wrapper's, as ``env.spec`` records them.
-        """
+        """Refuse an unsuitable environment; call the library's constructors."""
 
     def _set_space(self, space: gym.Space[Any]) -> None:
         """Set the observation space of one environment."""
@@ -112,11 +105,7 @@ class FinalObs:
     Proof is a final observation that shares memory with the next episode's first one. Images from
     another process share none: there :data:`ENDS` episodes in a row must end with exactly the next
     episode's first image, after a step that showed another one. An episode that ends otherwise
-    clears the environment for good.
-
-    Args:
-        envs: a vector environment's in this process, to be copied; None elsewhere.
-        remedy: ends the sentence of the error.
+    clears the environment for good. ``envs`` are a vector environment's in this process.
     """
 
     def __init__(self, envs: list[Env] | None, remedy: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium as gym
@@ -111,15 +111,12 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             self._set_space(_with_hold(info.space, success_hold_steps))
 
     def compute_reward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to pay for relabelled goals, as hindsight experience replay asks it.
-
-        The environment's own is still there for whoever names it: ``env.unwrapped``.
-        """
+        """Refuse to pay for relabelled goals, as hindsight experience replay asks it."""
         raise ConfigError(
             f"{RELABELS} was asked of a learned reward, which pays for images: a goal that is "
-            "relabelled has no image, and the environment would pay its own reward instead, which "
-            "the learner shall not see. Expected a learner without relabelled goals; leave "
-            "HerReplayBuffer out (a goal environment takes DictReplayBuffer)."
+            "relabelled has no image, and the environment's own reward must not stand in for it. "
+            "Expected a learner without relabelled goals; leave HerReplayBuffer out (a goal "
+            "environment takes DictReplayBuffer)."
         )
 
     @property
@@ -145,10 +142,9 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         terminated: NDArray[np.bool_],
         final: Mapping[int, Any] = NOTHING,
     ) -> Scores:
-        """Score the images that the transitions of ``mask`` ended with.
+        """Score the images that the transitions of ``mask`` ended with; arrays are ``(num_envs,)``.
 
-        Arrays are ``(num_envs,)``; ``final`` has an environment's final observation where
-        ``observations`` has the next episode's first.
+        ``final`` has final observations where ``observations`` has the next episode's first.
         """
         rows = np.flatnonzero(mask).tolist()
         images = self._source.batch(observations, rows, last=final, env=env)[:, -1]
@@ -193,8 +189,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
     ) -> Iterator[None]:
         """If this block fails, still start episodes, and end the holds of what was stepped.
 
-        The environments have gone on by then, and the caller may go on after the error. ``begun``
-        and ``ended`` are ``(num_envs,)``; None: nothing was stepped.
+        The environments have gone on by then, and the caller may go on after the error.
         """
         try:
             yield
@@ -266,12 +261,13 @@ def append_hold(observation: NDArray[Any], counter: NDArray[np.int64]) -> NDArra
     return np.concatenate([observation, last], axis=-1)
 
 
-def strict_monitor() -> ConfigError:
-    """Return the error for a ``Monitor`` that refuses a reset before its episode ends."""
-    return ConfigError(
-        "terminate_on_success is set and a Monitor refuses early resets. Expected "
-        "Monitor(env, allow_early_resets=True), or terminate_on_success=False."
-    )
+def check_early_resets(allowed: Iterable[bool]) -> None:
+    """Raise ConfigError if a ``Monitor`` refuses a reset before its episode ends."""
+    if not all(allowed):
+        raise ConfigError(
+            "terminate_on_success is set and a Monitor refuses early resets. Expected "
+            "Monitor(env, allow_early_resets=True), or terminate_on_success=False."
+        )
 
 
 def has_recorder(env: Any) -> bool:
@@ -286,16 +282,15 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
     """Replace the environment's reward by what a classifier sees.
 
     Every step scores the image that the transition ended with. ``info`` gains ``is_success``
-    (claimed by the classifier), ``reward_prob`` (the probability behind it) and
-    ``original_env_rew``; the environment's ``true_success`` stays, and an ``is_success`` of its own
-    moves to ``original_is_success``. If the bundle has a guard, ``reward_ood`` is how unlike the
-    training images the image is: above 1 no success is claimed of it by default.
+    (claimed by the classifier), ``reward_prob`` (the probability behind it), ``original_env_rew``
+    and, if the bundle has a guard, ``reward_ood``: how unlike the training images the image is,
+    above 1 out of distribution. An ``is_success`` of the environment's own moves to
+    ``original_is_success``.
 
     With SB3's ``Monitor`` or Gymnasium's ``RecordEpisodeStatistics`` inside, ``info["episode"]`` at
     an episode's end has the learned reward's return ``r``, the length ``l`` and the seconds ``t``.
     The recorder's own entry moves to ``original_episode``; it and its file miss episodes that a
-    claim ended. Without one inside, put one outside; a ``RecordEpisodeStatistics`` outside of
-    another one needs a ``stats_key`` of its own.
+    claim ended. A ``RecordEpisodeStatistics`` outside of another one needs its own ``stats_key``.
 
     ``reward_mode``:
 
@@ -306,13 +301,9 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
     - ``"potential"``: sparse plus ``gamma * p(s') - p(s)``, which leaves the optimal policy as it
       was (Ng, Harada & Russell 1999). ``p`` is 0 after a termination, and kept after a truncation.
 
-    In all modes but ``"sparse"`` ``precision="auto"`` means FP32, which takes about twice as long:
-    INT8 is checked for its decisions at the threshold, and may be off by several log-odds
-    elsewhere. In ``"sparse"`` mode ``reward_prob`` is of the network that decided.
-
-    All arguments but ``success_filter``, a callable ``image_source`` and a loaded ``bundle`` are
-    YAML scalars, so that RL Zoo's ``env_wrapper`` can carry them. ``env.spec`` makes the same
-    environment again; its JSON carries a loaded bundle too, but no functions.
+    All arguments but functions and a loaded ``bundle`` are YAML scalars, so that RL Zoo's
+    ``env_wrapper`` can carry them. ``env.spec`` makes the same environment again; its JSON carries
+    a loaded bundle too, but no functions.
 
     Args:
         env: the environment.
@@ -320,8 +311,9 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
             ``env.spec`` recorded of one.
         backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered one.
         device: device of the backend.
-        precision: ``"auto"`` (INT8 where the bundle's gate passed it and the reward is sparse),
-            ``"fp32"``, ``"int8"``, …
+        precision: ``"auto"``, ``"fp32"``, ``"int8"``, … ``"auto"`` is INT8 where the bundle's gate
+            passed it and the reward is sparse: INT8 is checked for its decisions at the threshold,
+            and may be off by several log-odds elsewhere. FP32 takes about twice as long.
         threads: threads of one inference.
         image_source: ``"render"`` (None means it), ``"obs"`` (the observation is the image,
             channels last or first, or grey), ``"obs:<key>"`` or ``callable(env, observation)``
@@ -355,16 +347,14 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
 
     Raises:
         ConfigError: arguments that cannot work, on their own or with this environment.
-        ImageMismatchError: the environment's image is not the bundle's, or the bundle does not
-            say what drew its own.
+        ImageMismatchError: the image is not the bundle's, or it does not say what drew its own.
         ModelNotFoundError: no such bundle.
     """
 
     def _init_wrapper(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         refuse_autoreset(env, "it would be scored and paid as if an action had led there")
-        strict = not all(getattr(layer, "allow_early_resets", True) for layer in layers(env))
-        if strict and self._model.options.terminate_on_success:
-            raise strict_monitor()
+        if self._model.options.terminate_on_success:
+            check_early_resets(getattr(layer, "allow_early_resets", True) for layer in layers(env))
         super()._init_wrapper(env, source, arguments)
         self._recorded = has_recorder(env)
 

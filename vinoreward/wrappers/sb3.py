@@ -1,15 +1,14 @@
 """LearnedReward and EncodedObservation for Stable-Baselines3's vector environments.
 
-This module imports SB3. ``vinoreward`` has them as ``VecLearnedReward`` and
-``VecEncodedObservation``.
+``vinoreward`` has them as ``VecLearnedReward`` and ``VecEncodedObservation``. This imports SB3.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -23,7 +22,7 @@ from vinoreward.wrappers.learned_reward import (
     RELABELS,
     LearnedRewardBase,
     append_hold,
-    strict_monitor,
+    check_early_resets,
 )
 from vinoreward.wrappers.render_once import IMAGE, ImageInInfo
 from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
@@ -43,10 +42,6 @@ class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
 
     _source: Any
     """What reads the images."""
-    _single: ClassVar[str]
-    """Name of the wrapper for one environment, which can render."""
-    _takes_rendered: ClassVar[bool] = False
-    """Whether images that the environments rendered themselves can be read from ``infos``."""
 
     def _env_info(self, env: VecEnv) -> EnvInfo:
         known = env.has_attr("image_scene")
@@ -54,22 +49,21 @@ class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
         return EnvInfo(env.observation_space, env.render_mode, scene, env.num_envs)
 
     def _init_wrapper(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        if takes_render(source) and not (
-            self._takes_rendered and all(env.env_is_wrapped(ImageInInfo))
-        ):
-            rendered = "vinoreward.ImageInInfo or " if self._takes_rendered else ""
+        learned = isinstance(self, LearnedReward)
+        single = "vinoreward.LearnedReward" if learned else "vinoreward.EncodedObservation"
+        if takes_render(source) and not (learned and all(env.env_is_wrapped(ImageInInfo))):
             raise ConfigError(
                 "image_source is 'render' in a VecEnv, which resets an environment before it can "
                 "be rendered, so that the frame shows the next episode. Expected the image in "
                 "the observation (image_source='obs' or 'obs:<key>'), or "
-                f"{rendered}vinoreward.{self._single} around each environment before it is "
-                "vectorised (make_vec_env's wrapper_class)."
+                f"{'vinoreward.ImageInInfo or ' if learned else ''}{single} around each "
+                "environment before it is vectorised (make_vec_env's wrapper_class)."
             )
         VecEnvWrapper.__init__(self, env)
         base = env.unwrapped
         self._final_obs = FinalObs(
             base.envs if isinstance(base, DummyVecEnv) else None,
-            f"put vinoreward.{self._single} around each environment before it is vectorised",
+            f"put {single} around each environment before it is vectorised",
         )
         self._all_envs = np.ones(env.num_envs, np.bool_)
 
@@ -95,28 +89,15 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
     Args:
         env: the vector environment.
         bundle: as :class:`~vinoreward.EncodedObservation`, like all other arguments but:
-        image_source: a callable is given ``None`` for the environment, one observation at a time.
+        image_source: a callable is given ``None`` for the environment.
     """
 
-    _single = "EncodedObservation"
-
-    def _init_wrapper(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        super()._init_wrapper(env, source, arguments)
-        self._resetting: list[int | None] = [None] * env.num_envs
-
-    def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Set the seeds of the next reset, and with them those of the draws."""
-        seeds = self.venv.seed(seed)
-        self._resetting = list(seeds)
-        return seeds
-
     def reset(self) -> Any:
-        """Start new episodes everywhere."""
+        """Start new episodes everywhere; the seeds are those of the draws, too."""
+        for i, seed in enumerate(self.venv.unwrapped._seeds):
+            self._model.seed(i, seed)
         observations = self.venv.reset()
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
-        for i, seed in enumerate(self._resetting):
-            self._model.seed(i, seed)
-        self._resetting = [None] * self.num_envs
         all_envs = self._all_envs
         _, _, begun = self._model.advance(self.venv, observations, ~all_envs, all_envs)
         _put(self.reset_infos, begun)
@@ -126,7 +107,7 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
         """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun.
 
         Raises:
-            ConfigError: last images are overwritten by resets.
+            ConfigError: final images are overwritten by resets.
             InputError: an image of a wrong shape or dtype, or no ``terminal_observation``.
         """
         observations, rewards, dones, env_infos = self.venv.step_wait()
@@ -151,31 +132,25 @@ def _put(infos: Infos, images: Mapping[int, NDArray[np.uint8]]) -> None:
 class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
     """:class:`~vinoreward.LearnedReward` for an SB3 ``VecEnv``, with one batched call per step.
 
-    Where an episode ended, ``terminal_observation`` is scored: the observation that SB3 returns
-    there belongs to the next episode. SB3 has reset an environment before it can be rendered, so
-    ``image_source="render"`` needs :class:`~vinoreward.ImageInInfo` around each environment. An
-    environment that returns the same array every time overwrites ``terminal_observation``: a
-    ``DummyVecEnv``'s is copied in time, elsewhere such an environment is refused once that is seen.
+    Where an episode ended, ``terminal_observation`` is scored. SB3 has reset an environment before
+    it can be rendered, so ``image_source="render"`` needs :class:`~vinoreward.ImageInInfo` around
+    each environment. An environment whose resets overwrite ``terminal_observation`` is refused once
+    that is seen, but in a ``DummyVecEnv``, where it is copied.
 
     ``terminate_on_success``: a claimed success resets the sub-environment at once, as SB3 does at
     any end of an episode. So put this wrapper directly around a ``DummyVecEnv`` or
     ``SubprocVecEnv``, and others (``VecNormalize``, ``VecFrameStack``) around it.
 
-    ``infos[i]["episode"]`` at an episode's end has the learned reward's return ``r``, the length
-    ``l`` and the seconds ``t``, so that SB3's logs and ``evaluate_policy`` see every episode. The
-    entry of a ``Monitor`` inside moves to ``original_episode``.
+    ``infos[i]["episode"]`` is there at the end of every episode, with or without a ``Monitor``.
 
     Args:
         env: the vector environment.
         bundle: as :class:`~vinoreward.LearnedReward`, like all other arguments but:
-        image_source: None means ``"obs"``; a callable is given ``None`` for the environment, one
-            observation at a time.
+        image_source: None means ``"obs"``; a callable is given ``None`` for the environment.
     """
 
     _default_source = "obs"
     _recorded = True
-    _single = "LearnedReward"
-    _takes_rendered = True
 
     def _init_wrapper(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
         if self._model.options.terminate_on_success:
@@ -193,7 +168,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
         """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun.
 
         Raises:
-            ConfigError: last images are overwritten by resets.
+            ConfigError: final images are overwritten by resets.
             InputError: an image of a wrong shape or dtype, or no ``terminal_observation``.
             OutputError: the network returned NaN or infinity.
         """
@@ -259,22 +234,16 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
 
 def _check_restarts(venv: VecEnv) -> None:
     """Raise ConfigError if an environment cannot be reset before its episode ends."""
-    if isinstance(venv, VecEnvWrapper):
+    if isinstance(venv, VecEnvWrapper) or isinstance(getattr(venv, "batch", None), VectorEnv):
         raise ConfigError(
-            f"terminate_on_success is set and the environment is wrapped in {type(venv).__name__}, "
-            "whose state and observations would be wrong when one environment is reset below it. "
-            "Expected a DummyVecEnv or SubprocVecEnv; put the other wrappers around "
-            "VecLearnedReward, or set terminate_on_success=False."
-        )
-    if isinstance(getattr(venv, "batch", None), VectorEnv):
-        raise ConfigError(
-            f"terminate_on_success is set and the environment is a {type(venv).__name__}, which "
-            "resets its environments itself. Expected a DummyVecEnv or SubprocVecEnv, or "
-            "terminate_on_success=False; or put VectorLearnedReward into it."
+            f"terminate_on_success is set and the environment is a {type(venv).__name__}, in which "
+            "one environment cannot be reset alone. Expected a DummyVecEnv or SubprocVecEnv, with "
+            "other wrappers around VecLearnedReward; or set terminate_on_success=False; or put "
+            "VectorLearnedReward into a batch."
         )
     for i, monitored in enumerate(venv.env_is_wrapped(Monitor)):
-        if monitored and not venv.get_attr("allow_early_resets", indices=[i])[0]:
-            raise strict_monitor()
+        if monitored:
+            check_early_resets(venv.get_attr("allow_early_resets", indices=[i]))
 
 
 def claimed_image(env: VecEnv, index: int) -> NDArray[np.uint8] | None:

@@ -22,17 +22,11 @@ OnAlarm = Literal["tell", "stop"]
 class ClaimedVsTrue(BaseCallback):
     """Draw claimed and true success as two curves, wherever SB3 logs.
 
-    At the end of each training episode it reads both from the last step's ``info``, and logs
-    ``rollout/claimed_success`` and ``rollout/true_success``, from 0 to 1, over the last ``window``
-    episodes. Where the two part, the policy has found what fools the classifier. A curve is missing
-    where its side is not known: the claim without a learned reward, the truth where the environment
-    does not tell. The truth is only recorded, the policy never sees it. The rates and the evidence
-    of the alarms' tests are under ``trust/``, see :class:`~vinoreward.TrustMonitor`.
-
-    Works with one environment and with many, on-policy and off-policy::
-
-        from stable_baselines3 import SAC
-        from vinoreward import ClaimedVsTrue
+    It reads both from each episode's last ``info`` and logs ``rollout/claimed_success`` and
+    ``rollout/true_success``, from 0 to 1, over the last ``window`` episodes, where they are known.
+    Where the two part, the policy has found what fools the classifier. What
+    :class:`~vinoreward.TrustMonitor` reads is under ``trust/``. Works with one environment and with
+    many, on-policy and off-policy::
 
         record = ClaimedVsTrue()
         SAC("MlpPolicy", "PandaHover-v0", tensorboard_log="logs").learn(200, callback=record)
@@ -43,11 +37,11 @@ class ClaimedVsTrue(BaseCallback):
             :class:`~vinoreward.rewards.truth.Truth`.
         window: episodes behind a logged rate, at least 1.
         alarm: tests whether claims are still true successes; None: no test.
-        ood_alarm: tests whether episodes of which a tenth or more is out of distribution for the
-            bundle's guard become too many, which needs no truth; None: no test.
-        earliest: tests whether claims come before this step of an episode, from 1, where no success
-            is possible yet; needs lengths of episodes. None: no test.
-        on_alarm: ``"tell"`` warns at the first alarm of each, ``"stop"`` ends the training at any.
+        ood_alarm: tests whether episodes that are out of distribution for the bundle's guard become
+            too many, which needs no truth; None: no test.
+        earliest: first step of an episode, from 1, at which a success is possible: tests whether
+            claims come before; None: no test.
+        on_alarm: ``"tell"`` warns at the first alarm of each test, ``"stop"`` ends the training.
         verbose: 1 prints once where the truth is read from, or that it is not known.
 
     Raises:
@@ -71,18 +65,15 @@ class ClaimedVsTrue(BaseCallback):
             raise ConfigError(f"on_alarm is {on_alarm!r}. Expected tell or stop.")
         self.on_alarm = on_alarm
         self.trust = TrustMonitor(false=alarm, ood=ood_alarm, earliest=earliest, window=window)
-        """What tests the episodes."""
         self.raised: dict[str, list[int]] = {test: [] for test in TESTS}
         """Steps of the training at which each test raised its alarm."""
         self._ood: dict[int, OodImages] = {}
         self.window = window
         self.truth = Truth(truth_key)
-        """Reads the truth; its ``key`` is the one in use."""
         self.episodes: list[Mapping[str, float | int | None]] = []
         """One row per finished episode: ``step`` (of the training, at its end), ``reward`` (its
-        return) and ``length`` (None without a ``Monitor`` or a learned reward), ``claimed`` and
-        ``true``, and ``ood``: whether a tenth of its images or more were out of distribution for
-        the guard (1, 0, or None where not known)."""
+        return), ``length``, and 1 or 0 for ``claimed``, ``true`` and ``ood`` (a tenth of its images
+        or more were out of distribution); None where not known."""
         self._said = False
 
     @property
@@ -102,13 +93,12 @@ class ClaimedVsTrue(BaseCallback):
 
     def rates(self) -> dict[str, float]:
         """Return ``claimed`` and ``true`` over the last ``window`` episodes, where known."""
-        found: dict[str, float] = {}
-        for name in ("claimed", "true"):
-            recent = [row[name] for row in self.episodes[-self.window :]]
-            known = [value for value in recent if value is not None]
-            if known:
-                found[name] = float(np.mean(known))
-        return found
+        recent = self.episodes[-self.window :]
+        known = {
+            name: [value for row in recent if (value := row[name]) is not None]
+            for name in ("claimed", "true")
+        }
+        return {name: float(np.mean(values)) for name, values in known.items() if values}
 
     def say(self, text: str) -> None:
         """Print where the truth is read from, if ``verbose``."""

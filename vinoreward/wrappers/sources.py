@@ -38,10 +38,9 @@ ImageSource = OneSource | Sequence[OneSource] | Mapping[str, OneSource]
 
 @dataclasses.dataclass(frozen=True)
 class EnvInfo:
-    """What a wrapper needs to know of its environment."""
+    """What a wrapper needs to know of its environment; ``space`` is of one observation."""
 
     space: gym.Space[Any]
-    """Observation space of one environment."""
     render_mode: str | None
     scene: object
     """What its images depend on (``image_scene``); None where it does not say."""
@@ -57,12 +56,11 @@ class EnvInfo:
 
 
 class ImageReader:
-    """Reads ``(H, W, 3)`` images from one source.
+    """Reads ``(H, W, 3)`` images from one source; grey ones become RGB.
 
-    Grey images become RGB. A batch of observations stays one array. Size and scene must be those
-    ``bundle`` was trained on, where they are known; dtype and shape are checked where images are
-    prepared for the network. With ``stacked`` an observation may hold several images, see
-    :func:`stack_of`.
+    Size and scene must be those ``bundle`` was trained on, where they are known; dtype and shape
+    are checked where images are prepared for the network. With ``stacked`` an observation may hold
+    several images, see :func:`stack_of`.
     """
 
     remembers = False
@@ -95,10 +93,9 @@ class ImageReader:
             check_scene(info.scene, expected, name, "set the environment's camera so")
 
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
-        """Return one environment's images ``(1, count, H, W, 3)``, oldest first.
+        """Return one environment's images ``(1, count, H, W, 3)``, oldest first; maybe a view.
 
-        They may be a view of its memory. ``env`` is rendered or given to the function; ``first``
-        says that an episode begins.
+        ``env`` is rendered or given to the function; ``first`` says that an episode begins.
         """
         if self._renders:
             return as_image(render(env), "render()")[None, None]
@@ -162,29 +159,22 @@ class ImageReader:
     def _part(self, observation: Any) -> Any:
         return on_host(observation if self.key is None else part_at(observation, self.key))
 
-    def _read_space(self, source: str, bundle: Bundle, stacked: bool) -> None:
-        if not isinstance(source, str) or (source != "obs" and not source.startswith("obs:")):
-            raise ConfigError(
-                f"image_source is {source!r}. Expected 'render', 'obs', 'obs:<key>' or a function "
-                "(env, observation) -> image; several only for a classifier of several views."
-            )
-        space = self._info.space
-        self.key = source[len("obs:") :] if source != "obs" else None
-        image = space if self.key is None else part_at(space, self.key)
-        if image is None or isinstance(image, gym.spaces.Dict):
-            a_dict = isinstance(space, gym.spaces.Dict)
-            what = f"a Dict with {', '.join(parts_below(space))}" if a_dict else space
-            raise ConfigError(
-                f"image_source is {source!r} and the observation space is {what}. Expected an "
-                "image; name one of a Dict as image_source='obs:<key>', or use 'obs' or 'render'."
-            )
+    def _read_space(self, source: object, bundle: Bundle, stacked: bool) -> None:
+        space, image = self._info.space, None
+        if source == "obs":
+            image = space
+        elif isinstance(source, str) and source.startswith("obs:"):
+            self.key = source[len("obs:") :]
+            image = part_at(space, self.key)
         if not isinstance(image, gym.spaces.Box) or (
             image.dtype != np.uint8 or image.high.max(initial=0) <= 1
         ):
+            a_dict = isinstance(space, gym.spaces.Dict)
+            what = f"a Dict with {', '.join(parts_below(space))}" if a_dict else space
             raise ConfigError(
-                f"image_source is {source!r}, which is {image}. Expected a Box of uint8 images "
-                "from 0 to 255; use image_source='render' if the environment renders, or a "
-                "function that makes the image."
+                f"image_source is {source!r} and the observation space is {what}. Expected "
+                "'render', a function (env, observation) -> image, or 'obs' or (in a Dict) "
+                "'obs:<key>' that names a Box of uint8 images from 0 to 255."
             )
         shape, where = image.shape, f"the observation that image_source {source!r} names"
         if stacked:
@@ -260,25 +250,26 @@ class ViewReader:
         self, ends: Sequence[int], begins: Sequence[int], parts: Mapping[str, NDArray[np.uint8]]
     ) -> NDArray[np.uint8]:
         """Remember the newest images of ``[*ends, *begins]`` by camera; return what is seen."""
-        image, old, new = self._image, list(ends), list(begins)
-        if not old and not new:
-            return np.zeros((0, 1, image.height, image.width, 3), np.uint8)
+        views, rows = self._image.views, [*ends, *begins]
+        if not rows:
+            return np.zeros((0, 1, self._image.height, self._image.width, 3), np.uint8)
         newest = {}
         for name, part in parts.items():
             with _naming(name):
-                newest[name] = prepare(part, image.of_view(image.cameras[name]))
-        names = [view.name for view in image.views]
+                newest[name] = prepare(part, self._image.of_view(self._image.cameras[name]))
+        names = [view.name for view in views]
         if not self.remembers:
             return tiled([newest[name] for name in names], names)[:, None]
-        for name, memory in self._memory.items():
-            memory[old, :-1] = memory[old, 1:]
-            memory[old, -1] = newest[name][: len(old)]
-        seen = [[self._memory[view.name][old, -1 - view.age] for view in image.views]]
-        # Afterwards, as an environment may end an episode and begin the next in one step.
-        for name, memory in self._memory.items():
-            memory[new] = newest[name][len(old) :, None]
-        seen.append([self._memory[view.name][new, -1 - view.age] for view in image.views])
-        return tiled([np.concatenate(pair) for pair in zip(*seen, strict=True)], names)[:, None]
+        # Ends first, as an environment may end an episode and begin the next in one step.
+        seen: list[list[NDArray[np.uint8]]] = [[] for _ in views]
+        for some, chosen in ((ends, slice(len(ends))), (begins, slice(len(ends), None))):
+            for name, memory in self._memory.items():
+                image, old = newest[name][chosen, None], memory[list(some), 1:]
+                known = old if some is ends else np.repeat(image, old.shape[1], axis=1)
+                memory[list(some)] = np.concatenate([known, image], axis=1)
+            for parts_of_view, view in zip(seen, views, strict=True):
+                parts_of_view.append(self._memory[view.name][list(some), -1 - view.age])
+        return tiled([np.concatenate(each) for each in seen], names)[:, None]
 
 
 def image_reader(
@@ -311,26 +302,20 @@ def sources_of(
     recorded = {name: camera.source for name, camera in cameras.items()}
     if given is None:
         return dict(recorded)
-    found, chosen = "", {}
+    swapped = False
     if isinstance(given, Mapping):
         chosen = dict(given)
-        missing, unknown = cameras.keys() - chosen.keys(), chosen.keys() - cameras.keys()
-        if missing or unknown:
-            found = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
     else:
         in_order: list[Any] = list(given) if listed else [given]  # type: ignore[arg-type]
         own = list(recorded.values())
-        if len(in_order) != len(own):
-            found = f"for {len(in_order)} of them"
-        elif in_order != own and sorted(map(str, in_order)) == sorted(own):
-            found = "in another order"  # if that is meant, a mapping says so
-        chosen = dict(zip(cameras, in_order, strict=False))
-    if found:
+        swapped = in_order != own and sorted(map(str, in_order)) == sorted(own)
+        chosen = dict(zip(cameras, in_order, strict=False)) if len(in_order) == len(own) else {}
+    if swapped or chosen.keys() != cameras.keys():
         named = ", ".join(f"{name} ({source})" for name, source in recorded.items())
         raise ConfigError(
-            f"image_source is {given!r}, {found}, and the bundle {bundle.spec.name!r} looks at the "
-            f"cameras {named}. Expected {len(cameras)} sources, one for each: a sequence in the "
-            "same order, or a mapping from these names."
+            f"image_source is {given!r} and the bundle {bundle.spec.name!r} looks at the cameras "
+            f"{named}. Expected {len(cameras)} sources, one for each: a sequence in the same "
+            "order, or a mapping from these names (which may also exchange cameras)."
         )
     return {name: chosen[name] for name in cameras}
 

@@ -16,8 +16,8 @@ from vinoreward.wrappers.env_adapter import Env
 class TrueSuccess(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """Write into ``info["true_success"]`` what a function of the environment says.
 
-    For an environment that knows whether its task is done, and does not tell in ``info``. Commands
-    put it around the environment for ``--truth``; in a vector environment it goes into each::
+    For an environment that does not tell in ``info`` whether its task is done. Commands put it
+    around the environment for ``--truth``; in a vector environment it goes into each::
 
         # truth.py
         def at_target(env):
@@ -32,10 +32,9 @@ class TrueSuccess(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorAr
 
     Args:
         env: the environment.
-        truth: ``"package.module:function"``, ``"file.py:function"`` or a function. It is called
-            with the environment inside all wrappers (``env.unwrapped``) after each reset and step,
-            and returns True or False (or a single 0 or 1). Only text can be sent to another process
-            and recorded in ``env.spec``.
+        truth: ``"package.module:function"``, ``"file.py:function"`` or a function, which only
+            ``env.spec`` cannot record. It is called with ``env.unwrapped`` after each reset and
+            step, and returns True or False (or a single 0 or 1).
 
     Raises:
         ConfigError: the function cannot be imported, fails or returns something else.

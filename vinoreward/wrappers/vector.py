@@ -1,8 +1,6 @@
 """LearnedReward and EncodedObservation for Gymnasium's vector environments.
 
-``vinoreward`` has them as ``VectorLearnedReward`` and ``VectorEncodedObservation``. In a vector
-environment's infos ``infos[key]`` holds one value per sub-environment and the mask
-``infos["_" + key]`` says which are set.
+``vinoreward`` has them as ``VectorLearnedReward`` and ``VectorEncodedObservation``.
 """
 
 # pyright: reportPrivateUsage=false
@@ -52,9 +50,8 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
     """:class:`EnvAdapter` for Gymnasium's vector environments."""
 
     _model: Any
-    """A RewardModel or EncodingCore."""
+    """A RewardModel or EncodingCore; ``_source`` reads its images."""
     _source: Any
-    """What reads the images."""
     _arrays: Arrays | None = None
     """Library and device of masks and images; None before the first reset."""
     _over: Array
@@ -150,21 +147,20 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
 class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
     """:class:`~vinoreward.EncodedObservation` for all sub-environments, one batched call per step.
 
-    The wrapped environment's autoreset mode stays what it is. In SAME_STEP mode ``final_obs`` is
-    encoded too, with the latents of the episode that ended; the rendered frame already belongs to
-    the next episode there, so ``image_source="render"`` is refused. In DISABLED mode the caller
-    resets with ``options={"reset_mask": mask}``. With ``image_in_info`` the last image of an
-    episode is in ``final_info``.
+    Autoreset modes are as for :class:`LearnedReward`. In SAME_STEP mode ``final_obs`` is encoded
+    too, with the latents of the episode that ended, whose last image with ``image_in_info`` is in
+    ``final_info``.
 
     Images that are torch tensors are encoded where they are, and what the learner sees are tensors
     there too, ``final_obs`` as well: with the backend ``"torch"`` on their device, for images
     ``(N, H, W, 3)`` of the encoder's size without ``keep``, ``sample`` and ``image_in_info``. No
-    step waits for the device. Else they are copied to the host.
+    step waits for the device, and :meth:`reset` raises OutputError if a network gave NaN since,
+    but not with a mask that is a tensor. Else images are copied to the host.
 
     Args:
         env: the vector environment.
         bundle: as :class:`~vinoreward.EncodedObservation`, like all other arguments but:
-        image_source: a callable is given ``None`` for the environment, one observation at a time.
+        image_source: a callable is given ``None`` for the environment.
     """
 
     passes_masked_resets = True
@@ -172,12 +168,7 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
-        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says.
-
-        Raises:
-            OutputError: on a device, where a step does not check it: the network gave NaN since.
-                Not with a mask that is a tensor, which must not wait.
-        """
+        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
         mask, observations, infos = self._reset(seed, options)
         if seed is not None:
             for i in np.flatnonzero(to_numpy(mask)).tolist():
@@ -226,34 +217,32 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
       ``is_success`` (its mask ``_is_success`` is False).
     - SAME_STEP: ``final_obs`` is scored. ``image_source="render"`` is refused, because the rendered
       frame already belongs to the next episode. ``info`` and ``final_info`` both have this
-      wrapper's keys and ``true_success`` of the transition. An environment that returns the same
-      array every time overwrites its last image there: a ``SyncVectorEnv``'s is copied in time,
-      elsewhere such an environment is refused once that is seen.
+      wrapper's keys and ``true_success`` of the transition. An environment whose resets overwrite
+      its last image is refused once that is seen, but in a ``SyncVectorEnv``, where it is copied.
     - DISABLED: the caller resets with ``options={"reset_mask": mask}``; or
       :class:`~vinoreward.wrappers.autoreset.VectorAutoreset` does.
 
     Observations that are torch tensors are scored where they are, and rewards, ends and infos are
     tensors there, too: with the backend ``"torch"`` on their device, for images ``(N, H, W, 3)`` of
     the bundle's size, and options that need no number on the host (no success filter, ``on_ood``
-    neither ``"warn"`` nor ``"raise"``, no ``hold_in_observation``). No step waits for the device,
-    and there is no frozen-camera check. Else images are copied to the host.
+    neither ``"warn"`` nor ``"raise"``, no ``hold_in_observation``). There is no frozen-camera check
+    there, and no step waits for the device: :meth:`reset` raises OutputError if the network gave
+    NaN since, but not with a mask that is a tensor. Else images are copied to the host.
 
     With a recorder of episodes inside, ``episode`` is of the learned reward and
     ``original_episode`` of the recorder, as in :class:`~vinoreward.LearnedReward`: in
     ``final_info`` if the sub-environments of a SAME_STEP environment have the recorder, else in
     ``info``. Where ``infos["invalid_action"]`` is True an action made no transition and earns 0.
 
-    ``terminate_on_success``: a claimed success sets ``terminated``, and a masked reset starts the
-    sub-environment's next episode. In NEXT_STEP and SAME_STEP mode this needs a ``SyncVectorEnv``
-    or ``AsyncVectorEnv``; put other vector wrappers outside this one. In NEXT_STEP mode the
-    sub-environment is stepped once more before its reset, and the result dropped, because all are
-    stepped together; if it draws random numbers in ``step``, its next episode starts from a later
-    state of its generator.
+    ``terminate_on_success``: a masked reset starts the next episode of a sub-environment. In
+    NEXT_STEP and SAME_STEP mode this needs a ``SyncVectorEnv`` or ``AsyncVectorEnv``; put other
+    vector wrappers outside this one. In NEXT_STEP mode the sub-environment is stepped once more
+    before its reset, as all are stepped together, and the result dropped.
 
     Args:
         env: the vector environment.
         bundle: as :class:`~vinoreward.LearnedReward`, like all other arguments but:
-        image_source: a callable is given ``None`` for the environment, one observation at a time.
+        image_source: a callable is given ``None`` for the environment.
     """
 
     def _init_wrapper(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
@@ -275,12 +264,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
-        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says.
-
-        Raises:
-            OutputError: on a device, where a step does not check it: the network gave NaN since.
-                Not with a mask that is a tensor, which must not wait.
-        """
+        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
         mask, observations, infos = self._reset(seed, options)
         self._outside = self._model.arrays
         if self._outside.on_host:
@@ -298,7 +282,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             ConfigError: DISABLED mode, and an episode that ended was not reset; or SAME_STEP mode,
                 and final observations are overwritten by resets.
             InputError: an image has a wrong shape, or SAME_STEP and no ``final_obs``.
-            OutputError: the network returned NaN or infinity; on a device :meth:`reset` tells.
+            OutputError: the network returned NaN or infinity.
         """
         arrays, same_step = self._model.arrays, self._mode is AutoresetMode.SAME_STEP
         observations, env_rewards, terminations, truncations, infos = self._step(actions)
@@ -379,11 +363,11 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         return to_numpy(images[index]) if bool(ever[index]) else None
 
     def _report(self, infos: Infos, scores: Scores, scored: Array, env_rewards: Array) -> Infos:
-        """Return infos with the claims, also in ``final_info``; keep ``is_success`` of the env."""
+        """Return infos with the claims, also in ``final_info``; keep the environment's own."""
         where, infos = self._model.arrays.xp.where, dict(infos)
         final = infos.get("final_info")
-        places = [infos] if not isinstance(final, dict) else [infos, final]
-        for place in places:
+        inner = final if isinstance(final, dict) else infos
+        for place in (infos,) if inner is infos else (infos, inner):
             if "reward_prob" not in place:  # else it is an inner learned reward's claim
                 keep_original(place, "is_success", scored | True)
         ours = {
@@ -395,31 +379,28 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             ours["reward_ood"] = scores.ood_score
         for key, values in ours.items():
             infos[key], infos[f"_{key}"] = values, scored & True
-            if isinstance(final, dict):
-                final.pop(key, None)
-                put(final, key, values, self._over)
-        if not self._model.arrays.on_host:
-            return infos
-        if isinstance(final, dict) and "true_success" in final:
-            mask = mask_of(final, "true_success", self._over)
-            put(infos, "true_success", final["true_success"], mask)
-        self._report_episodes(infos, scores)
+            if inner is not infos:
+                inner.pop(key, None)
+                put(inner, key, values, self._over)
+        if self._model.arrays.on_host:
+            if inner is not infos and "true_success" in inner:
+                mask = mask_of(inner, "true_success", self._over)
+                put(infos, "true_success", inner["true_success"], mask)
+            self._report_episodes(infos, inner, scores)
         return infos
 
-    def _report_episodes(self, infos: Infos, scores: Scores) -> None:
+    def _report_episodes(self, infos: Infos, inner: Infos, scores: Scores) -> None:
         """Write ``episode`` where a recorder inside writes it, and keep what it wrote."""
-        final = infos.get("final_info")
-        inner = final if isinstance(final, dict) else infos
         everywhere = np.ones(self.num_envs, np.bool_)
         self._recorded |= keep_original(infos, "episode", everywhere)
         if inner is not infos:
             self._recorded_in_parts |= keep_original(inner, "episode", everywhere)
-        places = [infos] if self._recorded else []
-        if self._recorded_in_parts and (inner is not infos or not places):
-            places.append(inner)
         for i in np.flatnonzero(self._over).tolist():
-            for place in places:
-                self._put(place, {"episode": scores.episode(i)}, i)
+            episode = {"episode": scores.episode(i)}
+            if self._recorded:
+                self._put(infos, episode, i)
+            if self._recorded_in_parts and not (self._recorded and inner is infos):
+                self._put(inner, episode, i)
 
 
 def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetMode:
@@ -428,15 +409,13 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
     if not isinstance(mode, AutoresetMode):
         raise ConfigError(
             f"the vector environment's metadata['autoreset_mode'] is {mode!r}. Expected one of "
-            "gymnasium.vector.AutoresetMode: without it, it is not known which episode an image "
-            "belongs to; set it in the environment's metadata."
+            "gymnasium.vector.AutoresetMode, which says to which episode an image belongs; set it."
         )
     if mode is AutoresetMode.SAME_STEP and takes_render(source):
         raise ConfigError(
-            "image_source is 'render' and the autoreset mode is SAME_STEP, where the frame "
-            "rendered after an episode's last step already shows the next episode. Expected "
-            "autoreset_mode=AutoresetMode.NEXT_STEP, or image observations with "
-            "image_source='obs'."
+            "image_source is 'render' and the autoreset mode is SAME_STEP, where the frame already "
+            "shows the next episode. Expected autoreset_mode=AutoresetMode.NEXT_STEP, or image "
+            "observations with image_source='obs'."
         )
     if not terminate or mode is AutoresetMode.DISABLED:
         return mode
