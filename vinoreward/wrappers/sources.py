@@ -366,16 +366,17 @@ def stack_of(shape: tuple[int, ...], where: str, bundle: Bundle) -> tuple[int, L
         if channels == 3 or (channels and channels % 3 == 0 and not stacked)
     }
     fitting = {each: n for each, n in readings.items() if _takes(bundle, _size(shape, each))}
-    readings = fitting or readings
-    if len(readings) > 1:
-        readings = {each: n for each, n in readings.items() if n < min(_size(shape, each))}
-    if len(readings) != 1:
+    if len(fitting) != 1:
+        fitting = {
+            each: n for each, n in (fitting or readings).items() if n < min(_size(shape, each))
+        }
+    if len(fitting) != 1:
         raise ConfigError(
             f"{where} has shape {shape}. Expected colour images, one or several in a first axis or "
             "in the channels, which divide by 3 and are clearly first or last; give a function as "
             "image_source that makes the image."
         )
-    ((layout, channels),) = readings.items()
+    ((layout, channels),) = fitting.items()
     return shape[0] if stacked else channels // 3, layout
 
 
