@@ -218,8 +218,9 @@ class RewardOptions:
 
     @property
     def host_only(self) -> bool:
-        """Whether a step needs numbers on the host: for a success filter, a warning or an error."""
-        return self.success_filter is not None or self.on_ood in ("warn", "raise")
+        """Whether a step needs numbers on the host: for a filter, an observation, or a warning."""
+        asked = self.success_filter is not None or self.hold_in_observation
+        return asked or self.on_ood in ("warn", "raise")
 
 
 @dataclass(frozen=True)

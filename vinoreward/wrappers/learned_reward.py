@@ -167,8 +167,9 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             numbers = [state_of(one) for one in observations]
             if len(set(map(len, numbers))) == 1:  # sequences may have any length
                 states = np.array(numbers)
+        asked = observations if self._model.options.success_filter is not None else None
         scores = self._model.score(
-            images, env_rewards, terminated, mask, observations=observations, states=states
+            images, env_rewards, terminated, mask, observations=asked, states=states
         )
         for i in np.flatnonzero(scores.claimed).tolist() if scores.claimed.any() else ():
             # A copy: the environment may write its next image into the same array.

@@ -157,7 +157,8 @@ class ImageReader:
         return [part] if isinstance(part, np.ndarray) else []
 
     def _part(self, observation: Any) -> Any:
-        return on_host(observation if self.key is None else part_at(observation, self.key))
+        part = observation if self.key is None else part_at(observation, self.key)
+        return part if isinstance(part, np.ndarray) else on_host(part)
 
     def _read_space(self, source: object, bundle: Bundle, stacked: bool) -> None:
         space, image = self._info.space, None
@@ -192,6 +193,8 @@ class ImageReader:
                 parts = batch.reshape(*batch.shape[:3], self.count, 3)
                 return parts.transpose(0, 3, 1, 2, 4)
             batch = batch.reshape(len(batch), self.count, 3, *batch.shape[2:])
+        elif batch.ndim == 4 and self._layout == "HWC" and batch.shape[3] == 3:
+            return batch[:, None]
         elif batch.ndim < 5:
             return in_color(batch, self._layout)[:, None]
         return batch if self._layout == "HWC" else batch.transpose(0, 1, 3, 4, 2)
