@@ -394,10 +394,13 @@ def test_the_callback_tells_of_false_claims_or_stops(bundle: Bundle) -> None:
         told = trained(ClaimedVsTrue(alarm=FalseClaimAlarm()))
     with pytest.warns(UserWarning, match="vinoreward audit"):
         stopped = trained(ClaimedVsTrue(alarm=FalseClaimAlarm(), on_alarm="stop"))
-    assert stopped.alarms == told.alarms[:1]
-    assert len(told.alarms) > 1 and told.episodes[-1]["step"] > 380 > stopped.alarms[0]
-    assert stopped.episodes[-1]["step"] == stopped.alarms[0]
-    assert trained(ClaimedVsTrue()).alarms == []
+    assert stopped.raised["false"] == told.raised["false"][:1]
+    assert (
+        len(told.raised["false"]) > 1
+        and told.episodes[-1]["step"] > 380 > stopped.raised["false"][0]
+    )
+    assert stopped.episodes[-1]["step"] == stopped.raised["false"][0]
+    assert trained(ClaimedVsTrue()).raised["false"] == []
     with pytest.raises(ConfigError, match="tell or stop"):
         ClaimedVsTrue(on_alarm="shout")  # type: ignore[arg-type]
 
@@ -441,11 +444,15 @@ def test_the_callback_tells_of_ood_images_without_any_truth() -> None:
     flags = [row["ood"] for row in told.episodes]
     assert sum(flags[:58]) == 0 and len(set(zip(flags[60::2], flags[61::2], strict=False))) == 1
     assert sum(flags[60:62]) == 1, "of one environment"
-    assert told.ood_alarms and 30 * 6 < told.ood_alarms[0] < 30 * 6 + 60 and not told.alarms
+    assert (
+        told.raised["ood"]
+        and 30 * 6 < told.raised["ood"][0] < 30 * 6 + 60
+        and not told.raised["false"]
+    )
     with pytest.warns(UserWarning, match="unlike those of the classifier.s training"):
         stopped = trained(30, on_alarm="stop")
-    assert stopped.episodes[-1]["step"] == stopped.ood_alarms[0] == told.ood_alarms[0]
-    assert trained(None).ood_alarms == []
+    assert stopped.episodes[-1]["step"] == stopped.raised["ood"][0] == told.raised["ood"][0]
+    assert trained(None).raised["ood"] == []
     assert {row["ood"] for row in trained(1, guarded=False).episodes} == {None}
 
 

@@ -77,16 +77,6 @@ class ClaimedVsTrue(BaseCallback):
         self._said = False
 
     @property
-    def alarms(self) -> list[int]:
-        """Steps of the training at which the alarm of false claims was raised."""
-        return self.raised["false"]
-
-    @property
-    def ood_alarms(self) -> list[int]:
-        """Those at which the alarm of out-of-distribution images was raised."""
-        return self.raised["ood"]
-
-    @property
     def alarm_count(self) -> int:
         """Alarms of all tests so far."""
         return sum(map(len, self.raised.values()))
@@ -139,14 +129,9 @@ class ClaimedVsTrue(BaseCallback):
             self.say(self.truth.missing(info) if true is None else read)
         recorded = info.get("episode", {})
         length = int(recorded["l"]) if "l" in recorded else None
-        self.episodes.append(
-            {
-                "step": self.num_timesteps,
-                "reward": round(float(recorded["r"]), 6) if "r" in recorded else None,
-                "length": length,
-                "claimed": None if claimed is None else int(claimed),
-                "true": None if true is None else int(true),
-                "ood": None if ood is None else int(ood),
-            }
-        )
+        reward = round(float(recorded["r"]), 6) if "r" in recorded else None
+        flags = {"claimed": claimed, "true": true, "ood": ood}
+        known = {name: None if flag is None else int(flag) for name, flag in flags.items()}
+        row = {"step": self.num_timesteps, "reward": reward, "length": length, **known}
+        self.episodes.append(row)
         self.tell(self.trust.add(Ended(claimed, true, ood, length)))
