@@ -24,13 +24,7 @@ from vinoreward.wrappers.env_adapter import (
     refuse_autoreset,
 )
 from vinoreward.wrappers.render_once import IMAGE
-from vinoreward.wrappers.sources import (
-    EnvInfo,
-    ImageReader,
-    ImageSource,
-    OneSource,
-    default_source,
-)
+from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, OneSource, default_source
 
 
 @dataclass(frozen=True)
@@ -66,11 +60,7 @@ class EncodingCore:
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        source: ImageReader,
-        info: EnvInfo,
-        options: EncodingOptions,
+        self, encoder: Encoder, source: ImageReader, info: EnvInfo, options: EncodingOptions
     ) -> None:
         if options.sample:
             encoder.check_samples()
@@ -95,7 +85,7 @@ class EncodingCore:
     def stays_on(self, images: object) -> bool:
         """Return whether images are tensors that are encoded without waiting for their device."""
         options = self.options
-        on_host = options.keep or options.sample or options.image_in_info
+        on_host = self._kept or options.sample or options.image_in_info
         return self.source.key is None and not on_host and self.encoder.takes(images)
 
     def use(self, arrays: Arrays) -> None:
@@ -224,19 +214,15 @@ class EncodedObservationBase(EnvAdapter[AnyEnv]):
         arguments = dict(locals())
         del arguments["self"], arguments["env"]
         options = EncodingOptions(keep, frame_stack, sample, seed, image_in_info)
+        loaded, info = resolve_bundle(bundle), self._env_info(env)
         encoder = Encoder(
-            resolve_bundle(bundle),
-            backend=backend,
-            device=device,
-            precision=precision,
-            threads=threads,
+            loaded, backend=backend, device=device, precision=precision, threads=threads
         )
-        arguments |= {**vars(options), "bundle": bundle_spec(bundle, encoder.bundle)}
-        info = self._env_info(env)
+        arguments |= {**vars(options), "bundle": bundle_spec(bundle, loaded)}
         if image_source is None:
             image_source = default_source(info.space, info.render_mode)
         self._init_wrapper(env, image_source, arguments)
-        self._source = ImageReader(image_source, info, encoder.bundle, stacked=True)
+        self._source = ImageReader(image_source, info, loaded, stacked=True)
         self._model = EncodingCore(encoder, self._source, info, options)
         self._set_space(self._model.space)
 

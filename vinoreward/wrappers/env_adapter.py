@@ -19,14 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.wrappers.render_once import layers, render_once
-from vinoreward.wrappers.sources import (
-    EnvInfo,
-    ImageReader,
-    ImageSource,
-    ViewReader,
-    takes_render,
-)
+from vinoreward.wrappers.render_once import PlainWrapper, layers, render_once
+from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, ViewReader, takes_render
 
 AnyEnv = TypeVar("AnyEnv")
 Env = gym.Env[Any, Any]
@@ -79,12 +73,8 @@ def refuse_autoreset(env: Env, harm: str) -> None:
         )
 
 
-class CopyFinalObs(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+class CopyFinalObs(PlainWrapper):
     """Return the final observation of an episode in memory that no reset writes to."""
-
-    def __init__(self, env: Env) -> None:
-        gym.utils.RecordConstructorArgs.__init__(self)
-        gym.Wrapper.__init__(self, env)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment; copy the observation where the episode ends."""

@@ -28,13 +28,7 @@ from vinoreward.wrappers.env_adapter import (
     refuse_autoreset,
 )
 from vinoreward.wrappers.render_once import layers
-from vinoreward.wrappers.sources import (
-    ImageSource,
-    has_state,
-    image_reader,
-    sources_of,
-    state_of,
-)
+from vinoreward.wrappers.sources import ImageSource, has_state, image_reader, sources_of, state_of
 
 RELABELS = "compute_reward"
 """What hindsight experience replay calls in a goal environment."""

@@ -39,15 +39,19 @@ class _RenderOnce:
         return _copied(self._frames)
 
 
-class RenderOnce(_RenderOnce, gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Render once per step or reset; every caller of ``render()`` gets its own copy.
-
-    For ``render_mode="rgb_array"`` only. A state changed without a step or reset is not seen.
-    """
+class PlainWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """A wrapper without arguments, which ``env.spec`` can make again."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         gym.utils.RecordConstructorArgs.__init__(self)
         gym.Wrapper.__init__(self, env)
+
+
+class RenderOnce(_RenderOnce, PlainWrapper):
+    """Render once per step or reset; every caller of ``render()`` gets its own copy.
+
+    For ``render_mode="rgb_array"`` only. A state changed without a step or reset is not seen.
+    """
 
 
 class VectorRenderOnce(_RenderOnce, VectorWrapper[Any, Any, Any, Any, Any]):
@@ -56,7 +60,7 @@ class VectorRenderOnce(_RenderOnce, VectorWrapper[Any, Any, Any, Any, Any]):
     passes_masked_resets = True
 
 
-class ImageInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+class ImageInInfo(PlainWrapper):
     """Render after every step and reset and put the image into ``info["image"]``.
 
     Vector environments of Stable-Baselines3 reset an environment before its last image can be
@@ -77,8 +81,7 @@ class ImageInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorAr
                 f"the environment's render_mode is {env.render_mode!r}. Expected 'rgb_array', as "
                 "every step is rendered; make the environment with render_mode='rgb_array'."
             )
-        gym.utils.RecordConstructorArgs.__init__(self)
-        gym.Wrapper.__init__(self, env)
+        super().__init__(env)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -34,11 +34,7 @@ from vinoreward.wrappers.encoded import EncodedObservationBase
 from vinoreward.wrappers.env_adapter import NOTHING, EnvAdapter, FinalObs
 from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, has_recorder
 from vinoreward.wrappers.render_once import IMAGE, render_once
-from vinoreward.wrappers.sources import (
-    EnvInfo,
-    ImageSource,
-    takes_render,
-)
+from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
 
 __all__ = ["EncodedObservation", "LearnedReward"]
 
