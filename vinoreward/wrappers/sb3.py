@@ -86,10 +86,8 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
     ``infos[i]["image"]`` is then that episode's last one. ``image_source="render"`` is refused:
     SB3 has reset an environment before it can be rendered.
 
-    Args:
-        env: the vector environment.
-        bundle: as :class:`~vinoreward.EncodedObservation`, like all other arguments but:
-        image_source: a callable is given ``None`` for the environment.
+    Arguments are those of :class:`~vinoreward.EncodedObservation`; a function as
+    ``image_source`` is given ``None`` for the environment.
     """
 
     def reset(self) -> Any:
@@ -143,10 +141,8 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
 
     ``infos[i]["episode"]`` is there at the end of every episode, with or without a ``Monitor``.
 
-    Args:
-        env: the vector environment.
-        bundle: as :class:`~vinoreward.LearnedReward`, like all other arguments but:
-        image_source: None means ``"obs"``; a callable is given ``None`` for the environment.
+    Arguments are those of :class:`~vinoreward.LearnedReward`, but ``image_source`` None means
+    ``"obs"``, and a function is given ``None`` for the environment.
     """
 
     _default_source = "obs"

@@ -100,7 +100,7 @@ class ImageReader:
         if self._renders:
             return as_image(render(env), "render()")[None, None]
         if self._call is None:
-            return self._apart(np.asarray(self._part(observation))[None])
+            return self._as_stacks(np.asarray(self._part(observation))[None])
         try:
             return as_image(self._call(env, observation), "the image_source function")[None, None]
         except (AttributeError, TypeError) as error:
@@ -129,16 +129,16 @@ class ImageReader:
         chosen = [*ends, *begins]
         if self._renders:
             images = render(env) if chosen else ()
-            return _joined([as_image(images[i], "render()")[None, None] for i in chosen])
+            return _concatenate([as_image(images[i], "render()")[None, None] for i in chosen])
         if self._call is not None:
             rows = self._info.rows(observations)
             given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
-            return _joined([self.single(None, one) for one in given])
-        images = self._apart(np.asarray(self._part(observations)))
+            return _concatenate([self.single(None, one) for one in given])
+        images = self._as_stacks(np.asarray(self._part(observations)))
         if last:
             row_of = {i: len(images) + k for k, i in enumerate(last)}
             chosen = [*(row_of.get(i, i) for i in ends), *begins]
-            images = _joined([images, *(self.single(None, one) for one in last.values())])
+            images = _concatenate([images, *(self.single(None, one) for one in last.values())])
         return images if chosen == list(range(len(images))) else images[chosen]
 
     def tensors(self, observations: Any, env: Any) -> Any:
@@ -184,7 +184,7 @@ class ImageReader:
             self._layout = layout_of(shape, where)
         bundle.prepare(np.zeros((1, *_size(shape, self._layout), 3), np.uint8))
 
-    def _apart(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _as_stacks(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return ``(N, count, H, W, 3)``, a view of a batch of observations."""
         if batch.ndim == 5 and self.count == 1:  # batches of one
             batch = batch[:, 0]
@@ -214,7 +214,7 @@ class ViewReader:
         self._memory: dict[str, NDArray[np.uint8]] = {}
         for name, camera in self._image.cameras.items():
             one = dataclasses.replace(bundle.spec, image=self._image.of_view(camera))
-            with _naming(name):
+            with _name_in_errors(name):
                 part = ImageReader(sources[name], info, dataclasses.replace(bundle, spec=one))
             self._cameras[name] = part
             depth = 1 + max(view.age for view in self._image.views if view.name == name)
@@ -225,7 +225,7 @@ class ViewReader:
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
         """Return one environment's image, ``(1, 1, H, W, 3)``; ``first`` of its episode."""
         parts = {name: one.single(env, observation)[:, -1] for name, one in self._cameras.items()}
-        return self._together([] if first else [0], [0] if first else [], parts)
+        return self._combine_views([] if first else [0], [0] if first else [], parts)
 
     def batch(
         self,
@@ -240,7 +240,7 @@ class ViewReader:
             name: one.batch(observations, ends, begins, last, env)[:, -1]
             for name, one in self._cameras.items()
         }
-        return self._together(ends, begins, parts)
+        return self._combine_views(ends, begins, parts)
 
     def tensors(self, observations: Any, env: Any) -> None:
         """Return None: several views are put together on the host."""
@@ -249,7 +249,7 @@ class ViewReader:
         """Return the arrays that hold the images of one or more observations, if there are."""
         return [part for one in self._cameras.values() for part in one.stored(observation)]
 
-    def _together(
+    def _combine_views(
         self, ends: Sequence[int], begins: Sequence[int], parts: Mapping[str, NDArray[np.uint8]]
     ) -> NDArray[np.uint8]:
         """Remember the newest images of ``[*ends, *begins]`` by camera; return what is seen."""
@@ -258,7 +258,7 @@ class ViewReader:
             return np.zeros((0, 1, self._image.height, self._image.width, 3), np.uint8)
         newest = {}
         for name, part in parts.items():
-            with _naming(name):
+            with _name_in_errors(name):
                 newest[name] = prepare(part, self._image.of_view(self._image.cameras[name]))
         names = [view.name for view in views]
         if not self.remembers:
@@ -386,7 +386,7 @@ def stack_of(shape: tuple[int, ...], where: str, bundle: Bundle) -> tuple[int, L
 def has_state(space: gym.Space[Any]) -> bool:
     """Return whether observations hold numbers that :func:`state_of` finds."""
     parts = parts_below(space).values()
-    return any(part.shape is not None and _counts(len(part.shape), part.dtype) for part in parts)
+    return any(part.shape is not None and _is_state(len(part.shape), part.dtype) for part in parts)
 
 
 def state_of(observation: Any) -> NDArray[np.float64]:
@@ -394,12 +394,12 @@ def state_of(observation: Any) -> NDArray[np.float64]:
     if isinstance(observation, Mapping):
         return np.concatenate([np.zeros(0), *map(state_of, observation.values())])
     value = np.asarray(on_host(observation))
-    if not _counts(value.ndim, value.dtype):
+    if not _is_state(value.ndim, value.dtype):
         return np.zeros(0)
     return np.nan_to_num(value.ravel().astype(np.float64), posinf=0.0, neginf=0.0)
 
 
-def _counts(dimensions: int, dtype: Any) -> bool:
+def _is_state(dimensions: int, dtype: Any) -> bool:
     return dimensions < 3 and dtype != np.uint8 and np.dtype(dtype).kind in "biuf"
 
 
@@ -428,7 +428,7 @@ def parts_below(space: gym.Space[Any], prefix: str = "") -> dict[str, gym.Space[
     return below
 
 
-def _joined(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def _concatenate(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Return several results of :meth:`ImageReader.single` as one batch."""
     shapes = sorted({image.shape[2:] for image in images})
     if len(shapes) > 1:
@@ -454,7 +454,7 @@ def _takes(bundle: Bundle, size: tuple[int, ...]) -> bool:
 
 
 @contextlib.contextmanager
-def _naming(camera: str) -> Iterator[None]:
+def _name_in_errors(camera: str) -> Iterator[None]:
     """Name the camera in errors about its images."""
     try:
         yield

@@ -55,7 +55,7 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
 
     def _env_info(self, env: Envs) -> EnvInfo:
         own = getattr(env.unwrapped, "image_scene", None)
-        scene = own if own is not None else next(iter(_asked(env, "image_scene")), None)
+        scene = own if own is not None else next(iter(_env_attributes(env, "image_scene")), None)
         return EnvInfo(env.single_observation_space, env.render_mode, scene, env.num_envs)
 
     def _init_wrapper(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
@@ -153,10 +153,8 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
     step waits for the device, and :meth:`reset` raises OutputError if a network gave NaN since,
     but not with a mask that is a tensor. Else images are copied to the host.
 
-    Args:
-        env: the vector environment.
-        bundle: as :class:`~vinoreward.EncodedObservation`, like all other arguments but:
-        image_source: a callable is given ``None`` for the environment.
+    Arguments are those of :class:`~vinoreward.EncodedObservation`; a function as
+    ``image_source`` is given ``None`` for the environment.
     """
 
     passes_masked_resets = True
@@ -235,17 +233,16 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
     vector wrappers outside this one. In NEXT_STEP mode the sub-environment is stepped once more
     before its reset, as all are stepped together, and the result dropped.
 
-    Args:
-        env: the vector environment.
-        bundle: as :class:`~vinoreward.LearnedReward`, like all other arguments but:
-        image_source: a callable is given ``None`` for the environment.
+    Arguments are those of :class:`~vinoreward.LearnedReward`; a function as
+    ``image_source`` is given ``None`` for the environment.
     """
 
     def _init_wrapper(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
         super()._init_wrapper(env, source, arguments)
         self._recorded = has_recorder(env)
         self._recorded_in_parts = bool(  # by SB3's Monitor, or Gymnasium's recorder
-            _asked(env, "allow_early_resets") or "episode" in _asked(env, "_stats_key")
+            _env_attributes(env, "allow_early_resets")
+            or "episode" in _env_attributes(env, "_stats_key")
         )
         self._restarts = (
             self._model.options.terminate_on_success and self._mode is not AutoresetMode.DISABLED
@@ -433,7 +430,7 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
     return mode
 
 
-def _asked(env: Envs, name: str) -> tuple[Any, ...]:
+def _env_attributes(env: Envs, name: str) -> tuple[Any, ...]:
     """Return an attribute of each sub-environment; none where it is not there for all of them."""
     base = env.unwrapped
     # Asked first, because a missing attribute ends an AsyncVectorEnv's workers.
