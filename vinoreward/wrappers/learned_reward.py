@@ -159,7 +159,9 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         states = None
         if self._model.frozen is not None:
             numbers = [state_of(one) for one in observations]
-            if len(set(map(len, numbers))) == 1:  # sequences may have any length
+            if len(numbers) == 1:
+                states = numbers[0][None]
+            elif len(set(map(len, numbers))) == 1:  # sequences may have any length
                 states = np.array(numbers)
         asked = observations if self._model.options.success_filter is not None else None
         scores = self._model.score(
