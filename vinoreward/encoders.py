@@ -23,10 +23,7 @@ PIECE = 1024
 
 
 class Encoder(Runner):
-    """A bundle on a backend: a latent vector for every image.
-
-    Nothing is loaded until the first image. An encoder can be pickled; each process builds its
-    own network and checks it with the bundle's golden frames.
+    """A bundle on a backend: a latent vector for every image; loads at the first one.
 
     Args:
         bundle: a loaded bundle, its folder, or the name of an installed one.
@@ -44,12 +41,12 @@ class Encoder(Runner):
 
     @functools.cached_property
     def low(self) -> NDArray[np.float32]:
-        """(D,) Lower bounds, to which vectors are clipped."""
+        """(D,) lower bounds, to which vectors are clipped."""
         return np.array(self.encoding.low, np.float32)
 
     @functools.cached_property
     def high(self) -> NDArray[np.float32]:
-        """(D,) Upper bounds, to which vectors are clipped."""
+        """(D,) upper bounds, likewise."""
         return np.array(self.encoding.high, np.float32)
 
     @property
@@ -88,15 +85,6 @@ class Encoder(Runner):
         log_variance = xp.clip(outputs[:, size:], -_LOG_VARIANCE, _LOG_VARIANCE)
         return outputs[:, :size], xp.exp(0.5 * log_variance)
 
-    def takes(self, images: object) -> bool:
-        """Return whether images are tensors that can be encoded where they are."""
-        if not is_tensor(images) or self.backend_name != "torch":
-            return False
-        tensor: Any = images
-        image, device = self.image, self.device.lower()
-        fits = tuple(tensor.shape[1:]) == (image.height, image.width, 3)
-        return fits and image.crop is None and str(tensor.device) in (device, f"{device}:0")
-
     def check(self) -> None:
         """Raise OutputError, once, if the network gave NaN or infinity on a device."""
         if self._on_device is not None:
@@ -105,8 +93,7 @@ class Encoder(Runner):
     def sample(self, images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.float32]:
         """Return one draw from each image's posterior, ``(N, D)`` float32, clipped.
 
-        Raises:
-            ConfigError: a plain autoencoder has no posterior.
+        Errors as :meth:`encode` and :meth:`check_samples`.
         """
         self.check_samples()
         mean, std = self.posterior(images)
@@ -148,7 +135,7 @@ class Encoder(Runner):
         prepared = self.prepare(images)
         if prepared is None:
             return np.zeros((0, self.bundle.spec.width), np.float32)
-        return self.backend.infer(prepared)
+        return self.backend.infer_prepared(prepared)
 
 
 class _DeviceNetwork:

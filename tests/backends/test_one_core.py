@@ -221,7 +221,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print("free" if runtime.building().acquire(timeout=10) else "locked")
+print("free" if runtime.BUILDING._lock.acquire(timeout=10) else "locked")
 """
 
 

@@ -17,7 +17,7 @@ import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.backends.base import available_backends
-from vinoreward.backends.runtime import import_openvino, shared_core, telemetry_switches
+from vinoreward.backends.runtime import TELEMETRY_SWITCH, import_openvino, shared_core
 from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command
@@ -215,10 +215,32 @@ def surroundings() -> list[Finding]:
         findings.append(Finding("display", "absent", text))
     if sys.platform == "linux" and importlib.util.find_spec("mujoco") is not None:
         findings.append(_mujoco(os.environ.get("MUJOCO_GL", "").lower(), shown))
-    for library, left_on in telemetry_switches().items():
+    for library, left_on in _telemetry().items():
         text = "off" if left_on is None else f"on, as {left_on} asks"
         findings.append(Finding(f"telemetry of {library}", "ok", text))
     return findings
+
+
+def _telemetry() -> dict[str, str | None]:
+    """Return each library with telemetry and the setting that keeps it on, None if it is off."""
+    intel = f"{TELEMETRY_SWITCH}=1" if os.environ.get(TELEMETRY_SWITCH) == "1" else None
+    ray = os.environ.get("RAY_USAGE_STATS_ENABLED", "0")
+    switches = {
+        "ONNX Runtime": "ORT_DISABLE_TELEMETRY",
+        "huggingface_hub": "HF_HUB_DISABLE_TELEMETRY",
+    }
+    return {
+        "OpenVINO": intel,
+        "NNCF": intel,
+        "Ray": None if ray == "0" else f"RAY_USAGE_STATS_ENABLED={ray}",
+        **{library: _left_on(name) for library, name in switches.items()},
+    }
+
+
+def _left_on(switch: str) -> str | None:
+    value = os.environ.get(switch, "").lower()
+    off = ("1", "true", "yes", *(["on"] if switch.startswith("HF") else []))
+    return None if value in off else f"{switch}={value}"
 
 
 def _mujoco(chosen: str, shown: str | None) -> Finding:

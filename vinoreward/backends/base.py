@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import abc
 import importlib.util
-import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.network import NetworkSpec, TensorSpec
-from vinoreward.backends.runtime import keep_forever, watch
-from vinoreward.closing import Closing
+from vinoreward.backends.runtime import PerProcess
 from vinoreward.entry_points import Registry
 from vinoreward.errors import (
     ConfigError,
@@ -26,25 +23,21 @@ from vinoreward.errors import (
     install_command,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_THREADS = 512
 
 # Batches are split into these sizes: a backend compiles at most three static shapes, memory stays
-# flat, and no frame is padded. An image costs about the same alone as in a batch of 16.
+# flat, and no image is padded. An image costs about the same alone as in a batch of 16.
 CHUNKS = (16, 4, 1)
 MAX_BATCH = 256
 """Images of a batch that a network declares."""
 
 
-class Backend(Closing):
-    """Runs one network on batches of arrays.
+class Backend(PerProcess):
+    """Runs one network on batches of images.
 
-    Nothing is read or compiled until :meth:`load` or the first :meth:`infer`. A backend can be
-    pickled; after a ``fork`` the child builds its own network. Threads may share a backend and take
-    turns.
+    Nothing is read or compiled until :meth:`load` or the first :meth:`infer`. Each process has its
+    own network, see :class:`~vinoreward.backends.runtime.PerProcess`; threads take turns.
 
     A new backend subclasses this and writes :meth:`_infer`; one with resources also writes
     :meth:`_load` and names them in :attr:`resources`.
@@ -64,8 +57,6 @@ class Backend(Closing):
     library: ClassVar[str] = ""
     extra: ClassVar[str | None] = None
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
-    resources: ClassVar[tuple[str, ...]] = ()
-    """Attributes made by ``_load`` that only this process can use; dropped in this order."""
 
     def __init__(
         self,
@@ -89,18 +80,11 @@ class Backend(Closing):
             raise ConfigError(
                 f"device is {device!r:.80}. Expected a name such as 'CPU'; leave it out for that."
             )
+        super().__init__()
         self.spec = spec
         self.device = device.upper()
         self.precision = precision
         self.threads = threads
-        self._closed = False
-        self._start()
-
-    def _start(self) -> None:
-        self._lock = threading.RLock()
-        self._loaded = False
-        self._pid = os.getpid()
-        watch(self)
 
     @property
     def input(self) -> TensorSpec:
@@ -112,10 +96,18 @@ class Backend(Closing):
         """What :meth:`infer` returns."""
         return self.spec.output
 
-    def load(self) -> Self:
-        """Read and compile the network now, in this process. Does nothing the second time.
+    def infer(self, batch: NDArray[Any]) -> NDArray[np.float32]:
+        """Run the network on a batch; loads it first.
+
+        Args:
+            batch: array as :attr:`input` says: ``(N, H, W, 3)`` uint8 with N at least 1.
+
+        Returns:
+            New array as :attr:`output` says.
 
         Raises:
+            InputError: wrong shape or dtype.
+            OutputError: the network returned NaN, infinity or another shape.
             ModelNotFoundError: the file is missing.
             ModelCorruptError: the file cannot be read.
             BundleEditedError: the file has another hash than recorded.
@@ -123,47 +115,18 @@ class Backend(Closing):
             MissingExtraError: the library is not installed.
             ConfigError: the network contradicts its specification, or the backend is closed.
         """
-        with self._lock:
-            if self._closed:
-                raise ConfigError(
-                    f"this {self.name} backend is closed. Expected an open one; make a new backend "
-                    "with load_backend."
-                )
-            if self._loaded and self._pid != os.getpid():
-                self._drop()
-            if not self._loaded:
-                self._load()
-                self._pid = os.getpid()
-                self._loaded = True
-        return self
-
-    def infer(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """Run the network on a batch.
-
-        Args:
-            batch: array as :attr:`input` says, normally ``(N, H, W, 3)`` uint8 with N at least 1.
-
-        Returns:
-            New array as :attr:`output` says.
-
-        Raises:
-            InputError: wrong shape or dtype, or a float input with NaN or infinity.
-            OutputError: the network returned NaN, infinity or another shape.
-        """
         check_input(batch, self.input)
+        return self.infer_prepared(batch)
+
+    def infer_prepared(self, batch: NDArray[Any]) -> NDArray[np.float32]:
+        """As :meth:`infer`, for images that ``vinoreward.images.prepare`` checked and returned."""
+        self.load()
         with self._lock:
-            self.load()
+            self._check_open()  # another thread may have closed it meanwhile
             # Copied inside the lock, because the next call may overwrite a backend's buffer.
             result = np.array(self._infer(batch), dtype=np.float32, order="C")
         check_output(result, self.output, len(batch), self.name)
         return result
-
-    def close(self) -> None:
-        """Free the network. May be called more than once; :meth:`infer` is an error afterwards."""
-        with self._lock:
-            if self._loaded:
-                self._drop()
-            self._closed = True
 
     def info(self) -> dict[str, str | int | float | bool]:
         """Return backend, device, precision and more as plain values. Loads the network."""
@@ -181,45 +144,12 @@ class Backend(Closing):
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
         """Run a checked batch of N; return outputs (N, ...), possibly a view."""
 
-    def _load(self) -> None:  # a backend without resources needs none
-        """Build the resources of :meth:`_infer`; runs once per process, under the lock."""
-
     def _describe(self) -> dict[str, str | int | float | bool]:
         return {}
 
-    def _drop(self) -> None:
-        for attribute in self.resources:
-            resource = self.__dict__.pop(attribute, None)
-            if self._pid != os.getpid():
-                keep_forever(resource)
-            del resource
-        self._loaded = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        unwanted = {"_lock", "_loaded", "_pid", *self.resources}
-        return {name: value for name, value in self.__dict__.items() if name not in unwanted}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "loaded" if self._loaded else "not loaded"
+        state = "closed" if self._closed else "loaded" if self._loaded_by else "not loaded"
         return f"<{type(self).__name__} {self.spec.path.name} on {self.device}, {state}>"
-
-
-def chunks(count: int, sizes: tuple[int, ...] = CHUNKS) -> Iterator[tuple[int, int, int]]:
-    """Split ``count`` items into pieces ``(start, stop, size)`` of falling ``sizes``.
-
-    The last piece is shorter than its size if the smallest size is above 1 (a model with a fixed
-    batch); the caller pads it.
-    """
-    start = 0
-    while start < count:
-        size = next((size for size in sizes if size <= count - start), sizes[-1])
-        stop = min(start + size, count)
-        yield start, stop, size
-        start = stop
 
 
 def batch_sizes(path: Path, declared: int | None) -> tuple[int, ...]:
@@ -240,41 +170,36 @@ def batch_sizes(path: Path, declared: int | None) -> tuple[int, ...]:
 def in_pieces(
     batch: NDArray[Any], sizes: tuple[int, ...], run: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> NDArray[Any]:
-    """Return the results of ``run`` for a batch in pieces of these ``sizes``."""
-    results = []
-    for start, stop, size in chunks(len(batch), sizes):
-        piece = batch[start:stop]
-        if len(piece) < size:  # the model's batch is fixed
-            piece = np.concatenate([piece, np.repeat(piece[-1:], size - len(piece), axis=0)])
-        results.append(run(piece)[: stop - start].copy())
+    """Return the results of ``run`` for a batch in pieces of these falling ``sizes``."""
+    results, start, count = [], 0, len(batch)
+    while start < count:
+        size = next((size for size in sizes if size <= count - start), sizes[-1])
+        piece = batch[start : start + size]
+        rows = len(piece)
+        if rows < size:  # the model's batch is fixed
+            piece = np.concatenate([piece, np.repeat(piece[-1:], size - rows, axis=0)])
+        results.append(run(piece)[:rows].copy())
+        start += size
     return np.concatenate(results) if len(results) > 1 else results[0]
 
 
 def check_input(batch: NDArray[Any], spec: TensorSpec) -> None:
-    """Raise InputError unless ``batch`` has the shape and dtype of ``spec`` and is finite."""
+    """Raise InputError unless ``batch`` has the shape and dtype of ``spec``."""
     if not isinstance(batch, np.ndarray):
-        raise InputError(
-            f"the network was given a {type(batch).__name__}. Expected a numpy array {spec}; use "
-            "numpy.asarray or numpy.stack."
-        )
-    if batch.dtype != np.dtype(spec.dtype):
-        hint = f"convert it with astype({spec.dtype!r})"
-        if spec.dtype == "uint8":
-            hint = "pass the image as uint8 from 0 to 255: the network normalises it"
-        raise InputError(f"the network was given {batch.dtype}. Expected {spec}; {hint}.")
-    if not spec.fits(batch):
+        found, hint = f"a {type(batch).__name__}", "use numpy.asarray or numpy.stack"
+    elif batch.dtype != np.dtype(spec.dtype):
+        found = str(batch.dtype)
+        hint = "pass the image as uint8 from 0 to 255: the network normalises it"
+    elif not spec.fits(batch):
+        found = f"an array of shape {batch.shape}"
         hint = "give images of the size the network was trained on"
         if batch.ndim == len(spec.shape) - 1:
             hint = "add the batch axis with image[None]"
-        raise InputError(
-            f"the network was given an array of shape {batch.shape}. Expected {spec} with N at "
-            f"least 1; {hint}."
-        )
-    if batch.dtype.kind == "f" and not np.isfinite(batch).all():
-        raise InputError(
-            "the network was given NaN or infinity. Expected finite numbers; check where the "
-            "observation comes from."
-        )
+    else:
+        return
+    raise InputError(
+        f"the network was given {found}. Expected {spec}, a numpy array with N at least 1; {hint}."
+    )
 
 
 def check_output(result: NDArray[Any], spec: TensorSpec, count: int, name: str) -> None:

@@ -1,15 +1,10 @@
-"""The libraries that run networks: imported without telemetry, one OpenVINO Core, safe in forks.
+"""What each process has for itself: networks, OpenVINO's Core, libraries without telemetry.
 
 Telemetry. By default OpenVINO and NNCF send a usage event on import, write a client id into the
 home folder, and do so from a process they start, which under ``spawn`` runs the user's script a
-second time. The functions here hide the telemetry package during the first import. Set
+second time. :func:`import_silently` hides the telemetry package during the first import. Set
 ``VINOREWARD_OPENVINO_TELEMETRY=1`` to keep the telemetry; a program that imported OpenVINO before
-also keeps it.
-
-ONNX Runtime writes a device id into the home folder and looks up a host. ``import vinoreward`` sets
-``ORT_DISABLE_TELEMETRY=1`` unless it is set (``0`` keeps the telemetry), and for Ray likewise
-``RAY_USAGE_STATS_ENABLED=0``; for ``huggingface_hub``, which downloads only what is asked for but
-tells the versions of other packages, ``HF_HUB_DISABLE_TELEMETRY=1``.
+also keeps it. ``import vinoreward`` switches off that of ONNX Runtime and ``huggingface_hub``.
 
 One Core. On processors with AMX a Core's CPU plugin installs its own signal stack in the thread
 that loads it, and puts the previous one back when it and its last network are released. Two Cores
@@ -32,125 +27,27 @@ import threading
 import weakref
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from vinoreward.errors import MissingExtraError, install_command
+from vinoreward.closing import Closing
+from vinoreward.errors import ConfigError, MissingExtraError, install_command
 
-_SWITCH = "VINOREWARD_OPENVINO_TELEMETRY"
-_PACKAGE = "openvino_telemetry"
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+TELEMETRY_SWITCH = "VINOREWARD_OPENVINO_TELEMETRY"
+_TELEMETRY = "openvino_telemetry"
 
 FORK_PATIENCE = 5.0
 """Seconds that a fork waits for a lock: its owner may itself wait for the fork."""
 
-
-class Locked(Protocol):
-    """What has a lock."""
-
-    _lock: threading.RLock
-
-
-# A second thread waits for the whole import of the first. Reentrant: NNCF needs OpenVINO.
-_importing = threading.RLock()
-
 # Global because Python's fork hooks are.
 _core: Any = None
-_making = threading.Lock()
-_locked: set[weakref.ref[Locked]] = set()
+_locks: set[weakref.ref[ForkedLock]] = set()
 _inherited: list[object] = []
 _forking = threading.local()
-_build = threading.RLock()
-
-
-def import_openvino() -> ModuleType:
-    """Import ``openvino`` without telemetry; MissingExtraError if it is not installed."""
-    with _importing:
-        if "openvino" in sys.modules:
-            # Not from sys.modules: another thread may be importing it.
-            return _import("openvino")
-        with _silenced():
-            openvino = _import("openvino")
-            # Converting a model would import this later, with the real telemetry.
-            with contextlib.suppress(ImportError):
-                importlib.import_module("openvino.tools.ovc")
-        return openvino
-
-
-def import_nncf() -> ModuleType:
-    """Import ``nncf`` and torch without telemetry; MissingExtraError if it is not installed."""
-    with _importing:
-        import_openvino()
-        if "nncf" in sys.modules:
-            return _import("nncf", "train")
-        with _silenced():
-            return _import("nncf", "train")
-
-
-def telemetry_switches() -> dict[str, str | None]:
-    """Return each library with telemetry and the setting that keeps it on, None if it is off."""
-    intel = f"{_SWITCH}=1" if os.environ.get(_SWITCH) == "1" else None
-    onnxruntime = os.environ.get("ORT_DISABLE_TELEMETRY", "").lower()
-    ray = os.environ.get("RAY_USAGE_STATS_ENABLED", "0")
-    hub = os.environ.get("HF_HUB_DISABLE_TELEMETRY", "").lower()
-    return {
-        "OpenVINO": intel,
-        "NNCF": intel,
-        "ONNX Runtime": None
-        if onnxruntime in ("1", "true", "yes")
-        else f"ORT_DISABLE_TELEMETRY={onnxruntime}",
-        "Ray": None if ray == "0" else f"RAY_USAGE_STATS_ENABLED={ray}",
-        "huggingface_hub": None
-        if hub in ("1", "true", "yes", "on")
-        else f"HF_HUB_DISABLE_TELEMETRY={hub}",
-    }
-
-
-def _import(name: str, extra: str | None = None) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        command = install_command(extra) if extra else f"pip install {name}"
-        raise MissingExtraError(f"{name} is not installed. Install it with: {command}") from error
-    except ImportError as error:
-        # Ctrl-C during the import of a C++ module becomes an ImportError.
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            raise KeyboardInterrupt from error
-        raise
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Make ``import openvino_telemetry`` fail in the block: both libraries then use a stub."""
-    if os.environ.get(_SWITCH) == "1":
-        yield
-        return
-    missing = object()
-    before = sys.modules.get(_PACKAGE, missing)
-    sys.modules[_PACKAGE] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sys.modules.pop(_PACKAGE, None)
-        if isinstance(before, ModuleType):
-            sys.modules[_PACKAGE] = before
-
-
-def shared_core(openvino: Any) -> Any:
-    """Return this process's ``Core``, which it keeps; a child makes its own."""
-    global _core
-    with _making:
-        if _core is None:
-            _core = openvino.Core()
-        return _core
-
-
-def building() -> threading.RLock:
-    """Return the process's lock for building networks that threads share; forks wait for it.
-
-    There is one, because building imports large libraries, which threads cannot do together.
-    """
-    return _build
+# A second thread waits for the whole import of the first. Reentrant: NNCF needs OpenVINO.
+_importing = threading.RLock()
 
 
 class ForkedLock:
@@ -158,7 +55,7 @@ class ForkedLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        watch(self)
+        _locks.add(weakref.ref(self, _locks.discard))
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -167,28 +64,140 @@ class ForkedLock:
         self._lock.release()
 
 
-def watch(owner: Locked) -> None:
-    """Hold ``owner._lock`` during forks, and make a new one in the child."""
-    _locked.add(weakref.ref(owner, _locked.discard))
+BUILDING = ForkedLock()
+"""Held while a network is built. The process has one, because building imports large libraries,
+which threads cannot do together."""
 
 
-def _owners() -> list[Locked]:
-    # A copy at once: another thread may add one.
-    return [owner for one in _locked.copy() if (owner := one()) is not None]
+class PerProcess(Closing):
+    """What is loaded on first use, by each process for itself; base of backends and classifiers.
+
+    It can be pickled and forked: the other process loads its own. Threads may share it: one loads,
+    the others wait.
+
+    A subclass writes :meth:`_load` and names in :attr:`resources` what that makes.
+    """
+
+    resources: ClassVar[tuple[str, ...]] = ()
+    """Attributes made by ``_load`` that only this process can use; dropped in this order."""
+
+    _closed = False
+
+    def __init__(self) -> None:
+        self._lock = ForkedLock()
+        """Held by who uses the resources. Whoever needs :data:`BUILDING` takes that first."""
+        self._loaded_by: int | None = None
+
+    def load(self) -> Self:
+        """Load now, in this process. Does nothing the second time.
+
+        Raises:
+            ConfigError: it is closed. See the subclass for errors of loading.
+        """
+        if self._loaded_by != os.getpid():
+            with BUILDING:
+                self._check_open()
+                if self._loaded_by not in (None, os.getpid()):
+                    self._drop()
+                if self._loaded_by is None:
+                    self._load()
+                    self._loaded_by = os.getpid()
+        return self
+
+    def close(self) -> None:
+        """Free all resources. May be called more than once; use is an error afterwards."""
+        with BUILDING, self._lock:
+            self._closed = True
+            self._drop()
+
+    def _load(self) -> None:  # without resources there is nothing to do
+        """Make the resources; runs once per process."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError(
+                f"this {type(self).__name__} is closed. Expected an open one; make a new one."
+            )
+
+    def _drop(self) -> None:
+        for name in self.resources:
+            resource = self.__dict__.pop(name, None)
+            if self._loaded_by != os.getpid():
+                _inherited.append(resource)  # to destroy what is the parent's can hang
+            del resource
+        self._loaded_by = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_lock", "_loaded_by", *self.resources}
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        PerProcess.__init__(self)
 
 
-def keep_forever(inherited: object) -> None:
-    """Never destroy an object inherited from the parent process: that can hang."""
-    _inherited.append(inherited)
+def import_openvino() -> ModuleType:
+    """Import ``openvino`` without telemetry; MissingExtraError if it is not installed."""
+    return import_silently("openvino")
+
+
+def import_silently(name: str, extra: str | None = None) -> ModuleType:
+    """Import a library of Intel without telemetry; MissingExtraError names its ``extra``."""
+    # Where it is in sys.modules another thread may still be importing it: import it, too.
+    silenced = contextlib.nullcontext() if name in sys.modules else _silenced()
+    with _importing, silenced:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            command = install_command(extra) if extra else f"pip install {name}"
+            raise MissingExtraError(
+                f"{name} is not installed. Install it with: {command}"
+            ) from error
+        except ImportError as error:
+            # Ctrl-C during the import of a C++ module becomes an ImportError.
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            raise
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Make ``import openvino_telemetry`` fail in the block: both libraries then use a stub."""
+    if os.environ.get(TELEMETRY_SWITCH) == "1":
+        yield
+        return
+    before = sys.modules.get(_TELEMETRY)
+    sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[_TELEMETRY]
+        if before is not None:
+            sys.modules[_TELEMETRY] = before
+
+
+def shared_core(openvino: Any) -> Any:
+    """Return this process's ``Core``, which it keeps; a child makes its own."""
+    global _core
+    with BUILDING:
+        if _core is None:
+            _core = openvino.Core()
+        return _core
+
+
+def _all_locks() -> list[ForkedLock]:
+    # A copy at once: another thread may add one. Builders take theirs before a network's.
+    return [BUILDING, *(lock for one in _locks.copy() if (lock := one()) is not None)]
 
 
 def _before_fork() -> None:
-    # A fork during an inference hangs the child, so wait for those under way. Builders take this
-    # lock before a backend's.
+    # A fork during an inference hangs the child, so wait for those under way.
     # Each thread keeps its own: two may fork at once, and only the owner can release a lock.
     held: list[Any] = []
     _forking.locks = held
-    for lock in (_build, *(owner._lock for owner in _owners())):
+    for lock in (each._lock for each in _all_locks()):
         if lock.acquire(timeout=FORK_PATIENCE):
             held.append(lock)
     # Not import_openvino: a thread that imports may wait for a lock that this fork has.
@@ -207,14 +216,14 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _build, _core, _importing, _making
+    global _core, _importing
     _forking.locks.clear()
-    keep_forever(_core)
+    _inherited.append(_core)
     _core = None
     # New locks: threads that do not exist in the child may have locked the old ones.
-    _build, _importing, _making = threading.RLock(), threading.RLock(), threading.Lock()
-    for owner in _owners():
-        owner._lock = threading.RLock()
+    _importing = threading.RLock()
+    for lock in _all_locks():
+        lock._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import is_tensor
 from vinoreward.backends.base import BACKENDS
-from vinoreward.backends.runtime import building
+from vinoreward.backends.runtime import PerProcess
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
 from vinoreward.images import ImageSpec, prepare
 
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 _COMMANDS = {"classifier": "vinoreward finetune", "encoder": "vinoreward train-vae"}
 
 
-class Runner(Closing):
+class Runner(PerProcess):
     """Base of classifiers and encoders: runs a bundle of one kind; loads on first use.
 
-    It can be pickled: each process builds its own networks and checks them with the golden frames.
-    Threads may share it. Runners share nothing, so each can be closed on its own.
+    Each process builds its own networks and checks them with the golden images. Runners share
+    nothing, so each can be closed on its own.
     """
 
     kind: ClassVar[Literal["classifier", "encoder"]]
     """What the bundle must be."""
+    resources = ("_backends",)
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Runner(Closing):
         precision: str = "auto",
         threads: int = 1,
     ) -> None:
+        super().__init__()
         self.bundle: Bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
         """The bundle that is run."""
         spec = self.bundle.spec
@@ -64,9 +66,8 @@ class Runner(Closing):
         """The resolved precision."""
         self.band = self.bundle.second_look_band(self.precision)
         """Within this many log-odds of the threshold FP32 decides; None: nowhere."""
-        self._backends: list[Backend] = []
-        self._closed = False
-        self._like: Runner | None = None
+        self._backends: list[Backend]
+        self._original: Runner | None = None
 
     @property
     def image(self) -> ImageSpec:
@@ -75,59 +76,54 @@ class Runner(Closing):
 
     @property
     def backend(self) -> Backend:
-        """The backend; built and checked with the bundle's golden frames on first use."""
+        """The first of :attr:`backends`."""
         return self.backends[0]
 
     @property
     def backends(self) -> list[Backend]:
         """The backend and, if there is a band, the FP32 one for the second look.
 
-        Both are built on first use, or neither.
+        Both are built and checked with the bundle's golden images on first use.
 
         Raises:
-            BundleParityError: the golden frames give other outputs than recorded.
+            BundleParityError: the golden images give other outputs than recorded.
             ConfigError: the runner is closed.
         """
-        backends = self._backends
-        if not backends:
-            with building():
-                backends = self._build()
-        return backends
+        self.load()
+        with self._lock:
+            self._check_open()  # another thread may have closed it meanwhile
+            return self._backends
 
-    def _build(self) -> list[Backend]:
-        if self._closed:
-            raise ConfigError(
-                f"this {self.kind} is closed. Expected an open one; make a new "
-                f"{type(self).__name__}."
-            )
-        if not self._backends:
-            precisions = (self.precision, *(["fp32"] if self.band is not None else []))
-            like = self._like
-            verify = like is None or not like._backends
-            with contextlib.ExitStack() as stack:
-                self._backends = [
-                    stack.enter_context(
-                        self.bundle.backend(
-                            self.backend_name,
-                            device=self.device,
-                            precision=precision,
-                            threads=self.threads,
-                            verify=verify,
-                        )
+    def _load(self) -> None:
+        original = self._original
+        precisions = (self.precision, *(["fp32"] if self.band is not None else []))
+        with contextlib.ExitStack() as on_error:
+            self._backends = [
+                on_error.enter_context(
+                    self.bundle.backend(
+                        self.backend_name,
+                        device=self.device,
+                        precision=precision,
+                        threads=self.threads,
+                        verify=original is None or original._loaded_by is None,
                     )
-                    for precision in precisions
-                ]
-                stack.pop_all()
-        return self._backends
+                )
+                for precision in precisions
+            ]
+            on_error.pop_all()
+
+    def _drop(self) -> None:
+        for backend in self.__dict__.get("_backends", ()):
+            backend.close()
+        super()._drop()
 
     def clone(self) -> Self:
         """Return another of the same bundle, for another thread of this process.
 
-        Its networks are its own. Where those of this one have passed the golden frames, the
-        clone's, which are built from the same files in the same way, are not asked again.
+        Its networks are its own. It skips golden images that this one's have passed.
         """
         other = copy.copy(self)
-        other._like = self
+        other._original = self
         return other
 
     def prepare(self, images: NDArray[Any]) -> NDArray[np.uint8] | None:
@@ -136,16 +132,17 @@ class Runner(Closing):
             return None
         return prepare(images, self.bundle.spec.image)
 
-    def close(self) -> None:
-        """Free the networks; may be called more than once."""
-        with building():  # not while another thread builds them
-            self._closed = True
-            backends, self._backends = self._backends, []
-        for backend in backends:
-            backend.close()
+    def takes(self, images: object) -> bool:
+        """Return whether images are tensors that the network takes where they are."""
+        if not is_tensor(images) or self.backend_name != "torch" or self.image.crop is not None:
+            return False
+        tensor: Any = images
+        device = self.device.lower()
+        shape = (self.image.height, self.image.width, 3)
+        return tuple(tensor.shape[1:]) == shape and str(tensor.device) in (device, f"{device}:0")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_backends": [], "_like": None}
+        return {**super().__getstate__(), "_original": None}
 
     def __repr__(self) -> str:
         name, spec = type(self).__name__, self.bundle.spec

@@ -141,18 +141,8 @@ class Classifier(Runner):
 
     def takes(self, images: object) -> bool:
         """Return whether images are tensors that can be scored where they are."""
-        if not is_tensor(images) or self.backend_name != "torch":
-            return False
-        tensor: Any = images
-        image, spec = self.image, self.bundle.spec
-        device = self.device.lower()
-        return (
-            tuple(tensor.shape[1:]) == (image.height, image.width, 3)
-            and image.crop is None
-            and not image.views
-            and spec.output == "logits"
-            and str(tensor.device) in (device, f"{device}:0")
-        )
+        logits = self.bundle.spec.output == "logits"
+        return logits and not self.image.views and super().takes(images)
 
     def check(self) -> None:
         """Raise OutputError, once, if the network gave NaN or infinity on a device."""
@@ -274,7 +264,7 @@ class Classifier(Runner):
     def _log_odds_of(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         spec = self.bundle.spec
         first, *again = self.backends
-        scores = scores_of(first.infer(images), spec)
+        scores = scores_of(first.infer_prepared(images), spec)
         odds = self._odds(scores)
         self.scored += len(odds)
         exact = first
@@ -282,13 +272,13 @@ class Classifier(Runner):
             exact = again[0]
             rows = self._near(odds, self.band)
             if len(rows):
-                scores[rows] = scores_of(exact.infer(images[rows]), spec)
+                scores[rows] = scores_of(exact.infer_prepared(images[rows]), spec)
                 odds[rows] = self._odds(scores[rows])
                 self.second_looks += len(rows)
         if translation_band := spec.decision.translation_band:
             rows = self._near(odds, translation_band)
             if len(rows):
-                moved = exact.infer(np.concatenate(shifts_of(images[rows])[1:]))
+                moved = exact.infer_prepared(np.concatenate(shifts_of(images[rows])[1:]))
                 left, right = np.split(scores_of(moved, spec), 2)
                 odds[rows] = self._odds((scores[rows] + left + right) / 3)
         return odds

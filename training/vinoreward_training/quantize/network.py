@@ -18,7 +18,7 @@ from vinoreward.backends.convert import quiet
 from vinoreward.backends.network import Preprocess, read_bytes
 from vinoreward.backends.onnxruntime import preprocess_numpy
 from vinoreward.backends.probe import try_network
-from vinoreward.backends.runtime import import_nncf
+from vinoreward.backends.runtime import import_silently
 from vinoreward.errors import (
     InputError,
     ModelCorruptError,
@@ -65,7 +65,7 @@ def quantize_onnx(
     shape = prepared(frames[:1]).shape
     content = read_bytes(model, None)
     try_network(model, content)
-    nncf = import_nncf()
+    nncf: Any = import_silently("nncf", "train")
     with needed_for("quantizing", "train"):
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
