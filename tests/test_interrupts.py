@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from vinoreward.processes import interrupt_between, sigterm_kept, terminated_like_interrupted
+from vinoreward.processes import interrupt_between
+from vinoreward_actors.actor_learner.engines.ray.cluster import sigterm_kept
+from vinoreward_training.interrupts import terminated_like_interrupted
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -26,32 +23,6 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         # No such limit ("max"), or another system.
         return cores()
-
-
-def free_cores(seconds: float = 0.2) -> int:
-    """Return how many threads to compute on: ``OMP_NUM_THREADS``, or else one per free core.
-
-    Free are the :func:`usable_cores` that nobody uses for some ``seconds``, at least 1: a thread
-    that shares its core makes the others wait for it, in every layer of a network.
-    """
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2" is for nested loops
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    try:
-        before = _idle_seconds()
-        time.sleep(seconds)
-        idle = (_idle_seconds() - before) / seconds
-    except (AttributeError, OSError, ValueError, IndexError):  # another system
-        return usable_cores()
-    return max(1, min(usable_cores(), round(idle)))
-
-
-def _idle_seconds() -> float:
-    """Return for how long the cores of this process have had nothing to do."""
-    rows = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
-    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    ticks = sum(int(row[4]) for row in rows if row and row[0] in mine)
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def free_memory() -> int | None:
@@ -76,31 +47,3 @@ def free_memory() -> int | None:
             facts = dict(line.split()[:2] for line in stat.splitlines())
             available.append(int(most) - int(now) + int(facts.get("inactive_file", 0)))
     return max(0, min(available)) if available else None
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-"""Parameters of glibc's ``mallopt``."""
-
-
-@contextlib.contextmanager
-def freed_memory_kept() -> Iterator[None]:
-    """Let the C library keep freed memory for what comes next; does nothing without glibc.
-
-    A training step frees its large tensors and allocates them anew. glibc gives such memory back to
-    the kernel, which zeroes it page by page for the next step: a third of a step's processor time.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    trim = None if mallopt is None else getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if mallopt is None or trim is None:
-        yield
-        return
-    mallopt(_MMAP_MAX, 0)
-    mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-    try:
-        yield
-    finally:
-        # glibc raised these by itself until mallopt was called: set them to the most it takes.
-        mallopt(_MMAP_MAX, 65536)
-        mallopt(_MMAP_THRESHOLD, 32 * 2**20)
-        mallopt(_TRIM_THRESHOLD, 64 * 2**20)
-        trim(0)

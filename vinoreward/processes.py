@@ -1,4 +1,4 @@
-"""Starting processes of Python, and handling Ctrl-C and SIGTERM.
+"""Starting processes of Python, and delaying Ctrl-C.
 
 Processes that we start find the modules found here, but not those of the current folder, which may
 be a stranger's run or bundle with a ``json.py`` in it. Python's ``-c``, and so ``multiprocessing``,
@@ -90,25 +90,6 @@ def thread_limits() -> dict[str, str]:
     return {name: os.environ.get(name, set_by_user) for name in THREADS}
 
 
-def limit_threads(limits: Mapping[str, str]) -> None:
-    """Let this process compute on its parent's :func:`thread_limits`, also if it was forked.
-
-    Libraries that are loaded already do not look at the variables again: PyTorch and, where
-    ``threadpoolctl`` is installed, NumPy's library are told.
-    """
-    os.environ.update(limits)
-    try:
-        count = max(1, int(limits[THREADS[0]]))
-    except ValueError:  # such as "4,2" for nested loops: the user's own business
-        return
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(count)
-    with contextlib.suppress(ImportError):
-        import threadpoolctl
-
-        threadpoolctl.threadpool_limits(count)
-
-
 def forget_safe_path() -> None:
     """Let processes that an environment starts in this child search folders as usual."""
     if os.environ.get(SAFE_PATH) == _OURS:
@@ -130,52 +111,6 @@ def shadow(folder: Path) -> Path | None:
     return None
 
 
-# Ctrl-C and SIGTERM
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-@contextlib.contextmanager
-def sigterm_kept() -> Iterator[None]:
-    """Restore a handler of SIGTERM that the block replaces, as Ray does."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    if _in_main_thread() and before not in (signal.SIG_DFL, None):
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM, which job schedulers send, do what Ctrl-C does within the block.
-
-    Also where Ctrl-C is ignored, as in a background job of a shell. Does nothing if SIGTERM has a
-    handler already, and outside the main thread.
-    """
-    owner = os.getpid()
-
-    def interrupt(number: int, frame: object) -> None:
-        if os.getpid() != owner:
-            # A forked child ends, as its parent expects.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler):
-            handler(signal.SIGINT, None)
-        else:
-            raise KeyboardInterrupt
-
-    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 @contextlib.contextmanager
 def interrupt_between() -> Iterator[Callable[[Callable[[], None]], None]]:
     """Delay Ctrl-C within the block; yield a function that raises it, after calling its argument.
@@ -194,7 +129,7 @@ def interrupt_between() -> Iterator[Callable[[Callable[[], None]], None]]:
             before()
             raise KeyboardInterrupt
 
-    if not _in_main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield check
         return
     previous = signal.signal(signal.SIGINT, note)

@@ -30,7 +30,6 @@ from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import InputError, VinorewardError
 from vinoreward.files import write_bytes
-from vinoreward.machine import freed_memory_kept
 from vinoreward_envs.arm import gripper_position, inverse_kinematics
 from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.camera.fast import FastCamera
@@ -57,6 +56,7 @@ from vinoreward_training.classifier.training import (
     margin_targets,
 )
 from vinoreward_training.configs import FinetuneConfig
+from vinoreward_training.runs.machine import freed_memory_kept
 
 BATCH = 64
 DEAD = 4

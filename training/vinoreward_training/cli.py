@@ -14,8 +14,8 @@ from typing import Any
 from vinoreward.bundles.hub import PREFIX, download, is_hub_name
 from vinoreward.errors import ConfigError, VinorewardError, install_command
 from vinoreward.images import shown_name
-from vinoreward.processes import terminated_like_interrupted
 from vinoreward_training import configs
+from vinoreward_training.interrupts import terminated_like_interrupted
 from vinoreward_training.runs.machine import extra_of
 
 _OWN = "vinoreward_training"

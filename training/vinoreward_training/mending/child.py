@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from vinoreward.processes import python_command, terminated_like_interrupted, thread_limits
+from vinoreward.processes import python_command, thread_limits
+from vinoreward_training.interrupts import terminated_like_interrupted
 
 GRACE = 10.0
 """Seconds in which a child may close its environment."""

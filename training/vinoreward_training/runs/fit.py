@@ -20,10 +20,10 @@ from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.errors import ModelCorruptError, OutputError
 from vinoreward.files import save_state
-from vinoreward.machine import free_cores, freed_memory_kept
 from vinoreward.processes import interrupt_between
 from vinoreward_actors.actor_learner.learners.networks import has_bf16
 from vinoreward_training.configs import FinetuneConfig, TrainVaeConfig
+from vinoreward_training.runs.machine import free_cores, freed_memory_kept
 from vinoreward_training.runs.run_folder import read_tensors
 
 CHECKPOINT = "checkpoint.pt"

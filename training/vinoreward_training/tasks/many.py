@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
+import os
 import signal
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ import gymnasium as gym
 from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.files import shown
-from vinoreward.processes import limit_threads, starting_processes, thread_limits
+from vinoreward.processes import THREADS, starting_processes, thread_limits
 from vinoreward.wrappers.sources import default_source, sources_of
 from vinoreward_envs.making import DEFAULT_BUNDLE, ORACLE, REWARDS
 from vinoreward_training.tasks.environments import (
@@ -225,5 +228,24 @@ def _one_of_many(
         # A stop often reaches all processes. The training's own needs this one for its checkpoint.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(STOP_SECONDS))
-        limit_threads(limits)
+        _limit_threads(limits)
     return Monitor(make_env(env_id, env_kwargs, **options))
+
+
+def _limit_threads(limits: Mapping[str, str]) -> None:
+    """Let this process compute on its parent's :func:`thread_limits`, also if it was forked.
+
+    Libraries that are loaded already do not look at the variables again: PyTorch and, where
+    ``threadpoolctl`` is installed, NumPy's library are told.
+    """
+    os.environ.update(limits)
+    try:
+        count = max(1, int(limits[THREADS[0]]))
+    except ValueError:  # such as "4,2" for nested loops: the user's own business
+        return
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+    with contextlib.suppress(ImportError):
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -13,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vinoreward.errors import needed_for
-from vinoreward.processes import (
-    THREADS,
-    environment_variables,
-    searches_current_folder,
-    sigterm_kept,
-)
+from vinoreward.processes import THREADS, environment_variables, searches_current_folder
 from vinoreward_actors.actor_learner.engines.base import EngineError
 
 ADDRESS = "RAY_ADDRESS"
@@ -44,6 +40,16 @@ def import_ray() -> Any:
     with needed_for("the engine 'ray'", "ray"):
         import ray
     return ray
+
+
+@contextlib.contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Restore a handler of SIGTERM that the block replaces, as Ray does."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    main = threading.current_thread() is threading.main_thread()
+    if main and before not in (signal.SIG_DFL, None):
+        signal.signal(signal.SIGTERM, before)
 
 
 def _unset(settings: Mapping[str, str]) -> dict[str, str]:

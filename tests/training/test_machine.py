@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from vinoreward.machine import free_cores, freed_memory_kept, usable_cores
+from vinoreward.machine import usable_cores
+from vinoreward_training.runs.machine import free_cores, freed_memory_kept
 
 
 def page_faults(size: int, times: int) -> int:
