@@ -12,7 +12,7 @@ import torch
 from image_folders import write_dots
 from safetensors.torch import save_file
 
-from vinoreward.backends.torch_classifiers import FineResNet, SeveralViews, build, rebuild
+from vinoreward.backends.torch_classifiers import SeveralViews, build, rebuild
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.rewards.classifier import Classifier
@@ -127,7 +127,6 @@ def test_weights_are_chosen_by_average_precision_before_certainty(tmp_path: Path
 def test_the_fine_network_has_cells_of_four_pixels_and_takes_several_views() -> None:
     images = torch.zeros(2, 3, 120, 160)
     network = build("fine_resnet").eval()
-    assert isinstance(network, FineResNet)
     assert network.features(images).shape[2:] == (30, 40)
     assert network(images).shape == (2, 2)
     several = build("fine_resnet", 2, [("front", 64), ("wrist", 56)]).eval()

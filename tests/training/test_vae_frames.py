@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from vae_data import BLUE, SIZE, frames_of, make_images, write_capture, write_folder
 
-from vinoreward.backends.torch_networks import ENCODERS, build_encoder, build_vae
+from vinoreward.backends.torch_networks import ENCODERS, build_encoder
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
 )
 from vinoreward_training.data.dataset import load_frames, split_frames
+from vinoreward_training.encoder.networks import build_vae
 from vinoreward_training.encoder.probe import bounds
 from vinoreward_training.encoder.training import (
     PixelWeights,

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vae_data import SIZE, frames_of
 
-from vinoreward.backends.torch_networks import build_vae
 from vinoreward.errors import (
     DatasetError,
     ModelCorruptError,
@@ -28,6 +27,7 @@ from vinoreward.errors import (
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import split_frames
 from vinoreward_training.encoder import training
+from vinoreward_training.encoder.networks import build_vae
 from vinoreward_training.encoder.training import (
     PlaceReader,
     VaeFit,

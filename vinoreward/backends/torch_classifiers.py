@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from vinoreward.backends.network import FINE
 from vinoreward.errors import ConfigError, needed_for
 
-SQUEEZENETS = ("squeezenet1_1", "squeezenet1_0")
+OWN = ("squeezenet1_1", "squeezenet1_0", FINE)
+"""Networks whose last layer is made here: they take images of any size."""
 FINE_CHANNELS = 48
 TIMM = "timm:"
 """Begins the name of a network of timm, as in ``timm:resnet10t``."""
@@ -26,43 +28,6 @@ LOWEST_SIDE = 32
 """Pixels of a view."""
 JOINT_CHANNELS, JOINT_SIZE = 128, 64
 """Of what several views are brought together in: features of a camera, and the last layer."""
-MOMENTUM = 0.1
-"""Least momentum of batch normalization. MobileNetV3's 0.01 is for a million steps: after the few
-hundred of a small data set its running statistics are still half random."""
-
-
-def _start(network: nn.Module, head: nn.Module | None = None) -> None:
-    """Draw initial weights of convolutions: small ones in a network's last one, ``head``."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d) and module is not head:
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    if isinstance(head, nn.Conv2d) and head.bias is not None:
-        nn.init.normal_(head.weight, std=0.01)
-        nn.init.zeros_(head.bias)
-
-
-class SqueezeNet(nn.Module):
-    """SqueezeNet for any image size: float (N, 3, H, W) to logits (N, classes).
-
-    The feature layers and their names are torchvision's, so that its weights can be loaded. There
-    is no dropout, which a network this small does not need for two classes, and no ReLU after the
-    last convolution, which would clip negative logits to 0 and stop their gradient.
-    """
-
-    def __init__(self, features: nn.Module, classes: int) -> None:
-        super().__init__()
-        self.features = features
-        self.classifier = nn.Sequential(
-            nn.Conv2d(512, classes, kernel_size=1), nn.AdaptiveAvgPool2d(1)
-        )
-        _start(self, self.classifier[0])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes) for normalised float images (N, 3, H, W)."""
-        logits: Tensor = self.classifier(self.features(images))
-        return logits.flatten(1)
 
 
 class _Residual(nn.Module):
@@ -80,32 +45,6 @@ class _Residual(nn.Module):
 def _normed(before: int, after: int, stride: int = 1) -> list[nn.Module]:
     convolution = nn.Conv2d(before, after, 3, stride, 1, bias=False)
     return [convolution, nn.BatchNorm2d(after), nn.ReLU()]
-
-
-def _fine_features() -> nn.Module:
-    residuals = [_Residual(FINE_CHANNELS) for _ in range(3)]
-    return nn.Sequential(*_normed(3, 24, 2), *_normed(24, FINE_CHANNELS, 2), *residuals)
-
-
-class FineResNet(nn.Module):
-    """A residual network for small targets: float (N, 3, H, W) to logits (N, classes).
-
-    Its cells are 4 pixels wide, and each sees 60 pixels around it. A class's logit is the highest
-    of all cells: what touches what is seen in one place, and a mean over the image would bury it.
-    """
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.features = _fine_features()
-        self.classifier = nn.Sequential(
-            nn.Conv2d(FINE_CHANNELS, classes, kernel_size=1), nn.AdaptiveMaxPool2d(1)
-        )
-        _start(self, self.classifier[0])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes) for normalised float images (N, 3, H, W)."""
-        logits: Tensor = self.classifier(self.features(images))
-        return logits.flatten(1)
 
 
 class SeveralViews(nn.Module):
@@ -143,8 +82,6 @@ class SeveralViews(nn.Module):
             nn.ReLU(),
             nn.Conv2d(JOINT_SIZE, classes, 1),
         )
-        _start(self.cameras)
-        _start(self.classifier, self.classifier[-1])
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (N, classes) for normalised float images (N, 3, H, W)."""
@@ -170,47 +107,62 @@ def build(architecture: str, classes: int = 2, views: Sequence[tuple[str, int]] 
         ConfigError: no such network.
         MissingExtraError: torchvision or timm is not installed.
     """
-    if classes < 1:
-        raise ConfigError(f"the network has {classes} classes. Expected at least 1.")
     if views:
         return SeveralViews(*backbone(architecture), classes, views)
     check_name(architecture)
-    if architecture in SQUEEZENETS:
-        return SqueezeNet(_squeezenet_features(architecture), classes)
-    if architecture == FINE:
-        return FineResNet(classes)
+    if architecture in OWN:
+        return _with_head(architecture, classes)
     if architecture.startswith(TIMM):
-        network = _build_timm(architecture, classes)
-    else:
-        from torchvision.models import get_model
+        return _build_timm(architecture, classes)
+    from torchvision.models import get_model
 
-        # Their second outputs, for training, are not of use to one class or two.
-        single = architecture in ("googlenet", "inception_v3")
-        more: dict[str, Any] = {"aux_logits": False, "init_weights": True} if single else {}
-        network = get_model(architecture, weights=None, num_classes=classes, **more)
-    for module in network.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
-            module.momentum = max(module.momentum, MOMENTUM)
+    # Their second outputs, for training, are not of use to one class or two.
+    single = architecture in ("googlenet", "inception_v3")
+    more: dict[str, Any] = {"aux_logits": False, "init_weights": True} if single else {}
+    network: nn.Module = get_model(architecture, weights=None, num_classes=classes, **more)
     return network
 
 
-def _squeezenet_features(architecture: str) -> nn.Module:
+def _with_head(architecture: str, classes: int) -> nn.Module:
+    """Return one of :data:`OWN`: features, and a convolution whose results are pooled to logits.
+
+    SqueezeNet's are averaged, without torchvision's dropout, which a network this small does not
+    need for two classes, and without its last ReLU, which would clip negative logits to 0 and stop
+    their gradient. Of ``fine_resnet`` the highest counts: what touches what is seen in one place,
+    and a mean over the image would bury it.
+    """
+    features, channels = _features(architecture)
+    pool = nn.AdaptiveMaxPool2d(1) if architecture == FINE else nn.AdaptiveAvgPool2d(1)
+    classifier = nn.Sequential(nn.Conv2d(channels, classes, kernel_size=1), pool)
+    parts = {"features": features, "classifier": classifier, "flat": nn.Flatten()}
+    return nn.Sequential(OrderedDict(parts))
+
+
+def _features(architecture: str) -> tuple[nn.Module, int]:
+    """Return the features of one of :data:`OWN` and their channels.
+
+    SqueezeNet's layers and their names are torchvision's, so that its weights can be loaded. The
+    cells of ``fine_resnet`` are 4 pixels wide, and each sees 60 pixels around it.
+    """
+    if architecture == FINE:
+        residuals = [_Residual(FINE_CHANNELS) for _ in range(3)]
+        return nn.Sequential(
+            *_normed(3, 24, 2), *_normed(24, FINE_CHANNELS, 2), *residuals
+        ), FINE_CHANNELS
     from torchvision.models import squeezenet
 
-    features: nn.Module = getattr(squeezenet, architecture)(weights=None).features
-    return features
+    return getattr(squeezenet, architecture)(weights=None).features, 512
 
 
 def _build_timm(architecture: str, classes: int) -> nn.Module:
     import timm
 
+    name = architecture.removeprefix(TIMM)
     try:
-        network: nn.Module = timm.create_model(
-            architecture.removeprefix(TIMM), pretrained=False, num_classes=classes
-        )
+        network: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes)
+    except NotImplementedError:
+        raise
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        if isinstance(error, NotImplementedError):
-            raise
         raise ConfigError(
             f"timm cannot build {architecture!r} with {classes} outputs: {error}. Expected the "
             "name of a classifier; choose another network."
@@ -220,23 +172,21 @@ def _build_timm(architecture: str, classes: int) -> nn.Module:
 
 def check_name(architecture: str) -> None:
     """Raise ConfigError unless there is such a network, MissingExtraError without its library."""
-    if architecture in (*SQUEEZENETS, FINE):
+    if architecture in OWN:
         return
-    name = architecture.removeprefix(TIMM)
-    if name != architecture:
+    if architecture.startswith(TIMM):
         with needed_for(f"the network {architecture!r}", "timm"):
             import timm
-        # Not is_model alone: create_model would look up hf-hub:, and is_model cuts off tags.
-        if timm.is_model(name) and (name.isidentifier() or name in timm.list_pretrained()):
-            return
-        known, library = [TIMM + each for each in timm.list_models()], "timm's (timm:NAME)"
+        # Others, such as hf-hub:, create_model would look up on the net.
+        known = [TIMM + name for name in (*timm.list_models(), *timm.list_pretrained())]
+        library = "timm's (timm:NAME)"
     else:
         with needed_for(f"the network {architecture!r}", "train"):
             from torchvision import models
         known = models.list_models(module=models)
-        if architecture in known:
-            return
         library = f"SqueezeNet, {FINE}, torchvision's classifiers or timm's (timm:NAME)"
+    if architecture in known:
+        return
     near = difflib.get_close_matches(architecture, known, 3)
     others = near or ["squeezenet1_1", "resnet18", "mobilenet_v3_small", "timm:resnet10t"]
     raise ConfigError(
@@ -252,7 +202,7 @@ def head_of(architecture: str, network: nn.Module) -> tuple[str, ...]:
     """
     if isinstance(network, SeveralViews):
         return ("cameras", "classifier")
-    if isinstance(network, SqueezeNet | FineResNet):
+    if architecture in OWN:
         return ("classifier.0",)
     modules = list(network.named_modules())
     if architecture.startswith(TIMM):
@@ -275,14 +225,8 @@ def backbone(architecture: str) -> tuple[nn.Module, int]:
     fine_resnet's place by place, those of others pooled, so that h = w = 1. Errors as
     :func:`build`.
     """
-    if architecture in SQUEEZENETS:
-        features = _squeezenet_features(architecture)
-        _start(features)
-        return features, 512
-    if architecture == FINE:
-        features = _fine_features()
-        _start(features)
-        return features, FINE_CHANNELS
+    if architecture in OWN:
+        return _features(architecture)
     network = build(architecture, 1)
     (name,) = head_of(architecture, network)
     head = network.get_submodule(name)

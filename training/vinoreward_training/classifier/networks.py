@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.backends.torch_classifiers import (
+    OWN,
     TIMM,
     SeveralViews,
-    SqueezeNet,
     build,
     check_name,
     head_of,
@@ -27,6 +27,9 @@ Weights = Mapping[str, Tensor]
 _HALVES = ("googlenet", "inception_v3")
 """Their weights want pixels from -1 to 1, to which torchvision itself (``transform_input``) brings
 images that were normalised for ImageNet."""
+MOMENTUM = 0.1
+"""Least momentum of batch normalization. MobileNetV3's 0.01 is for a million steps: after the few
+hundred of a small data set its running statistics are still half random."""
 
 
 def check_network(config: FinetuneConfig) -> None:
@@ -56,6 +59,10 @@ def build_for(
         ModelNotFoundError, ModelCorruptError: no initial weights, or of another network.
     """
     net = build(config.network, 2, views)
+    _initialise(config.network, net)
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
+            module.momentum = max(module.momentum, MOMENTUM)
     check_size(config.network, net, height, width)
     weights = _initial(config)
     if weights is not None:
@@ -67,6 +74,28 @@ def build_for(
         for name, parameter in net.named_parameters():
             parameter.requires_grad = name.startswith(layers)
     return net
+
+
+def _initialise(architecture: str, net: Any) -> None:
+    """Draw initial weights of the convolutions that are not torchvision's or timm's."""
+    if isinstance(net, SeveralViews):
+        for part in (*([net.features] if architecture in OWN else []), net.cameras):
+            _draw(part)
+        _draw(net.classifier, net.classifier[-1])
+    elif architecture in OWN:
+        _draw(net, net.classifier[0])
+
+
+def _draw(network: nn.Module, head: nn.Module | None = None) -> None:
+    """Draw initial weights of convolutions: small ones in a network's last one, ``head``."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module is not head:
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if isinstance(head, nn.Conv2d) and head.bias is not None:
+        nn.init.normal_(head.weight, std=0.01)
+        nn.init.zeros_(head.bias)
 
 
 def check_size(architecture: str, net: nn.Module, height: int, width: int) -> None:
@@ -226,7 +255,7 @@ def load_weights(
     """
     own = net.state_dict()
     head = tuple(f"{name}." for name in head_of(architecture, net))
-    renamed = {_name_in(own, name, net): value for name, value in given.items()}
+    renamed = {_name_in(own, name, net, architecture): value for name, value in given.items()}
     known = {name: value for name, value in renamed.items() if name in own}
     fits = {name: value for name, value in known.items() if own[name].shape == value.shape}
     wrong = [name for name in known if name not in fits and not name.startswith(head)]
@@ -243,12 +272,12 @@ def load_weights(
     return sorted(set(own) - set(fits))
 
 
-def _name_in(own: Weights, name: str, net: nn.Module) -> str:
+def _name_in(own: Weights, name: str, net: nn.Module, architecture: str) -> str:
     """Return the network's name for a tensor of a file."""
     name = name.removeprefix("net.")
     if isinstance(net, SeveralViews):
         return name if name in own else f"features.{name}"
-    if name not in own and isinstance(net, SqueezeNet):
+    if name not in own and architecture in OWN:
         # torchvision's head is a Sequential with dropout first, ours starts with the convolution.
         return name.replace("classifier.1.", "classifier.0.")
     return name

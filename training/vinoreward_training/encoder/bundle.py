@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from vinoreward.backends.convert import write_onnx
-from vinoreward.backends.torch_networks import Vae, WithPreprocess
+from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.files import atomic_path
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames
 from vinoreward_training.data.dataset_files import Indices, read_about
+from vinoreward_training.encoder.networks import Vae
 from vinoreward_training.encoder.probe import ProbeError, bounds, mean_std, probe_places
 from vinoreward_training.encoder.training import decode, encode
 from vinoreward_training.runs.fit import export_checked, spread, weights_of

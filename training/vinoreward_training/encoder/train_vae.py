@@ -122,8 +122,8 @@ def _places(env: Any, info: Mapping[str, Any]) -> dict[str, tuple[float, float]]
 
 def _train(config: TrainVaeConfig, frames: Frames, parts: Sequence[Indices], folder: Path) -> None:
     """Train, measure, export and save the bundle."""
-    from vinoreward.backends.torch_networks import build_vae
     from vinoreward_training.encoder.bundle import make_bundle
+    from vinoreward_training.encoder.networks import build_vae
     from vinoreward_training.encoder.training import VaeFit
     from vinoreward_training.runs.fit import prepare_torch
 

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vinoreward.backends.torch_networks import Vae
 from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames
+from vinoreward_training.encoder.networks import Vae
 from vinoreward_training.runs.fit import Fit, Indices, Record, predict
 
 RECORD_EVERY = 500

@@ -1,0 +1,139 @@
+"""Decoders, and what is trained: an encoder with its decoder. Importing this imports torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vinoreward.backends.torch_networks import (
+    KEYPOINTS,
+    axes_of,
+    build_encoder,
+    channels_of,
+    halvings,
+    map_sizes,
+)
+
+COARSE_CHANNELS = 16
+"""Of the decoder's maps without keypoints."""
+
+
+def _odd(small: tuple[int, int], large: tuple[int, int]) -> tuple[int, int]:
+    """Return the rows and columns that twice ``small`` is short of ``large``."""
+    return large[0] - 2 * small[0], large[1] - 2 * small[1]
+
+
+class Decoder(nn.Module):
+    """From a latent vector (N, D) to an image (N, 3, H, W) in units of 0 to 1."""
+
+    average: Tensor
+
+    def __init__(self, height: int, width: int, latent_size: int) -> None:
+        super().__init__()
+        self._sizes = [*halvings(height, width)[::-1], (height, width)]
+        channels = [*channels_of(len(self._sizes) - 1)[::-1], 3]
+        self._start = (channels[0], *self._sizes[0])
+        self.head = nn.Linear(latent_size, channels[0] * self._sizes[0][0] * self._sizes[0][1])
+        layers: list[nn.Module] = []
+        for index, (before, after) in enumerate(itertools.pairwise(channels)):
+            odd = _odd(self._sizes[index], self._sizes[index + 1])
+            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=odd)]
+        self.layers = nn.Sequential(*layers)
+        self.register_buffer("average", torch.zeros(3, height, width))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Return images (N, 3, H, W) for latent vectors (N, D)."""
+        planes = self.head(latent).view(-1, *self._start)
+        # The mean image need not be learned: see Vae.set_average.
+        image: Tensor = self.layers(planes) + self.average
+        return image
+
+
+class SpatialDecoder(nn.Module):
+    """From a latent vector (N, D) to an image, through blobs: the mirror of SpatialEncoder.
+
+    A linear layer gives each blob's position and strength; the blobs are drawn into maps, and
+    convolutions make the image from them. An object then moves with its latent numbers, so
+    training finds small objects, and early. A coarse layer adds everything that has no position.
+    """
+
+    average: Tensor
+    across: Tensor
+    down: Tensor
+
+    def __init__(
+        self, height: int, width: int, latent_size: int, keypoints: int = KEYPOINTS
+    ) -> None:
+        super().__init__()
+        sizes = [*map_sizes(height, width, fewest=2)[::-1], (height, width)]
+        self._map = sizes[0]
+        self._coarse = (COARSE_CHANNELS, *(-(-side // 4) for side in self._map))
+        self.head = nn.Linear(latent_size, 3 * keypoints)
+        with torch.no_grad():
+            self.head.weight *= 1.5
+            self.head.bias[2 * keypoints :] = 1.0
+        # Logarithms of 1 / width, in units of half the map, from large to small blobs.
+        self.sharpness = nn.Parameter(torch.linspace(0.5, 2.5, keypoints))
+        self.coarse = nn.Sequential(
+            nn.Linear(latent_size, 64), nn.ReLU(), nn.Linear(64, math.prod(self._coarse))
+        )
+        layers: list[nn.Module] = [nn.Conv2d(keypoints + COARSE_CHANNELS, 64, 3, 1, 1)]
+        channels = [64, *[32] * (len(sizes) - 2), 3]
+        for index, (before, after) in enumerate(itertools.pairwise(channels)):
+            odd = _odd(sizes[index], sizes[index + 1])
+            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=odd)]
+        self.layers = nn.Sequential(*layers)
+        down, across = axes_of(*self._map)
+        self.register_buffer("across", across, persistent=False)
+        self.register_buffer("down", down, persistent=False)
+        self.register_buffer("average", torch.zeros(3, height, width))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Return images (N, 3, H, W) for latent vectors (N, D)."""
+        with torch.autocast(latent.device.type, enabled=False):
+            latent = latent.float()
+            x, y, strength = (part[:, :, None] for part in self.head(latent).chunk(3, dim=1))
+            sharpness = self.sharpness.exp()[:, None]
+            columns = (-0.5 * ((self.across - x) * sharpness) ** 2).exp()
+            rows = strength * (-0.5 * ((self.down - y) * sharpness) ** 2).exp()
+            blobs = rows[:, :, :, None] * columns[:, :, None, :]
+            coarse = self.coarse(latent).view(-1, *self._coarse)
+            coarse = nn.functional.interpolate(coarse, self._map, mode="nearest")
+            maps = torch.cat([blobs, coarse], 1)
+        image: Tensor = self.layers(maps) + self.average
+        return image
+
+
+class Vae(nn.Module):
+    """Encoder, from images (N, 3, H, W) to (N, 2 D), and decoder, trained together."""
+
+    def __init__(
+        self, encoder: nn.Module, decoder: Decoder | SpatialDecoder, latent_size: int
+    ) -> None:
+        super().__init__()
+        self.latent_size = latent_size
+        self.encoder = encoder
+        self.decoder = decoder
+
+    def set_average(self, image: Tensor) -> None:
+        """Set the decoder's mean image (3, H, W), in units of 0 to 1."""
+        self.decoder.average.copy_(image)
+
+    def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return reconstructions (N, 3, H, W), means (N, D) and log variances (N, D).
+
+        Images are normalised; ``noise`` (N, D) is standard normal, or zeros to decode the means.
+        """
+        mean, log_variance = self.encoder(images).float().chunk(2, dim=1)
+        latent = mean + noise * (0.5 * log_variance).exp()
+        return self.decoder(latent).float(), mean, log_variance
+
+
+def build_vae(architecture: str, height: int, width: int, latent_size: int) -> Vae:
+    """Build an untrained encoder and its decoder; see :func:`build_encoder`."""
+    encoder = build_encoder(architecture, height, width, 2 * latent_size)
+    kind = Decoder if architecture == "conv_vae" else SpatialDecoder
+    return Vae(encoder, kind(height, width, latent_size), latent_size)
