@@ -38,6 +38,8 @@ class Encoder(Runner):
     """
 
     kind = "encoder"
+    resources = ("_on_device", *Runner.resources)
+    _on_device: _DeviceNetwork | None = None
 
     @functools.cached_property
     def low(self) -> NDArray[np.float32]:
@@ -52,7 +54,7 @@ class Encoder(Runner):
     @property
     def encoding(self) -> Encoding:
         """The bundle's description of its vectors."""
-        return cast("Encoding", self.bundle.spec.encoding)  # which every encoder's spec has
+        return cast("Encoding", self.bundle.spec.encoding)  # every encoder's has one
 
     @property
     def latent_size(self) -> int:
@@ -117,16 +119,6 @@ class Encoder(Runner):
         low, high = (self.low, self.high) if on_device is None else on_device.bounds
         return Arrays.like(vectors).xp.clip(vectors, low, high)
 
-    def close(self) -> None:
-        """Free the network; may be called more than once."""
-        self._on_device = None
-        super().close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_on_device": None}
-
-    _on_device: _DeviceNetwork | None = None
-
     def _outputs(self, images: Array) -> Array:
         if is_tensor(images):
             if self._on_device is None:
@@ -175,8 +167,5 @@ class _DeviceNetwork:
                 self._piece = Replayed((pieces[0].stop, *images.shape[1:]))
             outputs = torch.empty(len(images), self._width, device=images.device)
             for piece in pieces:
-                outputs[piece] = self._piece(self._encode, images[piece])
+                outputs[piece] = self._piece(self._module, images[piece])
             return outputs.masked_fill(~self.finite.of(outputs), 0.0)
-
-    def _encode(self, images: Array) -> Array:
-        return self._module(images).float()

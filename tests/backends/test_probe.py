@@ -259,7 +259,7 @@ def test_a_child_that_is_killed_is_told(
 ) -> None:
     """As by the kernel when memory ends."""
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
-    monkeypatch.setattr(probe, "python_command", lambda _: [sys.executable, "-c", script])
+    monkeypatch.setattr(probe, "python_command", lambda *_: [sys.executable, "-c", script])
     with pytest.raises(ModelRefusedError, match=r"ended the process that tried it \(SIGKILL\)"):
         scores(bundle)
 

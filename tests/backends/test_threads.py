@@ -135,8 +135,6 @@ def test_the_torch_backend_leaves_the_process_its_threads(torch_threads: Any) ->
             assert torch.get_num_threads() == found
             assert set(seen) == {asked}
             seen.clear()
-            info = classifier.backend.info()
-            assert (info["threads"], info["process_threads"]) == (asked, found)
     hook.remove()
 
 
@@ -147,7 +145,7 @@ def test_torch_backends_in_two_threads_leave_the_process_its_threads(torch_threa
         Classifier("panda-hover-classifier", backend="torch", threads=count) for count in (1, 2)
     ]
     for classifier in classifiers:
-        assert classifier.backend.info()["backend"] == "torch"  # loaded
+        assert classifier.backend.name == "torch"  # loaded
     together = threading.Barrier(2, timeout=60)
 
     def meet() -> None:

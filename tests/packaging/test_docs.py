@@ -78,13 +78,10 @@ def test_the_documented_backend_gives_the_golden_outputs(example: type[Backend])
 
 
 def test_the_documented_backend_is_not_loaded_when_made(example: type[Backend]) -> None:
-    from vinoreward.backends.network import NetworkSpec, TensorSpec
+    from vinoreward.backends.network import NetworkSpec
     from vinoreward.errors import ModelNotFoundError
 
-    spec = NetworkSpec(
-        Path("nowhere.onnx"), TensorSpec((None, 4, 4, 3), "uint8"), TensorSpec((None, 2), "float32")
-    )
-    made = example(spec)
+    made = example(NetworkSpec(Path("nowhere.onnx"), size=(4, 4), columns=2))
     with pytest.raises(ModelNotFoundError, match=r"nowhere\.onnx"):
         made.infer(np.zeros((1, 4, 4, 3), np.uint8))
     made.close()

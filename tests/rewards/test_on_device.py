@@ -18,7 +18,6 @@ from torch import nn
 
 from vinoreward import Bundle, Classifier
 from vinoreward.backends.base import load_backend
-from vinoreward.backends.network import TensorSpec
 from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import with_rectifiers_fused
 from vinoreward.errors import ConfigError
@@ -137,7 +136,7 @@ def test_half_precision_is_of_a_network_that_is_not_trained(name: str, tmp_path:
         architecture=name,
         weights=weights,
         weights_sha256=None,
-        input=TensorSpec((None, 64, 64, 3), "uint8"),
+        size=(64, 64),
     )
     seen = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), np.uint8)
     with (

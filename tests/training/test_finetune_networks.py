@@ -19,7 +19,7 @@ from torchvision import models
 
 from vinoreward.backends import torch_classifiers
 from vinoreward.backends.convert import export_onnx
-from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD, TensorSpec
+from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.backends.torch_classifiers import backbone, build, rebuild
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.bundle import Bundle
@@ -39,9 +39,6 @@ from vinoreward_training.classifier.networks import (
 from vinoreward_training.configs import FinetuneConfig, QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.quantize import command as quantize
-
-IMAGES = TensorSpec((None, 64, 64, 3), "uint8")
-LOGITS = TensorSpec((None, 2), "float32")
 
 
 @pytest.mark.slow
@@ -130,8 +127,8 @@ def test_an_image_too_small_for_openvino_is_refused_first(tmp_path: Path, height
 
 
 def test_batch_statistics_follow_within_a_short_training() -> None:
-    found = {module.momentum for module in build("mobilenet_v3_small").modules()
-             if isinstance(module, torch.nn.BatchNorm2d)}  # fmt: skip
+    net = build_for(FinetuneConfig(network="mobilenet_v3_small"), 64, 64)
+    found = {each.momentum for each in net.modules() if isinstance(each, torch.nn.BatchNorm2d)}
     assert found == {0.1}
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.network import NetworkSpec, TensorSpec
+from vinoreward.backends.network import NetworkSpec
 from vinoreward.backends.runtime import PerProcess
 from vinoreward.entry_points import Registry
 from vinoreward.errors import (
@@ -86,24 +86,14 @@ class Backend(PerProcess):
         self.precision = precision
         self.threads = threads
 
-    @property
-    def input(self) -> TensorSpec:
-        """What :meth:`infer` takes."""
-        return self.spec.input
-
-    @property
-    def output(self) -> TensorSpec:
-        """What :meth:`infer` returns."""
-        return self.spec.output
-
     def infer(self, batch: NDArray[Any]) -> NDArray[np.float32]:
         """Run the network on a batch; loads it first.
 
         Args:
-            batch: array as :attr:`input` says: ``(N, H, W, 3)`` uint8 with N at least 1.
+            batch: ``(N, H, W, 3)`` uint8 RGB images of the network's size, N at least 1.
 
         Returns:
-            New array as :attr:`output` says.
+            ``(N, K)`` float32, a new array.
 
         Raises:
             InputError: wrong shape or dtype.
@@ -115,7 +105,7 @@ class Backend(PerProcess):
             MissingExtraError: the library is not installed.
             ConfigError: the network contradicts its specification, or the backend is closed.
         """
-        check_input(batch, self.input)
+        _check_images(batch, self.spec)
         return self.infer_prepared(batch)
 
     def infer_prepared(self, batch: NDArray[Any]) -> NDArray[np.float32]:
@@ -125,27 +115,12 @@ class Backend(PerProcess):
             self._check_open()  # another thread may have closed it meanwhile
             # Copied inside the lock, because the next call may overwrite a backend's buffer.
             result = np.array(self._infer(batch), dtype=np.float32, order="C")
-        check_output(result, self.output, len(batch), self.name)
+        _check_output(result, self.spec, len(batch), self.name)
         return result
-
-    def info(self) -> dict[str, str | int | float | bool]:
-        """Return backend, device, precision and more as plain values. Loads the network."""
-        self.load()
-        return {
-            "backend": self.name,
-            "device": self.device,
-            "precision": self.precision,
-            "threads": self.threads,
-            "model": str(self.spec.path),
-            **self._describe(),
-        }
 
     @abc.abstractmethod
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
         """Run a checked batch of N; return outputs (N, ...), possibly a view."""
-
-    def _describe(self) -> dict[str, str | int | float | bool]:
-        return {}
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "loaded" if self._loaded_by else "not loaded"
@@ -183,35 +158,34 @@ def in_pieces(
     return np.concatenate(results) if len(results) > 1 else results[0]
 
 
-def check_input(batch: NDArray[Any], spec: TensorSpec) -> None:
-    """Raise InputError unless ``batch`` has the shape and dtype of ``spec``."""
+def _check_images(batch: NDArray[Any], spec: NetworkSpec) -> None:
     if not isinstance(batch, np.ndarray):
         found, hint = f"a {type(batch).__name__}", "use numpy.asarray or numpy.stack"
-    elif batch.dtype != np.dtype(spec.dtype):
+    elif batch.dtype != np.uint8:
         found = str(batch.dtype)
         hint = "pass the image as uint8 from 0 to 255: the network normalises it"
-    elif not spec.fits(batch):
+    elif batch.shape[1:] != spec.shape or len(batch) == 0:
         found = f"an array of shape {batch.shape}"
         hint = "give images of the size the network was trained on"
-        if batch.ndim == len(spec.shape) - 1:
+        if batch.shape == spec.shape:
             hint = "add the batch axis with image[None]"
     else:
         return
     raise InputError(
-        f"the network was given {found}. Expected {spec}, a numpy array with N at least 1; {hint}."
+        f"the network was given {found}. Expected {spec.images}, a numpy array with N at least 1; "
+        f"{hint}."
     )
 
 
-def check_output(result: NDArray[Any], spec: TensorSpec, count: int, name: str) -> None:
-    """Raise OutputError unless ``result`` has ``count`` finite rows of the shape in ``spec``."""
-    if not spec.fits(result) or len(result) != count:
+def _check_output(result: NDArray[Any], spec: NetworkSpec, count: int, name: str) -> None:
+    if result.shape != (count, spec.columns):
         raise OutputError(
             f"the {name} backend returned an array of shape {result.shape} for a batch of {count}. "
-            f"Expected {spec}; the model file and its description do not belong together, make a "
-            "new description."
+            f"Expected ({count}, {spec.columns}); the model file and its description do not belong "
+            "together, make a new description."
         )
     if not np.isfinite(result).all():
-        bad = int(np.count_nonzero(~np.isfinite(result).reshape(count, -1).all(axis=1)))
+        bad = int(np.count_nonzero(~np.isfinite(result).all(axis=1)))
         raise OutputError(
             f"the network returned NaN or infinity for {bad} of {count} inputs. Expected finite "
             "numbers; the weights are broken or overflow, train or export the network again."

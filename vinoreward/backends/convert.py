@@ -34,11 +34,11 @@ def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
 def write_onnx(
     module: nn.Module, example: torch.Tensor, path: Path, input_name: str, output_name: str
 ) -> None:
-    """Write a network of one input and one output as ONNX, weights included, atomically.
+    """Write a network of one input and one output as ONNX with its weights, atomically.
 
-    The module is exported in evaluation mode, with a dynamic batch, and its mode is restored.
-    ``example`` is an input on its device, of at least 2 rows. MissingExtraError without torch, onnx
-    or onnxscript; RunFolderError if the file cannot be written.
+    It is exported in evaluation mode with a dynamic batch. ``example`` is an input on its device,
+    of at least 2 rows. MissingExtraError without torch, onnx or onnxscript; RunFolderError if the
+    file cannot be written.
     """
     with needed_for("exporting", "train"):
         import onnx
@@ -47,12 +47,8 @@ def write_onnx(
     training = module.training
     module.eval()
     try:
-        with (
-            atomic_path(path) as part,
-            quiet("torch.onnx"),
-            warnings.catch_warnings(),
-            torch.no_grad(),
-        ):
+        silent = warnings.catch_warnings()
+        with atomic_path(path) as part, quiet("torch.onnx"), silent, torch.no_grad():
             warnings.simplefilter("ignore")  # the exporter's own deprecations
             torch.onnx.export(
                 module,

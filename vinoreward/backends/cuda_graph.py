@@ -48,12 +48,12 @@ def capture_graph(
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Record work on this tensor; return it with where its results will be."""
     device = batch.device
-    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(beside):
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
         for _ in range(2):  # libraries choose their kernels, and take memory, at first
             work(batch)
-    torch.cuda.current_stream(device).wait_stream(beside)
+    torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = work(batch)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from numpy.typing import NDArray
-
 from vinoreward.errors import (
     BundleEditedError,
     ConfigError,
@@ -32,25 +30,6 @@ MAX_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
-class TensorSpec:
-    """Shape and dtype of an array. ``None`` in ``shape`` stands for any size of at least one."""
-
-    shape: tuple[int | None, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        sizes = ", ".join("N" if size is None else str(size) for size in self.shape)
-        return f"({sizes}) {self.dtype}"
-
-    def fits(self, array: NDArray[Any]) -> bool:
-        """Return whether the array has such a shape; its dtype is not checked."""
-        return len(array.shape) == len(self.shape) and all(
-            size >= 1 if expected is None else size == expected
-            for size, expected in zip(array.shape, self.shape, strict=True)
-        )
-
-
-@dataclass(frozen=True)
 class Preprocess:
     """How a uint8 RGB image (N, H, W, 3) becomes the float input of a network.
 
@@ -64,66 +43,54 @@ class Preprocess:
     color_order: Literal["RGB", "BGR"] = "RGB"
     layout: Literal["NCHW", "NHWC"] = "NCHW"
 
-    def __post_init__(self) -> None:
-        if len(self.mean) != 3 or len(self.std) != 3:
-            raise ConfigError(
-                f"preprocessing has {len(self.mean)} means and {len(self.std)} standard "
-                "deviations. Expected three of each, one per colour channel."
-            )
-        if min(self.std) <= 0 or self.scale <= 0:
-            raise ConfigError(
-                f"preprocessing has std={self.std} and scale={self.scale}. Expected positive "
-                "numbers, because the image is divided by them."
-            )
-        if self.color_order not in ("RGB", "BGR") or self.layout not in ("NCHW", "NHWC"):
-            raise ConfigError(
-                f"preprocessing has color_order={self.color_order!r} and layout={self.layout!r}. "
-                "Expected RGB or BGR, and NCHW or NHWC."
-            )
-
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """One network, described so that every backend can run it.
-
-    Attributes:
-        path: the ``.onnx`` file.
-        input: what callers give, normally ``(None, H, W, 3)`` uint8 RGB images.
-        output: what callers get, normally ``(None, K)`` float32 logits.
-        sha256: expected hash of ``path``, checked on loading.
-        preprocess: steps that the backend puts in front of the graph; ``None`` if the graph takes
-            uint8 N, H, W, C itself, as networks trained here do.
-        output_index: which output of the graph is used.
-        joined_index: another output, whose columns are appended.
-        architecture: a name of :mod:`vinoreward.backends.torch_networks`.
-        weights: ``.safetensors`` file with the state dict of that network.
-        weights_sha256: expected hash of ``weights``.
-        mean: per-channel mean of the torch network's input, in units of 0 to 1.
-        std: per-channel standard deviation of the same.
-        views: camera and height of each view, from top to bottom of the image; only for a torch
-            network of several views.
-        trusted: run it as it is. Otherwise a child process with limits tries it first, see
-            :mod:`vinoreward.backends.probe`.
-        golden: ``golden.npz``, whose images the child process runs.
-        content: of ``path``, where it was read before.
-    """
+    """One network, described so that every backend can run it."""
 
     path: Path
-    input: TensorSpec
-    output: TensorSpec
+    """The ``.onnx`` file."""
+    size: tuple[int, int]
+    """Height and width in pixels of the images that callers give, ``(N, H, W, 3)`` uint8 RGB."""
+    columns: int
+    """K, of what callers get, ``(N, K)`` float32: logits or latent vectors."""
     sha256: str | None = None
+    """Expected hash of ``path``, checked on loading."""
     preprocess: Preprocess | None = None
+    """Steps that the backend puts in front of the graph; None if the graph takes uint8 N, H, W, C
+    itself, as networks trained here do."""
     output_index: int = 0
+    """Which output of the graph is used."""
     joined_index: int | None = None
+    """Another output, whose columns are appended."""
     architecture: str | None = None
+    """Of the torch network, see :mod:`vinoreward.backends.torch_networks`."""
     weights: Path | None = None
+    """``.safetensors`` file with the state dict of the torch network."""
     weights_sha256: str | None = None
+    """Expected hash of ``weights``."""
     mean: tuple[float, ...] = IMAGENET_MEAN
+    """Of the torch network's input, per channel, in units of 0 to 1."""
     std: tuple[float, ...] = IMAGENET_STD
+    """As ``mean``."""
     views: tuple[tuple[str, int], ...] = ()
+    """Camera and height of each view, from top to bottom; only for a torch network of several."""
     trusted: bool = False
+    """Run it as it is. Otherwise a child process tries it, see :mod:`vinoreward.backends.probe`."""
     golden: Path | None = None
+    """``golden.npz``, whose images the child process runs."""
     content: bytes | None = field(default=None, repr=False)
+    """Of ``path``, where it was read before."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(H, W, 3)``."""
+        return (*self.size, 3)
+
+    @property
+    def images(self) -> str:
+        """What callers give, for messages."""
+        return f"(N, {self.size[0]}, {self.size[1]}, 3) uint8"
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -162,6 +129,16 @@ def check_ends(path: Path, inputs: int, outputs: int, highest: int) -> None:
             f"{path} has {inputs} inputs and {outputs} outputs. Expected one input and output "
             f"number {highest}; give a network with one input, or another output_index."
         )
+
+
+def other_input(spec: NetworkSpec, found: str) -> ConfigError:
+    """Return the error for a network whose input is not what its description says."""
+    after = "" if spec.preprocess is None else f" after {spec.preprocess}"
+    return ConfigError(
+        f"{spec.path} takes {found}, but its description says {spec.images}{after}. Expected the "
+        "same; correct the description, or give a preprocess if the network takes normalised "
+        "floats."
+    )
 
 
 def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from vinoreward.errors import ModelRefusedError
 
@@ -31,14 +30,31 @@ OPERATORS = frozenset(
     """.split()  # noqa: SIM905 - read as words
 )
 """No loops, no branches, nothing random, no results whose size depends on the image, and nothing
-that OpenVINO runs without a look at its indices (``GatherElements``, ``ScatterElements``)."""
+that OpenVINO runs without checking its indices (``GatherElements``, ``ScatterElements``)."""
 MAX_NODES = 20_000
 
-_NAMES = {"graph": (2,), "node": (1, 2, 3, 4, 7), "tensor": (8,), "value": (1,)}
-"""Fields with text. Python's bindings of the runtimes fail on names that are not UTF-8."""
-_VARINT, _BYTES = 0, 2
-_FIXED = {1: 8, 5: 4}
-_Field = tuple[int, int, Any]
+_PARTS = {
+    "model": {7: "graph"},
+    "graph": {1: "node", 5: "tensor"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 10: "tensor"},
+}
+"""Messages in messages, by the number of their field."""
+_OPERATOR, _DOMAIN = 4, 7
+_REFUSED = {
+    ("model", 20): "it holds training graphs",
+    ("model", 25): "it holds functions of its own",
+    ("graph", 15): "it holds sparse tensors",
+    ("attribute", 6): "one of its operators holds a graph of its own",
+    ("attribute", 11): "one of its operators holds a graph of its own",
+    ("attribute", 22): "it holds sparse tensors",
+    ("attribute", 23): "it holds sparse tensors",
+    ("tensor", 13): "it keeps weights in other files (external data). Expected one file; export it "
+    "with its weights inside the file: torch.onnx.export(..., external_data=False), or "
+    "onnx.save(onnx.load(path), other_path)",
+}
+
+_Field = tuple[int, int | memoryview]
 
 
 class NotOnnx(ValueError):
@@ -48,120 +64,68 @@ class NotOnnx(ValueError):
 def check_operators(data: bytes) -> None:
     """Check that an ONNX file is one graph of known operators with all weights inside.
 
-    Where a field stands twice, all of them are looked at: some readers take the last, some merge.
+    Where a field stands twice, all of them are checked: some readers take the last, some merge.
 
     Raises:
         NotOnnx: it is not an ONNX file.
         ModelRefusedError: other operators, graphs in operators, functions, or data in other files.
     """
-    if data[4:8] == b"ORTM":
-        raise NotOnnx("it begins as a file of ONNX Runtime's own format")
-    graphs = 0
-    for number, kind, value in _fields(memoryview(data)):
-        if number in (20, 25):
-            raise ModelRefusedError("it holds functions or training graphs of its own")
-        if number == 7 and kind == _BYTES:
-            graphs += 1
-            _check_graph(value)
-    if not graphs:
-        raise NotOnnx("it has no graph")
+    _check(memoryview(data), "model")
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
     """Return the ``metadata_props`` of an ONNX file; none if it is not one."""
     metadata: dict[str, str] = {}
     with contextlib.suppress(NotOnnx):
-        for number, kind, value in _fields(memoryview(data)):
-            if number == 14 and kind == _BYTES:
-                pair = {part: bytes(text) for part, wire, text in _fields(value) if wire == _BYTES}
-                key, text = (pair.get(part, b"").decode("utf-8", "replace") for part in (1, 2))
-                metadata[key] = text
+        for number, value in _fields(memoryview(data)):
+            if number == 14 and not isinstance(value, int):
+                pair = {part: _text(text) for part, text in _fields(value)}
+                metadata[pair.get(1, "")] = pair.get(2, "")
     return metadata
 
 
-def _check_graph(graph: memoryview) -> None:
-    nodes = 0
-    for number, kind, value in _fields(graph, "graph"):
-        if number == 15:
-            raise ModelRefusedError("it holds sparse tensors")
-        if kind != _BYTES:
+def _check(message: memoryview, kind: str) -> None:
+    parts, nodes = _PARTS.get(kind, {}), 0
+    for number, value in _fields(message):
+        if reason := _REFUSED.get((kind, number)):
+            raise ModelRefusedError(reason)
+        if isinstance(value, int):
             continue
-        if number == 1:
-            nodes += 1
+        if number in parts:
+            nodes += parts[number] == "node"
             if nodes > MAX_NODES:
                 raise ModelRefusedError(f"it has more than {MAX_NODES} operations")
-            _check_node(value)
-        elif number == 5:
-            _check_tensor(value)
-        elif number in (11, 12):
-            for _ in _fields(value, "value"):
-                pass
+            _check(value, parts[number])
+        elif kind == "node" and number == _OPERATOR and (name := _text(value)) not in OPERATORS:
+            raise ModelRefusedError(f"it has the operator {name[:60]!r}, which is not a known one")
+        elif kind == "node" and number == _DOMAIN and _text(value) not in ("", "ai.onnx"):
+            raise ModelRefusedError(f"it has operators of the domain {_text(value)[:60]!r}")
 
 
-def _check_node(node: memoryview) -> None:
-    for number, kind, value in _fields(node, "node"):
-        if kind != _BYTES:
-            continue
-        if number == 4 and (op := _text(value)) not in OPERATORS:
-            raise ModelRefusedError(f"it has the operator {op[:60]!r}, which is not a known one")
-        if number == 7 and (domain := _text(value)) not in ("", "ai.onnx"):
-            raise ModelRefusedError(f"it has operators of the domain {domain[:60]!r}")
-        if number == 5:
-            _check_attribute(value)
-
-
-def _check_attribute(attribute: memoryview) -> None:
-    for number, kind, value in _fields(attribute):
-        if number in (6, 11):
-            raise ModelRefusedError("one of its operators holds a graph of its own")
-        if number in (22, 23):
-            raise ModelRefusedError("it holds sparse tensors")
-        if number in (5, 10) and kind == _BYTES:
-            _check_tensor(value)
-
-
-def _check_tensor(tensor: memoryview) -> None:
-    for number, _, value in _fields(tensor, "tensor"):
-        if number == 13 or (number == 14 and value != 0):
-            raise ModelRefusedError(
-                "it keeps weights in other files (external data). Expected one file; export it "
-                "with its weights inside the file: torch.onnx.export(..., external_data=False), or "
-                "onnx.save(onnx.load(path), other_path)"
-            )
-
-
-def _fields(data: memoryview, message: str = "") -> Iterator[_Field]:
-    """Yield ``(number, wire type, value)`` of a message: an int, or a view of the bytes."""
-    names = _NAMES.get(message, ())
-    place, end = 0, len(data)
-    while place < end:
+def _fields(data: memoryview) -> Iterator[_Field]:
+    """Yield number and value of each field of a message: an int, or a view of the bytes."""
+    place = 0
+    while place < len(data):
         tag, place = _number(data, place)
-        tag &= (1 << 32) - 1  # as protobuf's own readers take it
-        kind = tag & 7
-        if kind == _VARINT:
+        number, kind = (tag & (1 << 32) - 1) >> 3, tag & 7  # as protobuf's own readers take it
+        if kind == 0:
             value, place = _number(data, place)
-            yield tag >> 3, kind, value
+            yield number, value
             continue
-        if kind == _BYTES:
+        if kind == 2:
             size, place = _number(data, place)
-        elif kind in _FIXED:
-            size = _FIXED[kind]
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
         else:
             raise NotOnnx(f"a field of wire type {kind}")
-        if place + size > end:
+        if place + size > len(data):
             raise NotOnnx("a field is longer than its message")
-        content = data[place : place + size]
-        if tag >> 3 in names:
-            _text(content)
-        yield tag >> 3, kind, content
+        yield number, data[place : place + size]
         place += size
 
 
-def _text(data: memoryview) -> str:
-    try:
-        return bytes(data).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise NotOnnx("a name that is not UTF-8") from error
+def _text(value: int | memoryview) -> str:
+    return "" if isinstance(value, int) else bytes(value).decode("utf-8", "replace")
 
 
 def _number(data: memoryview, place: int) -> tuple[int, int]:

@@ -8,15 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend, batch_sizes, in_pieces
-from vinoreward.backends.network import Preprocess, check_ends
+from vinoreward.backends.network import Preprocess, check_ends, other_input
 from vinoreward.backends.probe import read_network
-from vinoreward.errors import (
-    ConfigError,
-    ModelCorruptError,
-    OutputError,
-    UnknownDeviceError,
-    needed_for,
-)
+from vinoreward.errors import ModelCorruptError, OutputError, UnknownDeviceError, needed_for
 
 _DTYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32", "tensor(float16)": "float16"}
 
@@ -54,7 +48,6 @@ class ONNXRuntimeBackend(Backend):
     def _open(self) -> Any:
         with needed_for("the onnxruntime backend", "onnxruntime"):
             import onnxruntime
-            from onnxruntime.capi import onnxruntime_pybind11_state as failures
         model = read_network(self.spec, self.name)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
@@ -65,11 +58,7 @@ class ONNXRuntimeBackend(Backend):
         options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
             return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except (
-            failures.InvalidProtobuf, failures.InvalidGraph, failures.InvalidArgument,
-            failures.NoModel, failures.ModelLoadCanceled, failures.NotImplemented, failures.Fail,
-            failures.RuntimeException, UnicodeDecodeError,
-        ) as error:  # fmt: skip
+        except Exception as error:  # ONNX Runtime's errors have no base class
             raise ModelCorruptError(
                 f"{self.spec.path} cannot be read as a network. Expected an ONNX file that this "
                 "onnxruntime supports; the file is damaged, of another kind or too new, export it "
@@ -77,49 +66,34 @@ class ONNXRuntimeBackend(Backend):
             ) from error
 
     def _check_graph(self, source: Any) -> None:
-        steps, wanted = self.spec.preprocess, self.input
-        shape = wanted.shape
-        dtypes: tuple[str, ...] = (wanted.dtype,)
-        if steps is not None:
-            batch, height, width, channels = shape
-            dtypes = ("float32", "float16")
-            if steps.layout == "NCHW":
-                shape = (batch, channels, height, width)
+        steps, shape = self.spec.preprocess, (None, *self.spec.shape)
+        dtypes = ("uint8",) if steps is None else ("float32", "float16")
+        if steps is not None and steps.layout == "NCHW":
+            shape = (None, 3, *self.spec.size)
         fits = len(source.shape) == len(shape) and all(
             not isinstance(size, int) or expected is None or size == expected
             for size, expected in zip(source.shape, shape, strict=True)
         )
         self._dtype = _DTYPES.get(source.type)
         if not fits or self._dtype not in dtypes:
-            raise ConfigError(
-                f"{self.spec.path} takes {source.shape} {source.type}, but its description says "
-                f"{wanted}{'' if steps is None else f' after {steps}'}. Expected the same; correct "
-                "the description, or give a preprocess if the network takes normalised floats."
-            )
+            raise other_input(self.spec, f"{source.shape} {source.type}")
 
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
         return in_pieces(batch, self._sizes, self._run)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        from onnxruntime.capi import onnxruntime_pybind11_state as failures
-
         if self.spec.preprocess is not None:
             batch = preprocess_numpy(batch, self.spec.preprocess).astype(self._dtype, copy=False)
         try:
             results = self._session.run(self._results, {self._source: batch})
-        except (failures.Fail, failures.RuntimeException, failures.InvalidArgument) as error:
+        except Exception as error:  # likewise
             raise OutputError(
                 f"ONNX Runtime failed while running {self.spec.path}. Expected it to return "
-                f"{self.output}; ONNX Runtime says: {error}"
+                f"{self.spec.columns} numbers for each image; ONNX Runtime says: {error}"
             ) from error
         if len(results) == 1:
             return np.asarray(results[0])
         return np.concatenate([result.reshape(len(result), -1) for result in results], axis=1)
-
-    def _describe(self) -> dict[str, str | int | float | bool]:
-        import onnxruntime
-
-        return {"version": str(onnxruntime.__version__), "inference_precision": self.precision}
 
 
 def preprocess_numpy(images: NDArray[np.uint8], steps: Preprocess) -> NDArray[np.float32]:

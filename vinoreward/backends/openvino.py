@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,19 +12,14 @@ from numpy.typing import NDArray
 from vinoreward.backends.base import Backend, batch_sizes, in_pieces
 from vinoreward.backends.network import (
     Preprocess,
-    TensorSpec,
     check_ends,
     first_line,
     openvino_model,
+    other_input,
 )
 from vinoreward.backends.probe import read_network
 from vinoreward.backends.runtime import import_openvino, shared_core
-from vinoreward.errors import (
-    ConfigError,
-    ModelCorruptError,
-    OutputError,
-    UnknownDeviceError,
-)
+from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, UnknownDeviceError
 
 
 class _Request(NamedTuple):
@@ -55,30 +51,27 @@ class OpenVINOBackend(Backend):
         self._check_device(core)
         self._core = core
         self._model, self._sizes = self._read(ov)
-        self._requests: dict[int, _Request] = {}
-        self._request(self._sizes[-1])  # compile one now, so that errors appear on loading
+        size = self._sizes[-1]  # one is compiled now, so that errors appear on loading
+        self._requests = {size: self._compile(size)}
 
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
-        if len(batch) in self._requests and len(batch) == self._sizes[-1]:
-            return self._run(batch)
+        if len(batch) == self._sizes[-1]:
+            return self._run(batch)  # without a copy of the result
         return in_pieces(batch, self._sizes, self._run)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        one = self._request(len(batch))
+        if len(batch) not in self._requests:
+            self._requests[len(batch)] = self._compile(len(batch))
+        one = self._requests[len(batch)]
         one.source[:] = batch
         try:
             one.request.infer()
         except RuntimeError as error:
             raise OutputError(
                 f"OpenVINO failed while running {self.spec.path} on {self.device}. Expected it to "
-                f"return {self.output}; OpenVINO says: {first_line(error)}"
+                f"return {self.spec.columns} numbers an image; OpenVINO says: {first_line(error)}"
             ) from error
         return one.result
-
-    def _request(self, size: int) -> _Request:
-        if size not in self._requests:
-            self._requests[size] = self._compile(size)
-        return self._requests[size]
 
     def shaped_models(self) -> Iterator[tuple[int, Any]]:
         """Yield each batch size and the model of that size; nothing is compiled."""
@@ -88,19 +81,20 @@ class OpenVINOBackend(Backend):
 
     def _shaped(self, size: int) -> Any:
         model = self._model.clone()
-        try:
-            model.reshape([size, *(axis or 1 for axis in self.input.shape[1:])])
-        except (RuntimeError, ValueError) as error:
-            raise self._unfit(size, error) from error
+        with self._at_size(size):
+            model.reshape([size, *self.spec.shape])
         return model
 
-    def _unfit(self, size: int, error: Exception) -> ModelCorruptError:
-        shape = (size, *(axis or 1 for axis in self.input.shape[1:]))
-        return ModelCorruptError(
-            f"OpenVINO cannot compile {self.spec.path} for inputs of shape {shape}. "
-            "Expected a network that runs at this size; export it again, or correct the size "
-            f"in its description. OpenVINO says: {first_line(error)}"
-        )
+    @contextlib.contextmanager
+    def _at_size(self, size: int) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            raise ModelCorruptError(
+                f"OpenVINO cannot compile {self.spec.path} for {size} images {self.spec.images}. "
+                "Expected a network that runs at this size; export it again, or correct the size "
+                f"in its description. OpenVINO says: {first_line(error)}"
+            ) from error
 
     def _compile(self, size: int) -> _Request:
         ov = import_openvino()
@@ -109,12 +103,10 @@ class OpenVINOBackend(Backend):
         options["INFERENCE_PRECISION_HINT"] = "bf16" if self.precision == "bf16" else "f32"
         if self.device == "CPU":
             options |= {"INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False}
-        try:
+        with self._at_size(size):
             compiled = self._core.compile_model(model, self.device, options)
-        except (RuntimeError, ValueError) as error:
-            raise self._unfit(size, error) from error
         request = compiled.create_infer_request()
-        source = np.zeros(model.input(0).shape, dtype=self.input.dtype)
+        source = np.zeros(model.input(0).shape, np.uint8)
         request.set_input_tensor(ov.Tensor(source, shared_memory=True))
         joined = self.spec.joined_index is not None  # then _read made one output of the two
         result = request.get_output_tensor(0 if joined else self.spec.output_index).data
@@ -127,28 +119,22 @@ class OpenVINOBackend(Backend):
         check_ends(path, len(model.inputs), len(model.outputs), max(self.spec.outputs))
         kind, steps = model.input(0).element_type, self.spec.preprocess
         floats = [ov.Type.f32, ov.Type.f16]
-        expected = [ov.Type(np.dtype(self.input.dtype))] if steps is None else floats
+        expected = [ov.Type.u8] if steps is None else floats
         try:
             if self.spec.joined_index is not None:
                 model = _joined(ov, model, self.spec.outputs)
             if steps is not None:
-                model = _with_preprocess(ov, model, steps, self.input)
-            fits = model.input(0).partial_shape.compatible(
-                ov.PartialShape([-1 if size is None else size for size in self.input.shape])
-            )
+                model = _with_preprocess(ov, model, steps, self.spec.size)
+            fits = model.input(0).partial_shape.compatible(ov.PartialShape([-1, *self.spec.shape]))
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"the preprocessing described for {path} does not fit its input "
-                f"{model.input(0).partial_shape}. Expected images {self.input}; correct layout "
-                f"and size in the description. OpenVINO says: {first_line(error)}"
+                f"{model.input(0).partial_shape}. Expected images {self.spec.images}; correct "
+                f"layout and size in the description. OpenVINO says: {first_line(error)}"
             ) from error
         if not fits or kind not in expected:
-            raise ConfigError(
-                f"{path} takes {model.input(0).partial_shape} {kind.get_type_name()}, but its "
-                f"description says {self.input}"
-                f"{'' if steps is None else f' after {steps}'}. Expected the same; correct the "
-                "description, or give a preprocess if the network takes normalised floats."
-            )
+            found = f"{model.input(0).partial_shape} {kind.get_type_name()}"
+            raise other_input(self.spec, found)
         batch = model.input(0).partial_shape[0]
         return model, batch_sizes(path, None if batch.is_dynamic else batch.get_length())
 
@@ -167,20 +153,6 @@ class OpenVINOBackend(Backend):
                     "to a quarter of the speed. Expected another precision; use fp32 or int8."
                 )
 
-    def _describe(self) -> dict[str, str | int | float | bool]:
-        compiled = self._requests[self._sizes[-1]].compiled
-        described: dict[str, str | int | float | bool] = {
-            "version": str(import_openvino().__version__),
-            "execution_devices": ",".join(compiled.get_property("EXECUTION_DEVICES")),
-            "inference_precision": str(
-                compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-            ),
-            "compiled_batches": ",".join(str(size) for size in sorted(self._requests)),
-        }
-        if self.device == "CPU":
-            described["pinning"] = bool(compiled.get_property("ENABLE_CPU_PINNING"))
-        return described
-
 
 def _joined(ov: Any, model: Any, outputs: tuple[int, ...]) -> Any:
     """Return the model with these outputs concatenated into one."""
@@ -190,13 +162,13 @@ def _joined(ov: Any, model: Any, outputs: tuple[int, ...]) -> Any:
     return ov.Model([ov.opset13.result(together)], model.get_parameters(), model.friendly_name)
 
 
-def _with_preprocess(ov: Any, model: Any, steps: Preprocess, image: TensorSpec) -> Any:
+def _with_preprocess(ov: Any, model: Any, steps: Preprocess, size: tuple[int, int]) -> Any:
     """Return a float model with ``steps`` in front; it takes uint8 RGB N, H, W, C."""
     builder = ov.preprocess.PrePostProcessor(model)
     tensor = builder.input().tensor()
     tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
     tensor.set_color_format(ov.preprocess.ColorFormat.RGB)
-    tensor.set_spatial_static_shape(*image.shape[1:3])
+    tensor.set_spatial_static_shape(*size)
     builder.input().model().set_layout(ov.Layout(steps.layout))
     actions = builder.input().preprocess().convert_element_type(ov.Type.f32)
     if steps.color_order == "BGR":

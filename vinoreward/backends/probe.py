@@ -1,19 +1,17 @@
 """Files of strangers, tried once in a process with limits: networks, and weights of ``torch.save``.
 
-A network is a program, and a file of ``torch.save`` is one, too: a few hundred bytes can ask for a
-terabyte or for a year. So a child process does what we would do, and only what it survives is done
-here. It reads an ONNX file's operators, loads the network in the runtime that will be used and
-runs it on a blank image and on the bundle's golden images. That a network passed is remembered in
-``$XDG_CACHE_HOME/vinoreward/networks`` (``~/.cache``), by SHA-256 of everything that it depends on.
+Both are programs: a few hundred bytes can ask for a terabyte or for a year. So a child process
+does what we would do, and only what it survives is done here. It checks an ONNX file's operators,
+loads the network in the runtime that will be used and runs it on a blank image and on the bundle's
+golden images. That a network passed is remembered in ``$XDG_CACHE_HOME/vinoreward/networks``
+(``~/.cache``), by SHA-256 of everything that it depends on.
 
-What is enforced, on Linux: 896 MiB of memory beyond the imported libraries, and six times the
-file's own size (``RLIMIT_DATA``, and ``RLIMIT_AS`` where there is ``/proc``), 20 s of processor
-time (``RLIMIT_CPU``), 45 s on the clock, no byte written to a file (``RLIMIT_FSIZE``), and no file,
-socket or pipe opened (``RLIMIT_NOFILE`` of 0). macOS does not enforce the limits of memory; Windows
-has only that of the clock.
+Limits, on Linux: 896 MiB of memory beyond the imported libraries, and six times the file's own size
+(``RLIMIT_DATA``, and ``RLIMIT_AS`` where there is ``/proc``), 20 s of processor time, 45 s on the
+clock, no byte written to a file, and no file, socket or pipe opened. macOS does not enforce those
+of memory; Windows has only that of the clock.
 
-What is not: these are limits for networks and files that ask for too much, no sandbox. Who finds a
-hole in a runtime that runs code runs it as you, in the child as here.
+This is no sandbox: who finds a hole in a runtime that runs code runs it as you, in the child too.
 """
 
 from __future__ import annotations
@@ -80,10 +78,10 @@ MAX_NUMBERS = 1 << 26
 """Numbers in one result per image of a batch: 256 MiB of float32."""
 SHIPPED = frozenset(
     {
-        "9dce687ed9ef641e4bc6df7282a8deb1a92e2d36a62fb972aa583a6c2c7b6d2c",
-        "06a33818f5b7c893c7406ee7887a8ac62a10e7e464fd196e76054beaaf71edf4",
-        "4c072319c4d50f0f989eb329c59f8f8f5177184fae68f8e1383bbe0a1eeefdb0",
-        "353db1ac88e449569fa83b53fd313fb4c5059fd5959c20066a12042630e9ed1f",
+        "3e9c048dcd8b68994d376d4512dcfb894242f34f98c3794c616ee031748cfea7",
+        "ac5e571ad11cbdaed3dbac6da259029e4036bdbde24c632df2c782cf75b3cff8",
+        "d4e999b8e1066597b32e432b8589c548eb000575ab8825095b3b6778b1967ce8",
+        "d7f673bd930e6a848fa4acdb5d3db6629546001ddac542d1ef4587d3fd9d16fe",
     }
 )
 """SHA-256 of the networks of the shipped bundles, which need no trial."""
@@ -91,6 +89,14 @@ _REMEDY = (
     "Expected a network of known operators whose memory and time are bounded; if you trust its "
     "source, load it with trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)"
 )
+# Without the package's own module, which registers environments and imports Gymnasium for that.
+_CHILD = """
+import types
+package = sys.modules["vinoreward"] = types.ModuleType("vinoreward")
+package.__path__ = [sys.argv[1]]
+from vinoreward.backends.probe import child
+child()
+"""
 
 
 def read_network(spec: NetworkSpec, runtime: str = "openvino") -> bytes:
@@ -100,11 +106,9 @@ def read_network(spec: NetworkSpec, runtime: str = "openvino") -> bytes:
     libraries, which may need files, are content with OpenVINO's trial.
 
     Raises:
-        ConfigError: it is no ONNX file.
-        ModelNotFoundError: the file is missing.
-        BundleEditedError: the file has another hash than recorded.
         ModelCorruptError: not a network that can be read.
         ModelRefusedError: operators that are not allowed, or too much memory or work.
+        VinorewardError: those of :func:`~vinoreward.backends.network.read_bytes`.
     """
     if spec.content is not None:
         return spec.content
@@ -124,7 +128,7 @@ def try_network(
     digest = hashlib.sha256(content).hexdigest()
     if digest in SHIPPED:
         return
-    facts = spec and (spec.input, spec.preprocess, spec.outputs)
+    facts = spec and (spec.size, spec.preprocess, spec.outputs)
     versions = [getattr(sys.modules.get(name), "__version__", "") for name in (runtime, "openvino")]
     known = repr((VERSION, digest, facts, runtime, versions))
     entry = _cache_folder() / f"{hashlib.sha256(known.encode()).hexdigest()}.json"
@@ -177,25 +181,19 @@ def _ask(job: str, size: int, *arguments: Any) -> bytes:
 
     Other ends are a ModelRefusedError with only the reason.
     """
-    command = python_command("from vinoreward.backends.probe import child\nchild()")
+    command = python_command(_CHILD, str(Path(__file__).parents[1]))
     given = pickle.dumps((job, MEMORY + 6 * size, arguments))
-    pipe = subprocess.PIPE
     environment = {**os.environ, **thread_limits()}
     try:
-        with subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
-        ) as process:
-            try:
-                answer, said = process.communicate(given, timeout=PATIENCE)
-            finally:  # of Ctrl-C, too
-                process.kill()
-                process.wait()
+        done = subprocess.run(
+            command, input=given, capture_output=True, env=environment, timeout=PATIENCE
+        )
     except OSError as error:
         raise ModelRefusedError(f"no process to try it can start ({reason_of(error)})") from error
     except subprocess.TimeoutExpired:
         raise ModelRefusedError(f"it takes more than {PATIENCE:.0f} s to try") from None
-    code = process.returncode
-    head, _, body = answer.partition(b"\n")
+    code = done.returncode
+    head, _, body = done.stdout.partition(b"\n")
     if code == 0 and head:
         error_class, text = json.loads(head)
         if not error_class:
@@ -208,7 +206,7 @@ def _ask(job: str, size: int, *arguments: Any) -> bytes:
             f"it ended the process that tried it ({signal.Signals(-code).name}), for want of "
             "memory or by a fault"
         )
-    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
+    last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     raise ModelRefusedError(f"the process that tried it failed ({shown(''.join(last))})")
 
 
@@ -222,59 +220,58 @@ def child() -> None:
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print
-    for name, value in (("CORE", 0), ("CPU", SECONDS), ("FSIZE", 0)):
-        _limit(name, value)
+    _limit(CORE=0, CPU=SECONDS, FSIZE=0)
     if hasattr(signal, "alarm"):
         signal.alarm(math.ceil(PATIENCE))  # for a parent that is gone
     if hasattr(os, "sched_setaffinity"):  # so that libraries start one thread, not one per core
         os.sched_setaffinity(0, [random.choice(sorted(os.sched_getaffinity(0)))])
     job, memory, arguments = pickle.loads(sys.stdin.buffer.read())
-    answer, body = ["", ""], b""
+    kind, text, body = "", "", b""
     try:
         body = _JOBS[job](memory, *arguments)
     except (VinorewardError, RuntimeError, MemoryError) as error:
-        answer = [type(error).__name__, str(error)]
+        kind, text = type(error).__name__, str(error)
         if isinstance(error, MemoryError) or "alloc" in f"{error} {error.__cause__}":
-            answer = ["ModelRefusedError", f"it takes more than {memory >> 20} MiB of memory"]
+            kind, text = "ModelRefusedError", f"it takes more than {memory >> 20} MiB of memory"
         elif not isinstance(error, VinorewardError):
-            answer = ["ModelRefusedError", reason_of(error)]
-    answers.write(json.dumps(answer).encode() + b"\n" + body)
+            kind, text = "ModelRefusedError", reason_of(error)
+    answers.write(json.dumps([kind, text]).encode() + b"\n" + body)
     answers.flush()
-    os._exit(0)  # without the libraries' farewell
+    os._exit(0)  # without what libraries do at exit
 
 
-def _limit(name: str, value: int) -> None:
-    with contextlib.suppress(ImportError, AttributeError, ValueError, OSError):
-        import resource
+def _limit(**limits: int) -> None:
+    """Set resource limits by name, those that the system has."""
+    for name, value in limits.items():
+        with contextlib.suppress(ImportError, AttributeError, ValueError, OSError):
+            import resource
 
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
 
 def _close(memory: int) -> None:
     """Set the limits under which nothing can be imported any more."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        _limit("DATA", used + memory)
-    with contextlib.suppress(OSError, ValueError):
+        _limit(DATA=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) + memory)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        _limit("AS", pages * os.sysconf("SC_PAGE_SIZE") + memory)
-    _limit("NOFILE", 0)
+        _limit(AS=pages * os.sysconf("SC_PAGE_SIZE") + memory)
+    _limit(NOFILE=0)
 
 
 def _network(
     memory: int, path: Path, content: bytes, spec: NetworkSpec | None, runtime: str
 ) -> bytes:
     """Read a network, and run it if there is a ``spec``."""
-    openvino = import_openvino()
+    reading, running = BACKENDS.find("openvino"), BACKENDS.find(runtime)
+    openvino: Any = import_openvino()
+    importlib.import_module(running.library)
     shared_core(openvino).get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin
     importlib.import_module("openvino.passes")
     manager = openvino.frontend.FrontEndManager()
     manager.load_by_framework("onnx")
     openvino.frontend.FrontEndManager = lambda: manager  # a new one would look for its libraries
-    reading, running = BACKENDS.find("openvino"), BACKENDS.find(runtime)
-    importlib.import_module(running.library)
     images = [] if spec is None else _images(spec)
     _close(memory)
     try:
@@ -291,8 +288,7 @@ def _network(
     reader: Any = reading(known)
     for size, model in reader.shaped_models():
         _check_model(openvino, model, size)
-    with running(known) as own:
-        own.load()
+    with running(known).load() as own:
         for image in images:
             with contextlib.suppress(OutputError):  # what it returns is checked where it is used
                 own.infer(image[None])
@@ -351,7 +347,7 @@ def _constant(node: Any, place: int) -> NDArray[Any] | None:
 
 def _images(spec: NetworkSpec) -> list[NDArray[Any]]:
     """Return a blank image and the first golden ones."""
-    blank = np.zeros([size or 1 for size in spec.input.shape[1:]], spec.input.dtype)
+    blank = np.zeros(spec.shape, np.uint8)
     golden: list[NDArray[Any]] = []
     if spec.golden is not None:
         with contextlib.suppress(OSError, ModelCorruptError, KeyError):
@@ -381,12 +377,9 @@ def _weights(memory: int, path: Path, size: int) -> bytes:
         raise ModelCorruptError("it holds no table of names and tensors")
     if sum(value.nbytes for value in tensors.values()) > 2 * size:  # two names may share one
         raise ModelCorruptError("its tensors are larger than the file")
-    return safetensors.torch.save(
-        {
-            name: value.clone(memory_format=torch.contiguous_format)
-            for name, value in tensors.items()
-        }
-    )
+    layout = torch.contiguous_format
+    copies = {name: value.clone(memory_format=layout) for name, value in tensors.items()}
+    return safetensors.torch.save(copies)
 
 
 _JOBS: dict[str, Callable[..., bytes]] = {"network": _network, "weights": _weights}

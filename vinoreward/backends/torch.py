@@ -56,18 +56,12 @@ class TorchBackend(Backend):
                 build_encoder,
             )
         self._device = self._find_device(torch)
-        columns = self.output.shape[-1]
-        if columns is None or None in self.input.shape[1:]:
-            raise ConfigError(
-                f"the network is described as {self.input} to {self.output}. Expected a fixed "
-                "image size and number of outputs, which the torch backend needs to build it."
-            )
+        columns = self.spec.columns
         try:
             check_header(content)
             state = safetensors.torch.load(content)
             if architecture in ENCODERS:
-                height, width = (int(side or 0) for side in self.input.shape[1:3])
-                network = build_encoder(architecture, height, width, columns)
+                network = build_encoder(architecture, *self.spec.size, columns)
                 network.load_state_dict(state, strict=True)
             else:
                 network = rebuild(architecture, columns, state, self.spec.views)
@@ -81,14 +75,14 @@ class TorchBackend(Backend):
                 f"{weights} does not hold the weights of {architecture} with {columns} outputs. "
                 f"Expected its complete state dict in safetensors form; save it again. {error}"
             ) from error
-        module = WithPreprocess(network, self.spec.mean, self.spec.std).eval()
-        halved = InHalf(module) if self.precision == "fp16" else module
-        self._module = halved.eval().to(self._device)
+        kind = InHalf if self.precision == "fp16" else WithPreprocess
+        module = kind(network.eval(), self.spec.mean, self.spec.std)
+        self._module = module.eval().to(self._device)
 
     @property
     def module(self) -> Any:
         """The network with its preprocessing, a ``torch.nn.Module`` from uint8 images ``(N, H, W,
-        3)`` on its device to outputs as :attr:`output` says. Loads it, see :meth:`load`."""
+        3)`` on its device to ``(N, K)`` float32. Loads it, see :meth:`load`."""
         self.load()
         return self._module
 
@@ -110,16 +104,6 @@ class TorchBackend(Backend):
             result = self._module(torch.from_numpy(owned).to(self._device))
             array: NDArray[Any] = result.cpu().numpy()
         return array
-
-    def _describe(self) -> dict[str, str | int | float | bool]:
-        import torch
-
-        return {
-            "version": str(torch.__version__),
-            "inference_precision": self.precision,
-            "architecture": str(self.spec.architecture),
-            "process_threads": torch.get_num_threads(),  # the learner's, not this network's
-        }
 
 
 class _Threads:

@@ -1,14 +1,12 @@
 """Encoders, and the preprocessing in front of every network. Importing this imports torch.
 
 An encoder maps float images (N, 3, H, W) to (N, 2 D): D means, then D natural logarithms of
-variances. Decoders are for training and for looking at reconstructions only. For classifiers see
-:mod:`vinoreward.backends.torch_classifiers`.
+variances. For classifiers see :mod:`vinoreward.backends.torch_classifiers`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +19,7 @@ from vinoreward.errors import ConfigError
 
 ENCODERS = ("conv_vae", "spatial_vae")
 LOWEST_SIDE, HIGHEST_SIDE = 32, 1024
+MAX_LATENT = 4096
 CHANNELS = (32, 64, 128, 256)
 """Of the first convolutions; later ones repeat the last number."""
 LOG_VARIANCE = (-12.0, 4.0)
@@ -32,8 +31,6 @@ LEAST_WEIGHT = 1e-3
 """Added to the sum of a map; the keypoint of an empty map is then in the middle."""
 LARGEST_MAP = 32
 """Longer side, in cells, of the keypoints' maps."""
-COARSE_CHANNELS = 16
-"""Of the decoder's maps without keypoints."""
 
 
 class WithPreprocess(nn.Module):
@@ -61,21 +58,12 @@ class WithPreprocess(nn.Module):
         return output
 
 
-class InHalf(nn.Module):
-    """A network with its preprocessing, in evaluation mode; its weights become half precision's.
+class InHalf(WithPreprocess):
+    """The same for CUDA: of a network in evaluation mode, whose weights become half precision's."""
 
-    It is for CUDA, where convolutions and the rectifiers behind them become one operation.
-    """
-
-    scale: Tensor
-    bias: Tensor
-
-    def __init__(self, module: WithPreprocess) -> None:
-        super().__init__()
-        net = module.net.half().to(memory_format=torch.channels_last)
-        self.net = with_rectifiers_fused(net)
-        self.register_buffer("scale", module.scale, persistent=False)
-        self.register_buffer("bias", module.bias, persistent=False)
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        net = net.half().to(memory_format=torch.channels_last)
+        super().__init__(with_rectifiers_fused(net), mean, std)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the network's output, float32, for uint8 images (N, H, W, 3)."""
@@ -120,13 +108,12 @@ def with_rectifiers_fused(net: nn.Module) -> nn.Module:
             continue
         (before,) = node.all_input_nodes
         convolution = modules.get(before.target) if before.op == "call_module" else None
-        if not isinstance(convolution, nn.Conv2d) or len(before.users) > 1:
-            continue
-        if called[before.target] > 1:  # elsewhere nothing may be behind it
+        # The rectifier is the only one that reads it, and it runs nowhere else.
+        alone = len(before.users) == 1 == called[before.target]
+        if not isinstance(convolution, nn.Conv2d) or not alone:
             continue
         if convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str):
-            parent, _, name = before.target.rpartition(".")
-            setattr(traced.get_submodule(parent), name, _RectifiedConvolution(convolution))
+            traced.set_submodule(before.target, _RectifiedConvolution(convolution))
             node.replace_all_uses_with(before)
             traced.graph.erase_node(node)
     traced.recompile()
@@ -167,12 +154,12 @@ def channels_of(count: int) -> list[int]:
     return [CHANNELS[min(index, len(CHANNELS) - 1)] for index in range(count)]
 
 
-def check_latent(latent_size: int) -> None:
-    """Raise ConfigError unless a latent vector may have that many numbers."""
-    if not 1 <= latent_size <= 4096:
-        raise ConfigError(
-            f"an encoder's latent size is {latent_size}. Expected 1 to 4096; 32 is a good start."
-        )
+def _halving(channels: list[int]) -> list[nn.Module]:
+    """Return layers from the first number of channels to the last; each step halves the sides."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(channels):
+        layers += [nn.Conv2d(before, after, 4, 2, 1), nn.ReLU()]
+    return layers
 
 
 def _limited(output: Tensor, latent_size: int) -> Tensor:
@@ -186,14 +173,10 @@ class ConvEncoder(nn.Module):
 
     def __init__(self, height: int, width: int, latent_size: int) -> None:
         super().__init__()
-        check_latent(latent_size)
         self.latent_size = latent_size
         sizes = halvings(height, width)
         channels = [3, *channels_of(len(sizes))]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(channels):
-            layers += [nn.Conv2d(before, after, 4, 2, 1), nn.ReLU()]
-        self.features = nn.Sequential(*layers)
+        self.features = nn.Sequential(*_halving(channels))
         # A linear layer as a convolution over all cells: quantization leaves the last convolution
         # in floats, which keeps its rounding out of the latent vector.
         self.head = nn.Conv2d(channels[-1], 2 * latent_size, sizes[-1])
@@ -222,13 +205,9 @@ class SpatialEncoder(nn.Module):
         self, height: int, width: int, latent_size: int, keypoints: int = KEYPOINTS
     ) -> None:
         super().__init__()
-        check_latent(latent_size)
         self.latent_size = latent_size
         sizes = map_sizes(height, width)
-        channels = [3, *[SPATIAL_CHANNELS] * len(sizes)]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(channels):
-            layers += [nn.Conv2d(before, after, 4, 2, 1), nn.ReLU()]
+        layers = _halving([3, *[SPATIAL_CHANNELS] * len(sizes)])
         for _ in range(2):
             layers += [nn.Conv2d(SPATIAL_CHANNELS, SPATIAL_CHANNELS, 3, 1, 1), nn.ReLU()]
         self.features = nn.Sequential(*layers)
@@ -256,8 +235,8 @@ class SpatialEncoder(nn.Module):
             total = weights.sum(2, keepdim=True) + LEAST_WEIGHT
             places = (weights @ self.grid.float()) / total
             strength = 0.1 * total.log()
-            found = torch.cat([places, strength], 2).flatten(1)
-            output = linear(found, self.head.weight.float(), self.head.bias.float())
+            keypoints = torch.cat([places, strength], 2).flatten(1)
+            output = linear(keypoints, self.head.weight.float(), self.head.bias.float())
             return _limited(output, self.latent_size)
 
 
@@ -271,130 +250,10 @@ def build_encoder(architecture: str, height: int, width: int, outputs: int) -> n
             f"there is no encoder architecture {architecture!r}. Expected one of "
             f"{', '.join(ENCODERS)}; choose one of these."
         )
-    if outputs < 2 or outputs % 2:
+    if not 2 <= outputs <= 2 * MAX_LATENT or outputs % 2:
         raise ConfigError(
-            f"the encoder {architecture} has {outputs} outputs. Expected an even number: as many "
-            "log variances as means."
+            f"the encoder {architecture} has {outputs} outputs. Expected an even number up to "
+            f"{2 * MAX_LATENT}: as many log variances as means."
         )
     kind = ConvEncoder if architecture == "conv_vae" else SpatialEncoder
     return kind(height, width, outputs // 2)
-
-
-def _odd(small: tuple[int, int], large: tuple[int, int]) -> tuple[int, int]:
-    """Return the rows and columns that twice ``small`` is short of ``large``."""
-    return large[0] - 2 * small[0], large[1] - 2 * small[1]
-
-
-class Decoder(nn.Module):
-    """From a latent vector (N, D) to an image (N, 3, H, W) in units of 0 to 1."""
-
-    average: Tensor
-
-    def __init__(self, height: int, width: int, latent_size: int) -> None:
-        super().__init__()
-        check_latent(latent_size)
-        self._sizes = [*halvings(height, width)[::-1], (height, width)]
-        channels = [*channels_of(len(self._sizes) - 1)[::-1], 3]
-        self._start = (channels[0], *self._sizes[0])
-        self.head = nn.Linear(latent_size, channels[0] * self._sizes[0][0] * self._sizes[0][1])
-        layers: list[nn.Module] = []
-        for index, (before, after) in enumerate(itertools.pairwise(channels)):
-            odd = _odd(self._sizes[index], self._sizes[index + 1])
-            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=odd)]
-        self.layers = nn.Sequential(*layers)
-        self.register_buffer("average", torch.zeros(3, height, width))
-
-    def forward(self, latent: Tensor) -> Tensor:
-        """Return images (N, 3, H, W) for latent vectors (N, D)."""
-        planes = self.head(latent).view(-1, *self._start)
-        # The mean image need not be learned: see Vae.set_average.
-        image: Tensor = self.layers(planes) + self.average
-        return image
-
-
-class SpatialDecoder(nn.Module):
-    """From a latent vector (N, D) to an image, through blobs: the mirror of SpatialEncoder.
-
-    A linear layer gives each blob's position and strength; the blobs are drawn into maps, and
-    convolutions make the image from them. An object then moves with its latent numbers, so
-    training finds small objects, and early. A coarse layer adds everything that has no position.
-    """
-
-    average: Tensor
-    across: Tensor
-    down: Tensor
-
-    def __init__(
-        self, height: int, width: int, latent_size: int, keypoints: int = KEYPOINTS
-    ) -> None:
-        super().__init__()
-        check_latent(latent_size)
-        sizes = [*map_sizes(height, width, fewest=2)[::-1], (height, width)]
-        self._map = sizes[0]
-        self._coarse = (COARSE_CHANNELS, *(-(-side // 4) for side in self._map))
-        self.head = nn.Linear(latent_size, 3 * keypoints)
-        with torch.no_grad():
-            self.head.weight *= 1.5
-            self.head.bias[2 * keypoints :] = 1.0
-        # Logarithms of 1 / width, in units of half the map, from large to small blobs.
-        self.sharpness = nn.Parameter(torch.linspace(0.5, 2.5, keypoints))
-        self.coarse = nn.Sequential(
-            nn.Linear(latent_size, 64), nn.ReLU(), nn.Linear(64, math.prod(self._coarse))
-        )
-        layers: list[nn.Module] = [nn.Conv2d(keypoints + COARSE_CHANNELS, 64, 3, 1, 1)]
-        channels = [64, *[32] * (len(sizes) - 2), 3]
-        for index, (before, after) in enumerate(itertools.pairwise(channels)):
-            odd = _odd(sizes[index], sizes[index + 1])
-            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=odd)]
-        self.layers = nn.Sequential(*layers)
-        down, across = axes_of(*self._map)
-        self.register_buffer("across", across, persistent=False)
-        self.register_buffer("down", down, persistent=False)
-        self.register_buffer("average", torch.zeros(3, height, width))
-
-    def forward(self, latent: Tensor) -> Tensor:
-        """Return images (N, 3, H, W) for latent vectors (N, D)."""
-        with torch.autocast(latent.device.type, enabled=False):
-            latent = latent.float()
-            x, y, strength = (part[:, :, None] for part in self.head(latent).chunk(3, dim=1))
-            sharpness = self.sharpness.exp()[:, None]
-            columns = (-0.5 * ((self.across - x) * sharpness) ** 2).exp()
-            rows = strength * (-0.5 * ((self.down - y) * sharpness) ** 2).exp()
-            blobs = rows[:, :, :, None] * columns[:, :, None, :]
-            coarse = self.coarse(latent).view(-1, *self._coarse)
-            coarse = nn.functional.interpolate(coarse, self._map, mode="nearest")
-            maps = torch.cat([blobs, coarse], 1)
-        image: Tensor = self.layers(maps) + self.average
-        return image
-
-
-class Vae(nn.Module):
-    """Encoder, from images (N, 3, H, W) to (N, 2 D), and decoder, trained together."""
-
-    def __init__(
-        self, encoder: nn.Module, decoder: Decoder | SpatialDecoder, latent_size: int
-    ) -> None:
-        super().__init__()
-        self.latent_size = latent_size
-        self.encoder = encoder
-        self.decoder = decoder
-
-    def set_average(self, image: Tensor) -> None:
-        """Set the decoder's mean image (3, H, W), in units of 0 to 1."""
-        self.decoder.average.copy_(image)
-
-    def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return reconstructions (N, 3, H, W), means (N, D) and log variances (N, D).
-
-        Images are normalised; ``noise`` (N, D) is standard normal, or zeros to decode the means.
-        """
-        mean, log_variance = self.encoder(images).float().chunk(2, dim=1)
-        latent = mean + noise * (0.5 * log_variance).exp()
-        return self.decoder(latent).float(), mean, log_variance
-
-
-def build_vae(architecture: str, height: int, width: int, latent_size: int) -> Vae:
-    """Build an untrained encoder and its decoder; see :func:`build_encoder`."""
-    encoder = build_encoder(architecture, height, width, 2 * latent_size)
-    kind = Decoder if architecture == "conv_vae" else SpatialDecoder
-    return Vae(encoder, kind(height, width, latent_size), latent_size)

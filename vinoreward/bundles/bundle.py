@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend, load_backend
-from vinoreward.backends.network import NetworkSpec, Preprocess, TensorSpec
+from vinoreward.backends.network import NetworkSpec, Preprocess
 from vinoreward.bundles import locate
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
 from vinoreward.bundles.importers.mixin import BundleImportMixin
@@ -227,8 +227,8 @@ class Bundle(BundleImportMixin):
         name = locate.INT8_FILE if int8 else locate.MODEL_FILE
         return NetworkSpec(
             path=self.path / name if self.saved else self.path,
-            input=TensorSpec((None, image.height, image.width, 3), "uint8"),
-            output=TensorSpec((None, spec.width), "float32"),
+            size=(image.height, image.width),
+            columns=spec.width,
             sha256=spec.files.get(name),
             preprocess=None
             if image.in_graph

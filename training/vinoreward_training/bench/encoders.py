@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.backends.base import load_backend
-from vinoreward.backends.network import NetworkSpec, TensorSpec
+from vinoreward.backends.network import NetworkSpec
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.encoders import Encoder
 from vinoreward.errors import ModelNotFoundError
@@ -113,8 +113,8 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
         quantize_onnx(paths["fp32"], paths["int8"], images)
         spec = NetworkSpec(
             paths["fp32"],
-            TensorSpec((None, side, side, 3), "uint8"),
-            TensorSpec((None, 2 * LATENT), "float32"),
+            (side, side),
+            2 * LATENT,
             architecture="conv_vae",
             weights=folder / "model.safetensors",
             mean=MEAN,
@@ -313,13 +313,13 @@ def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
     bundles = (classifier, encoder)
     precisions = [bundle.resolve_precision("openvino", "auto") for bundle in bundles]
     networks = [bundle.network(one) for bundle, one in zip(bundles, precisions, strict=True)]
-    shapes = {network.input.shape for network in networks}
+    sizes = {network.size for network in networks}
     what = (
         f"{classifier.spec.name} ({precisions[0]}) and {encoder.spec.name} "
         f"({precisions[1]}): one after the other over one graph with both outputs"
     )
-    if len(shapes) != 1:
-        note = f"they take images of different sizes: {sorted(map(str, shapes))}"
+    if len(sizes) != 1:
+        note = f"they take images of different sizes: {sorted(sizes)}"
         return Row("joint", what, None, note=note)
     image = np.ascontiguousarray(classifier.golden.images[:1])
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -358,12 +358,11 @@ def _joined(networks: list[NetworkSpec], folder: Path) -> NetworkSpec:
     for name in ("node", "initializer", "output"):
         getattr(first.graph, name).extend(getattr(second.graph, name))
     onnx.save(first, folder / "joined.onnx")
-    widths = [network.output.shape[1] or 0 for network in networks]
     return dataclasses.replace(
         networks[0],
         path=folder / "joined.onnx",
         sha256=None,
-        output=TensorSpec((None, sum(widths)), "float32"),
+        columns=sum(network.columns for network in networks),
         output_index=0,
         joined_index=1,
     )

@@ -254,8 +254,7 @@ def of_size(bundle: Bundle, folder: Path, height: int, width: int) -> Bundle:
     kept = {name: bundle.path / name for name in ("model.onnx", "model.safetensors")}
     changed = dataclasses.replace(spec, image=image, quantization=None, files={})
     network = bundle.network("fp32")
-    taken = dataclasses.replace(network.input, shape=(None, height, width, 3))
-    asked = dataclasses.replace(network, input=taken)
+    asked = dataclasses.replace(network, size=(height, width))
     with load_backend("torch", asked) as backend:
         logits = backend.infer(noise[:4])
     saved = save_bundle(folder, changed, {**kept, GUARD_FILE: guard.to_bytes()}, noise[:4], logits)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import export_onnx
-from vinoreward.backends.network import NetworkSpec, TensorSpec
+from vinoreward.backends.network import NetworkSpec
 from vinoreward.errors import ModelCorruptError, OutputError
 from vinoreward.files import save_state
 from vinoreward.processes import interrupt_between
@@ -324,11 +324,7 @@ def export_checked(module: nn.Module, path: Path, images: Images, expected: Floa
     ``expected`` (N, K).
     """
     export_onnx(module, path, *images.shape[1:3])
-    spec = NetworkSpec(
-        path,
-        TensorSpec((None, *images.shape[1:]), "uint8"),
-        TensorSpec((None, expected.shape[1]), "float32"),
-    )
+    spec = NetworkSpec(path, images.shape[1:3], expected.shape[1])
     worst, limit = 0.0, EXPORT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
     for name in ("openvino", "onnxruntime"):
         with load_backend(name, spec) as backend:
