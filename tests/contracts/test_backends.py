@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from onnx import TensorProto, helper
 
-from vinoreward.backends.base import Backend, available_backends, in_pieces, load_backend
+from vinoreward.backends.base import Backend, in_pieces, load_backend
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec
 from vinoreward.backends.runtime import import_openvino
@@ -35,6 +35,7 @@ from vinoreward.errors import (
     UnknownBackendError,
     UnknownDeviceError,
 )
+from vinoreward_training.doctor import available_backends
 from vinoreward_training.quantize.network import quantize_onnx
 
 NAMES = ("openvino", "onnxruntime", "torch")

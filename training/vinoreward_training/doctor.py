@@ -16,11 +16,11 @@ from typing import Any
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers the environments)
-from vinoreward.backends.base import available_backends
+from vinoreward.backends.base import BACKENDS, missing_library
 from vinoreward.backends.runtime import TELEMETRY_SWITCH, import_openvino, shared_core
 from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 from vinoreward.bundles.locate import known_names
-from vinoreward.errors import MissingExtraError, VinorewardError, install_command
+from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, install_command
 from vinoreward.files import write_json
 from vinoreward.machine import cores
 from vinoreward_actors.actor_learner.engines.base import EngineError
@@ -146,13 +146,24 @@ def devices() -> Finding:
     try:
         openvino = import_openvino()
         names = list(shared_core(openvino).available_devices)
-    except (MissingExtraError, ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError) as error:
         return Finding(
             "openvino devices", "broken", str(error), "pip install --force-reinstall openvino", True
         )
     if "CPU" not in names:
         return Finding("openvino devices", "broken", f"no CPU among {names}", core=True)
     return Finding("openvino devices", "ok", ", ".join(names), core=True)
+
+
+def available_backends() -> dict[str, str | None]:
+    """Return each registered backend's name with ``None``, or the reason why it cannot be used."""
+    backends: dict[str, str | None] = {}
+    for name in BACKENDS.names():
+        try:
+            backends[name] = missing_library(BACKENDS.find(name))
+        except (ImportError, ConfigError) as error:
+            backends[name] = str(error)
+    return backends
 
 
 def backends() -> list[Finding]:

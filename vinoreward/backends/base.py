@@ -219,24 +219,14 @@ def load_backend(
         ConfigError: the backend does not support the arguments.
     """
     backend = BACKENDS.find(name)
-    problem = _missing(backend)
+    problem = missing_library(backend)
     if problem is not None:
         raise MissingExtraError(problem)
     return backend(spec, device=device, precision=precision, threads=threads)
 
 
-def available_backends() -> dict[str, str | None]:
-    """Return each registered backend's name with ``None``, or the reason why it cannot be used."""
-    backends: dict[str, str | None] = {}
-    for name in BACKENDS.names():
-        try:
-            backends[name] = _missing(BACKENDS.find(name))
-        except (ImportError, ConfigError) as error:
-            backends[name] = str(error)
-    return backends
-
-
-def _missing(backend: type[Backend]) -> str | None:
+def missing_library(backend: type[Backend]) -> str | None:
+    """Return that a backend's library is missing and how to install it; None if it is there."""
     if not backend.library or importlib.util.find_spec(backend.library) is not None:
         return None
     extra = backend.extra

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vinoreward.backends.base import Backend, batch_sizes, in_pieces
 from vinoreward.backends.network import Preprocess, check_ends, other_input
 from vinoreward.backends.probe import read_network
-from vinoreward.errors import ModelCorruptError, OutputError, UnknownDeviceError, needed_for
+from vinoreward.errors import ModelCorruptError, OutputError, UnknownDeviceError
 
 _DTYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32", "tensor(float16)": "float16"}
 
@@ -46,8 +46,8 @@ class ONNXRuntimeBackend(Backend):
         self._sizes = batch_sizes(path, batch if isinstance(batch, int) and batch > 0 else None)
 
     def _open(self) -> Any:
-        with needed_for("the onnxruntime backend", "onnxruntime"):
-            import onnxruntime
+        import onnxruntime
+
         model = read_network(self.spec, self.name)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads

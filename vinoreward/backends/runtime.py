@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, MissingExtraError, install_command
+from vinoreward.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -137,24 +137,17 @@ class PerProcess(Closing):
 
 
 def import_openvino() -> ModuleType:
-    """Import ``openvino`` without telemetry; MissingExtraError if it is not installed."""
+    """Import ``openvino`` without telemetry."""
     return import_silently("openvino")
 
 
-def import_silently(name: str, extra: str | None = None) -> ModuleType:
-    """Import a library of Intel without telemetry; MissingExtraError names its ``extra``."""
+def import_silently(name: str) -> ModuleType:
+    """Import a library of Intel without telemetry."""
     # Where it is in sys.modules another thread may still be importing it: import it, too.
     silenced = contextlib.nullcontext() if name in sys.modules else _silenced()
     with _importing, silenced:
         try:
             return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-            command = install_command(extra) if extra else f"pip install {name}"
-            raise MissingExtraError(
-                f"{name} is not installed. Install it with: {command}"
-            ) from error
         except ImportError as error:
             # Ctrl-C during the import of a C++ module becomes an ImportError.
             if isinstance(error.__cause__, KeyboardInterrupt):

@@ -100,37 +100,28 @@ class TorchBackend(Backend):
 
         # torch accepts neither negative strides nor read-only arrays.
         owned = np.require(batch, requirements=["C", "W"])
-        with torch.inference_mode(), _threads.set(torch, self.threads):
+        with torch.inference_mode(), _threads(torch, self.threads):
             result = self._module(torch.from_numpy(owned).to(self._device))
             array: NDArray[Any] = result.cpu().numpy()
         return array
 
 
-class _Threads:
-    """Sets the process's number of threads for a block; the last block to end restores it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before = 0
-
-    @contextlib.contextmanager
-    def set(self, torch: Any, count: int) -> Iterator[None]:
-        with self._lock:
-            current = torch.get_num_threads()
-            if self._inside == 0:
-                self._before = current
-            self._inside += 1
-            if current != count:
-                torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if self._inside == 0 and torch.get_num_threads() != self._before:
-                    torch.set_num_threads(self._before)
-
-
 # Never locked at a fork: forks wait for inferences.
-_threads = _Threads()
+_setting = threading.Lock()
+_replaced: list[int] = []
+
+
+@contextlib.contextmanager
+def _threads(torch: Any, count: int) -> Iterator[None]:
+    """Set the process's number of threads for a block; the last block to end restores it."""
+    with _setting:
+        _replaced.append(torch.get_num_threads())
+        if _replaced[-1] != count:
+            torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        with _setting:
+            before = _replaced.pop()
+            if not _replaced and torch.get_num_threads() != before:
+                torch.set_num_threads(before)

@@ -145,10 +145,9 @@ def _features(architecture: str) -> tuple[nn.Module, int]:
     cells of ``fine_resnet`` are 4 pixels wide, and each sees 60 pixels around it.
     """
     if architecture == FINE:
+        first = [*_normed(3, 24, 2), *_normed(24, FINE_CHANNELS, 2)]
         residuals = [_Residual(FINE_CHANNELS) for _ in range(3)]
-        return nn.Sequential(
-            *_normed(3, 24, 2), *_normed(24, FINE_CHANNELS, 2), *residuals
-        ), FINE_CHANNELS
+        return nn.Sequential(*first, *residuals), FINE_CHANNELS
     from torchvision.models import squeezenet
 
     return getattr(squeezenet, architecture)(weights=None).features, 512
@@ -235,8 +234,7 @@ def backbone(architecture: str) -> tuple[nn.Module, int]:
             f"the last layer of {architecture} is a {type(head).__name__}. Expected a linear "
             "layer, whose inputs are the features; choose another network."
         )
-    parent, _, last = name.rpartition(".")
-    setattr(network.get_submodule(parent), last, nn.Unflatten(1, (head.in_features, 1, 1)))
+    network.set_submodule(name, nn.Unflatten(1, (head.in_features, 1, 1)))
     return network, head.in_features
 
 

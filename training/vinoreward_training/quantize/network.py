@@ -65,8 +65,8 @@ def quantize_onnx(
     shape = prepared(frames[:1]).shape
     content = read_bytes(model, None)
     try_network(model, content)
-    nncf: Any = import_silently("nncf", "train")
     with needed_for("quantizing", "train"):
+        nncf: Any = import_silently("nncf")
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     try:
