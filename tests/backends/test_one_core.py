@@ -110,6 +110,26 @@ def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_was_closed()
     assert forked(CLOSED, "used.infer(images)") == 0
 
 
+USED = """
+import numpy as np
+from vinoreward import Classifier
+
+classifier = Classifier("panda-hover-classifier")
+images = np.zeros((1, 96, 128, 3), np.uint8)
+first = classifier.backend
+expected = classifier.log_odds(images)
+"""
+
+
+def test_a_forked_child_has_networks_of_its_own() -> None:
+    work = (
+        "np.testing.assert_array_equal(classifier.log_odds(images), expected)\n"
+        "        assert classifier.backend is not first\n"
+        "        classifier.close()"
+    )
+    assert forked(USED, work) == 0
+
+
 OF_CALLER = """
 import numpy as np
 from vinoreward.backends.runtime import import_openvino
