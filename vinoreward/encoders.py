@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ class Encoder(Runner):
     """
 
     kind = "encoder"
-    resources = ("_on_device", *Runner.resources)
+    resources: ClassVar[tuple[str, ...]] = ("_on_device", *Runner.resources)
     _on_device: _DeviceNetwork | None = None
 
     @functools.cached_property

@@ -34,7 +34,7 @@ class Runner(PerProcess):
 
     kind: ClassVar[Literal["classifier", "encoder"]]
     """What the bundle must be."""
-    resources = ("_backends",)
+    resources: ClassVar[tuple[str, ...]] = ("_backends",)
 
     def __init__(
         self,
