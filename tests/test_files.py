@@ -128,7 +128,7 @@ def test_a_folder_with_links_out_of_it_is_refused_however_deep(tmp_path: Path) -
     for folder in (tmp_path / "run", tmp_path / "named"):
         refuse_links(folder)
     (tmp_path / "run" / "loop").symlink_to("loop")
-    with pytest.raises(RunFolderError, match=r"loop is a link to itself, out of the folder"):
+    with pytest.raises(RunFolderError, match=r"loop is a link to .*loop, out of the folder"):
         refuse_links(tmp_path / "run")
     (tmp_path / "run" / "loop").unlink()
     (tmp_path / "run" / "deep" / "out").symlink_to("../../mine")  # nothing is there yet

@@ -178,7 +178,7 @@ def test_names_that_are_no_text(bundle: Bundle, name: str, old: bytes) -> None:
 def test_a_deep_description(bundle: Bundle, depth: int) -> None:
     text = '{"schema_version":' + "[" * depth + "]" * depth + "}"
     (bundle.path / "bundle.json").write_text(text)
-    with pytest.raises(BundleError, match=r"bundle\.json.*(no 'name'|not valid JSON)"):
+    with pytest.raises(BundleError, match=r"bundle\.json.*(name is missing|not valid JSON)"):
         Bundle.load(bundle.path)
 
 

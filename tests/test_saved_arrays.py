@@ -116,7 +116,7 @@ def test_what_numpy_writes_is_read(save: Callable[..., None]) -> None:
 def test_arrays_of_anything_else_are_refused(array: np.ndarray) -> None:
     stream = io.BytesIO()
     np.savez(stream, array=array)
-    with pytest.raises(ModelCorruptError, match="where numbers, flags and text are known"):
+    with pytest.raises(ModelCorruptError, match=r"where numbers and text are known|Object arrays"):
         read_npz(stream.getvalue(), 10_000)
 
 

@@ -7,12 +7,10 @@ import errno
 import hashlib
 import io
 import json
-import math
 import os
 import pickle
 import stat
 import struct
-import tempfile
 import tokenize
 import zipfile
 import zlib
@@ -31,7 +29,6 @@ MAX_STATE = 64 << 30
 """Bytes of a checkpoint, which may hold a replay of images."""
 MAX_DIRECTORY = 8 << 20
 """Bytes of an archive's table of members; in Python it takes about ten times as many."""
-MAX_ARRAY_HEADER = 10_000
 MAX_HEADER = 1 << 20
 """Bytes of the table of tensors in a safetensors file; one of 10,000 tensors needs as many."""
 
@@ -45,48 +42,36 @@ DAMAGED = (
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; move it into place when the block succeeds.
+    """Yield a temporary path in the same folder; rename it to ``path`` when the block succeeds.
 
-    If the block raises or the process is killed, ``path`` stays as it was. A symbolic link at
-    ``path`` is replaced, not followed. RunFolderError if the disk is full or the folder not
-    writable.
+    Otherwise ``path`` stays as it was. A symbolic link at ``path`` is replaced, not followed.
+    RunFolderError if the disk is full or the folder not writable.
     """
     path = Path(path)
+    part = path.with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            prefix=f".{path.stem}-", suffix=".part" + path.suffix, dir=path.parent
-        )
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write {path}: {error.strerror or error}. Expected a writable folder with free "
-            "space; choose another folder or free some space, nothing was changed."
-        ) from error
-    os.close(handle)
-    part = Path(name)
-    try:
+        part.touch(exist_ok=False)
         yield part
         with part.open("rb") as written:
             os.fsync(written.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        part.chmod(0o666 & ~umask)
         part.replace(path)
     except OSError as error:
         if isinstance(error, RunFolderError):
             raise
         raise RunFolderError(
             f"cannot write {path}: {error.strerror or error}. Expected a writable folder with free "
-            "space; the previous version, if any, is unchanged."
+            "space; choose another one or free some space, the previous version is unchanged."
         ) from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` atomically."""
-    with atomic_path(path) as part, open_plain(part, "wb") as stream:
-        stream.write(data)
+    with atomic_path(path) as part:
+        part.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -164,54 +149,48 @@ def read_plain(path: str | Path, limit: int) -> bytes:
 
 
 def read_json(path: str | Path, limit: int = 64 << 20) -> Any:
-    """Return the value of an untrusted JSON file.
-
-    Raises:
-        FileNotFoundError, OSError: as :func:`open_to_read`.
-        ValueError: it is no JSON in UTF-8, or is nested too deep.
-    """
+    """Return the value of an untrusted JSON file; errors of both functions that it calls."""
     return parse_json(read_plain(path, limit))
 
 
 def parse_json(data: bytes) -> Any:
-    """Return the value of JSON in UTF-8; ValueError as :func:`read_json`."""
+    """Return the value of JSON in UTF-8.
+
+    ValueError for anything else: also for NaN, a key twice, and what is nested so deep that
+    copying it would fail.
+    """
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(
+            data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_table
+        )
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-    check_depth(value)
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        tables = [list(each.values()) if isinstance(each, dict) else each for each in level]
+        level = [item for each in tables if isinstance(each, list) for item in each]
+    if level:
+        raise ValueError("it is nested too deep")
     return value
 
 
-def check_depth(value: object) -> None:
-    """Raise ValueError for a value so deep that showing or copying it would fail."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise ValueError("it is nested too deep")
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number that JSON knows")
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {shown(twice)!r} stands twice")
+    return table
 
 
 def is_inside(folder: Path, path: Path) -> bool:
     """Return whether ``path``, links followed, is in ``folder``; False for a link to itself."""
-    target = followed(path)
-    return target is not None and target.is_relative_to(Path(folder).resolve())
-
-
-def followed(path: Path) -> Path | None:
-    """Return a path with links followed; None for a link to itself."""
-    try:
-        target = Path(path).resolve()
-    except (OSError, RuntimeError):
-        return None
-    # Python 3.13 returns a loop; earlier versions raise.
-    return None if target.is_symlink() else target
+    target = os.path.realpath(path)
+    return not os.path.islink(target) and Path(target).is_relative_to(os.path.realpath(folder))
 
 
 def refuse_links(folder: Path) -> None:
@@ -219,31 +198,21 @@ def refuse_links(folder: Path) -> None:
 
     The folder itself may be a link.
     """
-    root = Path(folder).resolve()
-    waiting = [root]
-    while waiting:
-        for entry in _entries(waiting.pop()):
-            if entry.is_symlink():
-                target = followed(Path(entry.path)) or Path("itself")
-                if not target.is_relative_to(root):
-                    raise RunFolderError(
-                        f"{entry.path} is a link to {target}, out of the folder. Expected all of "
-                        "a run's files in its own folder; remove the link, or replace it by what "
-                        "it points to."
-                    )
-            elif entry.is_dir(follow_symlinks=False):
-                waiting.append(Path(entry.path))
+    for here, folders, files in os.walk(folder, onerror=_unreadable):
+        for path in (Path(here, name) for name in (*folders, *files)):
+            if path.is_symlink() and not is_inside(folder, path):
+                raise RunFolderError(
+                    f"{path} is a link to {os.path.realpath(path)}, out of the folder. Expected "
+                    "all of a run's files in its own folder; remove the link, or replace it by "
+                    "what it points to."
+                )
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError as error:
-        raise RunFolderError(
-            f"{folder} cannot be read: {error.strerror or error}. Expected readable folders in a "
-            "run; check its permissions."
-        ) from error
+def _unreadable(error: OSError) -> None:
+    raise RunFolderError(
+        f"{error.filename} cannot be read: {error.strerror or error}. Expected readable folders in "
+        "a run; check its permissions."
+    ) from error
 
 
 def sha256(path: Path) -> str:
@@ -322,94 +291,47 @@ def check_header(content: bytes) -> None:
         raise ValueError(f"its table of tensors has {size} bytes, more than {MAX_HEADER}")
 
 
-def open_archive(stream: IO[bytes], limit: int, *, packed: bool = True) -> zipfile.ZipFile:
+def open_archive(stream: IO[bytes], limit: int) -> zipfile.ZipFile:
     """Open a zip archive whose members, unpacked, have at most ``limit`` bytes together.
 
-    Raises one of ``DAMAGED`` otherwise. Members may be deflated if ``packed``; Python unpacks BZ2
-    and LZMA without any bound. Read members with :func:`member_bytes`, or in bounded parts.
+    Raises one of ``DAMAGED`` otherwise. Read members in bounded parts: ``stream.read(size)``.
     """
-    _check_directory(stream)
+    end = stream.seek(0, io.SEEK_END)
+    stream.seek(max(0, end - 42))
+    tail = stream.read(42)
+    if tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0" or tail[:4] == b"PK\6\7":
+        raise ValueError("it is no zip archive of less than 4 GiB, or continues after its end")
+    # zipfile reads it as a whole.
+    if (size := int.from_bytes(tail[-10:-6], "little")) > MAX_DIRECTORY:
+        raise ValueError(f"its table of members has {size} bytes")
     archive = zipfile.ZipFile(stream)
-    allowed = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} if packed else {zipfile.ZIP_STORED}
-    for member in archive.infolist():
-        if member.compress_type not in allowed or member.flag_bits & 1:
-            raise ValueError(
-                f"{shown(member.filename)} is packed by method {member.compress_type}"
-                f"{' and encrypted' * (member.flag_bits & 1)}, which is not read"
-            )
-    size = sum(member.file_size for member in archive.infolist())
-    if size > limit:
+    for member in archive.infolist():  # Python unpacks BZ2 and LZMA without any bound
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"it is packed by method {member.compress_type}, which is not read")
+    if (size := sum(member.file_size for member in archive.infolist())) > limit:
         raise ValueError(f"it unpacks to {size} bytes, more than {limit}")
     return archive
 
 
-def _check_directory(stream: IO[bytes]) -> None:
-    """Raise ValueError if the table of members, which zipfile reads as a whole, is too large."""
-    end = stream.seek(0, io.SEEK_END)
-    stream.seek(max(0, end - 98))
-    tail = stream.read(98)
-    if len(tail) < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
-        raise ValueError("it is no zip archive, or continues after its end")
-    size = int.from_bytes(tail[-10:-6], "little")
-    if tail[-42:-38] == b"PK\6\7":  # above 4 GiB the sizes are in the record before the end
-        if int.from_bytes(tail[-34:-26], "little") != end - 98:
-            raise ValueError("it is no zip archive")
-        size = max(size % 0xFFFFFFFF, int.from_bytes(tail[-58:-50], "little"))
-    if size > MAX_DIRECTORY:
-        raise ValueError(f"its table of members has {size} bytes")
-
-
-def member_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Return a member's content; one of ``DAMAGED`` if it is damaged or not of its stated size."""
-    with archive.open(member) as stream:
-        # One byte more than stated, to notice a member that unpacks to more.
-        data = stream.read(member.file_size + 1)
-    if len(data) != member.file_size:
-        raise ValueError(f"{shown(member.filename)} does not have its {member.file_size} bytes")
-    return data
-
-
-def read_npz(data: bytes, limit: int, *, packed: bool = True) -> dict[str, NDArray[Any]]:
+def read_npz(data: bytes, limit: int) -> dict[str, NDArray[Any]]:
     """Return the arrays of an ``.npz`` file, of at most ``limit`` bytes together, by name.
 
     ModelCorruptError, with only the reason, if it holds anything but numbers, flags and text, or is
-    damaged. Only if ``packed`` may it be of ``numpy.savez_compressed``.
+    damaged.
     """
+    arrays: dict[str, NDArray[Any]] = {}
     try:
-        with open_archive(io.BytesIO(data), limit, packed=packed) as archive:
-            return {
-                member.filename.removesuffix(".npy"): _array(member_bytes(archive, member))
-                for member in archive.infolist()
-            }
+        with open_archive(io.BytesIO(data), limit) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as stream:
+                    array = np.lib.format.read_array(stream, allow_pickle=False)
+                if array.dtype.kind not in "biufU":
+                    kind = shown(array.dtype)
+                    raise ValueError(f"an array of {kind}, where numbers and text are known")
+                arrays[member.filename.removesuffix(".npy")] = array
     except DAMAGED as error:
         raise ModelCorruptError(reason_of(error)) from error
-
-
-def read_npy(data: bytes) -> NDArray[Any]:
-    """Return the array of an ``.npy`` file, see :func:`read_npz`."""
-    try:
-        return _array(data)
-    except DAMAGED as error:
-        raise ModelCorruptError(reason_of(error)) from error
-
-
-def _array(data: bytes) -> NDArray[Any]:
-    """Return the array of an ``.npy`` file; it must be as long as its header says."""
-    stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        header = np.lib.format.read_array_header_1_0(stream, MAX_ARRAY_HEADER)
-    elif version == (2, 0):
-        header = np.lib.format.read_array_header_2_0(stream, MAX_ARRAY_HEADER)
-    else:
-        raise ValueError(f"an array of format {version}")
-    shape, by_columns, dtype = header
-    if dtype.kind not in "biufU" or dtype.itemsize == 0:
-        raise ValueError(f"an array of {shown(dtype)}, where numbers, flags and text are known")
-    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell() or min(shape, default=0) < 0:
-        raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
-    flat = np.frombuffer(data, dtype, offset=stream.tell())
-    return flat.reshape(shape, order="F" if by_columns else "C").copy()
+    return arrays
 
 
 def reason_of(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Annotated, Any, ClassVar, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import PIL.Image
@@ -70,8 +70,6 @@ class View(StrictModel):
     Views of one camera have its name, source and height, and different ages.
     """
 
-    _place: ClassVar[str] = "image.views"
-
     name: Name
     """Of the camera."""
     height: Side
@@ -96,8 +94,6 @@ class ImageSpec(StrictModel):
     Several cameras, or the last images of one, are *views* below each other in one image; see
     :func:`tiled`. The network takes them apart again.
     """
-
-    _place: ClassVar[str] = "image"
 
     height: Side
     """Pixels, 1 to 4096."""

@@ -100,8 +100,8 @@ def changed(**changes: Any) -> dict[str, Any]:
     ("value", "message"),
     [
         ([], "Expected an object"),
-        (changed(colour="red"), "unknown key 'colour'"),
-        (changed(image__gamma=1), "image has the unknown key 'gamma'"),
+        (changed(colour="red"), "colour is an unknown key"),
+        (changed(image__gamma=1), r"image\.gamma is an unknown key"),
         (changed(schema_version=2), "upgrade vinoreward"),
         (changed(schema_version=True), "schema_version is True"),
         (changed(schema_version=0), "schema_version is 0"),
@@ -109,10 +109,10 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(image__height=0), "height is 0.*greater than or equal to 1"),
         (changed(image__height=6.0), "height is 6.0.*integer"),
         (changed(image__height="6"), "height is '6'.*integer"),
-        (changed(image__mean=[0.1, 0.2]), r"mean is \[0.1, 0.2\].*3 items"),
+        (changed(image__mean=[0.1, 0.2]), r"mean\.2 is missing"),
         (changed(image__mean=[0.1, 0.2, float("nan")]), "finite"),
-        (changed(image__mean=[0.1, 0.2, 10**400]), r"mean\[2\] is 1000.*number"),
-        (changed(image__std=[0.1, 0.0, 0.1]), r"std\[1\] is 0.0.*greater than 0"),
+        (changed(image__mean=[0.1, 0.2, 10**400]), r"mean\.2 is 1000.*number"),
+        (changed(image__std=[0.1, 0.0, 0.1]), r"std\.1 is 0.0.*greater than 0"),
         (changed(image__color_order="RBG"), "'RBG'.*'RGB' or 'BGR'"),
         (changed(image__crop=[0, 0, 5, 5]), "crop"),
         (changed(image__crop=[-1, 0, 6, 8]), "crop"),
@@ -124,13 +124,13 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(decision__int8_band=-1), "int8_band is -1.*or equal to 0"),
         (changed(decision__int8_band="wide"), "int8_band is 'wide'.*number"),
         (changed(decision__translation_band=-1), "translation_band is -1.*or equal to 0"),
-        (changed(decision__int8_threshold=0.7), "unknown key 'int8_threshold'"),
+        (changed(decision__int8_threshold=0.7), "int8_threshold is an unknown key"),
         (changed(kind="policy"), "'policy'.*'classifier' or 'encoder'"),
         (changed(labels=["success"]), "2 to 1000"),
         (changed(labels=["success", "success"]), "different"),
         (changed(labels=["good", "bad"]), "success_label"),
         (changed(labels="success"), "labels is 'success'.*a valid list"),
-        (changed(labels=[1, 2]), r"labels\[0\] is 1.*string"),
+        (changed(labels=[1, 2]), r"labels\.0 is 1.*string"),
         (changed(kind="encoder"), "latent_size"),
         (changed(metrics={"recall": float("nan")}), "finite"),
         (changed(versions={"torch": 2}), "string"),
@@ -157,7 +157,7 @@ def test_a_wrong_description_is_refused_by_name(value: Any, message: str) -> Non
 def test_a_missing_key_is_named() -> None:
     value = SPEC.to_dict()
     del value["image"]["height"]
-    with pytest.raises(BundleError, match="image has no 'height'"):
+    with pytest.raises(BundleError, match=r"image\.height is missing"):
         BundleSpec.from_dict(value)
 
 
@@ -187,8 +187,8 @@ def test_views_survive_json_and_an_image_of_one_view_does_not_name_them() -> Non
         ([{"name": "a", "height": 64, "source": "obs:"}], "source is 'obs:'.*obs:.+"),
         ([{"name": "a", "height": 64, "source": "screen"}], "source is 'screen'.*obs:.+"),
         ([{"name": "a", "height": 64, "age": -1}], "age is -1.*greater than or equal to 0"),
-        ([{"name": "a"}], "no 'height'"),
-        ([{"name": "a", "height": 64, "pose": 1}], "unknown key 'pose'"),
+        ([{"name": "a"}], "height is missing"),
+        ([{"name": "a", "height": 64, "pose": 1}], "pose is an unknown key"),
         ("front", "'front'.*a valid list"),
         ([View("a", 1, age=age) for age in range(64)], "at most 32"),
     ],
@@ -200,7 +200,7 @@ def test_views_that_cannot_be_right_are_refused(views: Any, message: str) -> Non
 
 
 def test_a_value_given_by_its_place_is_named() -> None:
-    with pytest.raises(BundleError, match=r"image\.width is 0\. Expected a number greater"):
+    with pytest.raises(BundleError, match=r"width is 0\. Expected greater"):
         ImageSpec(8, 0)
 
 

@@ -505,7 +505,7 @@ def test_files_that_are_large_together_are_not_hashed(bundle: Bundle) -> None:
 def test_files_that_cannot_be_read_are_told(bundle: Bundle) -> None:
     (bundle.path / "loop").symlink_to("loop")
     rewrite(bundle, lambda spec: spec["files"].update({"loop": 64 * "0"}))
-    with pytest.raises(BundleError, match="link to itself"):
+    with pytest.raises(BundleError, match=r"is a link to .*loop\. Expected"):
         Bundle.load(bundle.path)
     for name in ("long" * 2000, "zero\0", "half\ud800"):
         with pytest.raises(ModelNotFoundError, match=r"no bundle .{1,100}\. Expected"):

@@ -32,7 +32,7 @@ from vinoreward.errors import (
     RunFolderError,
     needed_for,
 )
-from vinoreward.strict_model import shown
+from vinoreward.files import shown
 
 PREFIX = "hf:"
 _PART = r"[A-Za-z0-9](?:[\w-]|\.(?!\.)){0,95}"

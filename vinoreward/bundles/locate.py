@@ -12,8 +12,7 @@ from pathlib import Path
 
 from vinoreward.bundles.schema import BundleSpec, check_file_name
 from vinoreward.errors import BundleEditedError, BundleError, ConfigError, ModelNotFoundError
-from vinoreward.files import followed, is_inside, read_plain, sha256
-from vinoreward.strict_model import parse, shown
+from vinoreward.files import is_inside, parse_json, read_plain, sha256, shown
 
 GROUP = "vinoreward.bundles"
 SPEC_FILE = "bundle.json"
@@ -99,7 +98,14 @@ def read_spec(folder: Path, *, check_hash: bool = False, pinned: str | None = No
     digest = hashlib.sha256(data).hexdigest()
     if pinned is not None:
         _check_pinned(folder, digest, pinned)
-    spec = BundleSpec.from_dict(parse(data, str(path)), str(path))
+    try:
+        value = parse_json(data)
+    except ValueError as error:
+        raise BundleError(
+            f"{path} is not valid JSON: {error}. Expected an unbroken file; restore it or save "
+            "the bundle again."
+        ) from error
+    spec = BundleSpec.from_dict(value, str(path))
     if check_hash:
         _check_recorded(folder, digest)
     if not {MODEL_FILE, GOLDEN_FILE} <= set(spec.files):
@@ -160,7 +166,7 @@ def inside(folder: Path, name: str) -> Path:
     path = folder / name
     if not is_inside(folder, path):
         raise BundleError(
-            f"{path} is a link to {followed(path) or 'itself'}. Expected a file within the "
+            f"{path} is a link to {os.path.realpath(path)}. Expected a file within the "
             "bundle's folder; copy the file itself into the bundle."
         )
     return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -33,7 +33,6 @@ Output = Literal["logits", "probabilities", "logit", "probability"]
 for the second of two labels, before or after the sigmoid."""
 ONE_COLUMN = ("logit", "probability")
 
-_STATED = ("mean", "std")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -45,8 +44,6 @@ Sha256 = Annotated[Text, Field(pattern="^[0-9a-f]{64}$")]
 @dataclass(frozen=True, config=STRICT)
 class Decision(StrictModel):
     """How a probability becomes success or not."""
-
-    _place: ClassVar[str] = "decision"
 
     threshold: Share = 0.5
     """Success when the calibrated probability is at least this."""
@@ -65,8 +62,6 @@ class Decision(StrictModel):
 @dataclass(frozen=True, config=STRICT)
 class Encoding(StrictModel):
     """The meaning of an encoder's outputs. D is the bundle's ``latent_size``."""
-
-    _place: ClassVar[str] = "encoding"
 
     low: tuple[Number, ...]
     """(D,) Lower bounds of the latent vectors, to which they are clipped."""
@@ -98,8 +93,6 @@ class Encoding(StrictModel):
 class Quantization(StrictModel):
     """The gate's comparison of the INT8 network with the FP32 one."""
 
-    _place: ClassVar[str] = "quantization"
-
     passed: Flag
     """Whether INT8 may be chosen by ``precision="auto"``."""
     flips: Annotated[Whole, Field(ge=0)]
@@ -116,11 +109,6 @@ class Quantization(StrictModel):
     def __post_init__(self) -> None:
         if self.flips > self.frames:
             wrong("quantization.flips", self.flips, f"0 to {self.frames}")
-
-    @property
-    def flip_rate(self) -> float:
-        """Fraction of frames whose decision differs."""
-        return self.flips / self.frames
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -219,13 +207,7 @@ class BundleSpec(StrictModel):
                 "the newest known here; upgrade vinoreward: pip install --upgrade vinoreward"
             )
         try:
-            spec = cls(**value)
-            # A file states what code may leave to a default.
-            for table, keys in ((value, ("schema_version", "labels")), (value["image"], _STATED)):
-                for key in keys:
-                    if key not in table:
-                        wrong(key, None, "that key", "save the bundle again")
-            return spec
+            return cls(**value)
         except BundleError as error:
             raise BundleError(f"{where}: {error}") from error
 

@@ -182,7 +182,7 @@ def read_state(path: Path) -> tuple[int, dict[str, Any]]:
     """Return the number of pushes and the chain's state from a compressor's file."""
     try:
         data = read_plain(path, MAX_BYTES)
-        state = read_npz(data, len(data), packed=False)
+        state = read_npz(data, len(data))
         pushes = state.pop("pushes", None)
         if pushes is None or pushes.shape != () or pushes.dtype.kind != "i" or pushes < 0:
             raise ModelCorruptError("no count of pushes")

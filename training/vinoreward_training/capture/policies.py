@@ -23,7 +23,7 @@ import numpy as np
 from vinoreward.backends.probe import MAX_WEIGHTS, read_weights
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ModelCorruptError
-from vinoreward.files import DAMAGED, member_bytes, open_archive, open_to_read, reason_of
+from vinoreward.files import DAMAGED, open_archive, open_to_read, reason_of
 from vinoreward.images import shown_name
 from vinoreward_actors.actor_learner.acting.environments import as_config_error, check_actions
 from vinoreward_actors.actor_learner.acting.evaluation import Player
@@ -153,9 +153,9 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
             open_archive(stream, MAX_WEIGHTS) as archive,
             tempfile.TemporaryDirectory() as scratch,
         ):
-            data = json.loads(member_bytes(archive, archive.getinfo("data")))
+            data = json.loads(_member(archive, "data"))
             weights = Path(scratch) / "policy.pth"
-            weights.write_bytes(member_bytes(archive, archive.getinfo("policy.pth")))
+            weights.write_bytes(_member(archive, "policy.pth"))
             state = read_weights(weights)
         kind = data["policy_class"]["__module__"]
         spaces = data["observation_space"], data["action_space"]
@@ -213,6 +213,12 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
             f"name one, or {_ANEW}."
         ) from error
     return _greedy(model)
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    member = archive.getinfo(name)
+    with archive.open(member) as stream:  # of a size given, zipfile unpacks no more
+        return stream.read(member.file_size)
 
 
 def _scaled(path: Path, data: Mapping[str, Any]) -> str | None:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
-from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
+from vinoreward.errors import ConfigError, DatasetError, InputError, RunFolderError
+from vinoreward.files import is_inside, open_plain, open_to_read, read_json, write_text
 from vinoreward.images import (
     alone,
     as_image,
@@ -33,7 +33,6 @@ from vinoreward.images import (
     shown_name,
 )
 from vinoreward.machine import free_memory
-from vinoreward.strict_model import parse, plain
 from vinoreward.wrappers.render_once import render
 from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_envs.camera.spec import resized
@@ -136,7 +135,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        about = plain(parse(read_plain(path, MAX_ABOUT_BYTES), ABOUT), ABOUT)
+        about = read_json(path, MAX_ABOUT_BYTES)
         if not isinstance(about, dict):
             raise ValueError("it holds no object")
         scene = about["scene"] = {} if about.get("scene") is None else about["scene"]
@@ -153,7 +152,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         for name in ("env", "truth_key", "truth"):
             if not isinstance(about.get(name, ""), str):
                 raise ValueError(f"{name} is no text")
-    except (BundleError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise DatasetError(
             f"{path}: {str(error).rstrip('.')}. Expected the file that capture wrote; run capture "
             "--resume or delete it."

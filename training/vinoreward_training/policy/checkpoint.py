@@ -20,7 +20,6 @@ import numpy as np
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
 from vinoreward.files import check_counts, check_names, read_json, save_state, write_json
-from vinoreward.strict_model import shown
 from vinoreward.wrappers.sources import parts_below
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.runs.next_command import again, recorded, short_text
@@ -182,7 +181,7 @@ def _check_simple(kind: Any, algorithm: str | None, given: Mapping[str, Any]) ->
         allowed = {*kinds, int} if float in kinds else set(kinds)
         if type(value) not in allowed:
             raise ConfigError(
-                f"found {name}={shown(value)} for {algorithm}. Expected "
+                f"found {name}={value!r:.80} for {algorithm}. Expected "
                 f"{' or '.join(sorted(each.__name__ for each in kinds))}; change "
                 "--algorithm-kwargs."
             )
@@ -195,7 +194,7 @@ def _check_sizes(algorithm: str | None, name: str, value: Any) -> None:
     most = 32 if several or name == "n_critics" else 16_384  # layers and critics, or neurons
     if isinstance(size, int | float) and size > most:
         raise ConfigError(
-            f"found {name} of {shown(size)} for {algorithm}. Expected at most {most}; change "
+            f"found {name} of {size!r:.80} for {algorithm}. Expected at most {most}; change "
             "--algorithm-kwargs."
         )
     table = value if isinstance(value, Mapping) else {}
@@ -306,7 +305,7 @@ def _check_finite(name: str, values: Any) -> None:
         for value in values:
             _check_finite(name, value)
     elif torch.is_tensor(values) and not torch.isfinite(values).all():
-        raise ValueError(f"its {shown(name)} hold NaN or infinity, so that nothing is learned")
+        raise ValueError(f"its {name!r:.80} hold NaN or infinity, so that nothing is learned")
 
 
 def _cuda_rng(model: BaseAlgorithm) -> Any:

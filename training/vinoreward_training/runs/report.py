@@ -28,7 +28,6 @@ from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import atomic_path, read_plain, write_text
-from vinoreward.strict_model import shown as short
 from vinoreward_training.runs.machine import package_versions
 from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, plain
 
@@ -304,7 +303,7 @@ def read_table(
         text = read_plain(path, MAX_TABLE).decode("utf-8")
         reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="none")
         if "step" not in (reader.fieldnames or ()):
-            raise ValueError(f"it has the columns {short(reader.fieldnames)}")
+            raise ValueError(f"it has the columns {reader.fieldnames!r:.80}")
         table = [{name: _number(row.get(name, "")) for name in columns} for row in reader]
         return [row for row in table if until is None or int(row["step"] or 0) <= until]
     except FileNotFoundError:

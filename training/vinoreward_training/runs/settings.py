@@ -18,9 +18,7 @@ from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, 
 import yaml
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
-from vinoreward.files import MAX_DEPTH, read_plain
-from vinoreward.files import shown as short
-from vinoreward.strict_model import shown
+from vinoreward.files import MAX_DEPTH, read_plain, shown
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE, plain
 from vinoreward_training.tasks.environments import agree_to_import, agree_to_run
 
@@ -213,12 +211,12 @@ def typed(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for name, value in settings.items():
         if name not in hints:
-            raise ConfigError(f"found {shown(name)}. Expected one of {', '.join(hints)}.")
+            raise ConfigError(f"found {name!r:.80}. Expected one of {', '.join(hints)}.")
         try:
             values[name] = converted(value, hints[name])
         except ValueError as error:
             raise ConfigError(
-                f"found {name}={shown(value)}. Expected {error}; change "
+                f"found {name}={value!r:.80}. Expected {error}; change "
                 f"--{name.replace('_', '-')} or the file."
             ) from error
     return values
@@ -277,7 +275,7 @@ def _why(error: Exception) -> str:
     """Return the reason in one line, without the part of the file that PyYAML quotes."""
     mark = getattr(error, "problem_mark", None)
     place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    return short(getattr(error, "problem", None) or error) + place
+    return shown(getattr(error, "problem", None) or error) + place
 
 
 class _PlainLoader(yaml.SafeLoader):

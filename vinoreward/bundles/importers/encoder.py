@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,8 +26,8 @@ from vinoreward.bundles.importers.facts import (
     read_model_info,
 )
 from vinoreward.bundles.schema import BundleSpec, Encoding
-from vinoreward.errors import BundleParityError, ConfigError, InputError, ModelCorruptError
-from vinoreward.files import read_npy, read_plain
+from vinoreward.errors import BundleParityError, ConfigError, InputError
+from vinoreward.files import DAMAGED, read_plain, reason_of
 from vinoreward.images import read_image
 
 UNBOUNDED = 1e6
@@ -197,11 +198,12 @@ def _same(vector: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
 def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:
     if isinstance(given, (str, Path)):
         try:
-            given = read_npy(read_plain(given, MAX_VECTOR_BYTES))
-        except (OSError, ModelCorruptError) as error:
+            stream = io.BytesIO(read_plain(given, MAX_VECTOR_BYTES))
+            given = np.lib.format.read_array(stream, allow_pickle=False)
+        except DAMAGED as error:
             raise InputError(
-                f"the golden vector {given} cannot be read: {error}. Expected an .npy file of "
-                "numbers; write it with numpy.save."
+                f"the golden vector {given} cannot be read: {reason_of(error)}. Expected an .npy "
+                "file of numbers; write it with numpy.save."
             ) from error
     try:
         vector = np.asarray(given, np.float64).reshape(-1)

@@ -18,7 +18,6 @@ from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.schema import BundleSpec, Output
 from vinoreward.errors import BundleError, ConfigError
 from vinoreward.images import ImageSpec
-from vinoreward.strict_model import shown
 
 _SCALING = ("mean", "std", "scale")
 _OF_IMAGE = ("height", "width", "color_order", "layout", "crop", "resize", *_SCALING)
@@ -254,6 +253,6 @@ def _numbers(path: Path, raw: Mapping[str, str], key: str) -> tuple[float, ...] 
 
 def _wrong(path: Path, key: str, value: str, expected: str) -> ConfigError:
     return ConfigError(
-        f"{path} has model_info {key} = {shown(value)}. Expected {expected}; correct the file's "
+        f"{path} has model_info {key} = {value!r:.80}. Expected {expected}; correct the file's "
         "metadata, or export the model again."
     )
