@@ -16,7 +16,6 @@ from vinoreward.files import (
     atomic_path,
     open_plain,
     read_plain,
-    refuse_links,
     sha256,
     write_bytes,
     write_json,
@@ -119,22 +118,6 @@ def test_a_file_is_never_opened_through_a_link(tmp_path: Path, mode: Any) -> Non
             stream.write(text)
     found = (tmp_path / "folder" / "file").read_bytes()
     assert found == (b"ab" if mode == "wb" else b"longerab")
-
-
-def test_a_folder_with_links_out_of_it_is_refused_however_deep(tmp_path: Path) -> None:
-    (tmp_path / "run" / "deep").mkdir(parents=True)
-    (tmp_path / "run" / "deep" / "up").symlink_to("../deep")
-    (tmp_path / "named").symlink_to(tmp_path / "run")
-    for folder in (tmp_path / "run", tmp_path / "named"):
-        refuse_links(folder)
-    (tmp_path / "run" / "loop").symlink_to("loop")
-    with pytest.raises(RunFolderError, match=r"loop is a link to .*loop, out of the folder"):
-        refuse_links(tmp_path / "run")
-    (tmp_path / "run" / "loop").unlink()
-    (tmp_path / "run" / "deep" / "out").symlink_to("../../mine")  # nothing is there yet
-    for folder in (tmp_path / "run", tmp_path / "named"):
-        with pytest.raises(RunFolderError, match=r"out is a link to .*mine.*remove the link"):
-            refuse_links(folder)
 
 
 def test_only_plain_files_of_bounded_size_are_read(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from vinoreward.errors import ConfigError
@@ -37,7 +38,7 @@ class Registry(Generic[Plug]):
 
     def names(self) -> tuple[str, ...]:
         """Return all names, sorted."""
-        return tuple(sorted(self._entries()))
+        return tuple(sorted(entry_points(group=self.group).names))
 
     def find(self, name: str) -> type[Plug]:
         """Return the class of a name.
@@ -46,38 +47,31 @@ class Registry(Generic[Plug]):
             ConfigError: no such name, or its entry point does not import or is no subclass.
             ModuleNotFoundError: a library that the class's module imports is not installed.
         """
-        entries = self._entries()
-        if name not in entries:
+        entries = entry_points(group=self.group)
+        if name not in entries.names:
             raise self._error(
                 f"there is no {self._noun} {name!r}. Expected one of "
-                f"{', '.join(sorted(entries)) or 'none'}; another package can add one in the "
+                f"{', '.join(self.names()) or 'none'}; another package can add one in the "
                 f"entry-point group {self.group!r}."
             )
-        plug = self._load(entries[name])
-        if not (isinstance(plug, type) and issubclass(plug, self._base)):
-            raise ConfigError(
-                f"the entry point {name!r} of {self.group!r} is {entries[name].value}. Expected a "
-                f"subclass of {self._base.__module__}.{self._base.__qualname__}; correct the "
-                "package that registers it."
-            )
-        return plug
-
-    def _load(self, entry: EntryPoint) -> object:
+        entry = entries[name]
+        where = f"the {self._noun} {name!r} is registered in {self.group!r} as {entry.value}, which"
         try:
-            return entry.load()
+            plug = entry.load()
         except (ImportError, AttributeError) as error:
-            own = entry.module.partition(".")[0]
             missing = str(error.name or "").partition(".")[0]
-            if isinstance(error, ModuleNotFoundError) and missing != own:
+            if isinstance(error, ModuleNotFoundError) and missing != entry.module.partition(".")[0]:
                 raise  # a library that it needs; the caller says how to install it
             raise ConfigError(
-                f"the {self._noun} {entry.name!r} is registered as {entry.value}, which does not "
-                f"import: {error}. Expected a class; reinstall or correct the package that "
-                "registers it."
+                f"{where} does not import: {error}. Expected a class; reinstall or correct the "
+                "package that registers it."
             ) from error
-
-    def _entries(self) -> dict[str, EntryPoint]:
-        return {entry.name: entry for entry in entry_points(group=self.group)}
+        if not (isinstance(plug, type) and issubclass(plug, self._base)):
+            raise ConfigError(
+                f"{where} is something else. Expected a subclass of {self._base.__module__}."
+                f"{self._base.__qualname__}; correct the package that registers it."
+            )
+        return plug
 
 
 def named_function(text: str, option: str, what: str = "a function") -> Callable[..., Any]:
@@ -95,11 +89,8 @@ def named_function(text: str, option: str, what: str = "a function") -> Callable
             f"--{option} is {text!r}. Expected PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, {what}."
         )
     try:
-        module: Any
-        if where.endswith(".py"):
-            module = _from_file(str(Path(where).resolve()))
-        else:
-            module = importlib.import_module(where)
+        is_file = where.endswith(".py")
+        module = _from_file(str(Path(where).resolve())) if is_file else import_module(where)
         function: object = getattr(module, name)
     except (ImportError, OSError, AttributeError, SyntaxError) as error:
         raise ConfigError(
@@ -116,13 +107,11 @@ def _from_file(path: str) -> object:
     """Return the module of a Python file; run once, as an import would."""
     # Named by its path, so that two files of one name do not meet.
     name = f"{Path(path).stem} ({path})"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = path
     sys.modules[name] = module  # dataclasses and pickle look there
     try:
-        spec.loader.exec_module(module)
+        SourceFileLoader(name, path).exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

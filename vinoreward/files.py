@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -90,30 +89,14 @@ def open_plain(path: Path, mode: Literal["wb", "ab", "a+b"]) -> IO[bytes]:
     The folders above it may be links.
     """
 
-    def opener(name: str, flags: int) -> int:
-        # Windows has neither flag; without O_NONBLOCK a pipe without a reader blocks.
-        safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        if Path(name).is_symlink():
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        # Truncated only after it proved to be a plain file.
-        descriptor = os.open(name, (flags & ~os.O_TRUNC) | safe, 0o666)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
-        if flags & os.O_TRUNC:
-            os.ftruncate(descriptor, 0)
-        return descriptor
-
-    try:
-        return open(path, mode, opener=opener)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
-            raise
-        kind = "a symbolic link" if Path(path).is_symlink() else "no plain file"
+    path = Path(path)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        kind = "a symbolic link" if path.is_symlink() else "no plain file"
         raise RunFolderError(
             f"{path} is {kind}, and would be written to. Expected a file of its own; remove it, "
             "or choose another folder."
-        ) from error
+        )
+    return open(path, mode)
 
 
 @contextlib.contextmanager
@@ -191,28 +174,6 @@ def is_inside(folder: Path, path: Path) -> bool:
     """Return whether ``path``, links followed, is in ``folder``; False for a link to itself."""
     target = os.path.realpath(path)
     return not os.path.islink(target) and Path(target).is_relative_to(os.path.realpath(folder))
-
-
-def refuse_links(folder: Path) -> None:
-    """Raise RunFolderError if a link in a folder leads out of it, or a subfolder is unreadable.
-
-    The folder itself may be a link.
-    """
-    for here, folders, files in os.walk(folder, onerror=_unreadable):
-        for path in (Path(here, name) for name in (*folders, *files)):
-            if path.is_symlink() and not is_inside(folder, path):
-                raise RunFolderError(
-                    f"{path} is a link to {os.path.realpath(path)}, out of the folder. Expected "
-                    "all of a run's files in its own folder; remove the link, or replace it by "
-                    "what it points to."
-                )
-
-
-def _unreadable(error: OSError) -> None:
-    raise RunFolderError(
-        f"{error.filename} cannot be read: {error.strerror or error}. Expected readable folders in "
-        "a run; check its permissions."
-    ) from error
 
 
 def sha256(path: Path) -> str:

@@ -12,10 +12,9 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import PIL.Image
@@ -24,7 +23,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from vinoreward.errors import ConfigError, ImageMismatchError, InputError
-from vinoreward.files import open_to_read
+from vinoreward.files import read_plain
 from vinoreward.strict_model import (
     STRICT,
     Flag,
@@ -205,33 +204,34 @@ def prepare(images: NDArray[Any], spec: ImageSpec) -> NDArray[np.uint8]:
         top, left, height, width = spec.crop
         if batch.shape[1] < top + height or batch.shape[2] < left + width:
             raise ImageMismatchError(
-                f"the spec is {_size(batch)}. Expected at least {top + height} x {left + width} "
+                f"the image is {_size(batch)}. Expected at least {top + height} x {left + width} "
                 f"(height x width), because the bundle crops {height} x {width} at row {top}, "
                 f"column {left}; render larger images, or use a bundle without this crop."
             )
         batch = batch[:, top : top + height, left : left + width]
     if batch.shape[1:3] == (spec.height, spec.width):
         return batch
-    if spec.views:
-        heights = ", ".join(f"{view.height} ({view.name})" for view in spec.views)
-        raise ImageMismatchError(
-            f"the spec is {_size(batch)}. Expected {spec.height} x {spec.width} (height x "
-            f"width): {len(spec.views)} views below each other, of heights {heights}; put them "
-            "together with vinoreward.images.tiled, or name the cameras with image_source."
-        )
-    if spec.resize == "none":
-        raise ImageMismatchError(
-            f"the spec is {_size(batch)}. Expected {spec.height} x {spec.width} (height x "
-            "width), the size the bundle was trained on; render at that size "
+    if spec.views or spec.resize == "none":
+        remedy = (
+            "the size the bundle was trained on; render at that size "
             f"(image_size=({spec.height}, {spec.width}) in our environments), or fine-tune a "
-            "bundle on images of your size."
+            "bundle on images of your size"
         )
+        if spec.views:
+            heights = ", ".join(f"{view.height} ({view.name})" for view in spec.views)
+            remedy = (
+                f"{len(spec.views)} views below each other, of heights {heights}; put them "
+                "together with vinoreward.images.tiled, or name the cameras with image_source"
+            )
+        raise ImageMismatchError(
+            f"the image is {_size(batch)}. Expected {spec.height} x {spec.width} (height x "
+            f"width): {remedy}."
+        )
+    size = (spec.width, spec.height)
     resized = np.empty((len(batch), spec.height, spec.width, 3), dtype=np.uint8)
     for source, target in zip(batch, resized, strict=True):
-        drawing = PIL.Image.fromarray(np.ascontiguousarray(source))
-        target[:] = np.asarray(
-            drawing.resize((spec.width, spec.height), PIL.Image.Resampling.BILINEAR)
-        )
+        image = PIL.Image.fromarray(np.ascontiguousarray(source))
+        target[:] = np.asarray(image.resize(size, PIL.Image.Resampling.BILINEAR))
     return resized
 
 
@@ -368,31 +368,28 @@ def read_image(path: str | Path) -> NDArray[np.uint8]:
         InputError: no plain file, another format, damaged, transparent, or more than 4096 x 4096
             pixels or 128 MiB.
     """
-    return _read(path, lambda: open_to_read(path, MAX_BYTES))
+    try:
+        data = read_plain(path, MAX_BYTES)
+    except OSError as error:
+        raise _unreadable(path, str(error)) from error
+    return decode_image(data, str(path))
 
 
 def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
     """Return the image in the content of a file, as :func:`read_image`; errors say ``name``."""
-    if len(data) > MAX_BYTES:
-        raise _unreadable(name, f"it has {len(data)} bytes")
-    return _read(name, lambda: io.BytesIO(data))
-
-
-def _read(
-    path: str | Path, source: Callable[[], AbstractContextManager[IO[bytes]]]
-) -> NDArray[np.uint8]:
     try:
-        with source() as stream:
-            _check_scans(stream)
-            with PIL.Image.open(stream, formats=FORMATS) as opened:
-                width, height = opened.size
-                if width * height > MAX_PIXELS:
-                    raise InputError(f"it has {width}x{height} pixels (width x height)")
-                return _upright(_in_rgb(opened), opened.info.get("exif", b""))
+        if len(data) > MAX_BYTES:
+            raise InputError(f"it has {len(data)} bytes")
+        _check_scans(data)
+        with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            width, height = opened.size
+            if width * height > MAX_PIXELS:
+                raise InputError(f"it has {width}x{height} pixels (width x height)")
+            return _upright(_in_rgb(opened), opened.info.get("exif", b""))
     except (PIL.Image.DecompressionBombWarning, PIL.Image.DecompressionBombError) as error:
-        raise _unreadable(path, "it has far too many pixels") from error
+        raise _unreadable(name, "it has far too many pixels") from error
     except _DAMAGED as error:
-        raise _unreadable(path, str(error) or type(error).__name__) from error
+        raise _unreadable(name, str(error) or type(error).__name__) from error
 
 
 def _in_rgb(opened: PIL.Image.Image) -> NDArray[np.uint8]:
@@ -412,7 +409,7 @@ def _upright(image: NDArray[np.uint8], exif: bytes) -> NDArray[np.uint8]:
     exif = exif.removeprefix(b"Exif\0\0")
     order = "<" if exif.startswith(b"II") else ">"
     orientation = 1
-    # PIL's reader would copy what all entries point to, and warn of each out of distribution one.
+    # PIL's reader would copy what all entries point to, and warn of each unknown one.
     with contextlib.suppress(struct.error):
         (start,) = struct.unpack_from(f"{order}I", exif, 4)
         (count,) = struct.unpack_from(f"{order}H", exif, start)
@@ -426,19 +423,17 @@ def _upright(image: NDArray[np.uint8], exif: bytes) -> NDArray[np.uint8]:
     return np.ascontiguousarray(image[::rows, ::columns])
 
 
-def _check_scans(stream: IO[bytes]) -> None:
+def _check_scans(data: bytes) -> None:
     """Refuse a JPEG of many scans: each takes 33 bytes in the file and 12 ms to decode."""
-    if stream.read(2) == b"\xff\xd8":
-        data, at, scans = stream.read(), 0, 0
-        while marker := _MARKER.search(data, at):
-            kind, at = data[marker.start() + 1], marker.end()
-            if kind == _END:
-                break
-            scans += kind == _SCAN
-            at += int.from_bytes(data[at : at + 2], "big")  # skip the header; data have no markers
-        if scans > MAX_SCANS:
-            raise InputError(f"it has {scans} scans")
-    stream.seek(0)
+    at, scans = 2 if data.startswith(b"\xff\xd8") else len(data), 0
+    while marker := _MARKER.search(data, at):
+        kind, at = data[marker.start() + 1], marker.end()
+        if kind == _END:
+            break
+        scans += kind == _SCAN
+        at += int.from_bytes(data[at : at + 2], "big")  # skip the header; data have no markers
+    if scans > MAX_SCANS:
+        raise InputError(f"it has {scans} scans")
 
 
 def shown_name(path: str | Path) -> str:

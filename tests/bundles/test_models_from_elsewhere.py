@@ -103,7 +103,7 @@ def test_missing_facts_are_listed(tmp_path: Path) -> None:
     [
         ({"labels": ("a", "b", "c")}, "2 outputs"),
         ({"success_label": "won"}, "one of failure, success"),
-        ({"mean": (0.5,)}, "2 items or more"),
+        ({"mean": (0.5,)}, r"mean\.1 is missing"),
         ({"threshold": 3.0}, "threshold is 3.0.*less than or equal to 1"),
         ({"output_index": 4}, "output_index"),
         ({"height": 5000}, "4096"),

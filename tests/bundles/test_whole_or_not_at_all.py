@@ -45,7 +45,7 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["write_json", "_settle", "model_card", "_sheet"])
+@pytest.mark.parametrize("where", ["write_json", "model_card", "_sheet"])
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [

@@ -12,7 +12,7 @@ import yaml
 from full_disk import nearly_full_disk
 
 from vinoreward.errors import ConfigError, RunFolderError
-from vinoreward_training.runs.run_folder import RunFolder, plain
+from vinoreward_training.runs.run_folder import RunFolder, plain, refuse_links
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,22 @@ def test_the_configuration_is_recorded_as_plain_yaml(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run", Example(Path("a/b"))) as folder:
         text = (folder / "config.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) == {"out": "a/b", "sizes": [1, 2]}
+
+
+def test_a_folder_with_links_out_of_it_is_refused_however_deep(tmp_path: Path) -> None:
+    (tmp_path / "run" / "deep").mkdir(parents=True)
+    (tmp_path / "run" / "deep" / "up").symlink_to("../deep")
+    (tmp_path / "named").symlink_to(tmp_path / "run")
+    for folder in (tmp_path / "run", tmp_path / "named"):
+        refuse_links(folder)
+    (tmp_path / "run" / "loop").symlink_to("loop")
+    with pytest.raises(RunFolderError, match=r"loop is a link to .*loop, out of the folder"):
+        refuse_links(tmp_path / "run")
+    (tmp_path / "run" / "loop").unlink()
+    (tmp_path / "run" / "deep" / "out").symlink_to("../../mine")  # nothing is there yet
+    for folder in (tmp_path / "run", tmp_path / "named"):
+        with pytest.raises(RunFolderError, match=r"out is a link to .*mine.*remove the link"):
+            refuse_links(folder)
 
 
 def test_a_folder_that_holds_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:

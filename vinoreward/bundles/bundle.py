@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import Backend, load_backend
-from vinoreward.backends.network import NetworkSpec, Preprocess
+from vinoreward.backends.base import BACKENDS, Backend, load_backend
+from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec, Preprocess
 from vinoreward.bundles import locate
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
-from vinoreward.bundles.importers.mixin import BundleImportMixin
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError
 from vinoreward.files import sha256 as hash_of
 from vinoreward.images import prepare
+
+if TYPE_CHECKING:
+    from torch import nn
+    from typing_extensions import Unpack
+
+    from vinoreward.bundles.importers.facts import ClassifierFacts, EncoderFacts
 
 WEIGHTS_FILE = "model.safetensors"
 INT8_BACKENDS = ("openvino", "onnxruntime")
 
 
 @dataclass(frozen=True)
-class Bundle(BundleImportMixin):
+class Bundle:
     """A network with everything needed to run and check it. Plain data; can be pickled.
 
     Example::
@@ -43,6 +49,10 @@ class Bundle(BundleImportMixin):
         trusted: whether its networks may have any operators, of any cost.
     """
 
+    path: Path
+    spec: BundleSpec
+    trusted: bool = False
+
     @classmethod
     def load(
         cls,
@@ -56,13 +66,11 @@ class Bundle(BundleImportMixin):
 
         Args:
             path_or_name: a registered name such as ``"panda-hover-classifier"``, else a folder
-                (write ``./name`` for a folder that has the name of a registered bundle).
+                (``./name`` where a registered bundle has its name).
             verify: compare every file's SHA-256 with the recorded one.
-            sha256: the SHA-256 that ``bundle.json`` must have, as 64 hexadecimal digits from a
-                source you trust. It pins every file, because ``bundle.json`` lists the hash of
-                each. :attr:`sha256` returns that of a loaded bundle.
-            trusted: allow any operators, of any cost, and loops. Only for a bundle whose maker you
-                trust; see ``SECURITY.md``.
+            sha256: the :attr:`sha256` that the bundle must have, from a source you trust. It pins
+                every file, because ``bundle.json`` lists the hash of each.
+            trusted: allow any operators, of any cost; see ``SECURITY.md``.
 
         Raises:
             ModelNotFoundError: no such bundle, or one of its files is missing.
@@ -124,23 +132,18 @@ class Bundle(BundleImportMixin):
         """
         if isinstance(recipe, str):
             return cls.load(recipe)
-        if set(recipe) != {"model", "spec"} or not isinstance(recipe["model"], str):
+        path = recipe.get("model")
+        spec = BundleSpec.from_dict(recipe.get("spec"), f"the recipe for {path}")
+        if not isinstance(path, str) or spec.files:
             raise BundleError(
-                f"the recipe of a bundle has {', '.join(map(str, recipe)) or 'nothing'}. Expected "
-                "'model', a path, and 'spec', as Bundle.recipe() returns them."
+                f"the recipe of a bundle has the model {path!r:.80} and {len(spec.files)} files. "
+                "Expected a path and no files; give a saved bundle's folder instead."
             )
-        path = Path(recipe["model"])
-        spec = BundleSpec.from_dict(recipe["spec"], f"the recipe for {path}")
-        if spec.files:
-            raise BundleError(
-                f"the recipe for {path} lists the files of a saved bundle. Expected none; give the "
-                "bundle's folder."
-            )
+        path = Path(path)
         if not path.is_file():
             raise ModelNotFoundError(
                 f"there is no model file {path}. Expected it where Bundle.from_model read it; "
-                "restore it, or write the bundle with bundle.save(path, golden_images) and give "
-                "that folder."
+                "restore it, or write the bundle with bundle.save and give its folder."
             )
         return cls(path=path, spec=spec)
 
@@ -175,27 +178,18 @@ class Bundle(BundleImportMixin):
         ready = gate is not None and gate.passed and locate.INT8_FILE in self.spec.files
         if precision == "auto":
             return "int8" if ready and backend in INT8_BACKENDS else "fp32"
-        if precision not in ("fp32", "bf16", "fp16", "int8"):
+        known = BACKENDS.find(backend).precisions
+        if precision not in known:
             raise ConfigError(
-                f"precision is {precision!r}. Expected auto, fp32, bf16, int8 or, with the torch "
-                "backend, fp16; choose one."
-            )
-        if (precision, backend) == ("int8", "torch") or (
-            precision == "fp16" and backend != "torch"
-        ):
-            others = ("torch",) if precision == "fp16" else INT8_BACKENDS
-            raise ConfigError(
-                f"precision {precision!r} was requested from the {backend} backend, which has none."
-                f" Expected the {' or '.join(others)} backend; choose that, or precision='auto'."
+                f"precision {precision!r} was requested from the {backend} backend. Expected auto "
+                f"or one of {', '.join(known)}; choose one of these, or another backend."
             )
         if precision == "int8" and not ready:
             reason = "it has no INT8 network"
             if gate is not None and not gate.passed:
-                kind = self.spec.kind
-                what = "decisions flipped" if kind == "classifier" else "vectors moved too far"
                 reason = (
-                    f"its INT8 network failed the gate ({gate.flips} of {gate.frames} {what}, "
-                    f"allowed are {gate.max_flip_rate:.2%})"
+                    f"its INT8 network failed the gate ({gate.flips} of {gate.frames} frames "
+                    f"differ, allowed are {gate.max_flip_rate:.2%})"
                 )
             raise ConfigError(
                 f"precision 'int8' was requested from the bundle {self.spec.name!r}, but {reason}. "
@@ -223,22 +217,20 @@ class Bundle(BundleImportMixin):
     def network(self, precision: str = "auto") -> NetworkSpec:
         """Return the network as backends take it; ``"auto"`` is OpenVINO's choice."""
         spec, image = self.spec, self.spec.image
-        int8 = precision != "fp16" and self.resolve_precision("openvino", precision) == "int8"
-        name = locate.INT8_FILE if int8 else locate.MODEL_FILE
+        if precision in ("auto", "int8"):
+            precision = self.resolve_precision("openvino", precision)
+        name = locate.INT8_FILE if precision == "int8" else locate.MODEL_FILE
+        preprocess = None
+        if not image.in_graph:
+            preprocess = Preprocess(
+                image.mean, image.std, image.scale, image.color_order, image.layout
+            )
         return NetworkSpec(
             path=self.path / name if self.saved else self.path,
             size=(image.height, image.width),
             columns=spec.width,
             sha256=spec.files.get(name),
-            preprocess=None
-            if image.in_graph
-            else Preprocess(
-                mean=image.mean,
-                std=image.std,
-                scale=image.scale,
-                color_order=image.color_order,
-                layout=image.layout,
-            ),
+            preprocess=preprocess,
             output_index=spec.output_index,
             joined_index=None if spec.encoding is None else spec.encoding.log_variance_output,
             architecture=spec.architecture,
@@ -246,7 +238,7 @@ class Bundle(BundleImportMixin):
             weights_sha256=spec.files.get(WEIGHTS_FILE),
             views=tuple((view.name, view.height) for view in image.views),
             trusted=self.trusted,
-            golden=self.path / "golden.npz" if self.saved else None,
+            golden=self.path / locate.GOLDEN_FILE if self.saved else None,
             mean=image.mean,
             std=image.std,
         )
@@ -263,9 +255,9 @@ class Bundle(BundleImportMixin):
         """Return a backend for this network, checked with the golden frames.
 
         Args:
-            name: ``"openvino"``, ``"onnxruntime"``, ``"torch"`` or another registered backend.
+            name: as of :func:`~vinoreward.backends.base.load_backend`, as ``device``, ``threads``.
             device: device name, in capitals.
-            precision: ``"auto"``, ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"int8"``.
+            precision: as of :meth:`resolve_precision`.
             threads: threads that one inference may use.
             verify: load the network now and run the golden frames. Otherwise, and for a bundle
                 that is not saved, the network is loaded on first use.
@@ -277,11 +269,7 @@ class Bundle(BundleImportMixin):
         """
         resolved = self.resolve_precision(name, precision)
         backend = load_backend(
-            name,
-            self.network(resolved),
-            device=device,
-            precision=resolved,
-            threads=threads,
+            name, self.network(resolved), device=device, precision=resolved, threads=threads
         )
         if verify and self.saved:
             with contextlib.ExitStack() as on_error:
@@ -324,11 +312,143 @@ class Bundle(BundleImportMixin):
         """Write the bundle as :meth:`save` does, with images as :meth:`prepare` returns them."""
         from vinoreward.bundles.save import save_bundle
 
-        with self.backend("openvino", precision="fp32", verify=False) as backend:
-            logits = backend.infer(images)
-        files = {locate.MODEL_FILE: self.path}
-        saved = save_bundle(Path(path), self.spec, files, images, logits, overwrite=overwrite)
+        files, outputs = {locate.MODEL_FILE: self.path}, self._fp32(images)
+        saved = save_bundle(Path(path), self.spec, files, images, outputs, overwrite=overwrite)
         return dataclasses.replace(Bundle.load(saved, verify=False), trusted=self.trusted)
+
+    def _fp32(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        with self.backend("openvino", precision="fp32", verify=False) as backend:
+            return backend.infer(images)
+
+    @classmethod
+    def from_model(
+        cls, path: str | Path, *, trusted: bool = False, **facts: Unpack[ClassifierFacts]
+    ) -> Bundle:
+        """Make a bundle of somebody else's ``.onnx`` classifier.
+
+        Missing arguments are read from the graph (size, layout, its last function) and from Intel
+        model_api's ``model_info`` in the file (labels, mean, scale, channel order, threshold).
+        Nothing else is guessed. The bundle is in memory: it has no golden frames and no hashes
+        until :meth:`save` writes it.
+
+        Args:
+            path: the model file.
+            trusted: as in :meth:`load`.
+            facts: ``labels``, ``success_label``, ``mean``, ``std`` and others of
+                :class:`~vinoreward.bundles.importers.facts.ClassifierFacts`.
+
+        Raises:
+            ModelNotFoundError: no such file.
+            ModelCorruptError: the file cannot be read.
+            ModelRefusedError: it is not trusted and has operators that are not allowed, or needs
+                too much memory or work.
+            ConfigError: arguments are missing (the message lists them) or contradict the file.
+        """
+        from vinoreward.bundles.importers.classifier import describe
+        from vinoreward.bundles.importers.facts import ClassifierFacts
+
+        return cls._import(describe, ClassifierFacts, path, facts, trusted)
+
+    @classmethod
+    def from_encoder(
+        cls, path: str | Path, *, trusted: bool = False, **facts: Unpack[EncoderFacts]
+    ) -> Bundle:
+        """Make a bundle of somebody else's ``.onnx`` encoder, as :meth:`from_model` does.
+
+        A variational encoder returns means and natural log variances, in two outputs or side by
+        side in one; a plain autoencoder returns its vector.
+
+        Args:
+            path: the model file.
+            trusted: as in :meth:`load`.
+            facts: ``latent_size``, ``posterior``, ``golden`` and others of
+                :class:`~vinoreward.bundles.importers.facts.EncoderFacts`.
+
+        Raises:
+            ModelNotFoundError, ModelCorruptError, ModelRefusedError, ConfigError: as
+                :meth:`from_model`.
+            ImageMismatchError, InputError: the golden image has another size, or is none.
+            BundleParityError: the golden image gives another vector; the message names the
+                arguments that give the right one, if any do.
+        """
+        from vinoreward.bundles.importers.encoder import describe
+        from vinoreward.bundles.importers.facts import EncoderFacts
+
+        return cls._import(describe, EncoderFacts, path, facts, trusted)
+
+    @classmethod
+    def from_encoder_module(
+        cls,
+        module: nn.Module,
+        weights: str | Path | None,
+        onnx_path: str | Path,
+        *,
+        trusted: bool = False,
+        **facts: Unpack[EncoderFacts],
+    ) -> Bundle:
+        """Export somebody else's torch encoder, with its preprocessing inside.
+
+        Args:
+            module: takes floats ``(N, 3, H, W)`` and returns ``(mu, logvar)`` or one tensor.
+            weights: its state dict, ``.safetensors`` or as ``torch.save`` writes it, read as
+                tensors only; None if the module has its weights.
+            onnx_path: the ``.onnx`` file to write.
+            trusted: as in :meth:`load`.
+            facts: as in :meth:`from_encoder`; ``height`` and ``width`` are needed, and mean 0 and
+                standard deviation 1 unless given.
+
+        Raises:
+            ModelNotFoundError: no such weights.
+            ModelCorruptError: no plain state dict, or of another network.
+            ConfigError: the module's output or an argument cannot work.
+            MissingExtraError: torch or onnxscript is not installed.
+        """
+        from vinoreward.bundles.importers.modules import import_module
+
+        default = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        make = partial(cls.from_encoder, trusted=trusted)
+        return import_module(make, module, weights, onnx_path, default, facts, pair=True)
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        weights: str | Path | None,
+        onnx_path: str | Path,
+        *,
+        trusted: bool = False,
+        **facts: Unpack[ClassifierFacts],
+    ) -> Bundle:
+        """Export somebody else's torch classifier, with its preprocessing inside.
+
+        As :meth:`from_encoder_module`, with the facts of :meth:`from_model`; mean and standard
+        deviation are ImageNet's unless given. ``module`` returns one row of numbers per image.
+        """
+        from vinoreward.bundles.importers.modules import import_module
+
+        default = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+        make = partial(cls.from_model, trusted=trusted)
+        return import_module(make, module, weights, onnx_path, default, facts)
+
+    @classmethod
+    def _import(
+        cls,
+        describe: Callable[..., BundleSpec],
+        known: type[Any],
+        path: str | Path,
+        facts: Mapping[str, Any],
+        trusted: bool,
+    ) -> Bundle:
+        """Return the bundle of a file that ``describe`` describes, by facts of a ``known`` type."""
+        if unknown := set(facts) - known.__optional_keys__:
+            raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
+        path = Path(path).absolute()
+
+        def run(spec: BundleSpec, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+            bundle = cls(path, spec, trusted)
+            return bundle._fp32(bundle.prepare(images))
+
+        return cls(path, describe(path, facts, run, trusted=trusted), trusted)
 
 
 AnyBundle = Bundle | str | Path | Mapping[str, Any]

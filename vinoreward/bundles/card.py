@@ -27,17 +27,12 @@ env = vinoreward.EncodedObservation(env, "path/to/this/folder")""",
 def front_matter(spec: BundleSpec) -> str:
     """Return what the Hugging Face Hub reads at the beginning of a model card: a block of YAML."""
     task = "image-classification" if spec.kind == "classifier" else "image-feature-extraction"
+    kind = "reward-model" if spec.kind == "classifier" else "state-encoder"
     facts: dict[str, Any] = {
         "license": "unknown",  # its maker's choice
         "library_name": "vinoreward",
         "pipeline_tag": task,
-        "tags": [
-            "reward-model" if spec.kind == "classifier" else "state-encoder",
-            "reinforcement-learning",
-            "robotics",
-            "gymnasium",
-            "openvino",
-        ],
+        "tags": [kind, "reinforcement-learning", "robotics", "gymnasium", "openvino"],
     }
     test = spec.metrics.get("test")
     rates = {
@@ -78,31 +73,28 @@ def _summary(spec: BundleSpec) -> str:
     if spec.kind == "encoder":
         text = f"An encoder: {size} to {spec.latent_size} numbers."
     else:
-        others = ", ".join(f"`{label}`" for label in spec.labels)
-        order = "in the order of its outputs"
-        if spec.output in ONE_COLUMN:
-            order = "its one output is for the second"
+        one = spec.output in ONE_COLUMN
         text = (
-            f"A success classifier of {size} with the labels {others} ({order}); "
+            f"A success classifier of {size} with the labels "
+            f"{', '.join(f'`{label}`' for label in spec.labels)} "
+            f"({'its one output is for the second' if one else 'in the order of its outputs'}); "
             f"`{spec.success_label}` means success."
         )
     if spec.architecture:
         text += f" Architecture: {spec.architecture}."
     if spec.image.views:
         text += f" Views from top to bottom: {', '.join(map(str, spec.image.views))}."
-    return f"{text} {_int8(spec)}"
-
-
-def _int8(spec: BundleSpec) -> str:
     gate = spec.quantization
     if gate is None:
-        return "There is no INT8 network; make one with `vinoreward quantize`."
+        return f"{text} There is no INT8 network; make one with `vinoreward quantize`."
     what = "decisions flipped"
     if spec.kind == "encoder":
         what = "frames whose vector moves by more than one unit"
     used = "passed its gate" if gate.passed else "did not pass its gate and is never chosen"
-    allowed = f"{gate.max_flip_rate:.3%} allowed"
-    text = f"The INT8 network {used}; {what}: {gate.flips} of {gate.frames}, {allowed}."
+    text += (
+        f" The INT8 network {used}; {what}: {gate.flips} of {gate.frames}, "
+        f"{gate.max_flip_rate:.3%} allowed."
+    )
     if band := spec.decision.int8_band:
         text += (
             f" An image whose log-odds lie within {band:.3g} of the threshold's is scored again "

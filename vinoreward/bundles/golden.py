@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
 from vinoreward.backends.network import read_bytes
-from vinoreward.bundles.schema import BundleSpec, Encoding
+from vinoreward.bundles.schema import ONE_COLUMN, BundleSpec, Encoding
 from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
 from vinoreward.files import read_npz, reason_of
 from vinoreward.images import ImageSpec
@@ -122,33 +122,31 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
     FP32 may differ by ``1e-2`` of the largest recorded logit (at least of 1). INT8 and bf16 are
     compared as probabilities of success, which may differ by 0.1: every decision with a larger
     margin is then the same. Where INT8's logits have a band, its log-odds may differ by a quarter
-    of that: FP32 decides within it. An encoder's vectors are compared by :func:`parity`.
+    of that: FP32 decides within it. An encoder's vectors are compared by :func:`_latent_errors`.
     """
-    expected = golden.logits
-    if backend.precision == "int8" and golden.logits_int8 is not None:
+    expected, int8 = golden.logits, backend.precision == "int8"
+    if int8 and golden.logits_int8 is not None:
         expected = golden.logits_int8
-    exact = backend.precision == "fp32"
-    band = spec.decision.int8_band if backend.precision == "int8" else None
+
+    def errors_of(outputs: NDArray[np.float32]) -> tuple[NDArray[np.float64], str]:
+        exact = backend.precision == "fp32"
+        if spec.encoding is not None:
+            return _latent_errors(outputs, expected, spec.encoding, exact)
+        return _errors(outputs, expected, spec, exact, spec.decision.int8_band if int8 else None)
+
     # One by one: a backend that compiles for each size of a batch needs that of 1 anyway.
     outputs = np.concatenate([backend.infer(image[None]) for image in golden.images])
-    errors, limit = _errors(outputs, expected, spec, exact, band)
+    errors, limit = errors_of(outputs)
     if (errors <= 1).all():
         return
     frame = int(np.argmax(errors))
+    cause = "another colour order, mean or std than in training, or a file of another bundle"
+    if int8:
+        cause = "a broken quantization, or a processor whose INT8 differs; use precision='fp32'"
     # Swapped colours are the most frequent cause, and the only one that can be proved.
     swapped = backend.infer(np.ascontiguousarray(golden.images[..., ::-1]))
-    if (_errors(swapped, expected, spec, exact, band)[0] <= 1).all():
+    if (errors_of(swapped)[0] <= 1).all():
         cause = "red and blue are swapped: with the other colour order the outputs are right"
-    elif backend.precision == "int8":
-        cause = (
-            "a broken quantization, a processor whose INT8 arithmetic differs, or a model file of "
-            "another bundle; use precision='fp32', or run vinoreward quantize on this machine"
-        )
-    else:
-        cause = (
-            "another colour order, mean or std than in training, or a model file of another "
-            "bundle; export the network again"
-        )
     raise BundleParityError(
         f"golden frame {frame} of the bundle {spec.name!r} gives {row(outputs[frame])} on "
         f"{backend.name} ({backend.device}, {backend.precision}). Expected {row(expected[frame])} "
@@ -174,38 +172,28 @@ def unit(encoding: Encoding, recorded: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(RANGE_SHARE * np.maximum(spread, max(float(spread.mean()), 1e-3)))
 
 
-def moved(
-    found: NDArray[Any], expected: NDArray[Any], encoding: Encoding, recorded: NDArray[Any]
-) -> NDArray[np.float64]:
-    """Return each frame's largest difference over the dimensions, ``(N,)``, in units.
-
-    ``found`` and ``expected`` are ``(N, D)``, or ``(N, 2 D)`` with log variances, which are
-    ignored; :func:`unit` takes its ranges from ``recorded``.
-    """
-    difference = means(found, encoding).astype(np.float64) - means(expected, encoding)
-    return np.asarray(np.abs(difference / unit(encoding, means(recorded, encoding))).max(axis=1))
-
-
-def parity(
+def _latent_errors(
     found: NDArray[np.float32], expected: NDArray[np.float32], encoding: Encoding, exact: bool
-) -> NDArray[np.float64]:
-    """Return each frame's error, ``(G,)``, as a multiple of the limit.
+) -> tuple[NDArray[np.float64], str]:
+    """Return each frame's error, ``(G,)``, as a multiple of the limit, and the limit in words.
 
     FP32: every mean within 0.1 unit, every log variance within 0.1. INT8 and bf16, whose arithmetic
     differs between processor generations: the root mean square of the means within one unit.
     """
     mean = means(expected, encoding).astype(np.float64)
-    difference = np.abs(means(found, encoding) - mean)
-    units = unit(encoding, mean)
+    difference, units = np.abs(means(found, encoding) - mean), unit(encoding, mean)
+    words = f"{RANGE_SHARE:.0%} of the vectors' range"
+    if encoding.std is not None:
+        words = "the posterior's standard deviation"
     if not exact:
-        return np.asarray(np.sqrt(np.square(difference / units).mean(axis=1)))
+        return np.asarray(np.sqrt(np.square(difference / units).mean(axis=1))), words
     limit = np.maximum(FLOAT_SHARE * units, FLOAT_ROUNDING * max(1.0, float(np.abs(mean).max())))
     errors = np.asarray((difference / limit).max(axis=1))
     if encoding.posterior:
         size = mean.shape[1]
         spread = np.abs(found[:, size:].astype(np.float64) - expected[:, size:]).max(axis=1)
         errors = np.maximum(errors, spread / LOG_VARIANCE_TOLERANCE)
-    return errors
+    return errors, f"{FLOAT_SHARE} of {words}"
 
 
 def columns(outputs: NDArray[Any], spec: BundleSpec) -> NDArray[np.float64]:
@@ -214,18 +202,16 @@ def columns(outputs: NDArray[Any], spec: BundleSpec) -> NDArray[np.float64]:
     They are logits if ``spec.output`` is ``logits`` or ``logit``, else probabilities.
     """
     values = outputs.astype(np.float64)
-    if spec.output == "logit":
-        return np.concatenate([np.zeros_like(values), values], axis=1)
-    return (
-        np.concatenate([1.0 - values, values], axis=1) if spec.output == "probability" else values
-    )
+    if spec.output not in ONE_COLUMN:
+        return values
+    first = np.zeros_like(values) if spec.output == "logit" else 1.0 - values
+    return np.concatenate([first, values], axis=1)
 
 
 def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Return probabilities ``(N, K)`` float64 for logits ``(N, K)``."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    probabilities: NDArray[np.float64] = shifted / shifted.sum(axis=1, keepdims=True)
-    return probabilities
+    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
 
 
 def _errors(
@@ -235,33 +221,23 @@ def _errors(
     exact: bool,
     band: float | None,
 ) -> tuple[NDArray[np.float64], str]:
-    """Return each frame's error, ``(G,)``, as a multiple of the limit, and the limit in words.
-
-    ``band`` is that of INT8, in log-odds.
-    """
-    if spec.encoding is not None:
-        unit_name = f"{RANGE_SHARE:.0%} of the vectors' range"
-        if spec.encoding.std is not None:
-            unit_name = "the posterior's standard deviation"
-        share = f"{FLOAT_SHARE} of " if exact else ""
-        return parity(found, expected, spec.encoding, exact), share + unit_name
-    if not exact and spec.output in ("logits", "logit"):
-        temperature = spec.decision.temperature
-        before, after = (softmax(columns(each, spec) / temperature) for each in (expected, found))
-        before, after = before[:, spec.success_index], after[:, spec.success_index]
+    """Return a classifier's errors as :func:`_latent_errors`; ``band`` is INT8's, in log-odds."""
+    errors = np.abs(found.astype(np.float64) - expected).max(axis=1)
+    if exact:
+        limit = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
+        return errors / limit, f"{limit:.3g} of each output"
+    words = f"{INT8_TOLERANCE:g} in probability"
+    if spec.output in ("logits", "logit"):
+        before, after = (
+            softmax(columns(each, spec) / spec.decision.temperature)[:, spec.success_index]
+            for each in (expected, found)
+        )
         errors = np.abs(after - before)
         if band:
             with np.errstate(divide="ignore", invalid="ignore"):  # where both are 0 or both 1
                 odds = np.abs(np.log(after / (1 - after)) - np.log(before / (1 - before)))
             errors = np.fmin(errors, INT8_TOLERANCE * odds / (BAND_SHARE * band))
-    else:
-        errors = np.abs(found.astype(np.float64) - expected).max(axis=1)
-    if exact:
-        limit = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-        return errors / limit, f"{limit:.3g} of each output"
-    words = f"{INT8_TOLERANCE:g} in probability"
-    if band and spec.output in ("logits", "logit"):
-        words += f" or {BAND_SHARE * band:.3g} in log-odds"
+            words += f" or {BAND_SHARE * band:.3g} in log-odds"
     return errors / INT8_TOLERANCE, words
 
 

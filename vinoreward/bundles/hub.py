@@ -18,21 +18,21 @@ from typing import Any
 
 from vinoreward.bundles.locate import (
     GOLDEN_FILE,
+    MODEL_FILES,
     SPEC_FILE,
     SPEC_HASH_FILE,
     check_files,
     check_sizes,
     read_spec,
 )
-from vinoreward.bundles.save import MODEL_FILES
 from vinoreward.errors import (
     BundleError,
     ConfigError,
     ModelNotFoundError,
-    RunFolderError,
+    VinorewardError,
     needed_for,
 )
-from vinoreward.files import shown
+from vinoreward.files import reason_of, shown
 
 PREFIX = "hf:"
 _PART = r"[A-Za-z0-9](?:[\w-]|\.(?!\.)){0,95}"
@@ -49,23 +49,14 @@ def download(name: str) -> Path:
     """Return the folder of a bundle on the Hub, in the cache of ``huggingface_hub``.
 
     A bundle that was downloaded before is not downloaded again; where the commit itself is named,
-    nothing is asked either.
-
-    Args:
-        name: ``owner/name`` or ``owner/name@revision``, with or without ``hf:`` or ``hf://`` before
-            it. A revision is a branch, a tag or a whole commit; ``main`` by default.
-
-    Raises:
-        ConfigError: the name has another form.
-        ModelNotFoundError: there is no such bundle, or the Hub cannot be reached.
-        BundleError: the repository holds no valid bundle, or one that is too large.
-        MissingExtraError: ``huggingface_hub`` is not installed.
+    nothing is asked either. ``name`` may begin with ``hf:`` or ``hf://``. Errors are those of
+    :meth:`~vinoreward.Bundle.from_hub`.
     """
     found = _NAME.fullmatch(name)
     if found is None or ".." in (found[2] or ""):
         raise ConfigError(
-            f"the bundle is called {shown(name)}. Expected hf:owner/name or hf:owner/name@revision,"
-            " as on the Hugging Face Hub; copy it from the bundle's page there."
+            f"the bundle is called {shown(name)!r}. Expected hf:owner/name or "
+            "hf:owner/name@revision, as on its page of the Hugging Face Hub; copy it from there."
         )
     with needed_for("a bundle on the Hugging Face Hub", "hub"):
         from huggingface_hub import constants
@@ -74,11 +65,10 @@ def download(name: str) -> Path:
     if _COMMIT.fullmatch(revision) and (parent / revision).is_dir():
         return parent / revision
     with _asking(name):
-        size, commit = _facts(repository, revision, SPEC_FILE)
-        if (parent / commit).is_dir():
-            return parent / commit
-        check_sizes(name, {SPEC_FILE: size})
-        return _fetched(name, repository, commit, parent, size)
+        _, commit = _facts(repository, revision, SPEC_FILE)
+        if not (parent / commit).is_dir():
+            _download(name, repository, commit, parent)
+    return parent / commit
 
 
 class _Bounded(io.FileIO):
@@ -94,42 +84,38 @@ class _Bounded(io.FileIO):
         return super().write(data)
 
 
-def _fetched(name: str, repository: str, commit: str, parent: Path, spec_size: int) -> Path:
-    """Download a commit's bundle beside its place and move it there when it is whole."""
+def _download(name: str, repository: str, commit: str, parent: Path) -> None:
+    """Download a commit's bundle; move it to its place when it is whole."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    def fetch(file: str, size: int) -> None:
-        url, headers = hf_hub_url(repository, file, revision=commit), build_hf_headers()
-        with _Bounded(part / file, size) as stream:
-            http_get(url, stream, headers=headers, expected_size=size)
+    def fetch(*files: str) -> None:
+        sizes = {file: _facts(repository, commit, file)[0] for file in files}
+        check_sizes(name, sizes)
+        for file, size in sizes.items():
+            url, headers = hf_hub_url(repository, file, revision=commit), build_hf_headers()
+            with _Bounded(part / file, size) as stream:
+                http_get(url, stream, headers=headers, expected_size=size)
 
     parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=parent) as beside:
-        part = Path(beside) / commit
+    with tempfile.TemporaryDirectory(prefix=".", dir=parent) as folder:
+        part = Path(folder) / commit
         part.mkdir()
-        fetch(SPEC_FILE, spec_size)
-        hash_size, _ = _facts(repository, commit, SPEC_HASH_FILE)
-        check_sizes(name, {SPEC_HASH_FILE: hash_size})
-        fetch(SPEC_HASH_FILE, hash_size)
+        fetch(SPEC_FILE, SPEC_HASH_FILE)
         spec = read_spec(part, check_hash=True)
         if others := set(spec.files) - {*MODEL_FILES, GOLDEN_FILE}:
             raise BundleError(
-                f"{SPEC_FILE} of {name} lists {shown(min(others))}. Expected a bundle's own files, "
-                f"{', '.join(MODEL_FILES)} and {GOLDEN_FILE}; nothing was kept."
+                f"{SPEC_FILE} of {name} lists {shown(min(others))!r}. Expected a bundle's own "
+                f"files, {', '.join(MODEL_FILES)} and {GOLDEN_FILE}; nothing was kept."
             )
-        sizes = {file: _facts(repository, commit, file)[0] for file in spec.files}
-        check_sizes(name, sizes)
-        for file, size in sizes.items():
-            fetch(file, size)
+        fetch(*spec.files)
         check_files(part, spec, hashes=True)
         try:
             part.rename(parent / commit)
         except OSError:
             if not (parent / commit / SPEC_FILE).is_file():
                 raise  # else another process was faster
-    return parent / commit
 
 
 def _facts(repository: str, revision: str, file: str) -> tuple[int, str]:
@@ -153,15 +139,11 @@ def _asking(name: str) -> Iterator[None]:
     http_error: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
         yield
-    except (ModelNotFoundError, RunFolderError):
+    except VinorewardError:
         raise
     except (EntryNotFoundError, http_error, OSError, ValueError) as error:
-        if isinstance(error, BundleError | ConfigError):
-            raise
-        reason = str(error).strip().splitlines()
         raise ModelNotFoundError(
-            f"{name} cannot be had from the Hugging Face Hub: "
-            f"{shown(reason[0] if reason else type(error).__name__)}. Expected a repository with a "
-            "bundle's files that may be read; check the name, log in with hf auth login if it is "
-            "private, or name a commit that was downloaded before."
+            f"{name} cannot be had from the Hugging Face Hub: {reason_of(error)}. Expected a "
+            "repository with a bundle's files that may be read; check the name, log in with hf "
+            "auth login if it is private, or name a commit that was downloaded before."
         ) from error

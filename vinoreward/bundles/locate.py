@@ -21,6 +21,10 @@ CARD_FILE = "README.md"
 MODEL_FILE = "model.onnx"
 INT8_FILE = "model.int8.onnx"
 GOLDEN_FILE = "golden.npz"
+# The decoder is only for looking at an encoder's reconstructions.
+MODEL_FILES = (
+    MODEL_FILE, "model.safetensors", INT8_FILE, "decoder.onnx", "decoder.safetensors", "guard.npz",
+)  # fmt: skip
 MAX_SPEC_BYTES = 1 << 20
 MAX_HASH_BYTES = 1024
 MAX_FILE_BYTES = 512 << 20
@@ -39,42 +43,36 @@ def find(path_or_name: str | Path) -> Path:
         ModelNotFoundError: no such bundle.
         BundleError: the package that registers the name is broken, or the path is a file.
     """
-    entries = _entries()
+    entries, folder = _entries(), Path(path_or_name)
     if isinstance(path_or_name, str) and path_or_name in entries:
-        return _ask(entries[path_or_name])
-    folder = Path(path_or_name)
+        return _folder_of(entries[path_or_name])
     if os.path.isdir(folder):  # Path.is_dir raises for names that no file can have
         return folder
-    names = ", ".join(sorted(entries)) or "none"
     if os.path.isfile(folder):
         raise BundleError(
             f"{folder} is a file. Expected a bundle's folder; give the folder, or load a bare "
             "model with Bundle.from_model."
         )
+    name = str(path_or_name)
+    remedy = "check the spelling, or make one with: vinoreward finetune"
     previous = previous_of(folder)
     if os.path.isdir(previous):
-        raise ModelNotFoundError(
-            f"there is no bundle at {folder}, but there is {previous}: saving was interrupted at "
-            f"its last step. Expected the folder; rename {previous.name} to {folder.name}."
-        )
-    if not isinstance(path_or_name, str) and str(folder) in entries:
+        remedy = f"a save was interrupted at its last step, rename {previous.name} to {folder.name}"
+    elif not isinstance(path_or_name, str) and name in entries:
         # A Path always means a folder, so that a name never hides one.
-        raise ModelNotFoundError(
-            f"there is no folder {folder}, but an installed bundle has that name. Expected its "
-            f"name as text, {str(folder)!r} instead of a Path, to read it; to change it, copy "
-            f"{_ask(entries[str(folder)])} to a folder of your own and give that."
+        remedy = (
+            f"give the name {name!r} as text instead of a Path to read the installed one, or a "
+            f"copy of {_folder_of(entries[name])} to change it"
         )
-    name = str(path_or_name)
-    if name.startswith("hf:"):
-        raise ModelNotFoundError(
-            f"the bundle {shown(name)} is one of the Hugging Face Hub, which is not asked here. "
-            "Expected a folder, as nothing that a file names is downloaded; download it with "
-            "Bundle.from_hub, or give the name with --bundle or --encoder on the command line."
+    elif name.startswith("hf:"):
+        remedy = (
+            "the Hugging Face Hub is not asked here, as nothing that a file names is downloaded: "
+            "use Bundle.from_hub, or give the name with --bundle or --encoder on the command line"
         )
     name = name if len(name) <= 70 else f"...{name[-67:]}"  # the end of a path says most
     raise ModelNotFoundError(
-        f"there is no bundle {shown(name)}. Expected a folder or one of the "
-        f"installed bundles ({names}); check the spelling, or make one with: vinoreward finetune"
+        f"there is no bundle {shown(name)!r}. Expected a folder or one of the installed bundles "
+        f"({', '.join(sorted(entries)) or 'none'}); {remedy}."
     )
 
 
@@ -88,13 +86,17 @@ def read_spec(folder: Path, *, check_hash: bool = False, pinned: str | None = No
 
     ``check_hash`` compares its SHA-256 with that in ``bundle.sha256``, ``pinned`` with a given one.
     """
-    path = inside(folder, SPEC_FILE)
+    path, recorded = inside(folder, SPEC_FILE), inside(folder, SPEC_HASH_FILE)
     if not path.is_file():
         raise BundleError(
             f"{folder} has no {SPEC_FILE}. Expected a bundle's folder; give another folder, or load"
             " a bare model with Bundle.from_model."
         )
-    data = _read(path)
+    expected = "no recorded hash"
+    with readable(path, "a file of a few kilobytes; check its permissions"):
+        data = read_plain(path, MAX_SPEC_BYTES)
+        if recorded.is_file():
+            expected = read_plain(recorded, MAX_HASH_BYTES).decode("ascii", "replace").strip()[:80]
     digest = hashlib.sha256(data).hexdigest()
     if pinned is not None:
         _check_pinned(folder, digest, pinned)
@@ -106,33 +108,18 @@ def read_spec(folder: Path, *, check_hash: bool = False, pinned: str | None = No
             "the bundle again."
         ) from error
     spec = BundleSpec.from_dict(value, str(path))
-    if check_hash:
-        _check_recorded(folder, digest)
+    if check_hash and digest != expected:
+        raise BundleEditedError(
+            f"{path} was changed after the bundle was saved: its SHA-256 is {digest}. Expected "
+            f"{expected}, as recorded in {SPEC_HASH_FILE}; restore the file. To use another "
+            "threshold pass success_threshold=… instead of editing the bundle."
+        )
     if not {MODEL_FILE, GOLDEN_FILE} <= set(spec.files):
         raise BundleError(
             f"{path} lists the files {', '.join(spec.files) or 'none'}. Expected {MODEL_FILE} and "
             f"{GOLDEN_FILE} among them; save the bundle again, its network as ONNX."
         )
     return spec
-
-
-@contextlib.contextmanager
-def readable(path: Path, expected: str) -> Iterator[None]:
-    """Turn an OSError in the block into a BundleError about the file."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise BundleError(f"{path} cannot be read: {reason}. Expected {expected}.") from error
-
-
-def _read(path: Path) -> bytes:
-    """Return the content of a small file of a bundle."""
-    with readable(
-        path,
-        "a readable file of a few kilobytes; check its permissions, and whether it is a bundle's",
-    ):
-        return read_plain(path, MAX_SPEC_BYTES)
 
 
 def _check_pinned(folder: Path, digest: str, pinned: str) -> None:
@@ -148,16 +135,14 @@ def _check_pinned(folder: Path, digest: str, pinned: str) -> None:
         )
 
 
-def _check_recorded(folder: Path, digest: str) -> None:
-    expected, recorded = "no recorded hash", inside(folder, SPEC_HASH_FILE)
-    if recorded.is_file():
-        expected = _read(recorded).decode("ascii", "replace").strip()[:80]
-    if digest != expected:
-        raise BundleEditedError(
-            f"{folder / SPEC_FILE} was changed after the bundle was saved: its SHA-256 is {digest}."
-            f" Expected {expected}, as recorded in {SPEC_HASH_FILE}; restore the file. To use "
-            "another threshold pass success_threshold=… instead of editing the bundle."
-        )
+@contextlib.contextmanager
+def readable(path: Path, expected: str) -> Iterator[None]:
+    """Turn an OSError in the block into a BundleError about the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise BundleError(f"{path} cannot be read: {reason}. Expected {expected}.") from error
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -214,25 +199,24 @@ def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def _ask(entry: EntryPoint) -> Path:
+def _folder_of(entry: EntryPoint) -> Path:
+    """Return the folder that a package's function returns."""
+    where = f"the bundle {entry.name!r} is registered as {entry.value}, which"
     try:
-        locate = entry.load()
-    except (ImportError, AttributeError) as error:
+        folder = entry.load()()
+    except (ImportError, AttributeError, TypeError) as error:
         raise BundleError(
-            f"the bundle {entry.name!r} is registered as {entry.value}, which does not import: "
-            f"{error}. Expected a callable that returns a path; reinstall that package."
+            f"{where} does not import: {error}. Expected a function that returns a path; reinstall "
+            "that package."
         ) from error
-    folder = locate() if callable(locate) else locate
     if not isinstance(folder, Path):
         raise BundleError(
-            f"the bundle {entry.name!r} is registered as {entry.value}, which gives a "
-            f"{type(folder).__name__}. Expected a callable that returns a pathlib.Path; correct "
-            "that package."
+            f"{where} gives a {type(folder).__name__}. Expected a function that returns a "
+            "pathlib.Path; correct that package."
         )
     if not folder.is_dir():
         raise ModelNotFoundError(
-            f"the bundle {entry.name!r} is registered at {folder}, which is no folder. Expected "
-            "the folder that the package installs; reinstall it, or make a bundle with: "
-            "vinoreward finetune"
+            f"{where} gives {folder}, which is no folder. Expected the folder that the package "
+            "installs; reinstall it, or make a bundle with: vinoreward finetune"
         )
     return folder

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from vinoreward.bundles.locate import (
     GOLDEN_FILE,
     INT8_FILE,
     MODEL_FILE,
+    MODEL_FILES,
     SPEC_FILE,
     SPEC_HASH_FILE,
     previous_of,
@@ -36,12 +36,8 @@ from vinoreward.files import read_plain, sha256, write_json
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
 
-# The decoder is only for looking at an encoder's reconstructions.
-MODEL_FILES = (
-    "model.onnx", "model.safetensors", "model.int8.onnx", "decoder.onnx", "decoder.safetensors",
-    "guard.npz",
-)  # fmt: skip
 MAX_CARD_BYTES = 1 << 20
+GUARD_FILE = "guard.npz"
 _SHEET = 8
 
 
@@ -52,7 +48,7 @@ def save_bundle(
     golden_images: NDArray[Any],
     golden_logits: NDArray[Any],
     card: str | None = None,
-    card_images: Mapping[str, Path] | None = None,
+    card_images: Mapping[str, Path] = MappingProxyType({}),
     *,
     golden_logits_int8: NDArray[Any] | None = None,
     overwrite: bool = False,
@@ -60,11 +56,11 @@ def save_bundle(
     """Write a bundle as a folder and return its absolute path.
 
     Args:
-        path: the new folder; it is built beside it and renamed when complete.
+        path: the new folder; another one is renamed to it when complete.
         spec: the description; ``files`` is filled in here.
         files: name in the bundle to a file or its content: ``model.onnx``, optionally
             others of ``MODEL_FILES``.
-        golden_images: ``(G, H, W, 3)`` uint8 RGB as :func:`prepare` returns them; choose frames of
+        golden_images: ``(G, H, W, 3)`` uint8 RGB as :func:`prepare` returns them; choose images of
             every label, in colour, some of them close to the threshold.
         golden_logits: ``(G, K)`` outputs of the FP32 network for them.
         card: text of ``README.md``; written from the spec if ``None``.
@@ -74,17 +70,16 @@ def save_bundle(
 
     Raises:
         ConfigError: ``path`` exists and may not be replaced, or a file name is not allowed.
-        BundleError: golden frames or an image's name are not valid.
+        BundleError: golden images or an image's name are not valid.
         ModelNotFoundError: a file to copy is missing.
         RunFolderError: the folder cannot be written or the disk is full; nothing was changed.
     """
     path = Path(path)
+    int8 = golden_logits_int8
     golden = Golden(
         np.ascontiguousarray(golden_images),
         np.ascontiguousarray(golden_logits, dtype=np.float32),
-        None
-        if golden_logits_int8 is None
-        else np.ascontiguousarray(golden_logits_int8, dtype=np.float32),
+        None if int8 is None else np.ascontiguousarray(int8, dtype=np.float32),
     )
     golden.check(spec)
     unknown = sorted(set(files) - set(MODEL_FILES))
@@ -94,8 +89,7 @@ def save_bundle(
             f"the bundle was given {found}. Expected {MODEL_FILE}, and others of "
             f"{', '.join(MODEL_FILES)}; rename them, or use card_images for images."
         )
-    images = dict(card_images or {})
-    for name in images:
+    for name in card_images:
         check_file_name(name)
         if "/" in name or Path(name).suffix.lower() not in (".png", ".jpg", ".gif"):
             raise BundleError(
@@ -108,11 +102,11 @@ def save_bundle(
         (folder / GOLDEN_FILE).write_bytes(golden.to_bytes())
         (folder / "images").mkdir()
         _sheet(golden.images).save(folder / "images" / "golden.png")
-        for name, source in images.items():
+        for name, source in card_images.items():
             _put(folder / "images" / name, source)
         hashed = sorted([*files, GOLDEN_FILE])
         spec = dataclasses.replace(spec, files={name: sha256(folder / name) for name in hashed})
-        text = model_card(spec, ["golden.png", *sorted(images)]) if card is None else card
+        text = model_card(spec, ["golden.png", *sorted(card_images)]) if card is None else card
         (folder / CARD_FILE).write_text(text, encoding="utf-8")
         write_json(folder / SPEC_FILE, spec.to_dict())
         (folder / SPEC_HASH_FILE).write_text(sha256(folder / SPEC_FILE) + "\n", encoding="ascii")
@@ -137,13 +131,13 @@ def add_int8(
         bundle: a saved bundle.
         int8_path: the ``.onnx`` file.
         quantization: the result of the gate.
-        golden_logits_int8: ``(G, K)`` outputs of the INT8 network for the bundle's golden frames.
+        golden_logits_int8: ``(G, K)`` outputs of the INT8 network for the bundle's golden images.
         int8_band: see :class:`~vinoreward.bundles.schema.Decision`.
         card: new text of ``README.md``. Otherwise a card generated from the spec is generated
             again, and one written by hand is kept.
     """
     decision = dataclasses.replace(bundle.spec.decision, int8_band=int8_band)
-    return _save_again(
+    return update_bundle(
         bundle,
         dataclasses.replace(bundle.spec, quantization=quantization, decision=decision),
         {INT8_FILE: Path(int8_path)},
@@ -156,43 +150,16 @@ def with_guard(bundle: Bundle, guard: bytes, metrics: Mapping[str, Any], sentenc
     """Add or replace a saved bundle's guard; return the folder.
 
     ``guard`` is the content of ``guard.npz``, ``metrics`` what is known of it, ``sentence`` the
-    same in words, for a card with a line on the guard. Decisions, networks and the rest of the
-    card stay. Errors are those of :func:`save_bundle`.
+    same in words, for a card with a line on the guard. Errors are those of :func:`save_bundle`.
     """
     card = _own_card(bundle)
     if card is not None:
         card = re.sub(r"(?m)^- guard: .*$", lambda _: f"- guard: {sentence}", card, count=1)
     spec = dataclasses.replace(bundle.spec, metrics=bundle.spec.metrics | {"guard": dict(metrics)})
-    return _save_again(bundle, spec, {"guard.npz": guard}, bundle.golden, card)
+    return update_bundle(bundle, spec, {GUARD_FILE: guard}, bundle.golden, card)
 
 
-def replace_fp32(
-    bundle: Bundle,
-    spec: BundleSpec,
-    golden_images: NDArray[Any],
-    golden_logits: NDArray[Any],
-    card: str,
-    card_images: Mapping[str, Path],
-    others: Mapping[str, bytes],
-) -> Path:
-    """Give a saved bundle another description, golden frames and card; return the folder.
-
-    Its INT8 network goes, as its gate compared decisions at the old threshold, and its guard, which
-    knew other images. ``others`` are files that it gets. The other arguments and errors are those
-    of :func:`save_bundle`.
-    """
-    decision = dataclasses.replace(spec.decision, int8_band=None)
-    return _save_again(
-        bundle,
-        dataclasses.replace(spec, quantization=None, decision=decision),
-        {INT8_FILE: None, "guard.npz": None, **others},
-        Golden(golden_images, golden_logits),
-        card,
-        card_images,
-    )
-
-
-def _save_again(
+def update_bundle(
     bundle: Bundle,
     spec: BundleSpec,
     changes: Mapping[str, Path | bytes | None],
@@ -200,7 +167,10 @@ def _save_again(
     card: str | None,
     card_images: Mapping[str, Path] = MappingProxyType({}),
 ) -> Path:
-    """Replace a saved bundle; files that are None in ``changes`` go, all others stay."""
+    """Replace a saved bundle; errors are those of :func:`save_bundle`.
+
+    Files that are None in ``changes`` go, all others stay, as do the card's other images.
+    """
     kept = {name: bundle.path / name for name in bundle.spec.files if name != GOLDEN_FILE}
     files = {name: content for name, content in {**kept, **changes}.items() if content is not None}
     images = _own_images(bundle)
@@ -219,7 +189,7 @@ def _save_again(
 
 
 def _own_images(bundle: Bundle) -> dict[str, Path]:
-    """Return the images of a bundle's card but for that of the golden frames."""
+    """Return the images of a bundle's card but for that of the golden images."""
     folder = bundle.path / "images"
     _refuse_links(bundle.path, [folder])
     items = [item for item in sorted(folder.glob("*")) if item.name != "golden.png"]
@@ -238,8 +208,7 @@ def card_of(folder: Path) -> str | None:
     path = folder / CARD_FILE
     if not path.exists():
         return None
-    expected = f"a model card of at most {MAX_CARD_BYTES} bytes; remove it to have one written"
-    with readable(path, expected):
+    with readable(path, f"a model card of at most {MAX_CARD_BYTES} bytes; remove it"):
         return read_plain(path, MAX_CARD_BYTES).decode("utf-8", "replace")
 
 
@@ -256,36 +225,45 @@ def _refuse_links(bundle: Path, copied: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def _building(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield an empty folder beside ``path``; rename it to ``path`` when the block succeeds."""
+    """Yield an empty folder; rename it to ``path`` when the block succeeds."""
     previous = previous_of(path)
-    part: Path | None = None
+    part = path.with_name(f".{path.name}-{os.urandom(4).hex()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if previous.is_dir() and not path.exists():
             previous.rename(path)  # an earlier save ended between its two renames
         _check_target(path, overwrite=overwrite)
-        part = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
+        part.mkdir()
         yield part
-        _settle(part)
-        _swap(part, path, previous)
-    except OSError as error:
-        if isinstance(error, (RunFolderError, ModelNotFoundError)):
+        for item in part.rglob("*"):
+            if item.is_file():
+                with item.open("rb") as written:
+                    os.fsync(written.fileno())
+        shutil.rmtree(previous, ignore_errors=True)
+        if path.exists():
+            path.rename(previous)
+        try:
+            part.rename(path)
+        except OSError:
+            if previous.exists():
+                previous.rename(path)
             raise
+        shutil.rmtree(previous, ignore_errors=True)
+    except (RunFolderError, ModelNotFoundError):
+        raise
+    except OSError as error:
         raise RunFolderError(
             f"cannot write the bundle {path}: {error.strerror or error}. Expected a writable folder"
             " with free space; choose another folder or free some space, nothing was changed."
         ) from error
     finally:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _check_target(path: Path, *, overwrite: bool) -> None:
-    if not (path.exists() or path.is_symlink()):
-        return
-    if path.is_symlink() or not path.is_dir():
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise ConfigError(f"{path} is not a folder. Expected a new name; choose another one.")
-    if not any(path.iterdir()):
+    if not path.exists() or not any(path.iterdir()):
         return
     if not (path / SPEC_FILE).is_file():
         raise ConfigError(
@@ -299,46 +277,18 @@ def _check_target(path: Path, *, overwrite: bool) -> None:
         )
 
 
-def _settle(folder: Path) -> None:
-    """Give the folder its usual permissions and write it to the disk."""
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
-    for item in folder.rglob("*"):
-        if item.is_file():
-            item.chmod(0o666 & ~umask)
-            with item.open("rb") as written:
-                os.fsync(written.fileno())
-
-
-def _swap(part: Path, path: Path, previous: Path) -> None:
-    """Rename ``part`` to ``path``; on failure the folder that was at ``path`` is restored."""
-    if previous.exists():
-        shutil.rmtree(previous)
-    aside = path.exists()
-    if aside:
-        path.rename(previous)
-    try:
-        part.rename(path)
-    except OSError:
-        if aside:
-            previous.rename(path)
-        raise
-    shutil.rmtree(previous, ignore_errors=True)
-
-
 def _put(target: Path, content: Path | bytes) -> None:
     if isinstance(content, bytes):
         target.write_bytes(content)
-        return
-    if not Path(content).is_file():
+    elif Path(content).is_file():
+        shutil.copyfile(content, target)
+    else:
         raise ModelNotFoundError(
             f"there is no file {content}, which should become {target.name} of the bundle. Expected"
             " an existing file; check the path."
         )
-    shutil.copyfile(content, target)
 
 
 def _sheet(images: NDArray[np.uint8]) -> Image.Image:
-    """Return the first golden frames side by side, for the card."""
-    return Image.fromarray(np.ascontiguousarray(np.concatenate(list(images[:_SHEET]), axis=1)))
+    """Return the first golden images side by side, for the card."""
+    return Image.fromarray(np.concatenate(list(images[:_SHEET]), axis=1))

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from vinoreward.backends.base import Backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.card import front_matter
+from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.importers.encoder import other_images
-from vinoreward.bundles.save import replace_fp32
+from vinoreward.bundles.locate import INT8_FILE
+from vinoreward.bundles.save import GUARD_FILE, update_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.images import ImageSpec, read_image
@@ -331,7 +333,9 @@ def _write(
     }
     new = dataclasses.replace(
         spec,
-        decision=result.decision,
+        # INT8's gate compared decisions at the old threshold.
+        decision=dataclasses.replace(result.decision, int8_band=None),
+        quantization=None,
         metrics=spec.metrics | result.metrics | {"guard": guard.metrics},
         # The rates hold for what drew these images.
         image=dataclasses.replace(spec.image, scene=dataset.scene or spec.image.scene),
@@ -345,5 +349,6 @@ def _write(
         drawn = draw(Path(folder), dataset, test, result)
         card = front_matter(new) + markdown(spec.name, intro, sections_of(result, facts, drawn))
         images = {path.name: path for path in drawn}
-        replace_fp32(bundle, new, *golden, card, images, guard.files)
+        changes = {INT8_FILE: None, GUARD_FILE: None, **guard.files}
+        update_bundle(bundle, new, changes, Golden(*golden), card, images)
     print(f"bundle {bundle.path}")

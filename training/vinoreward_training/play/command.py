@@ -19,7 +19,7 @@ from vinoreward.errors import (
     MissingExtraError,
     ModelNotFoundError,
 )
-from vinoreward.files import read_json, refuse_links, write_json
+from vinoreward.files import read_json, write_json
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_actors import policies
 from vinoreward_actors.actor_learner.acting.environments import as_config_error, check_spaces
@@ -36,7 +36,7 @@ from vinoreward_training.policy.checkpoint import OF_ENV, discount, load_policy,
 from vinoreward_training.policy.evaluate import Evaluation, Moment, Policy, evaluate, rate_row
 from vinoreward_training.runs.next_command import to_mend
 from vinoreward_training.runs.report import Section, write_report
-from vinoreward_training.runs.run_folder import plain
+from vinoreward_training.runs.run_folder import plain, refuse_links
 from vinoreward_training.tasks.environments import (
     agree_to_import,
     dependencies_named,

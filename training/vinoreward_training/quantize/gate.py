@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.golden import means, moved, unit
+from vinoreward.bundles.golden import means, unit
 from vinoreward.errors import QuantizationRefusedError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.prediction import unsure
@@ -222,7 +222,7 @@ def compare_latents(
     difference = np.abs(means(after, encoding).astype(np.float64) - means(before, encoding)) / units
     return Moved(
         frames=len(before),
-        beyond=int((moved(after, before, encoding, before) > 1.0).sum()),
+        beyond=int((difference.max(axis=1) > 1.0).sum()),
         mean_units=float(difference.mean()),
         max_units=float(difference.max()),
         probe_mm=dict(probe_mm),

@@ -17,10 +17,10 @@ import yaml
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, RunFolderError
 from vinoreward.files import (
+    is_inside,
     open_plain,
     read_state,
     reason_of,
-    refuse_links,
     write_bytes,
     write_text,
 )
@@ -91,6 +91,28 @@ def read_tensors(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as plain tensors: {error}. Expected a whole file, as a "
             "training of vinoreward writes it; restore it or make it anew."
         ) from error
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise RunFolderError if a link in a folder leads out of it, or a subfolder is unreadable.
+
+    The folder itself may be a link.
+    """
+    for here, folders, files in os.walk(folder, onerror=_unreadable):
+        for path in (Path(here, name) for name in (*folders, *files)):
+            if path.is_symlink() and not is_inside(folder, path):
+                raise RunFolderError(
+                    f"{path} is a link to {os.path.realpath(path)}, out of the folder. Expected "
+                    "all of a run's files in its own folder; remove the link, or replace it by "
+                    "what it points to."
+                )
+
+
+def _unreadable(error: OSError) -> None:
+    raise RunFolderError(
+        f"{error.filename} cannot be read: {error.strerror or error}. Expected readable folders in "
+        "a run; check its permissions."
+    ) from error
 
 
 class RunFolder:

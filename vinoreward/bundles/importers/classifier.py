@@ -10,24 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.golden import made_up_images
-from vinoreward.bundles.importers.facts import (
-    ClassifierFacts,
-    Run,
-    check_shape,
-    columns_of,
-    describing,
-    read_image_spec,
-    read_model,
-    read_model_info,
-)
+from vinoreward.bundles.importers.facts import ClassifierFacts, NetworkFile, Run, describing
 from vinoreward.bundles.schema import ONE_COLUMN, BundleSpec, Decision, Output
 from vinoreward.errors import ConfigError
 
 # Operators of OpenVINO that pass on the values of their first input, or means of them ...
 _MOVES = frozenset(
     """
-    AvgPool Clamp Convert FakeQuantize Gather Identity Negative ReduceMean Relu Reshape Slice Split
-    Squeeze StridedSlice Transpose Unsqueeze VariadicSplit
+    AvgPool Clamp Convert FakeQuantize Gather Identity Negative ReduceMean Relu Reshape Result Slice
+    Split Squeeze StridedSlice Transpose Unsqueeze VariadicSplit
     """.split()  # noqa: SIM905 - read as words
 )
 # ... those that join inputs, or as 1 - p and a dequantization join one with constants ...
@@ -39,18 +30,19 @@ _LINEAR = frozenset(("Convolution", "GroupConvolution", "MatMul"))
 
 def describe(path: Path, facts: ClassifierFacts, run: Run, *, trusted: bool) -> BundleSpec:
     """Return the description of a classifier's file; errors as of ``Bundle.from_model``."""
-    model = read_model(path, trusted=trusted)
-    index, output = facts.get("output_index", 0), facts.get("output")
-    check_shape(path, model, index)
-    info = read_model_info(path)
-    labels = tuple(facts.get("labels") or info.get("labels", ()))
+    network = NetworkFile(path, trusted=trusted)
+    index, given = facts.get("output_index", 0), facts.get("output")
+    columns = network.columns(index)
+    labels = tuple(facts.get("labels") or network.info.get("labels", ()))
     success_label = facts.get("success_label")
-    also = {"labels": labels or None, "success_label": success_label}
-    image = read_image_spec(path, model, info, facts, "from_model", also)
-    makers = _makers(model.output(index)) if output is None else None
-    output = _head(path, columns_of(model, index), output, labels, makers)
+    image = network.image_spec(
+        facts, "from_model", labels=labels or None, success_label=success_label
+    )
+    makers = _makers(network.model.output(index))
+    output = given or _output_of(columns, makers)
+    _check_labels(path, columns, output, labels)
     with describing(path):
-        decision = Decision(threshold=info.get("threshold", 0.5))
+        decision = Decision(threshold=network.info.get("threshold", 0.5))
         if (threshold := facts.get("threshold")) is not None:
             decision = Decision(threshold=threshold, chosen_for={"chosen by": "the caller"})
         spec = BundleSpec(
@@ -62,57 +54,52 @@ def describe(path: Path, facts: ClassifierFacts, run: Run, *, trusted: bool) -> 
             output=output,
             output_index=index,
         )
-    if makers is not None:
+    if given is None:
         _check_values(path, spec, makers, run(spec, made_up_images(image)))
     return spec
 
 
-def _head(
-    path: Path,
-    columns: int | None,
-    output: Output | None,
-    labels: tuple[str, ...],
-    makers: AbstractSet[str] | None,
-) -> Output:
-    """Return what a graph returns for these labels, or refuse what contradicts it."""
-    single = columns == 1 if output is None else output in ONE_COLUMN
-    if output is None and single:
-        output = "probability" if makers and makers <= _HEADS else "logit"
-    elif output is None:
-        output = "probabilities" if makers and makers <= _HEADS else "logits"
+def _output_of(columns: int | None, makers: AbstractSet[str]) -> Output:
+    if makers and makers <= _HEADS:
+        return "probability" if columns == 1 else "probabilities"
+    return "logit" if columns == 1 else "logits"
+
+
+def _check_labels(path: Path, columns: int | None, output: Output, labels: tuple[str, ...]) -> None:
+    """Raise ConfigError unless a graph of such an output has these labels."""
+    single = output in ONE_COLUMN
     if single and len(labels) != 2:
         raise ConfigError(
             f"{path} has one output, but there are {len(labels)} labels {labels}. Expected two; "
             "give labels= with that of a low output first and that of a high one second."
         )
-    if columns is not None and columns != (1 if single else len(labels)):
+    if columns not in (None, 1 if single else len(labels)):
         expected = f"one output for {output!r}" if single else "one label per output"
         raise ConfigError(
             f"{path} has {columns} outputs, but there are {len(labels)} labels {labels}. Expected "
             f"{expected}; give labels= in the order of the outputs, or correct output=."
         )
-    return output
 
 
 def _makers(end: Any) -> set[str]:
     """Return the operators that make the values of an output, which later ones only pass on."""
-    found: set[str] = set()
+    makers: set[str] = set()
     seen: set[str] = set()
-    todo = [end.node]
-    while todo:
-        node = todo.pop()
+    waiting = [end.node]
+    while waiting:
+        node = waiting.pop()
         kind, name = node.get_type_name(), node.get_name()
         if name in seen or kind == "Constant":
             continue
         seen.add(name)
         sources = [node.input_value(place).get_node() for place in range(node.get_input_size())]
-        if kind in _MOVES or kind == "Result":
-            todo.append(sources[0])
+        if kind in _MOVES:
+            waiting.append(sources[0])
         elif kind in _JOINS:
-            todo += sources
+            waiting += sources
         else:
-            found.add(kind)
-    return found
+            makers.add(kind)
+    return makers
 
 
 def _check_values(

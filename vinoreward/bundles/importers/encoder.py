@@ -17,13 +17,9 @@ from vinoreward.bundles.golden import means, row
 from vinoreward.bundles.importers.facts import (
     EncoderFacts,
     GoldenFrame,
+    NetworkFile,
     Run,
-    check_shape,
-    columns_of,
     describing,
-    read_image_spec,
-    read_model,
-    read_model_info,
 )
 from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.errors import BundleParityError, ConfigError, InputError
@@ -41,12 +37,10 @@ GOLDEN_TOLERANCE = 1e-2
 
 def describe(path: Path, facts: EncoderFacts, run: Run, *, trusted: bool) -> BundleSpec:
     """Return the description of an encoder's file; errors as of ``Bundle.from_encoder``."""
-    model = read_model(path, trusted=trusted)
-    chosen = _outputs_of(path, model, facts.get("outputs"))
-    for index in chosen:
-        check_shape(path, model, index)
-    image = read_image_spec(path, model, read_model_info(path), facts, "from_encoder")
-    columns = [columns_of(model, index) for index in chosen]
+    network = NetworkFile(path, trusted=trusted)
+    chosen = _outputs_of(path, network.model, facts.get("outputs"))
+    columns = [network.columns(index) for index in chosen]
+    image = network.image_spec(facts, "from_encoder")
     size, posterior = _latent_of(path, columns, facts.get("latent_size"), facts.get("posterior"))
     bounds: dict[str, Any] = {}
     for key, unbounded in (("low", -UNBOUNDED), ("high", UNBOUNDED)):
@@ -76,29 +70,31 @@ def describe(path: Path, facts: EncoderFacts, run: Run, *, trusted: bool) -> Bun
 
 def _outputs_of(
     path: Path, model: Any, outputs: Sequence[str | int] | str | int | None
-) -> tuple[int, ...]:
+) -> list[int]:
     """Return the numbers of one output, or of the means and the log variances."""
     names = [sorted(output.get_names()) for output in model.outputs]
-    if outputs is None and len(names) == 1:
-        return (0,)
-    chosen: list[int | None] = []
-    if outputs is None:
-        lasts = [{name.lower().rsplit("/", 1)[-1] for name in several} for several in names]
-        for usual in (_MEANS, _LOG_VARIANCES):
-            found = [place for place, each in enumerate(lasts) if each & usual]
-            chosen.append(found[0] if len(found) == 1 else None)
+    places = {key: place for place, each in enumerate(names) for key in (place, *each)}
+    if outputs is not None:
+        chosen = [
+            places.get(key) for key in ([outputs] if isinstance(outputs, (str, int)) else outputs)
+        ]
+    elif len(names) == 1:
+        chosen = [0]
     else:
-        places = {key: place for place, each in enumerate(names) for key in (place, *each)}
-        several = [outputs] if isinstance(outputs, (str, int)) else outputs
-        chosen = [places.get(key) for key in several]
+        lasts = [{name.lower().rsplit("/", 1)[-1] for name in each} for each in names]
+        fitting = [
+            [place for place, each in enumerate(lasts) if each & usual]
+            for usual in (_MEANS, _LOG_VARIANCES)
+        ]
+        chosen = [found[0] if len(found) == 1 else None for found in fitting]
     known = [place for place in chosen if place is not None]
-    if len(known) < len(chosen) or len(set(known)) != len(known) or not 1 <= len(known) <= 2:
+    if len(set(known)) != len(chosen) or not 1 <= len(known) <= 2:
         raise ConfigError(
             f"{path} has the outputs {', '.join('/'.join(each) or '?' for each in names)}, and "
             f"outputs is {outputs!r}. Expected one, or two different ones, means first and natural "
             "log variances second; name or number them, or call them mu and logvar."
         )
-    return tuple(known)
+    return known
 
 
 def _latent_of(
@@ -108,29 +104,21 @@ def _latent_of(
 
     ``columns`` are the numbers of columns of the one output or the two.
     """
-    if len(columns) == 2 and (posterior is False or columns[0] != columns[1]):
-        raise ConfigError(
-            f"{path} has two outputs with {columns[0]} and {columns[1]} columns, and posterior="
-            f"{posterior}. Expected as many log variances as means; name the outputs with outputs=."
-        )
+    pair = len(columns) == 2
     total = None if columns[0] is None else len(columns) * columns[0]
-    if len(columns) == 2:
+    if posterior is None and pair:
         posterior = True
     elif posterior is None and total is not None and latent_size is not None:
         posterior = {latent_size: False, 2 * latent_size: True}.get(total)
-    if posterior is None or (total is None and latent_size is None):
+    size = latent_size or (total or 0) // (1 + bool(posterior))
+    fits = size > 0 and total in (None, size * (1 + bool(posterior)))
+    if posterior is None or not fits or (pair and (not posterior or columns[0] != columns[-1])):
         raise ConfigError(
-            f"{path} returns {total or 'an unknown number of'} numbers per image with "
-            f"latent_size={latent_size} and posterior={posterior}. Expected to know what they are: "
-            "give Bundle.from_encoder posterior=True for means and log variances side by side, "
-            "posterior=False for the vector alone, or a latent_size= that fits."
-        )
-    size = latent_size or (total or 0) // (1 + posterior)
-    if total not in (None, size * (1 + posterior)):
-        raise ConfigError(
-            f"{path} returns {total} numbers per image with latent_size={latent_size} and "
-            f"posterior={posterior}. Expected {'twice ' if posterior else ''}the latent size; "
-            "correct the arguments."
+            f"{path} returns {' and '.join(str(each or 'any') for each in columns)} numbers per "
+            f"image, with latent_size={latent_size} and posterior={posterior}. Expected as many as "
+            "the latent size (posterior=False), or twice as many: means and as many log variances "
+            "(posterior=True), in two outputs or side by side; give Bundle.from_encoder posterior= "
+            "or a latent_size= that fits."
         )
     return size, posterior
 
@@ -144,17 +132,19 @@ def _check_golden(
     """
     image = golden[0] if isinstance(golden[0], np.ndarray) else read_image(golden[0])
     expected = _vector(golden[1], encoding)
+    limit = GOLDEN_TOLERANCE * float(np.abs(expected).max()) + 1e-4
 
-    def vector_of(described: BundleSpec, shown: NDArray[np.uint8]) -> NDArray[np.float64]:
-        return np.asarray(means(run(described, shown[None]), encoding)[0], np.float64)
+    def vector_of(described: BundleSpec, image: NDArray[np.uint8]) -> NDArray[np.float64]:
+        return np.asarray(means(run(described, image[None]), encoding)[0], np.float64)
+
+    def fits(vector: NDArray[np.float64]) -> bool:
+        return bool(np.abs(vector - expected).max() <= limit)
 
     vector = vector_of(spec, image)
-    if _same(vector, expected):
+    if fits(vector):
         return
-    remedies = [
-        name for name, other in other_images(spec) if _same(vector_of(other, image), expected)
-    ]
-    if spec.image.in_graph and _same(vector_of(spec, image[..., ::-1]), expected):
+    remedies = [name for name, other in other_images(spec) if fits(vector_of(other, image))]
+    if spec.image.in_graph and fits(vector_of(spec, image[..., ::-1])):
         remedies.append("red and blue swapped in the graph (export it with the other colour order)")
     cause = (
         f"with {remedies[0]} it is right"
@@ -173,8 +163,6 @@ def other_images(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
     Nothing for a network that converts images in its graph.
     """
     image = spec.image
-    if image.in_graph:
-        return
     ranges: dict[str, tuple[float, Any, Any]] = {
         "": (image.scale, image.mean, image.std),
         "scale=255, mean 0 and std 1": (255.0, (0, 0, 0), (1, 1, 1)),
@@ -185,31 +173,22 @@ def other_images(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
     orders: tuple[Literal["RGB", "BGR"], ...] = ("RGB", "BGR")
     for (name, (scale, mean, std)), order in itertools.product(ranges.items(), orders):
         words = [name, f"color_order={order!r}" if order != image.color_order else ""]
-        if any(words):
+        if any(words) and not image.in_graph:
             changed = dataclasses.replace(image, scale=scale, mean=mean, std=std, color_order=order)
             yield " and ".join(filter(None, words)), dataclasses.replace(spec, image=changed)
 
 
-def _same(vector: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
-    limit = GOLDEN_TOLERANCE * float(np.abs(expected).max()) + 1e-4
-    return bool(np.abs(vector - expected).max() <= limit)
-
-
 def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:
-    if isinstance(given, (str, Path)):
-        try:
+    """Return the (D,) expected means, from an array or an ``.npy`` file."""
+    try:
+        if isinstance(given, (str, Path)):
             stream = io.BytesIO(read_plain(given, MAX_VECTOR_BYTES))
             given = np.lib.format.read_array(stream, allow_pickle=False)
-        except DAMAGED as error:
-            raise InputError(
-                f"the golden vector {given} cannot be read: {reason_of(error)}. Expected an .npy "
-                "file of numbers; write it with numpy.save."
-            ) from error
-    try:
         vector = np.asarray(given, np.float64).reshape(-1)
-    except (TypeError, ValueError) as error:
+    except DAMAGED as error:
         raise InputError(
-            f"the golden vector holds no numbers: {error}. Expected the means of one image."
+            f"the golden vector cannot be read: {reason_of(error)}. Expected the means of one "
+            "image, as an array or an .npy file that numpy.save wrote."
         ) from error
     size = len(encoding.low)
     if vector.size not in ((size, 2 * size) if encoding.posterior else (size,)):

@@ -1,10 +1,10 @@
-"""What an ``.onnx`` file says of itself: its input, its outputs, and Intel's ``model_info``."""
+"""What callers say of other people's networks, and what an ``.onnx`` file says of itself."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -26,7 +26,6 @@ _ORDERS = {
     **dict.fromkeys(("false", "no", "0", ""), "BGR"),
 }
 """Of a network's channels, by what ``reverse_input_channels`` says."""
-
 
 GoldenFrame = tuple[str | Path | NDArray[np.uint8], str | Path | NDArray[np.floating[Any]]]
 Run = Callable[[BundleSpec, NDArray[np.uint8]], NDArray[np.float32]]
@@ -54,7 +53,6 @@ class ImageFacts(TypedDict, total=False):
     """``(top, left, height, width)`` cut out of the given image first."""
     resize: Literal["none", "pil_bilinear"]
     """How other sizes are brought to ``height`` and ``width``; ``"none"`` unless given."""
-
     name: str | None
     """The bundle's name; the file's name unless given."""
 
@@ -63,8 +61,7 @@ class ClassifierFacts(ImageFacts, total=False):
     """What a caller may say of a classifier."""
 
     labels: Sequence[str] | None
-    """One per output, in order. For a network with one output: two, of which it gives the
-    second."""
+    """One per output, in order. Of one output: two, of which it gives the second."""
     success_label: str | None
     """Which label means success."""
     output: Output | None
@@ -108,147 +105,138 @@ def describing(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be described with these arguments: {error}") from error
 
 
-def read_model(path: Path, *, trusted: bool) -> Any:
-    """Return the OpenVINO model of an ``.onnx`` file; errors as ``from_model``."""
-    if path.suffix not in (".onnx", ".xml"):
-        raise ConfigError(f"{path} is no .onnx file. Expected one; export the network as ONNX.")
-    content = read_bytes(path, None)
-    if not trusted:
-        try_network(path, content)
-    return openvino_model(import_openvino(), path, content)
+class NetworkFile:
+    """An ``.onnx`` file as OpenVINO reads it, tried in a child unless it is trusted.
 
-
-def check_shape(path: Path, model: Any, output_index: int) -> None:
-    """Raise ConfigError unless the model maps images to rows of numbers."""
-    check_ends(path, len(model.inputs), len(model.outputs), output_index)
-    source, target = model.input(0).partial_shape, model.output(output_index).partial_shape
-    if source.rank.is_dynamic or len(source) != 4 or target.rank.is_dynamic or len(target) != 2:
-        raise ConfigError(
-            f"{path} turns {source} into {target}. Expected images (N, 3, H, W) or (N, H, W, 3) "
-            "to (N, columns); give a network of that form, flattened at its end."
-        )
-
-
-def columns_of(model: Any, index: int) -> int | None:
-    """Return how many numbers an output has for each image; None where that is open."""
-    size = model.output(index).partial_shape[1]
-    return None if size.is_dynamic else int(size.get_length())
-
-
-def read_image_spec(
-    path: Path,
-    model: Any,
-    info: dict[str, Any],
-    given: ImageFacts,
-    method: str,
-    also: Mapping[str, object] | None = None,
-) -> ImageSpec:
-    """Return the network's image specification, from its file and the caller's arguments.
-
-    ``info`` is of :func:`read_model_info`. Messages name ``method`` of Bundle; values of ``also``
-    that are None are missing too.
+    Errors are those of ``Bundle.from_model``.
     """
-    kind = model.input(0).element_type.get_type_name()
-    if kind not in ("u8", "f16", "f32"):
-        raise ConfigError(
-            f"{path} takes numbers of the type {kind}. Expected float32, float16 or, where the "
-            "graph converts images itself, uint8; export it with an input of float32."
-        )
-    in_graph = kind == "u8"
-    said = {key: value for key, value in given.items() if value is not None}
-    scaling = [key for key in _SCALING if key in said]
-    if in_graph and scaling:
-        raise ConfigError(
-            f"{path} takes uint8 images, so {', '.join(f'{name}=' for name in scaling)} would "
-            "never be applied. Expected a graph that normalises them itself and no such argument; "
-            "leave out the argument, or export the network with an input of float32."
-        )
-    if in_graph or scaling:
-        info = {key: value for key, value in info.items() if key not in _SCALING}
-    if in_graph:
-        info |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    facts = {"color_order": "RGB", **info, **_sizes(path, model, given.get("layout")), **said}
-    needed = {key: facts.get(key) for key in ("layout", "height", "width")} | dict(also or {})
-    needed |= {key: facts.get(key) for key in ("mean", "std")}
-    if missing := [key for key, value in needed.items() if value is None]:
-        raise ConfigError(
-            f"{path} does not say {', '.join(missing)}. Expected these facts, which cannot be "
-            f"guessed; give Bundle.{method} the arguments {', '.join(f'{m}=' for m in missing)}."
-        )
-    if in_graph and (facts["layout"] != "NHWC" or facts["color_order"] != "RGB"):
-        raise ConfigError(
-            f"{path} takes uint8 images in {facts['layout']} and {facts['color_order']}. "
-            "Expected NHWC and RGB where the graph converts images itself; export it without its "
-            "preprocessing, or with a transposition and channel reversal inside the graph (pass "
-            "color_order='RGB' then)."
-        )
-    with describing(path):
-        known: dict[str, Any] = {key: facts[key] for key in _OF_IMAGE if key in facts}
-        return ImageSpec(in_graph=in_graph, **known)
+
+    def __init__(self, path: Path, *, trusted: bool) -> None:
+        if path.suffix not in (".onnx", ".xml"):
+            raise ConfigError(f"{path} is no .onnx file. Expected one; export the network as ONNX.")
+        content = read_bytes(path, None)
+        if not trusted:
+            try_network(path, content)
+        self.path = path
+        self.model = openvino_model(import_openvino(), path, content)
+        self.info = _model_info(path, content)
+        """What Intel's ``model_info`` says: ``labels``, ``threshold`` and :class:`ImageFacts`."""
+
+    def columns(self, index: int) -> int | None:
+        """Return how many numbers an output has for each image; None where that is open.
+
+        ConfigError unless it has rows of numbers, one for each image.
+        """
+        check_ends(self.path, len(self.model.inputs), len(self.model.outputs), index)
+        source = self.model.input(0).partial_shape
+        target = self.model.output(index).partial_shape
+        if source.rank.is_dynamic or len(source) != 4 or target.rank.is_dynamic or len(target) != 2:
+            raise ConfigError(
+                f"{self.path} turns {source} into {target}. Expected images (N, 3, H, W) or "
+                "(N, H, W, 3) to (N, columns); give a network of that form, flattened at its end."
+            )
+        return None if target[1].is_dynamic else int(target[1].get_length())
+
+    def image_spec(self, given: ImageFacts, method: str, **also: object) -> ImageSpec:
+        """Return the network's image specification, from its file and the caller's arguments.
+
+        Messages name ``method`` of Bundle; values of ``also`` that are None are missing too.
+        """
+        path, info = self.path, self.info
+        kind = self.model.input(0).element_type.get_type_name()
+        if kind not in ("u8", "f16", "f32"):
+            raise ConfigError(
+                f"{path} takes numbers of the type {kind}. Expected float32, float16 or, where the "
+                "graph converts images itself, uint8; export it with an input of float32."
+            )
+        in_graph = kind == "u8"
+        said = {key: value for key, value in given.items() if value is not None}
+        scaling = [key for key in _SCALING if key in said]
+        if in_graph and scaling:
+            raise ConfigError(
+                f"{path} takes uint8 images, so {', '.join(f'{name}=' for name in scaling)} would "
+                "never be applied. Expected a graph that normalises them itself; leave out the "
+                "argument, or export the network with an input of float32."
+            )
+        if in_graph or scaling:
+            info = {key: value for key, value in info.items() if key not in _SCALING}
+        if in_graph:
+            info |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        facts = {"color_order": "RGB", **info, **self._sizes(given.get("layout")), **said}
+        needed = {key: facts.get(key) for key in ("layout", "height", "width")} | also
+        needed |= {key: facts.get(key) for key in ("mean", "std")}
+        if missing := [key for key, value in needed.items() if value is None]:
+            raise ConfigError(
+                f"{path} does not say {', '.join(missing)}. Expected these facts, which cannot be "
+                f"guessed; give Bundle.{method} the arguments "
+                f"{', '.join(f'{name}=' for name in missing)}."
+            )
+        if in_graph and (facts["layout"] != "NHWC" or facts["color_order"] != "RGB"):
+            raise ConfigError(
+                f"{path} takes uint8 images in {facts['layout']} and {facts['color_order']}. "
+                "Expected NHWC and RGB where the graph converts images itself; export it without "
+                "its preprocessing, or with a transposition and channel reversal inside the graph "
+                "(pass color_order='RGB' then)."
+            )
+        with describing(path):
+            return ImageSpec(
+                in_graph=in_graph, **{key: facts[key] for key in _OF_IMAGE if key in facts}
+            )
+
+    def _sizes(self, layout: str | None) -> dict[str, Any]:
+        """Return the known ones of layout, height and width."""
+        sizes = self.model.input(0).partial_shape
+        shape = [None if size.is_dynamic else size.get_length() for size in sizes]
+        axes = {"NCHW": (1,), "NHWC": (3,)}.get(layout or "", (1, 3))
+        if not {shape[axis] for axis in axes} & {3, None}:
+            raise ConfigError(
+                f"{self.path} takes inputs of shape {sizes}, no images of 3 channels. Expected RGB "
+                "or BGR; export it with the conversion from colour in its graph."
+            )
+        if layout is None and (shape[1] == 3) != (shape[3] == 3):
+            layout = "NCHW" if shape[1] == 3 else "NHWC"
+        height, width = shape[2:] if layout == "NCHW" else shape[1:3]
+        known = {"layout": layout, "height": height, "width": width} if layout else {}
+        return {key: value for key, value in known.items() if value is not None}
 
 
-def _sizes(path: Path, model: Any, layout: str | None) -> dict[str, Any]:
-    """Return layout, height and width of a graph's input, those that it tells."""
-    sizes = model.input(0).partial_shape
-    shape = [None if size.is_dynamic else size.get_length() for size in sizes]
-    axes = {"NCHW": (1,), "NHWC": (3,)}.get(layout or "", (1, 3))
-    if not {shape[axis] for axis in axes} & {3, None}:
-        raise ConfigError(
-            f"{path} takes inputs of shape {sizes}, no images of 3 channels. Expected RGB or "
-            "BGR; export it with the conversion from colour in its graph."
-        )
-    if layout is None and (shape[1] == 3) != (shape[3] == 3):
-        layout = "NCHW" if shape[1] == 3 else "NHWC"
-    if layout is None:
-        return {}
-    rows, columns = (2, 3) if layout == "NCHW" else (1, 2)
-    told = {"layout": layout, "height": shape[rows], "width": shape[columns]}
-    return {key: value for key, value in told.items() if value is not None}
-
-
-def read_model_info(path: Path) -> dict[str, Any]:
+def _model_info(path: Path, content: bytes) -> dict[str, Any]:
     """Return what ``model_info`` in the metadata of an ``.onnx`` file says.
 
-    The keys are ``labels``, ``threshold`` and those of :class:`ImageFacts`. model_api gives
-    networks BGR images: ``reverse_input_channels`` is true for a network that takes RGB.
-    ``resize_type`` is ignored: it means OpenCV's resizing, and a bundle has only the antialiased
-    one.
+    model_api gives networks BGR images: ``reverse_input_channels`` is true for one that takes RGB.
+    ``resize_type`` is ignored: OpenCV's resizing is not the antialiased one of bundles.
     """
     raw = {
         key.removeprefix("model_info").strip(" ./:"): value.strip()
-        for key, value in read_metadata(path.read_bytes()).items()
+        for key, value in read_metadata(content).items()
         if key.startswith("model_info")
     }
+
+    def numbers(key: str) -> tuple[float, ...]:
+        try:
+            values = tuple(float(item) for item in raw.get(key, "").replace(",", " ").split())
+        except ValueError:
+            values = (math.nan,)
+        if len(values) not in (0, 1, 3) or not all(map(math.isfinite, values)):
+            raise _wrong(path, key, raw[key], "one finite number or three")
+        return values
+
     info: dict[str, Any] = {}
     if raw.get("labels"):
         info["labels"] = tuple(raw["labels"].split())
-    mean, std = (_numbers(path, raw, key) for key in ("mean_values", "scale_values"))
+    mean, std = numbers("mean_values"), numbers("scale_values")
     if mean or std:  # in grey levels, and in the network's channel order
         info |= {"mean": ((mean or (0.0,)) * 3)[:3], "std": ((std or (1.0,)) * 3)[:3], "scale": 1.0}
-    reverse = raw.get("reverse_input_channels")
-    if reverse is not None:
-        if (word := reverse.lower()) not in _ORDERS:
+    if (reverse := raw.get("reverse_input_channels")) is not None:
+        if reverse.lower() not in _ORDERS:
             raise _wrong(path, "reverse_input_channels", reverse, "True or False")
-        info["color_order"] = _ORDERS[word]
+        info["color_order"] = _ORDERS[reverse.lower()]
     for key, name in (("height", "orig_height"), ("width", "orig_width")):
-        if (numbers := _numbers(path, raw, name)) and numbers[0] > 0:
-            info[key] = int(numbers[0])
-    if numbers := _numbers(path, raw, "confidence_threshold"):
-        info["threshold"] = numbers[0]
+        if (size := numbers(name)) and size[0] > 0:
+            info[key] = int(size[0])
+    if threshold := numbers("confidence_threshold"):
+        info["threshold"] = threshold[0]
     return info
-
-
-def _numbers(path: Path, raw: Mapping[str, str], key: str) -> tuple[float, ...] | None:
-    """Return one number or three; None if the file has none."""
-    if key not in raw:
-        return None
-    try:
-        values = tuple(float(item) for item in raw[key].replace(",", " ").split())
-    except ValueError:
-        values = ()
-    if len(values) not in (1, 3) or not all(map(math.isfinite, values)):
-        raise _wrong(path, key, raw[key], "one finite number or three")
-    return values
 
 
 def _wrong(path: Path, key: str, value: str, expected: str) -> ConfigError:

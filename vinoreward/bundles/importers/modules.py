@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.probe import read_weights
-from vinoreward.errors import (
-    ConfigError,
-    ModelCorruptError,
-    ModelNotFoundError,
-    needed_for,
-)
+from vinoreward.bundles.importers.facts import describing
+from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
 from vinoreward.images import ImageSpec
 
 if TYPE_CHECKING:
     from torch import nn
+
+_OF_MODULES = ("height", "width", "mean", "std", "scale", "color_order")
+_Bundle = TypeVar("_Bundle", bound=Any)
+
+
+def import_module(
+    make: Callable[..., _Bundle],
+    module: nn.Module,
+    weights: str | Path | None,
+    path: str | Path,
+    default: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    *,
+    pair: bool = False,
+) -> _Bundle:
+    """Export a module with its preprocessing; return what ``make`` makes of the file.
+
+    ``facts`` go before ``default``. Only with ``pair`` the module may return two tensors.
+    """
+    path = Path(path)
+    known = {key: value for key, value in facts.items() if value is not None}
+    given = {**default, **{key: known.pop(key) for key in _OF_MODULES if key in known}}
+    with describing(path):
+        image = ImageSpec(**given)
+    if export_module(module, weights, path, image, pair=pair):
+        known["posterior"] = True
+    bundle = make(path, height=image.height, width=image.width, **known)
+    # What the graph does by now.
+    image = dataclasses.replace(bundle.spec.image, **given)
+    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
 
 
 def export_module(
@@ -27,7 +54,7 @@ def export_module(
     """Load the weights into the module and write it as ONNX: uint8 RGB ``(N, H, W, 3)`` to rows.
 
     Without ``weights`` the module has them. Return whether it returned means and log variances
-    apart, which are one output now. Only with ``pair`` it may.
+    apart, which are one output now.
     """
     with needed_for("exporting a module", "train"):
         import torch
@@ -35,16 +62,15 @@ def export_module(
         from vinoreward.backends.torch_networks import WithPreprocess
     if path.suffix != ".onnx":
         raise ConfigError(f"the export is named {path}. Expected a name that ends in .onnx.")
+    name = type(module).__name__
     module = copy.deepcopy(module).eval().to("cpu")
     if weights is not None:
-        state = without_prefix(load_state(Path(weights)), module.state_dict())
         try:
-            module.load_state_dict(state, strict=True)
+            module.load_state_dict(without_prefix(load_state(Path(weights)), module.state_dict()))
         except RuntimeError as error:
             raise ModelCorruptError(
-                f"{weights} does not hold the weights of {type(module).__name__}. Expected its "
-                "complete state dict; give the module that the file belongs to. "
-                f"{str(error)[:300]}"
+                f"{weights} does not hold the weights of {name}. Expected its complete state dict; "
+                f"give the module that the file belongs to. {str(error)[:300]}"
             ) from error
     shape = (2, 3, image.height, image.width)
     try:
@@ -52,19 +78,14 @@ def export_module(
             output = module(torch.zeros(shape))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{type(module).__name__} does not run on floats of shape {shape}: {error} Expected a "
-            "module from images to vectors; correct height and width, or give the encoder alone."
+            f"{name} does not run on floats of shape {shape}: {error} Expected a module from "
+            "images to vectors; correct height and width, or give the encoder alone."
         ) from error
     parts = list(output) if isinstance(output, (tuple, list)) else [output]
-    if len(parts) > 1 + pair or any(
-        not isinstance(part, torch.Tensor) or part.ndim != 2 or len(part) != 2 for part in parts
-    ):
-        kinds = ", ".join(
-            str(tuple(part.shape)) if isinstance(part, torch.Tensor) else type(part).__name__
-            for part in parts
-        )
+    kinds = [tuple(getattr(part, "shape", ())) or type(part).__name__ for part in parts]
+    if len(parts) > 1 + pair or any(len(kind) != 2 or kind[0] != 2 for kind in kinds):
         raise ConfigError(
-            f"{type(module).__name__} returns {kinds} for two images. Expected (2, D)"
+            f"{name} returns {', '.join(map(str, kinds))} for two images. Expected (2, D)"
             f"{' or two of them, (mu, logvar)' if pair else ''}; give the "
             f"{'encoder' if pair else 'classifier'} alone, wrapped in a module if necessary."
         )
@@ -85,7 +106,7 @@ def export_module(
     # WithPreprocess divides by 255 and takes RGB; mean and std are in the network's channel order.
     order = slice(None, None, -1) if image.color_order == "BGR" else slice(None)
     mean, std = (
-        [value * image.scale / 255.0 for value in list(values)[order]]
+        [value * image.scale / 255.0 for value in values[order]]
         for values in (image.mean, image.std)
     )
     export_onnx(WithPreprocess(SideBySide(), mean, std), path, image.height, image.width)
