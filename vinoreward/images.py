@@ -59,6 +59,7 @@ _DAMAGED = (
 )  # fmt: skip
 
 Side = Annotated[Whole, Field(ge=1, le=MAX_SIDE)]
+Corner = Annotated[Whole, Field(ge=0, le=MAX_SIDE)]
 Positive = Annotated[Number, Field(gt=0)]
 
 
@@ -104,7 +105,7 @@ class ImageSpec(StrictModel):
     """Per channel of the bare network, in units of ``pixel / scale``."""
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """As ``mean``."""
-    crop: tuple[Whole, Whole, Whole, Whole] | None = None
+    crop: tuple[Corner, Corner, Side, Side] | None = None
     """``(top, left, height, width)`` in pixels of the image given."""
     resize: Literal["none", "pil_bilinear"] = "none"
     """``none``: any other size is an error. ``pil_bilinear``: antialiased, as Pillow does it."""
@@ -123,20 +124,15 @@ class ImageSpec(StrictModel):
     def __post_init__(self) -> None:
         if self.in_graph and self.layout != "NHWC":
             wrong("image.layout", self.layout, "NHWC where the graph takes uint8 (in_graph)")
-        if self.crop is not None:
-            self._check_crop(self.crop)
+        size = (self.height, self.width)
+        if self.crop and self.resize == "none" and self.crop[2:] != size:
+            expected = f"a crop of {self.height} x {self.width} pixels, or a resize"
+            wrong("image.crop", self.crop, expected)
         for key, item in self.scene.items():
             if isinstance(item, (dict, list)) or item is None:
                 wrong(f"image.scene.{key}", item, "a string, number, true or false")
         if self.views:
             self._check_views()
-
-    def _check_crop(self, crop: tuple[int, ...]) -> None:
-        if min(crop[:2]) < 0 or min(crop[2:]) < 1 or max(crop) > MAX_SIDE:
-            wrong("image.crop", crop, f"(top, left, height, width) within {MAX_SIDE} pixels")
-        if self.resize == "none" and crop[2:] != (self.height, self.width):
-            expected = f"a crop of {self.height} x {self.width} pixels, or a resize"
-            wrong("image.crop", crop, expected)
 
     def _check_views(self) -> None:
         heights = [view.height for view in self.views]
@@ -144,12 +140,9 @@ class ImageSpec(StrictModel):
             wrong("image.views", heights, f"heights that add up to {self.height}, the image's")
         if self.crop is not None:
             wrong("image.crop", self.crop, "null in an image of several views")
-        cameras = self.cameras
-        for view in self.views:
-            first = cameras[view.name]
-            if (view.source, view.height) != (first.source, first.height):
-                expected = "one source and height for all views of a camera"
-                wrong("image.views", (view.name, view.source, view.height), expected)
+        kinds = {(view.name, view.source, view.height) for view in self.views}
+        if len(kinds) > len(self.cameras):
+            wrong("image.views", kinds, "one source and height for all views of a camera")
         pairs = [(view.name, view.age) for view in self.views]
         if len(set(pairs)) < len(pairs):
             wrong("image.views", pairs, "different names, or different ages of one name")
@@ -313,11 +306,9 @@ def layout_of(shape: tuple[int, ...], where: str) -> Layout:
     channels = next((count for count in (3, 1) if len(shape) == 3 and count in shape[::2]), None)
     if channels is None:
         raise ConfigError(
-            f"{where} has shape {shape}. Expected a colour image, (height, width, 3) or "
-            "(3, height, width), or a grey one, (height, width), (height, width, 1) or (1, height, "
-            "width); choose another image_source, or give a callable that makes the image. For "
-            "several images in one observation give the newest: a bundle that looks at the last "
-            "ones keeps them itself."
+            f"{where} has shape {shape}. Expected one image, in colour with 3 channels first or "
+            "last, or grey; choose another image_source, or give a callable that makes the image "
+            "(of several the newest: a bundle of the last ones keeps them itself)."
         )
     if shape[0] == shape[2]:
         raise ConfigError(

@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.card import front_matter, model_card
 from vinoreward.bundles.hub import download
+from vinoreward.bundles.save import front_matter, model_card
 from vinoreward.errors import (
     BundleEditedError,
     BundleError,

@@ -76,7 +76,6 @@ class Bundle:
             ModelNotFoundError: no such bundle, or one of its files is missing.
             BundleError: the description is not valid, or of a newer schema.
             BundleEditedError: a file was changed after saving, or it is not the pinned bundle.
-            ConfigError: ``sha256`` is no SHA-256.
         """
         folder = locate.find(path_or_name).absolute()  # a worker may start in another folder
         spec = locate.read_spec(folder, check_hash=verify, pinned=sha256)
@@ -87,16 +86,11 @@ class Bundle:
     def from_hub(cls, name: str, *, sha256: str | None = None, trusted: bool = False) -> Bundle:
         """Load a bundle of the Hugging Face Hub; it is downloaded once.
 
-        Example::
-
-            bundle = Bundle.from_hub("owner/name@revision")
-            env = LearnedReward(env, bundle)
-
         Args:
             name: ``owner/name`` or ``owner/name@revision``; a revision is a branch, a tag or a
                 whole commit, ``main`` by default. Only a commit, or ``sha256``, pins the bundle.
-            sha256: as in :meth:`load`.
-            trusted: as in :meth:`load`.
+            sha256: as in :meth:`load`, as is ``trusted``.
+            trusted: allow any operators, of any cost.
 
         Raises:
             ConfigError: the name has another form.
@@ -206,8 +200,8 @@ class Bundle:
     def second_look_band(self, precision: str) -> float | None:
         """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
 
-        None for other precisions than INT8, and if the INT8 network decides alone. Where means over
-        shifts count, they are FP32's. ``precision`` is a resolved one.
+        None if the network of the resolved ``precision`` decides alone. Means over translations are
+        FP32's.
         """
         decision = self.spec.decision
         if precision != "int8" or not decision.int8_band:
@@ -285,14 +279,10 @@ class Bundle:
     def save(
         self, path: str | Path, golden_images: NDArray[Any], *, overwrite: bool = False
     ) -> Bundle:
-        """Write a bundle made by :meth:`from_model` or :meth:`from_encoder` as a folder.
+        """Write a bundle made of a model file as the folder ``path``; return the saved bundle.
 
-        The outputs recorded for the golden frames are those of OpenVINO in FP32.
-
-        Args:
-            path: the new folder.
-            golden_images: ``(N, h, w, 3)`` uint8 RGB, a few typical images of every label.
-            overwrite: replace an existing bundle.
+        ``golden_images`` are ``(N, h, w, 3)`` uint8 RGB, a few typical ones of every label. Their
+        recorded outputs are OpenVINO's in FP32. ``overwrite`` replaces an existing bundle.
 
         Raises:
             ConfigError: the bundle is saved already, or ``path`` exists.

@@ -24,19 +24,17 @@ MAX_GOLDEN = 256
 MADE_UP = 4
 MAX_GOLDEN_BYTES = 64 << 20
 
-# Backends and processors add in different orders. On an untrained SqueezeNet at 96 x 128, OpenVINO
-# and ONNX Runtime were within 1e-6 of PyTorch; the limit leaves room for trained networks.
 FLOAT_TOLERANCE = 1e-2
-# INT8 kernels differ between processor generations (with and without VNNI): only a large difference
-# of a probability shows that something is broken.
+"""Share of the largest logit. Backends and processors add in different orders, within 1e-6 on an
+untrained SqueezeNet; trained networks need more room."""
 INT8_TOLERANCE = 0.1
-# Of the band within which FP32 decides: so far may log-odds differ, whatever the probability does.
+"""Of a probability: INT8 kernels differ between processor generations (with and without VNNI)."""
 BAND_SHARE = 0.25
-
-# Of latent vectors: the unit of a dimension without a known posterior is this share of its range;
+"""Of the band within which FP32 decides: so far may log-odds differ."""
 RANGE_SHARE = 0.05
-# FP32 may differ by this many units, or by this share of the largest number if that is more.
+"""The unit of a latent dimension without a known posterior, as a share of its range."""
 FLOAT_SHARE = 0.1
+"""Units by which FP32 may differ, or if that is more ``FLOAT_ROUNDING`` of the largest number."""
 FLOAT_ROUNDING = 1e-3
 LOG_VARIANCE_TOLERANCE = 0.1
 
@@ -70,14 +68,13 @@ class Golden:
                 f"the golden frames are {images.shape} {images.dtype}. Expected 1 to {MAX_GOLDEN} "
                 f"images of {shape} uint8; give images as prepare() returns them."
             )
-        for name, values in (("logits", self.logits), ("logits_int8", self.logits_int8)):
-            if values is not None and (
-                values.dtype != np.float32
-                or values.shape != (count, spec.width)
-                or not np.isfinite(values).all()
-            ):
+        for values in (self.logits, self.logits_int8):
+            if values is None:
+                continue
+            fits = values.dtype == np.float32 and values.shape == (count, spec.width)
+            if not fits or not np.isfinite(values).all():
                 raise BundleError(
-                    f"the golden {name} are {values.shape} {values.dtype}. Expected finite float32 "
+                    f"the golden logits are {values.shape} {values.dtype}. Expected finite float32 "
                     f"of shape {(count, spec.width)}, one row per frame; record them again."
                 )
 
@@ -111,7 +108,7 @@ def read_golden(path: Path, spec: BundleSpec) -> Golden:
             f"{path} holds {names or 'nothing'}. Expected images, logits and perhaps logits_int8; "
             "save the bundle again."
         )
-    golden = Golden(arrays["images"], arrays["logits"], arrays.get("logits_int8"))
+    golden = Golden(**arrays)
     golden.check(spec)
     return golden
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from vinoreward.bundles.schema import BundleSpec, check_file_name
-from vinoreward.errors import BundleEditedError, BundleError, ConfigError, ModelNotFoundError
+from vinoreward.errors import BundleEditedError, BundleError, ModelNotFoundError
 from vinoreward.files import is_inside, parse_json, read_plain, sha256, shown
 
 GROUP = "vinoreward.bundles"
@@ -28,7 +27,7 @@ MODEL_FILES = (
 MAX_SPEC_BYTES = 1 << 20
 MAX_HASH_BYTES = 1024
 MAX_FILE_BYTES = 512 << 20
-MAX_TOTAL_BYTES = 2 << 30
+_LIMITS = {SPEC_FILE: MAX_SPEC_BYTES, SPEC_HASH_FILE: MAX_HASH_BYTES, "all its files": 2 << 30}
 
 
 def known_names() -> list[str]:
@@ -98,8 +97,12 @@ def read_spec(folder: Path, *, check_hash: bool = False, pinned: str | None = No
         if recorded.is_file():
             expected = read_plain(recorded, MAX_HASH_BYTES).decode("ascii", "replace").strip()[:80]
     digest = hashlib.sha256(data).hexdigest()
-    if pinned is not None:
-        _check_pinned(folder, digest, pinned)
+    if pinned is not None and digest != pinned.lower():
+        raise BundleEditedError(
+            f"{folder} is not the bundle that was asked for: the SHA-256 of its {SPEC_FILE} is "
+            f"{digest}. Expected {pinned.lower()!r:.70}; get the bundle from the source of that "
+            "hash, or copy all 64 digits of it."
+        )
     try:
         value = parse_json(data)
     except ValueError as error:
@@ -120,19 +123,6 @@ def read_spec(folder: Path, *, check_hash: bool = False, pinned: str | None = No
             f"{GOLDEN_FILE} among them; save the bundle again, its network as ONNX."
         )
     return spec
-
-
-def _check_pinned(folder: Path, digest: str, pinned: str) -> None:
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", pinned):
-        raise ConfigError(
-            f"sha256 is {pinned[:80]!r}. Expected 64 hexadecimal digits, as bundle.sha256 holds "
-            "them; copy the whole line."
-        )
-    if digest != pinned.lower():
-        raise BundleEditedError(
-            f"{folder} is not the bundle that was asked for: the SHA-256 of its {SPEC_FILE} is "
-            f"{digest}. Expected {pinned.lower()}; get the bundle from the source of that hash."
-        )
 
 
 @contextlib.contextmanager
@@ -185,10 +175,8 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
 
 def check_sizes(bundle: str, sizes: Mapping[str, int]) -> None:
     """Raise BundleError if files of these names, or all together, are larger than a bundle's."""
-    limits = {SPEC_FILE: MAX_SPEC_BYTES, SPEC_HASH_FILE: MAX_HASH_BYTES}
     for name, size in {**sizes, "all its files": sum(sizes.values())}.items():
-        most = MAX_TOTAL_BYTES if name == "all its files" else limits.get(name, MAX_FILE_BYTES)
-        if size > most:
+        if size > (most := _LIMITS.get(name, MAX_FILE_BYTES)):
             raise BundleError(
                 f"{name} of {bundle} would be {size} bytes. Expected at most {most}, as of any "
                 "bundle; nothing was read."

@@ -79,14 +79,12 @@ class Encoding(StrictModel):
     def __post_init__(self) -> None:
         sizes = (len(self.low), len(self.high), len(self.low if self.std is None else self.std))
         if len(set(sizes)) > 1 or sizes[0] < 1:
-            expected = "one number each for every dimension"
-            wrong("encoding.low, high, std", sizes, expected)
+            wrong("encoding.low, high, std", sizes, "one number each for every dimension")
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
             wrong("encoding.low, high", (self.low[:8], self.high[:8]), "low below high everywhere")
         if self.log_variance_output is not None and not self.posterior:
-            wrong(
-                "encoding.log_variance_output", self.log_variance_output, "null without posterior"
-            )
+            index = self.log_variance_output
+            wrong("encoding.log_variance_output", index, "null without posterior")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -215,9 +213,6 @@ class BundleSpec(StrictModel):
 def check_file_name(name: str) -> None:
     """Raise BundleError unless ``name`` is a plain relative name that stays within the folder."""
     if len(name) > 200 or not _FILE_NAME.fullmatch(name) or ".." in name.split("/"):
-        wrong(
-            "a file name in the bundle",
-            name,
-            "a plain relative name like images/roc.png, of letters, digits, '.', '_' and '-'",
-            "do not use this bundle unless you trust where it comes from",
-        )
+        expected = "a plain relative name of letters, digits, '.', '_' and '-'"
+        remedy = "do not use this bundle unless you trust where it comes from"
+        wrong("a file name in the bundle", name, expected, remedy)

@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.card import front_matter
 from vinoreward.bundles.locate import find, known_names
-from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.save import front_matter, save_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import atomic_path, read_plain, write_text

@@ -152,17 +152,20 @@ class NetworkFile:
         in_graph = kind == "u8"
         said = {key: value for key, value in given.items() if value is not None}
         scaling = [key for key in _SCALING if key in said]
-        if in_graph and scaling:
-            raise ConfigError(
-                f"{path} takes uint8 images, so {', '.join(f'{name}=' for name in scaling)} would "
-                "never be applied. Expected a graph that normalises them itself; leave out the "
-                "argument, or export the network with an input of float32."
-            )
         if in_graph or scaling:
             info = {key: value for key, value in info.items() if key not in _SCALING}
-        if in_graph:
-            info |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
         facts = {"color_order": "RGB", **info, **self._sizes(given.get("layout")), **said}
+        if in_graph:
+            fixed = {"layout": "NHWC", "color_order": "RGB"}
+            unlike = [key for key, value in fixed.items() if facts.get(key, value) != value]
+            if useless := [*scaling, *unlike]:
+                raise ConfigError(
+                    f"{path} takes uint8 images, so {', '.join(f'{key}=' for key in useless)} "
+                    "would never be applied. Expected RGB in NHWC where the graph converts images "
+                    "itself; leave out the argument, or export the network with an input of "
+                    "float32, or with a transposition and channel reversal inside the graph."
+                )
+            facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
         needed = {key: facts.get(key) for key in ("layout", "height", "width")} | also
         needed |= {key: facts.get(key) for key in ("mean", "std")}
         if missing := [key for key, value in needed.items() if value is None]:
@@ -170,13 +173,6 @@ class NetworkFile:
                 f"{path} does not say {', '.join(missing)}. Expected these facts, which cannot be "
                 f"guessed; give Bundle.{method} the arguments "
                 f"{', '.join(f'{name}=' for name in missing)}."
-            )
-        if in_graph and (facts["layout"] != "NHWC" or facts["color_order"] != "RGB"):
-            raise ConfigError(
-                f"{path} takes uint8 images in {facts['layout']} and {facts['color_order']}. "
-                "Expected NHWC and RGB where the graph converts images itself; export it without "
-                "its preprocessing, or with a transposition and channel reversal inside the graph "
-                "(pass color_order='RGB' then)."
             )
         with describing(path):
             return ImageSpec(

@@ -249,11 +249,12 @@ def _network(
             shift = self.tensors(convolution, "bias")[0] if bias in state else None
             x = self.padded(x, side, stride) if same else x
             x = functional.conv2d(x, weight, shift, stride, 0 if same else side // 2)
+            weight, shift = self.tensors(norm, "weight", "bias")
             if jax:
-                return functional.group_norm(x, 4, *self.tensors(norm, "weight", "bias"))
+                return functional.group_norm(x, 4, weight, shift)
             used[f"{norm}.num_batches_tracked"] = None
-            parts = self.tensors(norm, "running_mean", "running_var", "weight", "bias")
-            return functional.batch_norm(x, *parts)
+            mean, variance = self.tensors(norm, "running_mean", "running_var")
+            return functional.batch_norm(x, mean, variance, weight, shift)
 
         def padded(self, x: Tensor, side: int, stride: int, value: float = 0.0) -> Tensor:
             """Pad as JAX's ``SAME``: what is odd goes to the bottom and the right."""

@@ -104,9 +104,9 @@ def export_module(
             return torch.cat(list(output) if isinstance(output, (tuple, list)) else [output], 1)
 
     # WithPreprocess divides by 255 and takes RGB; mean and std are in the network's channel order.
-    order = slice(None, None, -1) if image.color_order == "BGR" else slice(None)
+    step = -1 if image.color_order == "BGR" else 1
     mean, std = (
-        [value * image.scale / 255.0 for value in values[order]]
+        [value * image.scale / 255.0 for value in list(values)[::step]]
         for values in (image.mean, image.std)
     )
     export_onnx(WithPreprocess(SideBySide(), mean, std), path, image.height, image.width)
