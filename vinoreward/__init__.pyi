@@ -1,12 +1,10 @@
 from .backends.base import load_backend
 from .bundles.bundle import Bundle
 from .encoders import Encoder
-from .rewards.alarms import FalseClaimAlarm, RateAlarm
+from .rewards.alarms import FalseClaimAlarm, PrecisionBound, RateAlarm, TrustMonitor
 from .rewards.classifier import Classifier
 from .rewards.decision import SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
-from .rewards.precision import PrecisionBound
-from .rewards.trust import TrustMonitor
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
 from .wrappers.render_once import ImageInInfo

@@ -10,7 +10,7 @@ import pytest
 
 from vinoreward import FalseClaimAlarm, PrecisionBound, RateAlarm, TrustMonitor
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.trust import Ended, OodImages
+from vinoreward.rewards.alarms import Ended, OodImages
 
 ALPHA = 0.05
 

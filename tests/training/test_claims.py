@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vinoreward.errors import DatasetError
-from vinoreward.rewards.trust import TrustMonitor
+from vinoreward.rewards.alarms import TrustMonitor
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of, of_run
 from vinoreward_training.policy.claims import ClaimSample

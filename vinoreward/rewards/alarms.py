@@ -1,12 +1,49 @@
-"""Says during a training that the reward may no longer be trusted."""
+"""Whether a training's reward may still be trusted: sequential tests, all behind one object.
+
+A trainer hands each finished episode to a :class:`TrustMonitor`, whatever its loop: SB3's callback,
+``vinoreward train`` and ``vinoreward actors`` use the same one. All hold numbers alone, so a
+recorded training can be replayed.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from vinoreward.errors import ConfigError
+
+TITLES = {
+    "false": "false claims",
+    "ood": "out-of-distribution images",
+    "early": "early claims",
+    "precision": "labelled claims",
+}
+"""What each test is called in a report; its evidence is logged under its key."""
+TESTS: tuple[str, ...] = tuple(TITLES)
+OOD_SHARE = 0.1
+"""Share of an episode's images that are out of distribution where the episode is: a guard that was
+calibrated on a few images of each episode may find one of hundreds out of distribution by
+chance."""
+PRECISION = 0.9
+"""Share of the claims that must be successes, as far as people have labelled them."""
+_TEXTS = {
+    "false": "{} of the last {} claimed successes are false. The policy may have found what fools "
+    "the classifier: watch it (vinoreward play) and audit the classifier (vinoreward audit) before "
+    "going on",
+    "ood": "{} of the last {} episodes show images unlike those of the classifier's training. "
+    "Camera or light may have changed, or the policy has found where it sees nothing known: watch "
+    "it (vinoreward play), and capture or label such images before going on",
+    "early": "{} of the last {} episodes end with a claim before step {earliest}, where no success "
+    "is possible. The classifier claims what it sees on the way: label such claims (vinoreward "
+    "label) and mend it (vinoreward mend) before going on",
+}
+_HALVINGS = 60
+"""Of an interval of length 1: to a double's precision."""
 
 
 class RateAlarm:
@@ -20,8 +57,6 @@ class RateAlarm:
     the null hypothesis holds, false alarms are at least ``episodes`` episodes apart on average,
     even though the policy keeps changing.
 
-    It holds numbers alone, so a recorded training can be replayed.
-
     Args:
         allowed: probability in an episode that is no reason for an alarm, above 0 and below 1.
         episodes: mean number of episodes between false alarms at least, above 1.
@@ -31,8 +66,7 @@ class RateAlarm:
     """
 
     def __init__(self, allowed: float = 0.05, episodes: float = 1000) -> None:
-        # Written so that NaN fails too.
-        if not (0 < allowed < 1 and 1 < episodes < math.inf):
+        if not (0 < allowed < 1 and 1 < episodes < math.inf):  # NaN fails too
             raise ConfigError(
                 f"found allowed={allowed} and episodes={episodes}. Expected a probability above 0 "
                 "and below 1, and a number of episodes above 1."
@@ -64,31 +98,235 @@ class RateAlarm:
         return True
 
 
-class FalseClaimAlarm:
-    """Tests episode by episode whether claims are no longer successes: a :class:`RateAlarm`.
+class FalseClaimAlarm(RateAlarm):
+    """Tests episode by episode whether claims are no longer successes: a :class:`RateAlarm`."""
 
-    Args:
-        allowed: probability of a false claim in an episode that is no reason for an alarm.
-        episodes: mean number of episodes between false alarms at least.
-
-    Raises:
-        ConfigError: a number that cannot work.
-    """
-
-    def __init__(self, allowed: float = 0.05, episodes: float = 1000) -> None:
-        self._rate = RateAlarm(allowed, episodes)
-        self.allowed, self.episodes = self._rate.allowed, self._rate.episodes
-
-    @property
-    def evidence(self) -> float:
-        """Evidence for more false claims than allowed; the alarm is at ``episodes``."""
-        return self._rate.evidence
-
-    def update(self, claimed: float | None, true: float | None) -> bool:
+    def update(self, claimed: float | None, true: float | None) -> bool:  # type: ignore[override]
         """Take how an episode ended (true or false); return whether to raise the alarm.
 
         After an alarm the evidence begins anew. An episode with a None is skipped.
         """
         if claimed is None or true is None:
             return False
-        return self._rate.update(bool(claimed) and not true)
+        return super().update(bool(claimed) and not true)
+
+
+@dataclass(frozen=True)
+class PrecisionBound:
+    """Bounds on the precision of claims that hold at every number of labels at once.
+
+    A confidence sequence: with a probability of at least ``1 - alpha`` the precision is between
+    ``low`` and ``high`` after each label, so one may look after every one and stop at will. It
+    has every precision whose likelihood is above ``alpha`` times that of the uniform mixture of all
+    precisions (Howard, Ramdas, McAuliffe & Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic
+    confidence sequences", Annals of Statistics, the beta-binomial mixture; the ratio is a
+    nonnegative martingale and Ville's inequality bounds it).
+
+    The labels must be of claims drawn at random, without regard to what they show. Claims of which
+    nobody can tell count as successes for ``high`` and as failures for ``low``.
+
+    Raises:
+        ConfigError: numbers that cannot work.
+    """
+
+    successes: int
+    failures: int
+    unclear: int = 0
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        if min(self.successes, self.failures, self.unclear) < 0 or not 0 < self.alpha < 1:
+            raise ConfigError(f"found {self}. Expected counts from 0, and alpha between 0 and 1.")
+
+    @property
+    def labels(self) -> int:
+        """All of them."""
+        return self.successes + self.failures + self.unclear
+
+    @property
+    def low(self) -> float:
+        """Surely at least this share of the claims are successes."""
+        return 1.0 - _highest(self.failures + self.unclear, self.successes, self.alpha)
+
+    @property
+    def high(self) -> float:
+        """Surely at most this share."""
+        return _highest(self.successes + self.unclear, self.failures, self.alpha)
+
+
+def _highest(successes: int, failures: int, alpha: float) -> float:
+    """Return the greatest share whose likelihood is at least ``alpha`` times the mixture's."""
+    if failures == 0:
+        return 1.0
+    # The mixture of all shares: the integral of p^s (1 - p)^f, a beta function.
+    mixture = math.lgamma(successes + 1) + math.lgamma(failures + 1)
+    mixture -= math.lgamma(successes + failures + 2)
+    least = mixture + math.log(alpha)
+    inside, outside = successes / (successes + failures), 1.0
+    for _ in range(_HALVINGS):  # the likelihood falls from its greatest value on
+        middle = (inside + outside) / 2
+        if middle >= 1.0:
+            break
+        likelihood = failures * math.log1p(-middle)
+        likelihood += successes * math.log(middle) if successes else 0.0
+        inside, outside = (middle, outside) if likelihood >= least else (inside, middle)
+    return outside
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an episode ended; None where nobody knows."""
+
+    claimed: float | None = None
+    """Whether its last step was claimed to be a success."""
+    true: float | None = None
+    """Whether it was one."""
+    ood: float | None = None
+    """Whether a tenth or more of its images were out of distribution, see :class:`OodImages`."""
+    length: int | None = None
+    """Its steps."""
+
+
+@dataclass
+class OodImages:
+    """Counts the images of an episode that a guard finds out of distribution."""
+
+    scored: int = 0
+    ood: int = 0
+
+    def add(self, info: Mapping[str, Any]) -> None:
+        """Take a step's ``info``."""
+        if "reward_ood" in info:
+            self.scored += 1
+            self.ood += bool(info["reward_ood"] > 1.0)
+
+    @property
+    def many(self) -> bool | None:
+        """Whether ``OOD_SHARE`` of them or more are out of distribution; None without a guard."""
+        return None if self.scored == 0 else 0 < self.ood >= OOD_SHARE * self.scored
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One alarm."""
+
+    test: str
+    """Which test raised it, of :data:`TESTS`."""
+    text: str
+    """What was found and what to do, in a clause."""
+    first: bool
+    """Whether it is this test's first: a policy that cheats goes on, and once is enough to say."""
+
+
+class TrustMonitor:
+    """Takes a training's episodes one by one; says when the reward is no longer to be trusted.
+
+    Each test runs only where what it needs is known:
+
+    - ``false``: claims that are no true successes. Needs the truth.
+    - ``ood``: episodes of which a tenth or more is out of distribution for the bundle's guard.
+      Needs a guard.
+    - ``earliest``: claims before this step of an episode, where no success is possible yet. Needs
+      you to know that step.
+    - labels of people, see :meth:`labelled`. Needs a random sample of the claims.
+
+    Args:
+        false: None: no test.
+        ood: None: no test.
+        earliest: first step of an episode, from 1, at which a success is possible; None: no test.
+        precision: least share of the claims that must be successes, by the labels.
+        window: episodes behind a rate, at least 1.
+
+    Raises:
+        ConfigError: a number that cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        false: FalseClaimAlarm | None = None,
+        ood: RateAlarm | None = None,
+        earliest: int | None = None,
+        precision: float = PRECISION,
+        window: int = 50,
+    ) -> None:
+        if window < 1:
+            raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
+        if earliest is not None and earliest < 1:
+            raise ConfigError(
+                f"earliest is {earliest}. Expected the first step of an episode at which a success "
+                "is possible, from 1; None if nobody knows."
+            )
+        if not 0 < precision < 1:
+            raise ConfigError(f"precision is {precision}. Expected a share between 0 and 1.")
+        self.false, self.ood, self.earliest = false, ood, earliest
+        self.early = None if earliest is None else RateAlarm()
+        self.precision = precision
+        self.bound: PrecisionBound | None = None
+        """From the labels; None before the first."""
+        self.raised = dict.fromkeys(TESTS, 0)
+        """Alarms of each test so far."""
+        self._recent: deque[Ended] = deque(maxlen=window)
+
+    def add(self, ended: Ended) -> list[Alarm]:
+        """Take an episode; return the alarms that it raises."""
+        self._recent.append(ended)
+        raised = {
+            "false": self.false is not None and self.false.update(ended.claimed, ended.true),
+            "ood": self.ood is not None and self.ood.update(ended.ood),
+            "early": self.early is not None and self.early.update(self._is_early(ended)),
+        }
+        alarms = []
+        for test in (test for test in raised if raised[test]):
+            flags = self._flags(test)
+            text = _TEXTS[test].format(sum(flags), len(flags), earliest=self.earliest)
+            alarms.append(self._alarm(test, text))
+        return alarms
+
+    def labelled(self, bound: PrecisionBound) -> list[Alarm]:
+        """Take what people said of a random sample of claims; return the alarm that it raises.
+
+        It is raised when the bound is surely below ``precision``, and again only after it was not.
+        """
+        before = self.bound is not None and self.bound.high < self.precision
+        self.bound = bound
+        if bound.high >= self.precision or before:
+            return []
+        text = (
+            f"of {bound.labels} labelled claims {bound.failures} are no successes: surely at most "
+            f"{bound.high:.0%} of the claims are any, and {self.precision:.0%} were expected. Mend "
+            "the classifier with these labels (vinoreward mend) before going on"
+        )
+        return [self._alarm("precision", text)]
+
+    def readings(self) -> dict[str, float]:
+        """Return the rates over the last episodes and each test's evidence, where known."""
+        readings: dict[str, float] = {}
+        for name in ("claim", "ood", "early"):
+            if flags := self._flags(name):
+                readings[f"{name}_rate"] = float(np.mean(flags))
+        if self.false is not None and any(one.true is not None for one in self._recent):
+            readings["false_evidence"] = self.false.evidence
+        if self.ood is not None and "ood_rate" in readings:
+            readings["ood_evidence"] = self.ood.evidence
+        if self.early is not None and "early_rate" in readings:
+            readings["early_evidence"] = self.early.evidence
+        if self.bound is not None:
+            readings |= {"precision_low": self.bound.low, "precision_high": self.bound.high}
+        return {**readings, "alarms": float(sum(self.raised.values()))}
+
+    def _flags(self, name: str) -> list[bool]:
+        """Return what is known of the last episodes; of false claims only where one was made."""
+        if name == "false":
+            return [one.true == 0 for one in self._recent if one.claimed]
+        of = {"claim": lambda one: one.claimed, "ood": lambda one: one.ood, "early": self._is_early}
+        return [bool(flag) for flag in map(of[name], self._recent) if flag is not None]
+
+    def _alarm(self, test: str, text: str) -> Alarm:
+        self.raised[test] += 1
+        return Alarm(test, text, self.raised[test] == 1)
+
+    def _is_early(self, ended: Ended) -> bool | None:
+        if self.earliest is None or ended.claimed is None or ended.length is None:
+            return None
+        return bool(ended.claimed) and ended.length < self.earliest

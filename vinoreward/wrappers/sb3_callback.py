@@ -9,8 +9,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
-from vinoreward.rewards.trust import TESTS, Alarm, Ended, OodImages, TrustMonitor
+from vinoreward.rewards.alarms import (
+    TESTS,
+    Alarm,
+    Ended,
+    FalseClaimAlarm,
+    OodImages,
+    RateAlarm,
+    TrustMonitor,
+)
 from vinoreward.rewards.truth import Truth, claim_of
 
 with needed_for("vinoreward.wrappers.sb3_callback", "train"):

@@ -27,8 +27,7 @@ from vinoreward.files import (
     write_bytes,
     write_text,
 )
-from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
-from vinoreward.rewards.trust import Ended, TrustMonitor
+from vinoreward.rewards.alarms import Ended, FalseClaimAlarm, RateAlarm, TrustMonitor
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluator, Pair, Played
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import CHECKPOINT

@@ -14,10 +14,15 @@ import gymnasium as gym
 import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
+from vinoreward.rewards.alarms import (
+    TITLES,
+    Ended,
+    FalseClaimAlarm,
+    PrecisionBound,
+    RateAlarm,
+    TrustMonitor,
+)
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.precision import PrecisionBound
-from vinoreward.rewards.trust import TITLES, Ended, TrustMonitor
 from vinoreward_training.bench.rewards import one_thread
 from vinoreward_training.bench.rows import Row
 from vinoreward_training.configs import BenchConfig

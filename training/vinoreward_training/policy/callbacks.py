@@ -13,9 +13,14 @@ from tqdm import tqdm
 
 from vinoreward.errors import DatasetError, RunFolderError
 from vinoreward.files import read_json, shown, write_json
-from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
-from vinoreward.rewards.precision import PrecisionBound
-from vinoreward.rewards.trust import TESTS, Ended, TrustMonitor
+from vinoreward.rewards.alarms import (
+    TESTS,
+    Ended,
+    FalseClaimAlarm,
+    PrecisionBound,
+    RateAlarm,
+    TrustMonitor,
+)
 from vinoreward.wrappers.sb3 import claimed_image
 from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig

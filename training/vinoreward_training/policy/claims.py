@@ -15,7 +15,7 @@ from PIL import Image
 from vinoreward.errors import DatasetError, InputError
 from vinoreward.files import write_bytes
 from vinoreward.images import read_image
-from vinoreward.rewards.precision import PrecisionBound
+from vinoreward.rewards.alarms import PrecisionBound
 from vinoreward_training.labelling.labels import LABELS, Label, read_labels, settled
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, digest_of
 from vinoreward_training.runs.report import read_table, write_table

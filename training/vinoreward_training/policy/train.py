@@ -18,8 +18,8 @@ from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, 
 from vinoreward.files import read_json, write_json
 from vinoreward.machine import usable_cores
 from vinoreward.processes import interrupt_between, thread_limits
+from vinoreward.rewards.alarms import TITLES
 from vinoreward.rewards.ood import GUARD_FILE
-from vinoreward.rewards.trust import TITLES
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.configs.policies import Learner

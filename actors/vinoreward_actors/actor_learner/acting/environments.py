@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, InputError, VinorewardError
-from vinoreward.rewards.trust import OodImages
+from vinoreward.rewards.alarms import OodImages
 from vinoreward.rewards.truth import Truth, claim_of
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_actors.policies.spec import PolicySpec
