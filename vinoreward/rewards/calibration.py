@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -53,10 +54,7 @@ class Threshold:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for the bundle's ``decision.chosen_for``."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in self.__dict__.items()
-        }
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
 
 def temperature(
@@ -66,41 +64,33 @@ def temperature(
 ) -> float:
     """Return the T that makes ``softmax(logits / T)`` most likely (Guo et al. 2017, ICML).
 
-    ``logits`` are ``(N, K)``, of data that the network was not trained on; ``labels`` are ``(N,)``
-    column numbers, or with ``success``, the column of success, 1 for success and 0 for a failure of
-    any kind. T is within 0.05 and 20, and at least 1 where a label has fewer than :data:`FEW`
-    frames or the labels are separated perfectly: there the lowest T would always be the likeliest.
-    With two classes no decision at a correspondingly moved threshold changes.
+    ``logits`` are ``(N, K)``, finite, of data that the network was not trained on; ``labels`` are
+    ``(N,)`` column numbers, or with ``success``, the column of success, 1 for success and 0 for a
+    failure of any kind. T is within 0.05 and 20, and at least 1 where a label has fewer than
+    :data:`FEW` frames or the labels are separated perfectly: there the lowest T would always be the
+    likeliest. With two classes no decision at a correspondingly moved threshold changes.
     """
-    values = np.asarray(logits, dtype=np.float64)
-    targets = np.asarray(labels)
-    if values.ndim != 2 or values.shape[1] < 2 or targets.shape != values.shape[:1]:
-        raise InputError(
-            f"found logits of shape {values.shape} and labels of shape {targets.shape}. Expected "
-            "(N, K) with K at least 2, and (N,)."
-        )
-    if len(values) == 0 or not np.isfinite(values).all():
-        raise InputError(
-            f"found {len(values)} rows of logits, or NaN or infinity among them. Expected at least "
-            "one row of finite numbers."
-        )
-    if targets.min() < 0 or targets.max() >= values.shape[1]:
-        raise InputError(
-            f"found labels from {targets.min()} to {targets.max()}. Expected 0 to "
-            f"{values.shape[1] - 1}, the columns of the logits."
-        )
+    values, targets = np.asarray(logits, dtype=np.float64), np.asarray(labels)
     columns = np.arange(values.shape[1])
     possible = columns == targets[:, None]
     if success is not None:
         possible = (columns == success) == (targets[:, None] == 1)
-
-    def total(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
-        highest = scaled.max(axis=1)
-        return np.asarray(np.log(np.exp(scaled - highest[:, None]).sum(axis=1)) + highest)
+    one_of_several = possible.any(axis=1) & ~possible.all(axis=1)
+    if not len(values) or not np.isfinite(values).all() or not one_of_several.all():
+        raise InputError(
+            f"found logits of shape {values.shape}, with NaN or infinity among them or labels that "
+            "are none of their columns. Expected one row or more of finite numbers, at least two "
+            "columns, and labels that number them from 0."
+        )
+    # Not scipy.stats, which takes a second to load.
+    with needed_for("calibration", "train"):
+        from scipy.optimize import minimize_scalar
+        from scipy.special import logsumexp
 
     def loss(log_t: float) -> float:
         scaled = values / math.exp(log_t)
-        return float((total(scaled) - total(np.where(possible, scaled, -np.inf))).mean())
+        own = logsumexp(np.where(possible, scaled, -np.inf), axis=1)
+        return float((logsumexp(scaled, axis=1) - own).mean())
 
     low, high = (math.log(bound) for bound in TEMPERATURES)
     counts = np.unique(targets, return_counts=True)[1]
@@ -108,8 +98,6 @@ def temperature(
     if len(counts) < 2 or counts.min() < FEW or (own > others).all():
         low = 0.0
     # The loss is convex in 1 / T, hence it has one minimum in log T: a bounded search finds it.
-    with needed_for("calibration", "train"):
-        from scipy.optimize import minimize_scalar
     best = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
     return float(math.exp(min((low, high, float(best.x)), key=loss)))
 
@@ -125,13 +113,10 @@ def clopper_pearson(
     if not 0 <= k <= n or int(k) != k or int(n) != n:
         raise ConfigError(f"found {k} events in {n} trials. Expected whole numbers, 0 <= k <= n.")
     _check_rate("confidence", confidence)
-    if side not in ("two", "upper", "lower"):
-        raise ConfigError(f"side is {side!r}. Expected 'two', 'upper' or 'lower'.")
     if n == 0:
         return 0.0, 1.0
     error = (1.0 - confidence) / (2.0 if side == "two" else 1.0)
     with needed_for("calibration", "train"):
-        # Not scipy.stats, which takes a second to load.
         from scipy.special import betainccinv, betaincinv
     low = 0.0 if k == 0 or side == "upper" else float(betaincinv(k, n - k + 1, error))
     high = 1.0 if k == n or side == "lower" else float(betainccinv(k + 1, n - k, error))
@@ -202,10 +187,8 @@ def threshold_for_fpr(
             f"false-positive rate of {target_fpr:g} at {confidence:g} confidence even without a "
             f"single error; capture {needed - len(negative)} more, or accept a higher target_fpr."
         )
-    by_episode = len(peaks) >= needed
-    allowed = _allowed(len(negative), target_fpr, confidence)
-    smallest = _above(negative, allowed)
-    if by_episode:
+    smallest = _above(negative, _allowed(len(negative), target_fpr, confidence))
+    if len(peaks) >= needed:
         smallest = max(smallest, _above(peaks, _allowed(len(peaks), target_fpr, confidence)))
     if smallest > 1.0:
         raise InputError(
@@ -213,7 +196,7 @@ def threshold_for_fpr(
             "allows. Expected a network that separates them better; look at the highest-scored "
             "failures (wrong labels?), train again with more like them, or raise target_fpr."
         )
-    return _measured(values, success, peaks, smallest, target_fpr, confidence, needed)
+    return _measured(values, success, peaks, smallest, target_fpr, confidence)
 
 
 def threshold_for_recall(
@@ -239,13 +222,12 @@ def threshold_for_recall(
     values, success, groups = _checked(probabilities, labels, episodes)
     if not success.any():
         raise InputError("found no success frame. Expected some, to keep a recall.")
-    needed = negatives_needed(target_fpr, confidence)
     highest = np.sort(values[success])[::-1]
     # Less than a billionth of a frame is rounding.
     least = min(len(highest), max(1, math.ceil(recall * len(highest) - 1e-9)))
     peaks = _peaks(values[~success], groups[~success])
     value = float(highest[least - 1])
-    return _measured(values, success, peaks, value, target_fpr, confidence, needed)
+    return _measured(values, success, peaks, value, target_fpr, confidence)
 
 
 def _measured(
@@ -255,7 +237,6 @@ def _measured(
     value: float,
     target_fpr: float,
     confidence: float,
-    needed: int,
 ) -> Threshold:
     negative, positive = values[~success], values[success]
     wrong, wrong_episodes = int((negative >= value).sum()), int((peaks >= value).sum())
@@ -266,9 +247,9 @@ def _measured(
     if episode_bound > target_fpr:
         notes.append(
             f"The bound per episode is {episode_bound:.3g}, above the target of {target_fpr:g}: "
-            f"{len(peaks)} episodes with failures were found and {needed} are needed. Frames of an "
-            "episode resemble each other, so the bound per frame is optimistic; capture more, "
-            "shorter episodes."
+            f"{len(peaks)} episodes with failures were found and "
+            f"{negatives_needed(target_fpr, confidence)} are needed. Frames of an episode resemble "
+            "each other, so the bound per frame is optimistic; capture more, shorter episodes."
         )
     if not len(positive):
         notes.append("No success frame was found: the recall is not known.")
@@ -292,15 +273,12 @@ def _measured(
 
 
 def _allowed(n: int, target: float, confidence: float) -> int:
-    """Most errors in ``n`` whose upper bound is within the target; 0 errors must be."""
-    low, high = 0, n
-    while low < high:
-        middle = (low + high + 1) // 2
-        if clopper_pearson(middle, n, confidence, "upper")[1] <= target:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """Return the most errors in ``n`` whose upper bound is within the target, at least 0."""
+
+    def upper(errors: int) -> float:
+        return clopper_pearson(errors, n, confidence, "upper")[1]
+
+    return max(0, bisect.bisect_right(range(n + 1), target, key=upper) - 1)
 
 
 def _above(values: NDArray[np.float64], allowed: int) -> float:
@@ -314,8 +292,8 @@ def _above(values: NDArray[np.float64], allowed: int) -> float:
 
 def _peaks(values: NDArray[np.float64], groups: NDArray[Any]) -> NDArray[np.float64]:
     """Return the highest value of each group."""
-    _, inverse = np.unique(groups, return_inverse=True)
-    peaks = np.zeros(int(inverse.max()) + 1 if len(inverse) else 0)
+    names, inverse = np.unique(groups, return_inverse=True)
+    peaks = np.zeros(len(names))
     np.maximum.at(peaks, inverse, values)
     return peaks
 
