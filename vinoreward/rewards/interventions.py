@@ -67,7 +67,6 @@ class SearchSpace:
     """
 
     name: str
-    """For the report, such as ``"object removed"``."""
     axes: tuple[Axis, ...]
     """The two first are drawn as a plane."""
     set_state: Callable[[NDArray[np.float64]], bool | None]
@@ -77,31 +76,24 @@ class SearchSpace:
 
 
 def interventions_of(env: Any) -> tuple[Intervention, ...]:
-    """Return what an environment (``env.unwrapped``) offers; none where it has no such method.
+    """Return what an environment (``env.unwrapped``) offers, none where it has no such method.
 
-    Raises:
-        ConfigError: it gives something else.
+    ConfigError if it gives something else.
     """
-    offer = getattr(env, "audit_interventions", None)
-    return () if offer is None else apart(offer(), type(env).__name__)[0]
+    return _offered(env)[0]
 
 
 def spaces_of(env: Any) -> tuple[SearchSpace, ...]:
-    """Return what an environment (``env.unwrapped``) lets be searched; none without such a method.
+    """Return what an environment lets be searched; as :func:`interventions_of`."""
+    return _offered(env)[1]
 
-    Raises:
-        ConfigError: it gives something else.
-    """
-    offer = getattr(env, "audit_spaces", None)
-    if offer is None:
-        return ()
-    others, spaces = apart(offer(), type(env).__name__)
-    if others:
-        raise ConfigError(
-            f"{type(env).__name__}.audit_spaces() gives interventions. Expected a list of "
-            "vinoreward.SearchSpace; audit_interventions() gives those."
-        )
-    return spaces
+
+def _offered(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+    """Return what both methods of an environment give; either may give both kinds."""
+    name = type(env).__name__
+    changes, spaces = apart(getattr(env, "audit_interventions", tuple)(), name)
+    more_changes, more_spaces = apart(getattr(env, "audit_spaces", tuple)(), name)
+    return changes + more_changes, spaces + more_spaces
 
 
 def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
@@ -117,8 +109,7 @@ def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[Sear
         )
     spaces = tuple(one for one in every if isinstance(one, SearchSpace))
     for space in spaces:
-        good = space.axes and all(-np.inf < axis.low < axis.high < np.inf for axis in space.axes)
-        if not good:
+        if not (space.axes and all(-np.inf < one.low < one.high < np.inf for one in space.axes)):
             raise ConfigError(
                 f"the search space {space.name!r} of {source} has the axes {space.axes}. Expected "
                 "at least one, each with a low below its high."
