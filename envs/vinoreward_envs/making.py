@@ -17,7 +17,8 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.images import check_scene
 from vinoreward.machine import usable_cores
-from vinoreward.rewards.classifier import Classifier, check_origin
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.reward_model import check_origin
 from vinoreward.wrappers.autoreset import VectorAutoreset
 from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.vector import LearnedReward as VectorLearnedReward

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from predicted_rewards import PredictedRewards
 
 from vinoreward.arrays import Arrays
-from vinoreward.rewards.decision import Decision, RewardOptions
+from vinoreward.rewards.decision import RewardOptions
 
 COUNT = 4
 TORCH = Arrays(torch, torch.device("cpu"))
@@ -50,8 +51,8 @@ def test_tensors_are_paid_as_arrays(
         success_hold_steps=hold,
         on_ood=on_ood,
     )
-    host = Decision(options, 0.5, COUNT, leave)
-    device = Decision(options, 0.5, COUNT, leave, TORCH)
+    host = PredictedRewards(options, 0.5, COUNT, leave)
+    device = PredictedRewards(options, 0.5, COUNT, leave, TORCH)
     own, ended = np.array([-1.0, -5.0, -1.0, 2.0]), np.array([False, True, False, False])
     for probabilities, scores, stepped, begun in steps:
         probability = np.array(probabilities, np.float32)
@@ -78,15 +79,15 @@ def test_tensors_are_paid_as_arrays(
             if one is not None:
                 np.testing.assert_array_equal(one.numpy(), other)
                 assert one.numpy().dtype == other.dtype
-        host.reset(np.array(begun), probability)
-        device.reset(torch.tensor(begun), torch.tensor(probability))
+        host.begin(np.array(begun), probability)
+        device.begin(torch.tensor(begun), torch.tensor(probability))
 
 
 def test_what_is_no_number_claims_nothing_and_pays_as_a_failure() -> None:
     every, zeros = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.float64)
     probability = torch.tensor([float("nan"), 0.0])
     for mode, paid in (("sparse", 0.0), ("probability", 0.0), ("log_odds", -20.0)):
-        decision = Decision(RewardOptions(reward_mode=mode), 0.0, 2, arrays=TORCH)
+        decision = PredictedRewards(RewardOptions(reward_mode=mode), 0.0, 2, arrays=TORCH)
         found = decision.decide(every, probability, probability, zeros, ~every)
         assert found.claimed.tolist() == [False, True]
         assert found.rewards[0] == paid

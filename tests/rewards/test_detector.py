@@ -17,7 +17,7 @@ from vinoreward import Classifier, SuccessDetector
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.rewards.prediction import log_odds, sigmoid
+from vinoreward.rewards.classifier import log_odds, sigmoid
 
 PROBABILITIES = st.floats(0, 1, width=32)
 
@@ -164,7 +164,7 @@ def test_the_reward_function_is_imitations(bundle: Bundle) -> None:
         assert np.array_equal(reward(batch, nothing, planes, nothing), found)
         graded = classifier.as_reward_fn("log_odds")
         assert np.array_equal(graded(batch, nothing, batch, nothing), classifier.log_odds(batch))
-        with pytest.raises(InputError, match="images"):
+        with pytest.raises(ConfigError, match="Expected a colour image"):
             reward(batch, nothing, np.zeros((8, 4)), nothing)
         for wrong in ("dense", ["claim"]):
             with pytest.raises(ConfigError):

@@ -20,8 +20,8 @@ from vinoreward import Bundle, Classifier
 from vinoreward.backends.base import load_backend
 from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import with_rectifiers_fused
-from vinoreward.errors import ConfigError
-from vinoreward.rewards.on_device import scored_again
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.rewards.classifier import scored_again
 
 NAME = "panda-hover-classifier"
 
@@ -113,8 +113,16 @@ def test_on_cuda_the_recorded_work_is_replayed_for_its_number_of_images(
 
 
 def test_another_backend_is_refused() -> None:
-    with Classifier(NAME) as classifier, pytest.raises(ConfigError, match="torch backend"):
+    with Classifier(NAME) as classifier, pytest.raises(InputError, match=r"a Tensor.*numpy array"):
         classifier.predict(torch.zeros((1, 96, 128, 3), dtype=torch.uint8))
+
+
+def test_tensors_of_another_size_are_refused() -> None:
+    images = torch.zeros((1, 90, 128, 3), dtype=torch.uint8)
+    with Classifier(NAME, backend="torch") as classifier:
+        assert not classifier.takes(images)
+        with pytest.raises(InputError, match=r"a Tensor.*numpy array"):
+            classifier.predict(images)
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])

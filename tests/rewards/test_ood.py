@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tiny_network import forge
 from toy_environments import save_toy_bundle
 
 from vinoreward import Bundle, Classifier
-from vinoreward.errors import BundleError, InputError
+from vinoreward.errors import BundleError
 from vinoreward.files import read_npz
 from vinoreward.rewards.ood import (
     FALSE_ALARMS,
@@ -183,12 +184,11 @@ def test_a_new_colour_counts_in_each_channel_of_each_pixel(
     assert guard.ood_score(changed)[0] > 0.0
 
 
-def test_what_it_cannot_learn_from(guard: OodDetector) -> None:
-    few = LEAST_EPISODES - 1
-    with pytest.raises(InputError, match=f"of {few} episodes.*at least {LEAST_EPISODES}"):
-        OodDetector.fit(scenes(30, 0), scenes(few, 1), np.arange(few))
-    with pytest.raises(InputError, match=r"images \(1, 9, 9, 3\).*\(N, 40, 56, 3\)"):
-        guard.ood_score(np.zeros((1, 9, 9, 3), np.uint8))
+def test_a_detector_can_be_pickled_after_use(guard: OodDetector) -> None:
+    images = scenes(3, 10)
+    before = guard.ood_score(images)
+    again = pickle.loads(pickle.dumps(guard))
+    np.testing.assert_array_equal(again.ood_score(images), before)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,25 @@ def test_a_classifier_says_what_its_guard_says(tmp_path: Path) -> None:
         assert alone.predict(images).ood_score is None
         assert np.flatnonzero(alone.compute_reward(images)).tolist() == [5, 6, 7]
         assert np.flatnonzero(classifier.compute_reward(images)).tolist() == [6, 7]
-        assert np.flatnonzero(classifier.as_reward_fn()(None, None, images, None)).tolist() == [
-            6,
-            7,
-        ]
         assert classifier.predict(images[:0]).ood_score.shape == (0,)
     assert guard_of(save_toy_bundle(tmp_path / "without")) is None
+
+
+@pytest.mark.parametrize(
+    ("reward", "failure"), [("claim", 0), ("probability", 0), ("log_odds", -20)]
+)
+def test_a_reward_function_pays_at_most_a_sure_failure_for_an_ood_image(
+    tmp_path: Path, reward: Any, failure: float
+) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy", seen=(0, 1, 2, 3, 4, 6, 7))
+    images = np.zeros((8, 6, 8, 3), np.uint8)
+    images[..., 0] = np.round(255 * np.arange(8) / 7)[:, None, None]
+    with Classifier(bundle) as classifier, Classifier(bundle, guarded=False) as alone:
+        paid, full = (
+            one.as_reward_fn(reward)(None, None, images, None) for one in (classifier, alone)
+        )
+        assert paid[5] == failure < full[5], "the image that the detector has not seen"
+        known = np.arange(8) != 5
+        np.testing.assert_allclose(paid[known], full[known], rtol=1e-6)
+        assert paid.dtype == np.float32
+        assert classifier.as_reward_fn(reward)(None, None, images[:0], None).shape == (0,)

@@ -32,8 +32,13 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
 from vinoreward.errors import BundleParityError, ConfigError
 from vinoreward.files import sha256
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import logit, shifts_of, sigmoid, unsure
+from vinoreward.rewards.classifier import (
+    Classifier,
+    logit,
+    sigmoid,
+    threshold_distance,
+    translations,
+)
 
 THRESHOLD = 0.7
 BAND = 1.5
@@ -54,7 +59,7 @@ def test_no_error_within_the_band_flips_a_decision(
     exact = np.array([value for value, _ in frames])
     small = exact + np.array([error for _, error in frames])
     band = float(np.abs(small - exact).max()) + 1e-9
-    combined = np.where(unsure(small, threshold, band), exact, small)
+    combined = np.where(threshold_distance(small, threshold) < band, exact, small)
     assert ((combined >= threshold) == (exact >= threshold)).all()
 
 
@@ -64,10 +69,13 @@ def test_the_band_is_open_and_even_on_both_sides(
     values: list[float], threshold: float, band: float
 ) -> None:
     odds = np.array(values)
-    found = unsure(odds, threshold, band)
+    found = threshold_distance(odds, threshold) < band
     assert found.tolist() == [abs(value - threshold) < band for value in values]
-    assert not unsure(odds, threshold, 0.0).any()
-    assert not unsure(odds, math.inf, band).any() and not unsure(odds, -math.inf, band).any()
+    both = threshold_distance(odds, threshold, threshold + 1.0) < band
+    other = threshold_distance(odds, threshold + 1.0) < band
+    assert both.tolist() == (found | other).tolist()
+    assert not (threshold_distance(odds, threshold) < 0.0).any()
+    assert np.isinf([threshold_distance(odds, end) for end in (-math.inf, math.inf)]).all()
 
 
 @given(st.floats(1e-6, 1 - 1e-6))
@@ -241,7 +249,7 @@ def test_an_image_moves_by_a_pixel_and_repeats_its_side(
     count: int, height: int, width: int, seed: int
 ) -> None:
     images = np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), np.uint8)
-    same, left, right = shifts_of(images)
+    same, left, right = translations(images)
     assert np.array_equal(same, images)
     for column in range(width):
         assert np.array_equal(left[:, :, column], images[:, :, min(column + 1, width - 1)])

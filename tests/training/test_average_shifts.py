@@ -12,8 +12,7 @@ from toy_environments import HEIGHT, WIDTH, save_column_bundle
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import sigmoid
+from vinoreward.rewards.classifier import Classifier, sigmoid
 from vinoreward_training.classifier import calibrate
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.cli import main
@@ -168,7 +167,7 @@ def test_int8_is_compared_on_images_that_are_cut_already(tmp_path: Path) -> None
 def test_means_that_change_nothing_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path
 ) -> None:
-    monkeypatch.setattr(calibrate, "shifts_of", lambda images: (images,) * 3)
+    monkeypatch.setattr(calibrate, "translations", lambda images: (images,) * 3)
     path = save_column_bundle(tmp_path / "bundle").path
     words = ["--data", str(data), "--target-fpr", "0.05", "--average-shifts"]
     assert main(["calibrate", "--bundle", str(path), *words]) == 0

@@ -25,8 +25,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
     QuantizationRefusedError,
 )
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import unsure
+from vinoreward.rewards.classifier import Classifier, threshold_distance
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.quantize import command as quantize
 from vinoreward_training.quantize.gate import (
@@ -81,7 +80,7 @@ def test_no_flip_is_left_on_the_frames_on_which_the_band_was_chosen(
     before = np.array([value for value, _ in frames])
     after = before + np.array([error for _, error in frames])
     band = choose_band(before, {"a": after, "exact": before}, threshold, boundary=20)
-    combined = np.where(unsure(after, threshold, band), before, after)
+    combined = np.where(threshold_distance(after, threshold) < band, before, after)
     left = (combined >= threshold) != (before >= threshold)
     # INT8 exactly on the threshold has no distance from it that a band could be wider than.
     assert not left[after != threshold].any()
@@ -128,7 +127,7 @@ def test_flips_are_counted_from_what_fp32_decides_by_means_over_shifts() -> None
     assert found.band == alone.band is not None
     rest = np.flatnonzero(~first)
     judged = rest[boundary_rich(before[rest], 0.5, boundary=500, seed=0)]
-    again = unsure(after, 0.5, found.band)
+    again = threshold_distance(after, 0.5) < found.band
     claimed = np.where(again, decided, after >= 0.5)
     assert found.flips.count == (claimed != decided)[judged].sum()
     assert found.alone.count == ((after >= 0.5) != decided)[judged].sum()
@@ -152,7 +151,7 @@ def test_with_means_over_shifts_fp32_decides_at_least_within_their_band(scale: f
     decided = np.where(near, means, before) >= 0.5
     found = gate(before, {"a": after}, first, 0.5, LIMITS, decided=decided, translation_band=1.5)
     assert found.band is not None and found.band >= 1.5
-    again = unsure(after, 0.5, found.band)
+    again = threshold_distance(after, 0.5) < found.band
     assert found.looks_all == again[~first].mean()
     # What is left are frames that INT8 moved out of the band.
     assert found.flips.count <= (near & ~again & ~first).sum()

@@ -19,8 +19,7 @@ from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import Decision
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.images import ImageSpec
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import Prediction
+from vinoreward.rewards.classifier import Classifier, Prediction
 from vinoreward_training.capture import command as capture
 from vinoreward_training.classifier import score
 from vinoreward_training.classifier.evaluation import episode_rates, reliability, roc_area

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from predicted_rewards import PredictedRewards
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import Corridor, cell_log_odds, save_toy_bundle
 
@@ -23,7 +24,7 @@ from vinoreward import (
     VectorLearnedReward,
 )
 from vinoreward.errors import ConfigError, InputError, OutOfDistributionError
-from vinoreward.rewards.decision import Decision, RewardOptions
+from vinoreward.rewards.decision import RewardOptions
 from vinoreward.rewards.truth import Truth, claim_of
 from vinoreward_training.sb3 import BatchedVecEnv
 
@@ -104,7 +105,7 @@ def test_a_reward_that_counts_has_to_be_finite(toy: Bundle, form: Form, reward: 
 
 
 def test_a_reward_of_no_step_does_not_count() -> None:
-    core = Decision(RewardOptions(env_reward_weight=1.0), 0.5, 2)
+    core = PredictedRewards(RewardOptions(env_reward_weight=1.0), 0.5, 2)
     half, both = np.full(2, 0.1, np.float32), np.zeros(2, np.bool_)
     scores = core.decide(np.array([True, False]), half, half, np.array([2.0, np.nan]), both)
     assert scores.rewards.tolist() == [2.0, 0.0]
@@ -135,7 +136,7 @@ def test_an_ood_image_that_raises_ends_the_hold_as_one_that_is_withheld() -> Non
     ood = np.array([0.1, 3.0], np.float32)
     claims = []
     for on_ood in ("withhold", "raise"):
-        core = Decision(RewardOptions(success_hold_steps=2, on_ood=on_ood), 0.5, 2)
+        core = PredictedRewards(RewardOptions(success_hold_steps=2, on_ood=on_ood), 0.5, 2)
         args = everyone, sure, sure, np.zeros(2), ~everyone
         core.decide(*args, ood_score=ood * 0)
         with contextlib.suppress(OutOfDistributionError):
@@ -172,7 +173,7 @@ def one_ends_as_the_other_is_ood(tmp_path: Path, mode: AutoresetMode | None, **o
         )
         env.reset(seed=0)
     ends.first_cells = (5,)
-    env._model.decision.detector._counter[0] = 1
+    env._model.detector._counter[0] = 1
     ood.cell = 1
     with pytest.raises(OutOfDistributionError):
         env.step(np.array([0, 1]))
@@ -217,7 +218,7 @@ def test_no_hold_goes_on_over_a_step_that_was_not_judged(
     else:
         env = VecLearnedReward(DummyVecEnv([lambda: at(cell)]), toy.path, **options)
         env.reset()
-    env._model.decision.detector._counter[0] = 1
+    env._model.detector._counter[0] = 1
 
     def fails(*_: Any) -> None:
         raise error

@@ -1,40 +1,49 @@
-"""From images to the probability of success."""
+"""From images to the probability of success: a network, and what its outputs mean."""
 
 from __future__ import annotations
 
-import warnings
+import copy
+import functools
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.arrays import Array, is_tensor
+from vinoreward.arrays import Array, Arrays, is_tensor
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.golden import columns
 from vinoreward.bundles.runner import Runner
-from vinoreward.errors import ConfigError, ImageMismatchError, InputError
+from vinoreward.bundles.schema import BundleSpec
+from vinoreward.errors import ConfigError, OutputError
 from vinoreward.images import in_color, layout_of
+from vinoreward.rewards.decision import WITHHELD, check_thresholds
 from vinoreward.rewards.ood import OodDetector, guard_of
-from vinoreward.rewards.prediction import (
-    Prediction,
-    log_odds,
-    logit,
-    scores_of,
-    shifts_of,
-    sigmoid,
-    unsure,
-)
-
-if TYPE_CHECKING:
-    from vinoreward.rewards.on_device import DeviceClassifier
 
 RewardKind = Literal["claim", "probability", "log_odds"]
 
 PARALLEL = 16
 """Images for each thread from which a batch is scored in several."""
+PIECES = {"cpu": 64, "cuda": 1024}
+"""Images that a device scores at once; a processor takes what its cache holds."""
+# Smallest probability of a float32 softmax; the logarithm of 0 would be infinite.
+_LEAST = float(np.finfo(np.float32).tiny)
+
+
+class Prediction(NamedTuple):
+    """What a classifier and its OOD detector say of N images: arrays of the caller's library."""
+
+    probability: Array
+    """(N,) float32, calibrated, from 0 to 1; on a device NaN where the network gave no number."""
+    log_odds: Array
+    """(N,) float32, of the same."""
+    ood_score: Array | None
+    """(N,) float32, how unlike the training images: above 1 the classifier knows nothing of it.
+    None without a detector."""
 
 
 class Classifier(Runner):
@@ -44,9 +53,8 @@ class Classifier(Runner):
     bundle's golden images then.
 
     With INT8 the bundle's FP32 network scores images close to the threshold again
-    (``decision.int8_band``), and its answer counts. :attr:`scored` and :attr:`second_looks` count
-    both in this process. Closer still (``decision.translation_band``) scores are means over the
-    image and its one-pixel translations: test-time augmentation.
+    (``decision.int8_band``), and its answer counts. Closer still (``decision.translation_band``)
+    scores are means over the image and its one-pixel translations: test-time augmentation.
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
@@ -64,8 +72,8 @@ class Classifier(Runner):
         guarded: whether the bundle's OOD detector, if it has one, sees the images too.
 
     Raises:
-        ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or a
-            threshold is no probability, or the exit's is above the other.
+        ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or thresholds
+            that cannot work.
         ModelNotFoundError: there is no such bundle.
     """
 
@@ -83,26 +91,17 @@ class Classifier(Runner):
         exit_threshold: float | None = None,
         guarded: bool = True,
     ) -> None:
-        self.guarded = guarded
-        """Whether the OOD detector sees the images too."""
-        self._auto = precision == "auto"
         super().__init__(
             bundle, backend=backend, device=device, precision=precision, threads=threads
         )
-        decision = self.bundle.spec.decision
-        if threshold is not None and not 0.0 <= threshold <= 1.0:
-            raise ConfigError(
-                f"the threshold is {threshold}. Expected a probability from 0 to 1, or None for the"
-                " bundle's."
-            )
-        self.threshold: float = decision.threshold if threshold is None else float(threshold)
+        self._auto = precision == "auto"
+        self.guarded = guarded
+        """Whether the OOD detector sees the images too."""
+        own = self.bundle.spec.decision.threshold if threshold is None else threshold
+        thresholds = check_thresholds(own, exit_threshold)
+        self.threshold = thresholds[0]
         """Success is claimed where the probability is at least this (compared in float32)."""
-        if exit_threshold is not None and not 0.0 <= exit_threshold <= self.threshold:
-            raise ConfigError(
-                f"the exit threshold is {exit_threshold}. Expected 0 to {self.threshold:g}, the "
-                "threshold: success cannot be harder to keep than to enter."
-            )
-        self.exit_threshold = self.threshold if exit_threshold is None else float(exit_threshold)
+        self.exit_threshold = thresholds[1]
         """Success that is claimed goes on while the probability is at least this."""
         self.prepared: NDArray[np.uint8] | None = None
         """Images of the last :meth:`predict`, as the network got them; None if there were none."""
@@ -113,7 +112,7 @@ class Classifier(Runner):
         self.busy_cores = 0
         """Cores that someone else computes on: so many threads fewer are used in a batch."""
         self._clones: list[Classifier] = []
-        self._on_device: DeviceClassifier | None = None
+        self._on_device: Any = None
 
     @cached_property
     def guard(self) -> OodDetector | None:
@@ -124,12 +123,14 @@ class Classifier(Runner):
     def predict(self, images: Array) -> Prediction:
         """Return what network and OOD detector say of ``(N, H, W, 3)`` uint8 images.
 
-        Tensors that :meth:`takes` are scored on their device, without waiting for it: see
-        :class:`~vinoreward.rewards.on_device.DeviceClassifier`. Errors as :meth:`probability`.
+        Tensors that :meth:`takes` are scored on their device, without waiting for it: where the
+        network gives NaN or infinity the probability is NaN, and :meth:`check` tells. There a call
+        averages over translations of equally many images, the closest ones: to count those that
+        need it, the host would have to wait. Errors as :meth:`probability`.
         """
-        if is_tensor(images):
+        if self.takes(images):
             self.scored += len(images)
-            return self._device().predict(images)
+            return self._predict_on_device(images)
         prepared = self.prepared = self.prepare(images)
         if prepared is None:
             empty = np.zeros(0, np.float32)
@@ -147,7 +148,7 @@ class Classifier(Runner):
     def check(self) -> None:
         """Raise OutputError, once, if the network gave NaN or infinity on a device."""
         if self._on_device is not None:
-            self._on_device.check()
+            self._on_device[0].check("network", "they earned no success")
 
     def probability(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the calibrated probability of success.
@@ -187,22 +188,20 @@ class Classifier(Runner):
 
         It takes ``state, action, next_state, done`` by position or by name and scores
         ``next_state``: ``(N, H, W, 3)`` or ``(N, 3, H, W)`` uint8. The reward is ``"claim"`` (1 or
-        0), ``"probability"`` or ``"log_odds"``. For the last two ``precision="auto"`` means FP32,
-        in a classifier of its own: INT8 is checked for its decisions at the threshold only.
+        0), ``"probability"`` or ``"log_odds"``; an image that is out of distribution earns at most
+        a sure failure: 0, or -20 log-odds. For the last two ``precision="auto"`` means FP32, in a
+        classifier of its own: INT8 is checked for its decisions at the threshold only.
         """
-        if reward == "claim" or not self._auto or self.precision == "fp32":
-            return _RewardFunction(self, reward)
-        exact = Classifier(
-            self.bundle,
-            backend=self.backend_name,
-            device=self.device,
-            precision="fp32",
-            threads=self.threads,
-            threshold=self.threshold,
-            exit_threshold=self.exit_threshold,
-            guarded=self.guarded,
-        )
-        return _RewardFunction(exact, reward)
+        if reward not in get_args(RewardKind):
+            raise ConfigError(
+                f"as_reward_fn was asked for {reward!r}. Expected 'claim', 'probability' or "
+                "'log_odds'."
+            )
+        exact = self
+        if reward != "claim" and self._auto and self.precision != "fp32":
+            exact = copy.copy(self)
+            exact.precision, exact.band = "fp32", None
+        return functools.partial(_imitation_reward, exact, reward)
 
     def close(self) -> None:
         """Free the networks; may be called more than once."""
@@ -212,23 +211,8 @@ class Classifier(Runner):
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {
-            "prepared": None,
-            "scored": 0,
-            "second_looks": 0,
-            "_clones": [],
-            "_on_device": None,
-        }
+        own = {"prepared": None, "scored": 0, "second_looks": 0, "_clones": [], "_on_device": None}
         return {**super().__getstate__(), **own}
-
-    def _device(self) -> DeviceClassifier:
-        if self._on_device is None:
-            from vinoreward.rewards.on_device import DeviceClassifier
-
-            thresholds = self.threshold, self.exit_threshold
-            spec = self.bundle.spec
-            self._on_device = DeviceClassifier(self.backend, spec, thresholds, self.guard)
-        return self._on_device
 
     def _predict(self, images: NDArray[np.uint8]) -> Prediction:
         odds = self._log_odds_of(images)
@@ -252,10 +236,46 @@ class Classifier(Runner):
             self.scored += clone.scored
             self.second_looks += clone.second_looks
             clone.scored = clone.second_looks = 0
-        ood_score: Any = [part.ood_score for part in parts]
-        ood_score = None if ood_score[0] is None else np.concatenate(ood_score)
-        probability = np.concatenate([part.probability for part in parts])
-        return Prediction(probability, np.concatenate([part.log_odds for part in parts]), ood_score)
+        probability, log_odds, ood_score = zip(*parts, strict=True)
+        joined = None if self.guard is None else np.concatenate(ood_score)
+        return Prediction(np.concatenate(probability), np.concatenate(log_odds), joined)
+
+    def _predict_on_device(self, images: Array) -> Prediction:
+        import torch
+
+        from vinoreward.backends.cuda_graph import FiniteCheck, Replayed, equal_pieces
+
+        pieces = equal_pieces(len(images), PIECES[images.device.type])
+        # A caller's inference mode can come and go.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            if self._on_device is None:
+                shape = pieces[0].stop, *images.shape[1:]
+                self._on_device = FiniteCheck(images.device), Replayed[Any](shape)
+            finite, replayed = self._on_device
+            odds = torch.empty(len(images), dtype=torch.float64, device=images.device)
+            ood_score = None if self.guard is None else torch.empty_like(odds, dtype=torch.float32)
+            for piece in pieces:
+                odds[piece], ood = replayed(self._score_on_device, images[piece])
+                if ood_score is not None:
+                    ood_score[piece] = ood
+            # Infinity would be a sure success, and half precision overflows to it.
+            probability = torch.sigmoid(odds).masked_fill(~finite.of(odds), torch.nan)
+            return Prediction(probability.float(), odds.float(), ood_score)
+
+    def _score_on_device(self, images: Array) -> tuple[Array, Array | None]:
+        """Return log-odds and OOD scores of a piece; on CUDA this is recorded and replayed."""
+        network: Any = self.backend
+        ood_score = None if self.guard is None else self.guard.ood_score(images)
+        scores = network.module(images).double()
+        odds = self._odds(scores)
+        if band := self.bundle.spec.decision.translation_band:
+            distance = self._distance(odds)
+            rows = distance.topk(scored_again(len(odds)), largest=False).indices
+            mean = self._translation_mean(
+                lambda moved: network.module(moved).double(), images[rows], scores[rows]
+            )
+            odds[rows] = mean.where(distance[rows] < band, odds[rows])
+        return odds, ood_score
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         prepared = self.prepare(images)
@@ -270,82 +290,122 @@ class Classifier(Runner):
         exact = first
         if again and self.band is not None:
             exact = again[0]
-            rows = self._near(odds, self.band)
+            rows = np.flatnonzero(self._distance(odds) < self.band)
             if len(rows):
                 scores[rows] = scores_of(exact.infer_prepared(images[rows]), spec)
                 odds[rows] = self._odds(scores[rows])
                 self.second_looks += len(rows)
-        if translation_band := spec.decision.translation_band:
-            rows = self._near(odds, translation_band)
+        if spec.decision.translation_band:
+            rows = np.flatnonzero(self._distance(odds) < spec.decision.translation_band)
             if len(rows):
-                moved = exact.infer_prepared(np.concatenate(shifts_of(images[rows])[1:]))
-                left, right = np.split(scores_of(moved, spec), 2)
-                odds[rows] = self._odds((scores[rows] + left + right) / 3)
+                odds[rows] = self._translation_mean(
+                    lambda moved: scores_of(exact.infer_prepared(moved), spec),
+                    images[rows],
+                    scores[rows],
+                )
         return odds
 
-    def _near(self, odds: NDArray[np.float64], band: float) -> NDArray[np.intp]:
-        """Return the rows whose log-odds are within a band of a threshold."""
-        near = unsure(odds, logit(self.threshold), band)
-        if self.exit_threshold < self.threshold:
-            near |= unsure(odds, logit(self.exit_threshold), band)
-        return np.flatnonzero(near)
+    def _translation_mean(
+        self, score: Callable[[Array], Array], images: Array, scores: Array
+    ) -> Array:
+        """Return log-odds of mean scores over images and both their one-pixel translations."""
+        _, left, right = translations(images)
+        moved = score(Arrays.like(images).xp.concatenate([left, right]))
+        return self._odds((scores + moved[: len(images)] + moved[len(images) :]) / 3)
 
-    def _odds(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _distance(self, odds: Array) -> Array:
+        return threshold_distance(odds, *map(logit, {self.threshold, self.exit_threshold}))
+
+    def _odds(self, scores: Array) -> Array:
         spec = self.bundle.spec
         return log_odds(scores, spec.success_index, spec.decision.temperature)
 
 
-_METHODS = {"claim": "compute_reward", "probability": "probability", "log_odds": "log_odds"}
-
-
-class _RewardFunction:
-    """``imitation``'s calling convention; a class so that it can be pickled."""
-
-    def __init__(self, classifier: Classifier, reward: RewardKind) -> None:
-        if reward not in tuple(_METHODS):
-            raise ConfigError(
-                f"as_reward_fn was asked for {reward!r}. Expected 'claim', 'probability' or "
-                "'log_odds'."
-            )
-        self.classifier = classifier
-        self.reward = reward
-
-    def __call__(
-        self, state: object, action: object, next_state: NDArray[Any], done: object
-    ) -> NDArray[np.float32]:
-        if not isinstance(next_state, np.ndarray) or next_state.ndim != 4:
-            raise InputError(
-                f"next_state has shape {np.shape(next_state)}. Expected images, (N, H, W, 3) or "
-                "(N, 3, H, W) uint8; the reward function scores image observations only."
-            )
-        images = in_color(next_state, layout_of(next_state.shape[1:], "next_state"))
-        rewards: NDArray[np.float32] = getattr(self.classifier, _METHODS[self.reward])(images)
+def _imitation_reward(
+    classifier: Classifier,
+    reward: RewardKind,
+    state: object,
+    action: object,
+    next_state: NDArray[np.uint8],
+    done: object,
+) -> NDArray[np.float32]:
+    images = in_color(next_state, layout_of(next_state.shape[1:], "next_state"))
+    if reward == "claim":
+        return classifier.compute_reward(images)
+    rewards: NDArray[np.float32] = getattr(classifier, reward)(images)
+    prepared = classifier.prepare(images)
+    if classifier.guard is None or prepared is None:
         return rewards
+    ood_mask = classifier.guard.ood_score(prepared) > 1.0
+    return np.where(ood_mask, np.minimum(rewards, np.float32(WITHHELD[reward])), rewards)
 
 
-def warn_uncalibrated(bundle: Bundle) -> None:
-    """Warn of a threshold that nobody chose for an error rate."""
-    decision = bundle.spec.decision
-    if not decision.chosen_for:
-        warnings.warn(
-            f"the bundle {bundle.spec.name!r} is not calibrated: its threshold of "
-            f"{decision.threshold:g} was chosen for no false-positive rate. Choose one on labelled "
-            "images with vinoreward calibrate, or give success_threshold.",
-            UserWarning,
-            stacklevel=4,
-        )
+def scored_again(count: int) -> int:
+    """Return how many of N images a device scores again; of hovering arms about 5 % need it."""
+    return min(count, max(64, count // 4))
 
 
-def check_origin(bundle: Bundle) -> None:
-    """Raise ImageMismatchError if a bundle does not say what drew its training images.
+def translations(images: Array) -> tuple[Array, Array, Array]:
+    """Return images (N, H, W, 3) as they are, moved by a pixel to the left, and to the right.
 
-    Otherwise a policy could be claimed to succeed always and never do so.
+    The pixels at a side are repeated there. Strides and pooling make a network's answer depend on
+    where edges lie between pixels (Zhang 2019, "Making convolutional networks shift-invariant
+    again"), and the mean depends on it less. Sideways only: views lie below each other.
     """
-    if not bundle.spec.image.scene:
-        raise ImageMismatchError(
-            f"the bundle {bundle.spec.name!r} does not say what drew the images it was trained "
-            "on. Expected one trained on this scene's (vinoreward capture, then finetune), as its "
-            "probabilities hold for no other image; for the environment of your own images "
-            "name that, with --env and --wrap-bundle, or accept such a bundle here with "
-            "accept_foreign_images=True (--accept-foreign-images)."
+    join = Arrays.like(images).xp.concatenate
+    left = join([images[:, :, 1:], images[:, :, -1:]], 2)
+    right = join([images[:, :, :1], images[:, :, :-1]], 2)
+    return images, left, right
+
+
+def scores_of(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
+    """Return a network's outputs as logits ``(N, K)``, one column per label.
+
+    Raises:
+        OutputError: the bundle says that they are probabilities, and they are not.
+    """
+    values = columns(outputs, spec)
+    if spec.output in ("logits", "logit"):
+        return values
+    if values.min() < -1e-4 or np.abs(values.sum(axis=1) - 1.0).max() > 1e-2:
+        logits = "logit" if spec.output == "probability" else "logits"
+        raise OutputError(
+            f"the network returned {outputs[0].round(4).tolist()} as {spec.output}. Expected "
+            f"numbers of at least 0 that sum to 1 over the labels; if it returns {logits}, say "
+            f"output={logits!r} in the bundle."
         )
+    return np.asarray(np.log(np.clip(values, _LEAST, 1.0)))
+
+
+def log_odds(logits: Array, success: int, temperature: float = 1.0) -> Array:
+    """Return ``log p(success) - log p(not success)`` of the softmax of ``logits / temperature``.
+
+    ``logits`` are ``(N, K)`` float64 with K at least 2, ``success`` is a column; the result is
+    ``(N,)``.
+    """
+    scaled = logits / temperature
+    others = [scaled[:, label] for label in range(scaled.shape[1]) if label != success]
+    return scaled[:, success] - functools.reduce(Arrays.like(logits).xp.logaddexp, others)
+
+
+def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``1 / (1 + exp(-x))`` without overflow."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+def threshold_distance(log_odds: Array, *thresholds: float) -> Array:
+    """Return how far ``(N,)`` log-odds are from the nearest threshold, itself in log-odds.
+
+    An image is scored again where this is less than the band. An infinite threshold is far from
+    everything.
+    """
+    minimum = Arrays.like(log_odds).xp.minimum
+    return functools.reduce(minimum, [abs(log_odds - threshold) for threshold in thresholds])
+
+
+def logit(probability: float) -> float:
+    """Return ``log(p / (1 - p))``; minus and plus infinity for 0 and 1."""
+    if 0.0 < probability < 1.0:
+        return math.log(probability) - math.log1p(-probability)
+    return math.inf if probability >= 1.0 else -math.inf

@@ -1,10 +1,8 @@
-"""From probabilities to claimed successes and rewards, on NumPy arrays or torch tensors."""
+"""When success is claimed and what may be paid, on NumPy arrays or torch tensors."""
 
 from __future__ import annotations
 
 import math
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,15 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, Arrays
-from vinoreward.errors import ConfigError, InputError, OutOfDistributionError
+from vinoreward.errors import ConfigError, InputError
 
 RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
 OodAction = Literal["withhold", "warn", "raise", "ignore"]
 """What to do with out-of-distribution images."""
-WITHHELD = -20.0
-"""Highest log-odds paid for such an image, as of a sure failure: no policy seeks it."""
+WITHHELD = {"probability": 0.0, "log_odds": -20.0}
+"""Most paid for such an image, as of a sure failure: no policy seeks it."""
 
 SuccessFilter = Callable[[Any, float], bool]
+
+
+def check_thresholds(enter: float, exit: float | None) -> tuple[float, float]:
+    """Return the threshold and the exit threshold, which None makes the same; ConfigError unless
+    they can work."""
+    leave = enter if exit is None else exit
+    if not 0.0 <= leave <= enter <= 1.0:  # NaN fails too
+        raise ConfigError(
+            f"the success threshold is {enter} and the exit threshold {leave}. Expected "
+            "probabilities from 0 to 1, and an exit threshold of at most the threshold: success "
+            "cannot be harder to keep than to enter."
+        )
+    return float(enter), float(leave)
 
 
 class SuccessDetector:
@@ -55,13 +66,7 @@ class SuccessDetector:
         num_envs: int = 1,
         arrays: Arrays = Arrays(),  # noqa: B008  (a tuple, which nobody can change)
     ) -> None:
-        leave = enter if exit is None else exit
-        # Written so that NaN fails too.
-        if not (0.0 <= leave <= enter <= 1.0):
-            raise ConfigError(
-                f"the success detector was given enter={enter} and exit={exit}. Expected "
-                "0 <= exit <= enter <= 1; success cannot be easier to enter than to keep."
-            )
+        self.enter, self.exit = check_thresholds(enter, exit)
         for name, value in (("hold", hold), ("num_envs", num_envs)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ConfigError(f"{name} is {value!r}. Expected a whole number of at least 1.")
@@ -70,8 +75,6 @@ class SuccessDetector:
                 f"success_filter is {success_filter!r}. Expected a function "
                 "f(observation, probability) -> bool."
             )
-        self.enter = float(enter)
-        self.exit = float(leave)
         self.hold = int(hold)
         self.success_filter = success_filter
         self.num_envs = int(num_envs)
@@ -111,7 +114,8 @@ class SuccessDetector:
         values = arrays.cast(probabilities, "float32")
         new = arrays.full(self.num_envs, True, "bool") if mask is None else mask
         if arrays.on_host:
-            new = self._checked(values, new)
+            new = np.asarray(new)
+            self._check(values, new)
         limit = self.enter
         if self.exit < self.enter:
             leave = arrays.full(1, self.exit, "float32")
@@ -120,7 +124,7 @@ class SuccessDetector:
         if ood_mask is not None:
             counts = counts & ~ood_mask
         if self.success_filter is not None and counts.any():
-            counts = counts & self._filtered(self.success_filter, values, counts, observations)
+            counts = self._filtered(self.success_filter, values, counts, observations)
         # Capped, so that the counter fits a bounded observation; the decision needs no more.
         longer = xp.clip(self._counter + 1, None, self.hold) * counts
         self._counter = xp.where(new, longer, self._counter)
@@ -131,39 +135,35 @@ class SuccessDetector:
         if indices is None:
             self._counter = self._counter * 0
             return
-        chosen: Any = indices
+        mask: Any = indices
         if self._arrays.on_host:
-            chosen = np.asarray(indices)
-            if chosen.dtype != np.bool_:
-                chosen = np.isin(np.arange(self.num_envs), chosen.astype(np.int64))
-        self._counter = self._counter * ~chosen
+            mask = np.asarray(indices)
+            if mask.dtype != np.bool_:
+                mask = np.isin(np.arange(self.num_envs), mask)
+        self._counter = self._counter * ~mask
 
-    def _checked(self, values: Array, mask: Array) -> NDArray[np.bool_]:
-        """Return the mask; InputError for other shapes or what is no probability."""
-        new = np.asarray(mask)
-        if values.shape != (self.num_envs,) or new.shape != (self.num_envs,):
+    def _check(self, values: NDArray[np.float32], mask: NDArray[Any]) -> None:
+        shape = (self.num_envs,)
+        if values.shape != shape or mask.shape != shape or mask.dtype != np.bool_:
             raise InputError(
                 f"the success detector was given {values.shape} probabilities and a mask of "
-                f"{new.shape}. Expected ({self.num_envs},), one per environment."
+                f"{mask.shape} {mask.dtype}. Expected {shape}, one per environment, and bool."
             )
-        if new.dtype != np.bool_:
-            raise InputError(f"the mask is {new.dtype}. Expected bool, one per environment.")
-        scored = values[new]
-        # Written so that NaN fails too.
-        if not ((scored >= 0.0) & (scored <= 1.0)).all():
+        scored = values[mask]
+        if not ((scored >= 0.0) & (scored <= 1.0)).all():  # NaN fails too
             raise InputError(
                 f"the success detector was given {scored.tolist()}. Expected probabilities from 0 "
                 "to 1; use Classifier.probability, not log_odds."
             )
-        return new
 
     def _filtered(
         self,
         success_filter: SuccessFilter,
         values: NDArray[np.float32],
-        asked: NDArray[np.bool_],
+        counts: NDArray[np.bool_],
         observations: Sequence[Any] | None,
     ) -> NDArray[np.bool_]:
+        """Return which of the images that would count are not refused."""
         if observations is None or len(observations) != self.num_envs:
             raise InputError(
                 f"the success detector has a filter and was given "
@@ -171,7 +171,7 @@ class SuccessDetector:
                 f"{self.num_envs}, one per environment; pass observations to update()."
             )
         allowed = np.zeros(self.num_envs, np.bool_)
-        for index in np.flatnonzero(asked).tolist():
+        for index in np.flatnonzero(counts).tolist():
             allowed[index] = bool(success_filter(observations[index], float(values[index])))
         return allowed
 
@@ -194,13 +194,15 @@ class RewardOptions:
     frozen_check: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("success_reward", "step_reward", "env_reward_weight", "gamma"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-                raise ConfigError(f"{name} is {value!r}. Expected a number.")
-            if not math.isfinite(value):
-                raise ConfigError(f"{name} is {value}. Expected a finite number.")
-            object.__setattr__(self, name, float(value))  # NumPy's numbers are no JSON
+        for name, value in vars(self).items():
+            default = getattr(RewardOptions, name)
+            if isinstance(default, float):
+                number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+                if not number or not math.isfinite(value):
+                    raise ConfigError(f"{name} is {value!r}. Expected a finite number.")
+                object.__setattr__(self, name, float(value))  # NumPy's numbers are no JSON
+            if isinstance(default, bool) and not isinstance(value, bool):
+                raise ConfigError(f"{name} is {value!r}. Expected true or false.")
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(
                 f"gamma is {self.gamma}. Expected 0 to 1, the discount of your learner."
@@ -211,10 +213,6 @@ class RewardOptions:
                     f"{name} is {getattr(self, name)!r}. Expected one of "
                     f"{', '.join(get_args(kind))}."
                 )
-        flags = ("success_replaces_env_reward", "terminate_on_success", "hold_in_observation")
-        for name in (*flags, "frozen_check"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}. Expected true or false.")
 
     @property
     def host_only(self) -> bool:
@@ -225,25 +223,23 @@ class RewardOptions:
 
 @dataclass(frozen=True)
 class Scores:
-    """Result of a step: arrays ``(num_envs,)``, zero or False where not scored."""
+    """Result of a step: arrays ``(num_envs,)``, zero or False where not scored.
+
+    ``rewards``, ``returns`` (their sum in the running episode, this step included) and ``seconds``
+    (since it began) are float64, ``lengths`` (its scored steps) int64. ``claimed`` success and
+    ``terminated``, the environment's own or by a claim, are bool. ``probability`` and ``ood_score``
+    (how unlike the training images; out of distribution above 1; None without an OOD detector) are
+    float32.
+    """
 
     rewards: Array
-    """float64."""
     claimed: Array
-    """bool: success is claimed."""
     terminated: Array
-    """bool: the environment's own termination, or a claimed success that terminates."""
     probability: Array
-    """float32."""
     returns: Array
-    """float64: sum of the rewards of the running episode, this step included."""
     lengths: Array
-    """int64: its scored steps."""
     seconds: Array
-    """float64: since it began."""
     ood_score: Array | None = None
-    """float32: how unlike the training images it is, out of distribution above 1; None without an
-    OOD detector."""
 
     def episode(self, index: int) -> dict[str, float | int]:
         """Return one environment's ``{"r", "l", "t"}``, as recorders of episodes write it."""
@@ -254,175 +250,13 @@ class Scores:
         }
 
 
-class Decision:
-    """Turns probabilities of several environments into rewards; each has its own state.
-
-    Call :meth:`decide` after a step, then :meth:`reset` where episodes begin.
-
-    Args:
-        options: of the rewards.
-        threshold: probability from which images count.
-        num_envs: environments.
-        exit_threshold: probability that keeps them counting; None is ``threshold``.
-        arrays: library and device of all arrays.
-    """
-
-    def __init__(
-        self,
-        options: RewardOptions,
-        threshold: float,
-        num_envs: int = 1,
-        exit_threshold: float | None = None,
-        arrays: Arrays = Arrays(),  # noqa: B008  (a tuple, which nobody can change)
-    ) -> None:
-        self.options = options
-        self.detector = SuccessDetector(
-            threshold,
-            exit_threshold,
-            options.success_hold_steps,
-            options.success_filter,
-            num_envs,
-            arrays,
-        )
-        self._arrays = arrays
-        self._warned = False
-        self._zeros = arrays.full(num_envs, 0.0, "float64")
-        self._potential = self._returns = self._zeros
-        self._lengths = arrays.full(num_envs, 0, "int64")
-        self._began = self._zeros + time.perf_counter()
-
-    @property
-    def needs_first_images(self) -> bool:
-        """Whether :meth:`reset` needs the probability of an episode's first image."""
-        return self.options.reward_mode == "potential"
-
-    def reset(self, mask: Array, probability: Array | None = None) -> None:
-        """Start an episode where ``mask`` is True.
-
-        ``probability`` of the first images, ``(num_envs,)``, is the potential to start from; None
-        is 0.
-        """
-        where = self._arrays.xp.where
-        self.detector.reset(mask)
-        first = self._zeros if probability is None else self._arrays.cast(probability, "float64")
-        self._potential = where(mask, first, self._potential)
-        self._returns = where(mask, 0.0, self._returns)
-        self._lengths = where(mask, 0, self._lengths)
-        self._began = where(mask, time.perf_counter(), self._began)
-
-    def decide(
-        self,
-        mask: Array,
-        probability: Array,
-        log_odds: Array,
-        env_rewards: Array,
-        terminated: Array,
-        *,
-        ood_score: Array | None = None,
-        stale: bool = False,
-        observations: Sequence[Any] | None = None,
-    ) -> Scores:
-        """Pay for the transitions of the environments where ``mask`` is True.
-
-        Args:
-            mask: and all other arrays: ``(num_envs,)``.
-            probability: float32, and ``log_odds`` of the same.
-            env_rewards: the environment's own; ``terminated`` likewise.
-            ood_score: how unlike the training images an image is.
-            stale: whether the frozen-camera check found one, for the message.
-            observations: one per environment, for the success filter.
-
-        Raises:
-            InputError: the environment's reward is needed and not finite.
-            OutOfDistributionError: an image is out of distribution, and ``on_ood`` is ``"raise"``.
-        """
-        options, where, cast = self.options, self._arrays.xp.where, self._arrays.cast
-        seen = probability
-        ood_mask = self.ood_mask(mask, ood_score, stale=stale)
-        if not self._arrays.on_host:  # NaN raises on the host
-            broken = self._arrays.xp.isnan(probability)
-            ood_mask = broken if ood_mask is None else ood_mask | broken
-            least: Any = WITHHELD
-            log_odds = self._arrays.xp.nan_to_num(log_odds, nan=least, posinf=least, neginf=least)
-        if ood_mask is not None:
-            probability = where(ood_mask, 0.0, probability)
-            log_odds = where(ood_mask, self._arrays.xp.clip(log_odds, None, WITHHELD), log_odds)
-        claimed = self.detector.update(probability, mask, observations, ood_mask)
-        ended = cast(terminated, "bool")
-        if options.terminate_on_success:
-            ended = ended | claimed
-        if options.reward_mode == "probability":
-            rewards = cast(probability, "float64")
-        elif options.reward_mode == "log_odds":
-            rewards = cast(log_odds, "float64")
-        else:
-            rewards = where(claimed, options.success_reward, self._zeros + options.step_reward)
-        if options.reward_mode == "potential":
-            # An absorbing state has potential 0, else the optimal policy may change; a truncated
-            # episode has not ended, its last state keeps its potential.
-            following = where(ended, 0.0, cast(probability, "float64"))
-            rewards = rewards + shaping(self._potential, following, options.gamma)
-            self._potential = where(mask, following, self._potential)
-        rewards = where(mask, rewards + self._own_rewards(env_rewards, mask, claimed), 0.0)
-        self._returns = self._returns + rewards
-        self._lengths = self._lengths + mask
-        return Scores(
-            rewards=rewards,
-            claimed=claimed,
-            terminated=ended & mask,
-            probability=where(mask, cast(seen, "float32"), 0.0),
-            returns=self._returns,
-            lengths=self._lengths,
-            seconds=time.perf_counter() - self._began,
-            ood_score=None if ood_score is None else where(mask, ood_score, 0.0),
-        )
-
-    def ood_mask(
-        self, mask: Array, ood_score: Array | None, *, stale: bool = False
-    ) -> Array | None:
-        """Return which images must not count, ``(num_envs,)`` bool; None: all may.
-
-        Warns once, or raises OutOfDistributionError, if the options say so.
-        """
-        on_ood = self.options.on_ood
-        if ood_score is None or on_ood == "ignore":
-            return None
-        out = mask & (ood_score > 1.0)
-        if self._arrays.on_host and not out.any():
-            return None
-        if on_ood == "withhold":
-            return out
-        found = (
-            "an image shows less change than the observation: in whole or in part it is of an "
-            "earlier step. Expected the camera's present one; look at the camera, or give "
-            "frozen_check=False if observations change that no image shows"
-            if stale
-            else "an image is unlike those that the classifier was trained on: "
-            f"{ood_score.max():.2g} times the limit of its OOD detector. Expected the camera, "
-            "light and place of the training; look at the image, and capture and finetune again if "
-            "it is as it should be"
-        )
-        if on_ood == "raise":
-            self.detector.reset(out)  # as an image that does not count
-            raise OutOfDistributionError(f"{found}, or give on_ood='withhold'.")
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"{found}. Its claims count all the same.", UserWarning, stacklevel=4)
-        return None
-
-    def _own_rewards(self, env_rewards: Array, mask: Array, claimed: Array) -> Array:
-        """Return what the environment's own rewards add, ``(num_envs,)`` float64."""
-        weight, where = self.options.env_reward_weight, self._arrays.xp.where
-        if not weight:  # else it may be anything, NaN too
-            return 0.0
-        own = weight * self._arrays.cast(env_rewards, "float64")
-        if self._arrays.on_host and not np.isfinite(own[mask]).all():
-            raise InputError(
-                f"the environment gave the rewards {own[mask] / weight}. Expected finite numbers "
-                f"(None is none), as env_reward_weight is {weight:g}; set that to 0, or fix the "
-                "environment."
-            )
-        return where(claimed, 0.0, own) if self.options.success_replaces_env_reward else own
+def withhold(values: Array, ood_mask: Array | None, kind: str) -> Array:
+    """Return probabilities or log-odds, ``kind``, with at most :data:`WITHHELD` where masked."""
+    if ood_mask is None:
+        return values
+    xp, most = Arrays.like(values).xp, WITHHELD[kind]
+    least = xp.nan_to_num(values, nan=most, posinf=most, neginf=most)
+    return xp.where(ood_mask, xp.clip(least, None, most), values)
 
 
 def shaping(before: Array, after: Array, gamma: float) -> Array:

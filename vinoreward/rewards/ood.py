@@ -12,18 +12,17 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Array, Arrays
 from vinoreward.backends.network import read_bytes
 from vinoreward.bundles import locate
-from vinoreward.errors import BundleError, InputError, ModelCorruptError
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import BundleError, ModelCorruptError
 from vinoreward.files import read_npz, reason_of
-
-if TYPE_CHECKING:
-    from vinoreward.bundles.bundle import Bundle
 
 Floats = NDArray[np.float32]
 Images = NDArray[np.uint8]
@@ -40,12 +39,11 @@ LEAST_EPISODES = 20
 
 _CELLS = (12, 16)
 """Places, down and across."""
-_LEVELS = 8
-"""Of each colour channel."""
-_COLOURS = _LEVELS**3
+_COLOURS = 8**3
+"""Eight levels of each channel."""
 _SIDE = 48
-"""About as many pixels of the shorter side are looked at, and of large images every second row
-of these."""
+"""About as many pixels of the shorter side are compared, and of large images every second row of
+these."""
 _TOLERATED = 6
 """Grey levels by which a colour may differ from one that was seen."""
 _RARE = 5e-4
@@ -57,14 +55,6 @@ _FLOORS = (0.002, 0.02, 1.0)
 """Least scale of each measure: share of all pixels, of a place's pixels, roughness."""
 _ROUGH_FLOOR = 0.05
 _BATCH = 256
-_LIMITS = {
-    "rough_mean": (0.0, 10.0),
-    "rough_parts": (-1.01, 1.01),
-    "rough_scale": (1e-6, np.inf),
-    "scales": (1e-6, np.inf),
-    "limit": (1e-6, np.inf),
-}
-"""What a fitted guard may have: with others its multiples might not be numbers."""
 # A colour's number from its bytes: three bits of each channel, side by side from bit 21. (Arrays:
 # a number would be converted in each call.)
 _TOP_BITS, _SIDE_BY_SIDE, _FIRST_BIT = (np.array(n, np.uint32) for n in (0xE0E0E0, 0x400801, 21))
@@ -72,12 +62,12 @@ _TOP_BITS, _SIDE_BY_SIDE, _FIRST_BIT = (np.array(n, np.uint32) for n in (0xE0E0E
 
 @dataclass(frozen=True)
 class OodDetector:
-    """Tells how strange an image is to a classifier; plain arrays.
+    """Tells how unlike the training images an image is; plain arrays.
 
     Example::
 
         guard = OodDetector.fit(images, held_out, episodes)
-        unlike = detector.ood_score(images) > 1.0
+        ood_mask = guard.ood_score(images) > 1.0
     """
 
     size: NDArray[np.int64]
@@ -96,46 +86,29 @@ class OodDetector:
     """(1,) The multiple from which an image is out of distribution."""
 
     @classmethod
-    def fit(
-        cls,
-        images: Images,
-        held_out: Images,
-        episodes: NDArray[Any],
-        *,
-        alarms: float | None = None,
-    ) -> OodDetector:
+    def fit(cls, images: Images, held_out: Images, episodes: NDArray[Any]) -> OodDetector:
         """Learn what clean images are like.
 
         The limit is split conformal by episode (Vovk, Gammerman & Shafer 2005; an episode's frames
         are not exchangeable, episodes are): a new one of the same kind has an out-of-distribution
-        frame with a probability of at most ``alarms``, or ``1 / (n + 1)`` of n episodes if that is
-        more.
+        frame with a probability of at most ``FALSE_ALARMS``, or ``1 / (n + 1)`` of n episodes if
+        that is more.
 
         Args:
             images: ``(N, H, W, 3)`` uint8, images that the network was trained on.
             held_out: ``(M, H, W, 3)`` uint8, others of the same kind.
             episodes: ``(M,)`` which episode each is of; at least ``LEAST_EPISODES``.
-            alarms: see above; None is ``FALSE_ALARMS``.
-
-        Raises:
-            InputError: other shapes, or too few episodes.
         """
         names, of_frame = np.unique(np.asarray(episodes), return_inverse=True)
-        if len(names) < LEAST_EPISODES or len(episodes) != len(held_out) or not len(images):
-            raise InputError(
-                f"the guard was given {len(images)} images, and {len(held_out)} held-out ones of "
-                f"{len(names)} episodes. Expected images of both kinds, the held-out ones of at "
-                f"least {LEAST_EPISODES} episodes; give more."
-            )
-        height, width = images.shape[1:3]
-        places = Places(height, width)
+        size = np.array(images.shape[1:3])
+        places = Places(*size.tolist())
         rough = np.concatenate([places.rough(part) for part in _batches(images)])
         mean = rough.mean(axis=0)
         kept = min(_PARTS, len(rough) // 20, rough.shape[1] - 1)
         parts = np.linalg.svd(rough - mean, full_matrices=False)[2][: max(0, kept)]
         left = (rough - mean) - (rough - mean) @ parts.T @ parts
         guard = cls(
-            size=np.array([height, width]),
+            size=size,
             seen=np.packbits(_seen(places, images)),
             rough_mean=mean,
             rough_parts=parts,
@@ -144,138 +117,74 @@ class OodDetector:
             limit=np.ones(1, np.float32),
         )
         # With scales and a limit of 1 the multiples are the measures themselves.
-        measures = np.concatenate([guard._multiples(part) for part in _batches(held_out)])
+        measuring = _Measures(guard, Arrays())
+        measures = np.concatenate([measuring.multiples(part) for part in _batches(held_out)])
         # Some episodes choose the scales and others the limit, or that would be too low.
         choosing = of_frame % 2 == 0
         scales = np.maximum(np.quantile(measures[choosing], 0.999, axis=0), _FLOORS)
         largest = np.zeros(len(names))
         np.maximum.at(largest, of_frame, (measures / scales).max(axis=1))
         ordered = np.sort(largest[1::2])
-        wanted = FALSE_ALARMS if alarms is None else alarms
-        rank = min(len(ordered), int(np.ceil((len(ordered) + 1) * (1 - wanted))))
+        rank = min(len(ordered), int(np.ceil((len(ordered) + 1) * (1 - FALSE_ALARMS))))
         limit = MARGIN * max(1.0, float(ordered[rank - 1]))
         return replace(guard, scales=scales.astype(np.float32), limit=np.array([limit], np.float32))
 
-    def ood_score(self, images: Images) -> Floats:
-        """Return how strange images are: ``(N,)`` float32 of at least 0, out of distribution above
-        1.
+    def ood_score(self, images: Array) -> Array:
+        """Return how unlike the training images images are: ``(N,)`` float32 of at least 0, out of
+        distribution above 1.
 
         ``images`` are ``(N, H, W, 3)`` uint8 as the network gets them
-        (:meth:`~vinoreward.Bundle.prepare`); InputError for another size.
+        (:meth:`~vinoreward.Bundle.prepare`), NumPy's or tensors on any device.
         """
-        if images.ndim != 4 or images.shape[1:] != self.shape:
-            raise InputError(
-                f"the guard was given images {images.shape}. Expected (N, {self.size[0]}, "
-                f"{self.size[1]}, 3), as Bundle.prepare returns them."
-            )
-        # In a step each call of NumPy's takes about three microseconds, whatever it does: camera
-        # and network have taken the processor's caches.
-        ood_score = self._roughness(images)
-        novel = self.novel.take(self.places.colours(images))
-        if np.count_nonzero(novel):  # images without an unseen colour are the rule
-            for multiple in self._novelty(novel):
-                np.maximum(ood_score, multiple, out=ood_score)
-        return ood_score
+        arrays = Arrays.like(images)
+        measures = self._measures.get(arrays)
+        if measures is None:
+            measures = self._measures[arrays] = _Measures(self, arrays)
+        return measures.ood_score(images)
 
     def to_bytes(self) -> bytes:
         """Return the content of ``guard.npz``."""
         stream = io.BytesIO()
-        arrays: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
-        np.savez_compressed(stream, **arrays)
+        np.savez_compressed(stream, **self.__getstate__())
         return stream.getvalue()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], size: tuple[int, int]) -> OodDetector:
         """Return a guard of images of that size; BundleError unless the arrays are one's."""
-        places = Places(*size)
+        places, most = Places(*size), np.finfo(np.float32).max
         bits, rough = places.count * _COLOURS, places.rough_count
-        parts = arrays.get("rough_parts")
-        kept = 0 if parts is None or parts.ndim != 2 else len(parts)
-        expected: dict[str, tuple[tuple[int, ...], type]] = {
-            "size": ((2,), np.int64),
-            "seen": ((-(-bits // 8),), np.uint8),
-            "rough_mean": ((rough,), np.float32),
-            "rough_parts": ((min(kept, _PARTS), rough), np.float32),
-            "rough_scale": ((rough,), np.float32),
-            "scales": ((3,), np.float32),
-            "limit": ((1,), np.float32),
+        kept = min(_PARTS, len(np.atleast_1d(arrays.get("rough_parts", 0))))
+        # With other numbers the multiples might be none.
+        expected: dict[str, tuple[tuple[int, ...], type, Any, Any]] = {
+            "size": ((2,), np.int64, size, size),
+            "seen": ((-(-bits // 8),), np.uint8, 0, 255),
+            "rough_mean": ((rough,), np.float32, 0.0, 10.0),
+            "rough_parts": ((kept, rough), np.float32, -1.01, 1.01),
+            "rough_scale": ((rough,), np.float32, 1e-6, most),
+            "scales": ((3,), np.float32, 1e-6, most),
+            "limit": ((1,), np.float32, 1e-6, most),
         }
         wrong = sorted(set(arrays) ^ set(expected)) or [
             name
-            for name, (shape, dtype) in expected.items()
+            for name, (shape, dtype, low, high) in expected.items()
             if arrays[name].shape != shape
             or arrays[name].dtype != dtype
-            or not np.isfinite(arrays[name]).all()
+            or not ((low <= arrays[name]) & (arrays[name] <= high)).all()
         ]
-        if not wrong:
-            wrong = [
-                name
-                for name, (low, high) in _LIMITS.items()
-                if not ((low <= arrays[name]) & (arrays[name] <= high)).all()
-            ]
-        if wrong or tuple(arrays["size"].tolist()) != size:
+        if wrong:
             raise BundleError(
-                f"the guard has {', '.join(name[:40] for name in wrong[:5]) or 'a size'} that "
-                f"cannot be right. Expected one fitted for images of {size[0]} x {size[1]}; fit "
-                "it again: vinoreward calibrate."
+                f"the guard has {', '.join(name[:40] for name in wrong[:5])} that cannot be right. "
+                f"Expected one fitted for images of {size[0]} x {size[1]}; fit it again: "
+                "vinoreward calibrate."
             )
         return cls(**arrays)
 
     @cached_property
-    def shape(self) -> tuple[int, int, int]:
-        """Of an image: height, width, 3."""
-        height, width = self.size.tolist()
-        return height, width, 3
-
-    @cached_property
-    def places(self) -> Places:
-        """Where the pixels of its images are."""
-        return Places(*self.size.tolist())
-
-    @cached_property
-    def novel(self) -> NDArray[np.bool_]:
-        """``(places * 512,)`` whether a colour was not seen in a place."""
-        count = self.places.count * _COLOURS
-        return np.asarray(np.unpackbits(self.seen, count=count) == 0)
-
-    @cached_property
-    def left(self) -> Floats:
-        """(P, P) Takes the known directions out of roughness and scales the rest.
-
-        The norm of what it makes of a difference is the multiple of what that measure may be.
-        """
-        parts = self.rough_parts
-        scale = self.rough_scale * np.sqrt(len(self.rough_mean)) * self.limits[2]
-        return np.asarray((np.eye(len(self.rough_mean)) - parts.T @ parts) / scale).astype(
-            np.float32
-        )
-
-    @cached_property
-    def usual(self) -> Floats:
-        """(P,) What :attr:`left` makes of the mean roughness."""
-        return np.asarray(self.rough_mean @ self.left)
-
-    @cached_property
-    def limits(self) -> Floats:
-        """(3,) What each measure may be."""
-        return np.asarray(self.scales * self.limit)
-
-    def _multiples(self, images: Images) -> Floats:
-        """Return the three measures (N, 3), as multiples of what each may be."""
-        novel = self.novel.take(self.places.colours(images))
-        return np.stack([*self._novelty(novel), self._roughness(images)], axis=1)
-
-    def _novelty(self, novel: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Return such multiples (N,): novel pixels of all; of those in the worst place."""
-        shares = self.places.shares(novel)
-        return shares.mean(axis=1) / self.limits[0], shares.max(axis=1) / self.limits[1]
-
-    def _roughness(self, images: Images) -> Floats:
-        """Return such multiples (N,): how far the roughness is off."""
-        off = self.places.rough(images) @ self.left
-        off -= self.usual
-        off *= off
-        return np.asarray(np.sqrt(np.add.reduce(off, axis=1)))
+    def _measures(self) -> dict[Arrays, _Measures]:
+        return {}
 
 
 def guard_of(bundle: Bundle) -> OodDetector | None:
@@ -298,15 +207,65 @@ def guard_of(bundle: Bundle) -> OodDetector | None:
     return OodDetector.from_arrays(arrays, (spec.image.height, spec.image.width))
 
 
-class Places:
-    """Where the pixels of an image are.
+class _Measures:
+    """A detector's three measures, on the arrays of one library and device."""
 
-    Colours are looked at in every ``rows``-th row and ``step``-th column; ``offset`` is the number
-    of each such pixel's place, times 512. ``down`` and ``across`` are the matrices around which
-    means in each place are taken, ``rough_down`` and ``rough_across`` those of the roughness.
+    def __init__(self, detector: OodDetector, arrays: Arrays) -> None:
+        self._xp, self._on_host = arrays.xp, arrays.on_host
+        self._places = Places(*detector.size.tolist(), arrays)
+        seen = np.unpackbits(detector.seen, count=self._places.count * _COLOURS)
+        self._novel = arrays.cast(seen == 0, "bool")
+        self._limits = detector.scales * detector.limit
+        # Takes the known directions out of roughness and scales the rest: the norm of what it
+        # makes of a difference is the multiple.
+        parts, mean = detector.rough_parts, detector.rough_mean
+        scale = detector.rough_scale * np.sqrt(len(mean)) * self._limits[2]
+        left = ((np.eye(len(mean)) - parts.T @ parts) / scale).astype(np.float32)
+        self._left, self._usual = arrays.cast(left, "float32"), arrays.cast(mean @ left, "float32")
+
+    def ood_score(self, images: Array) -> Array:
+        """Return the largest multiple, ``(N,)``."""
+        # In a step each call of NumPy's takes about three microseconds, whatever it does: camera
+        # and network have taken the processor's caches.
+        ood_score = self._roughness(images)
+        novel = self._unseen(images)
+        if not self._on_host or np.count_nonzero(novel):  # no unseen colour is the rule
+            for multiple in self._novelty(novel):
+                ood_score = self._xp.maximum(ood_score, multiple)
+        return ood_score
+
+    def multiples(self, images: Images) -> Floats:
+        """Return the measures, as multiples of what each may be, ``(N, 3)``."""
+        return np.stack([*self._novelty(self._unseen(images)), self._roughness(images)], axis=1)
+
+    def _unseen(self, images: Array) -> Array:
+        """Return which compared pixels have a colour that was not seen there."""
+        number = self._places.colours(images)
+        return self._novel.take(number) if self._on_host else self._novel[number]
+
+    def _novelty(self, novel: Array) -> tuple[Array, Array]:
+        """Return multiples (N,): of novel pixels of all; of those in the worst place."""
+        shares, limits = self._places.shares(novel), self._limits.tolist()
+        return shares.mean(1) / limits[0], self._xp.amax(shares, 1) / limits[1]
+
+    def _roughness(self, images: Array) -> Array:
+        """Return multiples (N,): how far the roughness is off."""
+        off = self._places.rough(images) @ self._left
+        off -= self._usual
+        off *= off
+        return self._xp.sqrt(off.sum(1))
+
+
+class Places:
+    """Where the pixels of an image are, on the arrays of one library and device.
+
+    Colours are compared in every ``rows``-th row and ``step``-th column; ``offset`` is the number
+    of each such pixel's place, times 512. Means in each place are taken by a matrix from the left,
+    ``down``, and one from the right, ``across``.
     """
 
-    def __init__(self, height: int, width: int) -> None:
+    def __init__(self, height: int, width: int, arrays: Arrays = Arrays()) -> None:  # noqa: B008
+        self._arrays = arrays
         # Every pixel of some rows for the roughness: what blurs or adds noise does so between
         # neighbours.
         self.rows = 1 if height < 2 * _SIDE else 2 * (height // _SIDE)
@@ -315,16 +274,20 @@ class Places:
         down, across = min(_CELLS[0], rows), min(_CELLS[1], columns)
         self.count = down * across
         place = _cell(down, rows)[:, None] * across + _cell(across, columns)
-        self.offset = (place * _COLOURS).astype(np.uint32)
-        self.down, self.across = _means(down, rows), _means(across, columns).T.copy()
+        self.offset = arrays.cast(place * _COLOURS, "uint32" if arrays.on_host else "int32")
+        self._down = _means(down, rows, arrays)
+        self._across = _means(across, columns, arrays, turned=True)
         columns = max(0, width - 2)
         down, across = min(_ROUGH_CELLS[0], rows), min(_ROUGH_CELLS[1], columns)
         self.rough_count = down * across
-        self.rough_down = _means(down, rows)
-        self.rough_across = _means(across, columns).T.copy()
+        self._rough_down = _means(down, rows, arrays)
+        self._rough_across = _means(across, columns, arrays, turned=True)
 
-    def colours(self, images: Images) -> NDArray[np.uint32]:
-        """Return the number of each looked-at pixel's colour and place, ``(N, rows, columns)``."""
+    def colours(self, images: Array) -> Array:
+        """Return the number of each compared pixel's colour and place, ``(N, rows, columns)``."""
+        if not self._arrays.on_host:
+            levels = self._arrays.cast(images[:, :: self.rows, :: self.step], "int32") >> 5
+            return (levels[..., 0] << 6 | levels[..., 1] << 3 | levels[..., 2]) + self.offset
         count, height, width, channels = images.shape
         # Four bytes from each pixel on are one number: three times as fast as channel by channel.
         # The fourth, which the last pixel of all lacks, is masked.
@@ -339,27 +302,20 @@ class Places:
         number += self.offset
         return number
 
-    def shares(self, flags: NDArray[np.bool_]) -> Floats:
+    def shares(self, flags: Array) -> Array:
         """Return the share of flagged pixels in each place, ``(N, places)``."""
-        found = np.matmul(np.matmul(self.down, flags.astype(np.float32)), self.across)
-        return np.asarray(found.reshape(len(flags), self.count))
+        shares = self._down @ self._arrays.cast(flags, "float32") @ self._across
+        return shares.reshape(len(flags), self.count)
 
-    def rough(self, images: Images) -> Floats:
+    def rough(self, images: Array) -> Array:
         """Return the logarithm of the mean second difference in each place, ``(N, places)``."""
         if not self.rough_count:
-            return np.zeros((len(images), 0), np.float32)
-        green = images[:, :: self.rows, :, 1].astype(np.float32)
-        # All rows as one, which takes less time; differences across a row's end are left out.
-        count, rows, width = green.shape
-        bend = green.reshape(-1)
-        bend = bend[1:] - bend[:-1]
-        bend = bend[1:] - bend[:-1]
-        np.abs(bend, out=bend)
-        within = np.ndarray(
-            (count, rows, width - 2), np.float32, bend, 0, (4 * rows * width, 4 * width, 4)
-        )
-        means = np.matmul(np.matmul(self.rough_down, within), self.rough_across)
-        return np.asarray(np.log1p(means.reshape(count, self.rough_count)))
+            return self._arrays.cast(np.zeros((len(images), 0)), "float32")
+        green = self._arrays.cast(images[:, :: self.rows, :, 1], "float32")
+        bend = green[:, :, 1:] - green[:, :, :-1]
+        bend = abs(bend[:, :, 1:] - bend[:, :, :-1])
+        means = self._rough_down @ bend @ self._rough_across
+        return self._arrays.xp.log1p(means.reshape(len(images), self.rough_count))
 
 
 def _cell(cells: int, side: int) -> NDArray[np.int64]:
@@ -367,13 +323,13 @@ def _cell(cells: int, side: int) -> NDArray[np.int64]:
     return np.asarray(np.arange(side) * cells // side)
 
 
-def _means(cells: int, side: int) -> Floats:
-    """Return the matrix (cells, side) that takes the mean in each cell."""
+def _means(cells: int, side: int, arrays: Arrays, *, turned: bool = False) -> Array:
+    """Return the matrix (cells, side), or (side, cells), that takes the mean in each cell."""
     matrix = np.zeros((cells, side), np.float32)
     if cells:
         matrix[_cell(cells, side), np.arange(side)] = 1.0
         matrix /= matrix.sum(axis=1, keepdims=True)
-    return matrix
+    return arrays.cast(matrix.T.copy() if turned else matrix, "float32")
 
 
 def _seen(places: Places, images: Images) -> NDArray[np.bool_]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,17 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, Arrays
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.decision import Decision, RewardOptions, Scores
+from vinoreward.errors import ImageMismatchError, InputError, OutOfDistributionError
+from vinoreward.rewards.classifier import Classifier, Prediction
+from vinoreward.rewards.decision import (
+    WITHHELD,
+    RewardOptions,
+    Scores,
+    SuccessDetector,
+    shaping,
+    withhold,
+)
 from vinoreward.rewards.frozen import FrozenCheck
-from vinoreward.rewards.prediction import Prediction
 
 
 class RewardModel:
@@ -35,11 +44,9 @@ class RewardModel:
         bundle: a loaded classifier bundle, its folder, or the name of an installed one.
         options: what is paid for, and when an image counts.
         num_envs: N.
-        backend: and ``device``, ``precision``, ``threads``: as for
-            :class:`~vinoreward.Classifier`; but ``precision="auto"`` means FP32 where the reward
-            is not sparse, as INT8 is checked for its decisions at the threshold only.
-        threshold: probability from which an image counts; None is the bundle's.
-        exit_threshold: probability that keeps counting it (hysteresis); None is ``threshold``.
+        precision: as all that follow, for :class:`~vinoreward.Classifier`; but ``"auto"`` means
+            FP32 where the reward is not sparse, as INT8 is checked for its decisions at the
+            threshold only.
 
     Raises:
         ConfigError: arguments that cannot work.
@@ -52,9 +59,9 @@ class RewardModel:
         options: RewardOptions,
         num_envs: int = 1,
         *,
+        precision: str = "auto",
         backend: str = "openvino",
         device: str = "CPU",
-        precision: str = "auto",
         threads: int = 1,
         threshold: float | None = None,
         exit_threshold: float | None = None,
@@ -73,21 +80,29 @@ class RewardModel:
         """What scores the images. It loads at the first one."""
         self.options = options
         self.num_envs = num_envs
+        self.needs_first_images = options.reward_mode == "potential"
+        """Whether :meth:`reset` scores the first images of episodes."""
         self.frozen: FrozenCheck | None = None
         """Finds images that are older than the environment's state; None: nothing looks for it."""
+        self._warned = False
         self.use(Arrays())
 
     def use(self, arrays: Arrays) -> None:
         """Take and return arrays of this library and device from now on; forget all state."""
         self.arrays = arrays
-        self.decision = Decision(
-            self.options,
+        self.detector = SuccessDetector(
             self.classifier.threshold,
-            self.num_envs,
             self.classifier.exit_threshold,
+            self.options.success_hold_steps,
+            self.options.success_filter,
+            self.num_envs,
             arrays,
         )
-        self._all = arrays.full(self.num_envs, True, "bool")
+        self._all_envs = arrays.full(self.num_envs, True, "bool")
+        self._zeros = arrays.full(self.num_envs, 0.0, "float64")
+        self._potential = self._returns = self._zeros
+        self._lengths = arrays.full(self.num_envs, 0, "int64")
+        self._began = self._zeros + time.perf_counter()
 
     def stays_on(self, images: object) -> bool:
         """Return whether images are tensors that can be scored without waiting for their device."""
@@ -96,12 +111,7 @@ class RewardModel:
     @property
     def hold_counter(self) -> Array:
         """``(num_envs,)`` int64: counting images in a row, at most ``success_hold_steps``."""
-        return self.decision.detector.counter
-
-    @property
-    def needs_first_images(self) -> bool:
-        """Whether :meth:`reset` scores the first images of episodes."""
-        return self.decision.needs_first_images
+        return self.detector.counter
 
     def reset(self, mask: Array | None = None, images: Array | None = None) -> None:
         """Start episodes where ``mask``, ``(num_envs,)`` bool, is True; None: everywhere.
@@ -109,23 +119,24 @@ class RewardModel:
         ``images`` are their first ones, as for :meth:`score`; in potential mode only, which is 0
         without them.
         """
-        begun: Any = self._all if mask is None else mask
+        mask = self._all_envs if mask is None else mask
         if self.frozen is not None:
-            self.frozen.begin(begun)
-        first = None
+            self.frozen.begin(mask)
+        first = self._zeros
         if images is not None and self.needs_first_images:
-            probability, _, ood_score = self._predict(images, begun)
-            ood_mask = self.decision.ood_mask(begun, ood_score)
-            first = probability
-            if ood_mask is not None:
-                first = self.arrays.xp.where(ood_mask, 0.0, first)
-            if not self.arrays.on_host:
-                first = self.arrays.xp.nan_to_num(first)
-        self.decision.reset(begun, first)
+            probability, _, ood_score = self._predict(images, mask)
+            ood_mask = self._ood_mask(mask, probability, ood_score)
+            first = self.arrays.cast(withhold(probability, ood_mask, "probability"), "float64")
+        self.detector.reset(mask)
+        where = self.arrays.xp.where
+        self._potential = where(mask, first, self._potential)
+        self._returns = where(mask, 0.0, self._returns)
+        self._lengths = where(mask, 0, self._lengths)
+        self._began = where(mask, time.perf_counter(), self._began)
 
     def forget(self, ended: Array, begun: Array) -> None:
         """After an error: end the holds of ``ended`` environments, start episodes of ``begun``."""
-        self.decision.detector.reset(ended)
+        self.detector.reset(ended)
         self.reset(begun)
 
     def score(
@@ -153,26 +164,37 @@ class RewardModel:
             OutputError: the network returned NaN or infinity; on a device see :meth:`check`.
             OutOfDistributionError: an image is out of distribution, with ``on_ood="raise"``.
         """
-        made: Any = self._all if mask is None else mask
-        probability, log_odds, ood_score = self._predict(images, made)
+        mask = self._all_envs if mask is None else mask
+        probability, log_odds, ood_score = self._predict(images, mask)
         stale = False
-        prepared = self.classifier.prepared
         if self.frozen is not None and states is not None:
             age = np.zeros(self.num_envs, np.float32)
-            if prepared is not None:
-                claims = made & (probability >= np.float32(self.decision.detector.exit))
-                age = self.frozen.ood_score(made, prepared, states, claims)
+            if self.classifier.prepared is not None:
+                claims = mask & (probability >= np.float32(self.classifier.exit_threshold))
+                age = self.frozen.ood_score(mask, self.classifier.prepared, states, claims)
             stale = bool((age > 1.0).any())
             ood_score = age if ood_score is None else np.maximum(ood_score, age)
-        return self.decision.decide(
-            made,
-            probability,
-            log_odds,
-            env_rewards,
-            terminated,
-            ood_score=ood_score,
-            stale=stale,
-            observations=observations,
+        ood_mask = self._ood_mask(mask, probability, ood_score, stale=stale)
+        counted = withhold(probability, ood_mask, "probability")
+        claimed = self.detector.update(counted, mask, observations, ood_mask)
+        where, ended = self.arrays.xp.where, self.arrays.cast(terminated, "bool")
+        if self.options.terminate_on_success:
+            ended = ended | claimed
+        if self.options.reward_mode == "log_odds":
+            counted = withhold(log_odds, ood_mask, "log_odds")
+        rewards = self._learned_rewards(counted, mask, claimed, ended)
+        rewards = where(mask, rewards + self._own_rewards(env_rewards, mask, claimed), 0.0)
+        self._returns = self._returns + rewards
+        self._lengths = self._lengths + mask
+        return Scores(
+            rewards=rewards,
+            claimed=claimed,
+            terminated=ended & mask,
+            probability=where(mask, self.arrays.cast(probability, "float32"), 0.0),
+            returns=self._returns,
+            lengths=self._lengths,
+            seconds=time.perf_counter() - self._began,
+            ood_score=None if ood_score is None else where(mask, ood_score, 0.0),
         )
 
     def check(self) -> None:
@@ -189,11 +211,105 @@ class RewardModel:
         if len(images) == self.num_envs:
             return prediction
 
-        def spread(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        def spread(values: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
+            if values is None:
+                return None
             result = np.zeros(self.num_envs, np.float32)
             result[mask] = values
             return result
 
-        probability, log_odds, ood_score = prediction
-        spread_ood = None if ood_score is None else spread(ood_score)
-        return Prediction(spread(probability), spread(log_odds), spread_ood)
+        return Prediction(*map(spread, prediction))
+
+    def _ood_mask(
+        self, mask: Array, probability: Array, ood_score: Array | None, *, stale: bool = False
+    ) -> Array | None:
+        """Return which images must not count, ``(num_envs,)`` bool; None: all may.
+
+        Warns once, or raises OutOfDistributionError, if the options say so.
+        """
+        on_ood, on_host = self.options.on_ood, self.arrays.on_host
+        broken = None if on_host else self.arrays.xp.isnan(probability)  # the host has raised
+        if ood_score is None or on_ood == "ignore":
+            return broken
+        out = mask & (ood_score > 1.0)
+        if broken is not None:
+            return out | broken
+        if not out.any():
+            return None
+        if on_ood == "withhold":
+            return out
+        found = (
+            "an image shows less change than the observation: in whole or in part it is of an "
+            "earlier step. Expected the camera's present one; look at the camera, or give "
+            "frozen_check=False if observations change that no image shows"
+            if stale
+            else "an image is unlike those that the classifier was trained on: "
+            f"{ood_score.max():.2g} times the limit of its OOD detector. Expected the camera, "
+            "light and place of the training; look at the image, and capture and finetune again if "
+            "it is as it should be"
+        )
+        if on_ood == "raise":
+            self.detector.reset(out)  # as an image that does not count
+            raise OutOfDistributionError(f"{found}, or give on_ood='withhold'.")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{found}. Its claims count all the same.", UserWarning, stacklevel=4)
+        return None
+
+    def _learned_rewards(self, counted: Array, mask: Array, claimed: Array, ended: Array) -> Array:
+        """Return what the images earn, ``(num_envs,)`` float64; ``counted`` is their probability,
+        or log-odds where these are paid."""
+        options, where = self.options, self.arrays.xp.where
+        counted = self.arrays.cast(counted, "float64")
+        if options.reward_mode in WITHHELD:
+            return counted
+        rewards = where(claimed, options.success_reward, self._zeros + options.step_reward)
+        if options.reward_mode == "potential":
+            # An absorbing state has potential 0, else the optimal policy may change; a truncated
+            # episode has not ended, its last state keeps its potential.
+            following = where(ended, 0.0, counted)
+            rewards = rewards + shaping(self._potential, following, options.gamma)
+            self._potential = where(mask, following, self._potential)
+        return rewards
+
+    def _own_rewards(self, env_rewards: Array, mask: Array, claimed: Array) -> Array:
+        """Return what the environment's own rewards add, ``(num_envs,)`` float64."""
+        weight, where = self.options.env_reward_weight, self.arrays.xp.where
+        if not weight:  # else it may be anything, NaN too
+            return 0.0
+        own = weight * self.arrays.cast(env_rewards, "float64")
+        if self.arrays.on_host and not np.isfinite(own[mask]).all():
+            raise InputError(
+                f"the environment gave the rewards {own[mask] / weight}. Expected finite numbers "
+                f"(None is none), as env_reward_weight is {weight:g}; set that to 0, or fix the "
+                "environment."
+            )
+        return where(claimed, 0.0, own) if self.options.success_replaces_env_reward else own
+
+
+def warn_uncalibrated(bundle: Bundle) -> None:
+    """Warn of a threshold that nobody chose for an error rate."""
+    decision = bundle.spec.decision
+    if not decision.chosen_for:
+        warnings.warn(
+            f"the bundle {bundle.spec.name!r} is not calibrated: its threshold of "
+            f"{decision.threshold:g} was chosen for no false-positive rate. Choose one on labelled "
+            "images with vinoreward calibrate, or give success_threshold.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def check_origin(bundle: Bundle) -> None:
+    """Raise ImageMismatchError if a bundle does not say what drew its training images.
+
+    Otherwise a policy could be claimed to succeed always and never do so.
+    """
+    if not bundle.spec.image.scene:
+        raise ImageMismatchError(
+            f"the bundle {bundle.spec.name!r} does not say what drew the images it was trained "
+            "on. Expected one trained on this scene's (vinoreward capture, then finetune), as its "
+            "probabilities hold for no other image; for the environment of your own images "
+            "name that, with --env and --wrap-bundle, or accept such a bundle here with "
+            "accept_foreign_images=True (--accept-foreign-images)."
+        )

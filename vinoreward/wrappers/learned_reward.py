@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import AnyBundle, bundle_spec, resolve_bundle
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.rewards.classifier import Classifier, check_origin, warn_uncalibrated
+from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.decision import OodAction, RewardMode, RewardOptions, Scores, SuccessFilter
 from vinoreward.rewards.frozen import FrozenCheck
-from vinoreward.rewards.reward_model import RewardModel
+from vinoreward.rewards.reward_model import RewardModel, check_origin, warn_uncalibrated
 from vinoreward.wrappers.env_adapter import (
     NOTHING,
     ONE,

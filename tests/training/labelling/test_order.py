@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from label_logs import label
 
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import logit
+from vinoreward.rewards.classifier import Classifier, logit
 from vinoreward_training.labelling.order import (
     GAP,
     Opinion,

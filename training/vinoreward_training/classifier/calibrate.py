@@ -21,7 +21,13 @@ from vinoreward.bundles.save import GUARD_FILE, front_matter, update_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.images import ImageSpec, read_image
-from vinoreward.rewards.prediction import log_odds, logit, scores_of, shifts_of, unsure
+from vinoreward.rewards.classifier import (
+    log_odds,
+    logit,
+    scores_of,
+    threshold_distance,
+    translations,
+)
 from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
     Dead,
@@ -62,7 +68,7 @@ def _logits(
 
     starts = tqdm(range(0, len(images), BATCH), desc=progress, unit="batch", disable=not progress)
     batches = (images[start : start + BATCH] for start in starts)
-    outputs = [backend.infer(shifts_of(batch)[shift] if shift else batch) for batch in batches]
+    outputs = [backend.infer(translations(batch)[shift] if shift else batch) for batch in batches]
     return scores_of(np.concatenate(outputs), spec)
 
 
@@ -113,7 +119,7 @@ def _with_shifts(
 
     def near(logits: Floats) -> npt.NDArray[np.bool_]:
         odds = log_odds(logits, success, decision.temperature)
-        return unsure(odds, logit(decision.threshold), band)
+        return threshold_distance(odds, logit(decision.threshold)) < band
 
     band = farthest(own.frames[measured], means.frames[measured])
     if band == 0:

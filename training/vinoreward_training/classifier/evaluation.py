@@ -23,7 +23,7 @@ from vinoreward.rewards.calibration import (
     threshold_for_fpr,
     threshold_for_recall,
 )
-from vinoreward.rewards.prediction import log_odds as log_odds_of
+from vinoreward.rewards.classifier import log_odds as log_odds_of
 
 if TYPE_CHECKING:
     from vinoreward.rewards.calibration import Threshold

@@ -24,8 +24,7 @@ from vinoreward.errors import (
 )
 from vinoreward.files import open_plain, open_to_read, read_json, write_json, write_text
 from vinoreward.images import read_image, shown_name
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import logit
+from vinoreward.rewards.classifier import Classifier, logit
 from vinoreward_training.classifier.evaluation import (
     EpisodeRates,
     Floats,

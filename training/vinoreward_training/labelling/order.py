@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vinoreward.errors import DatasetError, ImageMismatchError, InputError
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import logit
+from vinoreward.rewards.classifier import Classifier, logit
 from vinoreward_training.labelling.labels import Label, contradictions
 from vinoreward_training.labelling.sources import Floats, Image, Source
 

@@ -18,8 +18,7 @@ from vinoreward.bundles.golden import means
 from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.prediction import logit, success_log_odds, unsure
+from vinoreward.rewards.classifier import Classifier, log_odds, logit, scores_of, threshold_distance
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import (
@@ -82,7 +81,8 @@ def outputs_of(spec: NetworkSpec, backend: str, images: Images, *, batch_size: i
 def log_odds_of(spec: NetworkSpec, backend: str, images: Images, bundle: Bundle) -> Floats:
     """Return the calibrated log-odds (N,) of ``spec`` on ``backend``, one image at a time."""
     # The classifier's own function, as it will decide.
-    return success_log_odds(outputs_of(spec, backend, images, batch_size=1), bundle.spec)
+    scores = scores_of(outputs_of(spec, backend, images, batch_size=1), bundle.spec)
+    return log_odds(scores, bundle.spec.success_index, bundle.spec.decision.temperature)
 
 
 def _some(indices: Indices, count: int, seed: int, purpose: int) -> Indices:
@@ -143,7 +143,9 @@ def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
     decision = bundle.spec.decision
     threshold = logit(decision.threshold)
     decided = log_odds >= threshold
-    near = np.flatnonzero(unsure(log_odds, threshold, decision.translation_band or 0.0))
+    near = np.flatnonzero(
+        threshold_distance(log_odds, threshold) < (decision.translation_band or 0.0)
+    )
     cut = bundle.of_cut_images()
     with Classifier(cut, backend=BACKENDS[0], precision="fp32", guarded=False) as classifier:
         for index in near:

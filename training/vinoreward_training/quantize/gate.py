@@ -17,7 +17,7 @@ import numpy.typing as npt
 from vinoreward.bundles.golden import means, unit
 from vinoreward.errors import QuantizationRefusedError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward.rewards.prediction import unsure
+from vinoreward.rewards.classifier import threshold_distance
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import Encoding
@@ -169,7 +169,7 @@ def gate(
         boundary=boundary,
     )  # fmt: skip
     band = max(band, translation_band)
-    again = {name: unsure(values, threshold, band) for name, values in after.items()}
+    again = {name: threshold_distance(values, threshold) < band for name, values in after.items()}
     by_backend, flips = flips_of(
         {name: np.where(again[name], decided, each) for name, each in claimed.items()}
     )
