@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, ValidationError
 
-from vinoreward.errors import BundleError
+from vinoreward.errors import BundleError, VinorewardError
 from vinoreward.files import parse_json
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -31,11 +31,13 @@ class _Explained(type):
             made: _Model = type.__call__(cls, *args[len(named) :], **named, **kwargs)
             return made
         except ValidationError as error:
-            raise BundleError(_sentence(error)) from error
+            raise cls._error(_sentence(error)) from error  # type: ignore[attr-defined]
 
 
 class StrictModel(metaclass=_Explained):
-    """Base of the dataclasses of ``bundle.json``; BundleError for values that cannot be right."""
+    """Base of checked dataclasses, as of ``bundle.json``; ``_error`` for values that cannot be."""
+
+    _error: ClassVar[type[Exception]] = BundleError
 
 
 def wrong(name: str, value: object, expected: str, remedy: str = "correct the value") -> NoReturn:
@@ -56,7 +58,7 @@ def _sentence(error: ValidationError) -> str:
         )
     if kind == "value_error":  # ours
         cause = first["ctx"]["error"]
-        if isinstance(cause, BundleError):
+        if isinstance(cause, VinorewardError):
             return str(cause)
         expected = str(cause)
     else:  # "Input should be less than 9", "Tuple should have at most 32 items, not 64"

@@ -26,11 +26,8 @@ TITLES = {
 """What each test is called in a report; its evidence is logged under its key."""
 TESTS: tuple[str, ...] = tuple(TITLES)
 OOD_SHARE = 0.1
-"""Share of an episode's images that are out of distribution where the episode is: a guard that was
-calibrated on a few images of each episode may find one of hundreds out of distribution by
-chance."""
-PRECISION = 0.9
-"""Share of the claims that must be successes, as far as people have labelled them."""
+"""Share of an episode's images that are out of distribution where the episode is: one of hundreds
+may be by chance."""
 _TEXTS = {
     "false": "{} of the last {} claimed successes are false. The policy may have found what fools "
     "the classifier: watch it (vinoreward play) and audit the classifier (vinoreward audit) before "
@@ -42,8 +39,6 @@ _TEXTS = {
     "is possible. The classifier claims what it sees on the way: label such claims (vinoreward "
     "label) and mend it (vinoreward mend) before going on",
 }
-_HALVINGS = 60
-"""Of an interval of length 1: to a double's precision."""
 
 
 class RateAlarm:
@@ -99,16 +94,12 @@ class RateAlarm:
 
 
 class FalseClaimAlarm(RateAlarm):
-    """Tests episode by episode whether claims are no longer successes: a :class:`RateAlarm`."""
+    """A :class:`RateAlarm` of claims that are no successes."""
 
     def update(self, claimed: float | None, true: float | None) -> bool:  # type: ignore[override]
-        """Take how an episode ended (true or false); return whether to raise the alarm.
-
-        After an alarm the evidence begins anew. An episode with a None is skipped.
-        """
-        if claimed is None or true is None:
-            return False
-        return super().update(bool(claimed) and not true)
+        """Take how an episode ended; see :meth:`RateAlarm.update`."""
+        known = claimed is not None and true is not None
+        return super().update(bool(claimed) and not true if known else None)
 
 
 @dataclass(frozen=True)
@@ -116,11 +107,10 @@ class PrecisionBound:
     """Bounds on the precision of claims that hold at every number of labels at once.
 
     A confidence sequence: with a probability of at least ``1 - alpha`` the precision is between
-    ``low`` and ``high`` after each label, so one may look after every one and stop at will. It
-    has every precision whose likelihood is above ``alpha`` times that of the uniform mixture of all
-    precisions (Howard, Ramdas, McAuliffe & Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic
-    confidence sequences", Annals of Statistics, the beta-binomial mixture; the ratio is a
-    nonnegative martingale and Ville's inequality bounds it).
+    ``low`` and ``high`` after each label, so one may look after every one and stop at will. It has
+    every precision whose likelihood is above ``alpha`` times that of the uniform mixture of all
+    (Howard, Ramdas, McAuliffe & Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic confidence
+    sequences", Annals of Statistics, the beta-binomial mixture).
 
     The labels must be of claims drawn at random, without regard to what they show. Claims of which
     nobody can tell count as successes for ``high`` and as failures for ``low``.
@@ -159,14 +149,11 @@ def _highest(successes: int, failures: int, alpha: float) -> float:
     if failures == 0:
         return 1.0
     # The mixture of all shares: the integral of p^s (1 - p)^f, a beta function.
-    mixture = math.lgamma(successes + 1) + math.lgamma(failures + 1)
-    mixture -= math.lgamma(successes + failures + 2)
-    least = mixture + math.log(alpha)
+    least = math.lgamma(successes + 1) + math.lgamma(failures + 1) + math.log(alpha)
+    least -= math.lgamma(successes + failures + 2)
     inside, outside = successes / (successes + failures), 1.0
-    for _ in range(_HALVINGS):  # the likelihood falls from its greatest value on
-        middle = (inside + outside) / 2
-        if middle >= 1.0:
-            break
+    # The likelihood falls from its greatest value on.
+    while inside < (middle := (inside + outside) / 2) < outside:
         likelihood = failures * math.log1p(-middle)
         likelihood += successes * math.log(middle) if successes else 0.0
         inside, outside = (middle, outside) if likelihood >= least else (inside, middle)
@@ -175,16 +162,16 @@ def _highest(successes: int, failures: int, alpha: float) -> float:
 
 @dataclass(frozen=True)
 class Ended:
-    """How an episode ended; None where nobody knows."""
+    """How an episode ended; None where nobody knows.
+
+    Whether its last step was ``claimed`` to be a success and was a ``true`` one, whether many of
+    its images were out of distribution (``ood``, see :class:`OodImages`), and its steps.
+    """
 
     claimed: float | None = None
-    """Whether its last step was claimed to be a success."""
     true: float | None = None
-    """Whether it was one."""
     ood: float | None = None
-    """Whether a tenth or more of its images were out of distribution, see :class:`OodImages`."""
     length: int | None = None
-    """Its steps."""
 
 
 @dataclass
@@ -208,33 +195,27 @@ class OodImages:
 
 @dataclass(frozen=True)
 class Alarm:
-    """One alarm."""
+    """One alarm of one of :data:`TESTS`: what was found and what to do, in a clause, and whether it
+    is this test's first. A policy that cheats goes on, and once is enough to say."""
 
     test: str
-    """Which test raised it, of :data:`TESTS`."""
     text: str
-    """What was found and what to do, in a clause."""
     first: bool
-    """Whether it is this test's first: a policy that cheats goes on, and once is enough to say."""
 
 
 class TrustMonitor:
     """Takes a training's episodes one by one; says when the reward is no longer to be trusted.
 
-    Each test runs only where what it needs is known:
-
-    - ``false``: claims that are no true successes. Needs the truth.
-    - ``ood``: episodes of which a tenth or more is out of distribution for the bundle's guard.
-      Needs a guard.
-    - ``earliest``: claims before this step of an episode, where no success is possible yet. Needs
-      you to know that step.
-    - labels of people, see :meth:`labelled`. Needs a random sample of the claims.
+    Each test runs only where what it needs is known.
 
     Args:
-        false: None: no test.
-        ood: None: no test.
-        earliest: first step of an episode, from 1, at which a success is possible; None: no test.
-        precision: least share of the claims that must be successes, by the labels.
+        false: tests for claims that are no true successes, by the truth; None: no test.
+        ood: tests for episodes of which a tenth or more is out of distribution for the bundle's
+            guard; None: no test.
+        earliest: first step of an episode, from 1, at which a success is possible; claims before it
+            are tested for. None: no test.
+        precision: least share of the claims that must be successes, by people's labels of a random
+            sample; see :meth:`labelled`.
         window: episodes behind a rate, at least 1.
 
     Raises:
@@ -247,7 +228,7 @@ class TrustMonitor:
         false: FalseClaimAlarm | None = None,
         ood: RateAlarm | None = None,
         earliest: int | None = None,
-        precision: float = PRECISION,
+        precision: float = 0.9,
         window: int = 50,
     ) -> None:
         if window < 1:
@@ -276,12 +257,7 @@ class TrustMonitor:
             "ood": self.ood is not None and self.ood.update(ended.ood),
             "early": self.early is not None and self.early.update(self._is_early(ended)),
         }
-        alarms = []
-        for test in (test for test in raised if raised[test]):
-            flags = self._flags(test)
-            text = _TEXTS[test].format(sum(flags), len(flags), earliest=self.earliest)
-            alarms.append(self._alarm(test, text))
-        return alarms
+        return [self._alarm(test, self._text(test)) for test, alarm in raised.items() if alarm]
 
     def labelled(self, bound: PrecisionBound) -> list[Alarm]:
         """Take what people said of a random sample of claims; return the alarm that it raises.
@@ -321,6 +297,10 @@ class TrustMonitor:
             return [one.true == 0 for one in self._recent if one.claimed]
         of = {"claim": lambda one: one.claimed, "ood": lambda one: one.ood, "early": self._is_early}
         return [bool(flag) for flag in map(of[name], self._recent) if flag is not None]
+
+    def _text(self, test: str) -> str:
+        flags = self._flags(test)
+        return _TEXTS[test].format(sum(flags), len(flags), earliest=self.earliest)
 
     def _alarm(self, test: str, text: str) -> Alarm:
         self.raised[test] += 1

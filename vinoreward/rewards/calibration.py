@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ Side = Literal["two", "upper", "lower"]
 
 @dataclass(frozen=True)
 class Threshold:
-    """A threshold with its counts and bounds.
+    """A threshold with its counts of frames and episodes, and its bounds.
 
     An episode is negative if it has a failure frame, and a false positive if one of them reaches
     the threshold.
@@ -34,7 +34,6 @@ class Threshold:
     confidence: float
     false_positives: int
     negatives: int
-    """Failure frames."""
     fpr_upper: float
     """One-sided upper bound of the false-positive rate per frame."""
     false_positive_episodes: int
@@ -46,10 +45,9 @@ class Threshold:
     true_positives: int
     positives: int
     recall: float
-    """Share of success frames that are claimed."""
     recall_interval: tuple[float, float]
-    """Two-sided interval of the recall at ``confidence``."""
-    notes: tuple[str, ...] = field(default=())
+    """Two-sided, at ``confidence``."""
+    notes: tuple[str, ...] = ()
     """Sentences that a reader of the numbers has to know."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -291,7 +289,7 @@ def _above(values: NDArray[np.float64], allowed: int) -> float:
 
 
 def _peaks(values: NDArray[np.float64], groups: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the highest value of each group."""
+    """Return the highest value of each episode."""
     names, inverse = np.unique(groups, return_inverse=True)
     peaks = np.zeros(len(names))
     np.maximum.at(peaks, inverse, values)
@@ -304,15 +302,13 @@ def _checked(
     # Through float32: the precision in which the threshold is compared at run time.
     values = np.asarray(probabilities, dtype=np.float32).astype(np.float64)
     marks, groups = np.asarray(labels), np.asarray(episodes)
-    if values.ndim != 1 or marks.shape != values.shape or groups.shape != values.shape:
+    same = values.ndim == 1 and marks.shape == groups.shape == values.shape
+    if not same or not ((values >= 0) & (values <= 1)).all() or not np.isin(marks, (0, 1)).all():
         raise InputError(
             f"found probabilities {values.shape}, labels {marks.shape} and episodes "
-            f"{groups.shape}. Expected three arrays of one and the same length."
+            f"{groups.shape}. Expected three arrays of one length, of probabilities from 0 to 1 "
+            "without NaN, and of labels: 1 for success, 0 for failure."
         )
-    if not ((values >= 0.0) & (values <= 1.0)).all():
-        raise InputError("found values that are no probabilities. Expected 0 to 1, without NaN.")
-    if not np.isin(marks, (0, 1)).all():
-        raise InputError("found labels other than 0 and 1. Expected 1 for success, 0 for failure.")
     return values, marks.astype(np.bool_), groups
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.arrays import Array, Arrays, is_tensor
+from vinoreward.arrays import Array, Arrays
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import columns
 from vinoreward.bundles.runner import Runner
@@ -49,10 +49,8 @@ class Prediction(NamedTuple):
 class Classifier(Runner):
     """A bundle on a backend: calibrated probabilities of success for batches of images.
 
-    It can be pickled: each process builds its own network at the first image, and runs the
-    bundle's golden images then.
-
-    With INT8 the bundle's FP32 network scores images close to the threshold again
+    It can be pickled: each process builds its own network, and runs the golden images, at the first
+    image. With INT8 the FP32 network scores images close to the threshold again
     (``decision.int8_band``), and its answer counts. Closer still (``decision.translation_band``)
     scores are means over the image and its one-pixel translations: test-time augmentation.
 
@@ -61,19 +59,17 @@ class Classifier(Runner):
         backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered name.
         device: device name of that backend, e.g. ``"CPU"``.
         precision: ``"auto"`` (INT8 where the bundle's gate passed it), ``"fp32"``, ``"int8"``, …
-            INT8 is checked for its decisions: if you use the numbers themselves, ask for
-            ``"fp32"``.
+            INT8 is checked for its decisions: for the numbers themselves ask for ``"fp32"``.
         threads: threads that one call may use: of one inference, or in a large batch each with a
             network of its own.
-        threshold: probability from which success is claimed; ``None`` is the bundle's. Second
-            looks are around it, so give it here rather than compare with another number.
-        exit_threshold: probability below which a claim ends, for hysteresis; second looks are
-            around it too. ``None`` is the threshold.
+        threshold: probability from which success is claimed; ``None`` is the bundle's. Images
+            around it are scored again, so give it here rather than compare with another number.
+        exit_threshold: probability below which a claim ends, for hysteresis; likewise. ``None`` is
+            the threshold.
         guarded: whether the bundle's OOD detector, if it has one, sees the images too.
 
     Raises:
-        ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or thresholds
-            that cannot work.
+        ConfigError: arguments that cannot work, or an encoder's bundle.
         ModelNotFoundError: there is no such bundle.
     """
 
@@ -116,17 +112,15 @@ class Classifier(Runner):
 
     @cached_property
     def guard(self) -> OodDetector | None:
-        """The bundle's OOD detector; None if it has none, or is not used. BundleError if
-        damaged."""
+        """The bundle's OOD detector; None without one. BundleError if it is damaged."""
         return guard_of(self.bundle) if self.guarded else None
 
     def predict(self, images: Array) -> Prediction:
         """Return what network and OOD detector say of ``(N, H, W, 3)`` uint8 images.
 
         Tensors that :meth:`takes` are scored on their device, without waiting for it: where the
-        network gives NaN or infinity the probability is NaN, and :meth:`check` tells. There a call
-        averages over translations of equally many images, the closest ones: to count those that
-        need it, the host would have to wait. Errors as :meth:`probability`.
+        network gives NaN or infinity the probability is NaN, and :meth:`check` tells. Errors as
+        :meth:`probability`.
         """
         if self.takes(images):
             self.scored += len(images)
@@ -151,13 +145,10 @@ class Classifier(Runner):
             self._on_device[0].check("network", "they earned no success")
 
     def probability(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return the calibrated probability of success.
+        """Return the calibrated probability of success, ``(N,)`` float32.
 
         Args:
             images: ``(N, H, W, 3)`` uint8 RGB. The bundle says whether another size is resized.
-
-        Returns:
-            ``(N,)`` float32 from 0 to 1.
 
         Raises:
             InputError: wrong shape, size or dtype.
@@ -220,11 +211,8 @@ class Classifier(Runner):
         return Prediction(sigmoid(odds).astype(np.float32), odds.astype(np.float32), ood_score)
 
     def _predict_in_threads(self, images: NDArray[np.uint8], threads: int) -> Prediction:
-        """Score a part of a batch in each thread, with networks of its own.
-
-        The networks leave Python's lock alone, and two of one thread each are faster than one of
-        two.
-        """
+        """Score a part of a batch in each thread: two networks of one thread are faster than one of
+        two threads."""
         while len(self._clones) < threads:
             clone = (self._clones or [self])[0].clone()
             clone.threads = 1
@@ -236,9 +224,8 @@ class Classifier(Runner):
             self.scored += clone.scored
             self.second_looks += clone.second_looks
             clone.scored = clone.second_looks = 0
-        probability, log_odds, ood_score = zip(*parts, strict=True)
-        joined = None if self.guard is None else np.concatenate(ood_score)
-        return Prediction(np.concatenate(probability), np.concatenate(log_odds), joined)
+        joined = zip(*parts, strict=True)
+        return Prediction(*(None if one[0] is None else np.concatenate(one) for one in joined))
 
     def _predict_on_device(self, images: Array) -> Prediction:
         import torch
@@ -263,14 +250,16 @@ class Classifier(Runner):
             return Prediction(probability.float(), odds.float(), ood_score)
 
     def _score_on_device(self, images: Array) -> tuple[Array, Array | None]:
-        """Return log-odds and OOD scores of a piece; on CUDA this is recorded and replayed."""
+        """Return log-odds and OOD scores of a piece, work that CUDA records and replays."""
         network: Any = self.backend
         ood_score = None if self.guard is None else self.guard.ood_score(images)
         scores = network.module(images).double()
         odds = self._odds(scores)
         if band := self.bundle.spec.decision.translation_band:
             distance = self._distance(odds)
-            rows = distance.topk(scored_again(len(odds)), largest=False).indices
+            # Of hovering arms 5 % are within the band; to count them the host would have to wait.
+            count = min(len(odds), max(64, len(odds) // 4))
+            rows = distance.topk(count, largest=False).indices
             mean = self._translation_mean(
                 lambda moved: network.module(moved).double(), images[rows], scores[rows]
             )
@@ -338,11 +327,6 @@ def _imitation_reward(
         return rewards
     ood_mask = classifier.guard.ood_score(prepared) > 1.0
     return np.where(ood_mask, np.minimum(rewards, np.float32(WITHHELD[reward])), rewards)
-
-
-def scored_again(count: int) -> int:
-    """Return how many of N images a device scores again; of hovering arms about 5 % need it."""
-    return min(count, max(64, count // 4))
 
 
 def translations(images: Array) -> tuple[Array, Array, Array]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, SkipValidation
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from vinoreward.arrays import Array, Arrays
 from vinoreward.errors import ConfigError, InputError
+from vinoreward.strict_model import STRICT, Flag, Number, StrictModel
 
 RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
 OodAction = Literal["withhold", "warn", "raise", "ignore"]
@@ -23,8 +25,7 @@ SuccessFilter = Callable[[Any, float], bool]
 
 
 def check_thresholds(enter: float, exit: float | None) -> tuple[float, float]:
-    """Return the threshold and the exit threshold, which None makes the same; ConfigError unless
-    they can work."""
+    """Return the thresholds as numbers; ``exit`` None is ``enter``. ConfigError if they clash."""
     leave = enter if exit is None else exit
     if not 0.0 <= leave <= enter <= 1.0:  # NaN fails too
         raise ConfigError(
@@ -70,11 +71,6 @@ class SuccessDetector:
         for name, value in (("hold", hold), ("num_envs", num_envs)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ConfigError(f"{name} is {value!r}. Expected a whole number of at least 1.")
-        if success_filter is not None and not callable(success_filter):
-            raise ConfigError(
-                f"success_filter is {success_filter!r}. Expected a function "
-                "f(observation, probability) -> bool."
-            )
         self.hold = int(hold)
         self.success_filter = success_filter
         self.num_envs = int(num_envs)
@@ -144,16 +140,13 @@ class SuccessDetector:
 
     def _check(self, values: NDArray[np.float32], mask: NDArray[Any]) -> None:
         shape = (self.num_envs,)
-        if values.shape != shape or mask.shape != shape or mask.dtype != np.bool_:
+        fits = values.shape == mask.shape == shape and mask.dtype == np.bool_
+        scored = values[mask] if fits else values
+        if not fits or not ((scored >= 0.0) & (scored <= 1.0)).all():  # NaN fails too
             raise InputError(
-                f"the success detector was given {values.shape} probabilities and a mask of "
-                f"{mask.shape} {mask.dtype}. Expected {shape}, one per environment, and bool."
-            )
-        scored = values[mask]
-        if not ((scored >= 0.0) & (scored <= 1.0)).all():  # NaN fails too
-            raise InputError(
-                f"the success detector was given {scored.tolist()}. Expected probabilities from 0 "
-                "to 1; use Classifier.probability, not log_odds."
+                f"the success detector was given {scored.tolist()} and a {mask.dtype} mask of "
+                f"{mask.shape}. Expected {shape} probabilities from 0 to 1, which "
+                "Classifier.probability gives, and a bool for each."
             )
 
     def _filtered(
@@ -176,43 +169,24 @@ class SuccessDetector:
         return allowed
 
 
-@dataclass(frozen=True)
-class RewardOptions:
+@pydantic_dataclass(frozen=True, config=STRICT)
+class RewardOptions(StrictModel):
     """The options of a learned reward, checked; see :class:`~vinoreward.LearnedReward`."""
 
-    success_reward: float = 1.0
-    step_reward: float = 0.0
-    env_reward_weight: float = 0.0
-    success_replaces_env_reward: bool = False
-    reward_mode: RewardMode = "sparse"
-    success_hold_steps: int = 1
-    success_filter: SuccessFilter | None = None
-    terminate_on_success: bool = True
-    gamma: float = 0.99
-    hold_in_observation: bool = False
-    on_ood: OodAction = "withhold"
-    frozen_check: bool = True
+    _error: ClassVar[type[Exception]] = ConfigError
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            default = getattr(RewardOptions, name)
-            if isinstance(default, float):
-                number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-                if not number or not math.isfinite(value):
-                    raise ConfigError(f"{name} is {value!r}. Expected a finite number.")
-                object.__setattr__(self, name, float(value))  # NumPy's numbers are no JSON
-            if isinstance(default, bool) and not isinstance(value, bool):
-                raise ConfigError(f"{name} is {value!r}. Expected true or false.")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError(
-                f"gamma is {self.gamma}. Expected 0 to 1, the discount of your learner."
-            )
-        for name, kind in (("reward_mode", RewardMode), ("on_ood", OodAction)):
-            if getattr(self, name) not in get_args(kind):
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}. Expected one of "
-                    f"{', '.join(get_args(kind))}."
-                )
+    success_reward: Number = 1.0
+    step_reward: Number = 0.0
+    env_reward_weight: Number = 0.0
+    success_replaces_env_reward: Flag = False
+    reward_mode: RewardMode = "sparse"
+    success_hold_steps: SkipValidation[int] = 1  # the success detector checks it
+    success_filter: SuccessFilter | None = None
+    terminate_on_success: Flag = True
+    gamma: Annotated[Number, Field(ge=0, le=1)] = 0.99
+    hold_in_observation: Flag = False
+    on_ood: OodAction = "withhold"
+    frozen_check: Flag = True
 
     @property
     def host_only(self) -> bool:

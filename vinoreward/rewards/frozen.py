@@ -16,15 +16,13 @@ Mask = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 
 MOVES = 128
-"""Steps from which it is learned what is usual, twice: of states, then of images."""
+"""Steps from which it is learned what is usual: of states, then as many of images."""
 LEAST_MOVE = 0.2
-"""A smaller change of the state, as a multiple of a usual step's, may be invisible. Where nothing
-is claimed, any change smaller than a usual step's may be."""
+"""A smaller change of the state, as a multiple of a usual step's, may be invisible."""
 SHARE, CLAIMED = 0.01, 0.9
-"""A claim is stale if its image changed less than ``CLAIMED`` times what all but that share of
-usual steps did."""
+"""A claim is stale if its image changed less than ``CLAIMED`` times what all but that share did."""
 FROZEN = 100.0
-"""The OOD score of an old image that is shown again, bit for bit."""
+"""OOD score of an old image that is shown again, bit for bit."""
 ROWS = 24
 """About as many rows of an image are compared."""
 _REMEMBERED = 1024

@@ -18,9 +18,8 @@ Undo = Callable[[], None]
 class Intervention:
     """One change to an environment's state, and whether a success survives it.
 
-    An environment offers some by a method ``audit_interventions() -> Sequence[Intervention]``, or
-    ``vinoreward audit --interventions file.py:function`` names a function of the environment that
-    returns them::
+    An environment offers a list of them by a method ``audit_interventions()``, or ``vinoreward
+    audit --interventions file.py:function`` names a function of the environment that returns it::
 
         def interventions(env):
             def remove(random):
@@ -36,8 +35,7 @@ class Intervention:
     apply: Callable[[np.random.Generator], Undo]
     """Changes the environment, and returns what undoes it. The next image shows the change."""
     success: bool = False
-    """Whether a success survives: True for a change that should not matter, such as another colour
-    of the wall."""
+    """Whether a success survives, as another colour of the wall."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,8 @@ class Axis:
 class SearchSpace:
     """States that an audit searches for false claims.
 
-    An environment offers some by a method ``audit_spaces() -> Sequence[SearchSpace]``, or the
-    function of ``vinoreward audit --interventions`` returns them beside its interventions::
+    An environment offers a list of them by a method ``audit_spaces()``, or the function of
+    ``--interventions`` returns them among its interventions::
 
         def reach(state):
             env.place_hand(*state)
@@ -71,8 +69,7 @@ class SearchSpace:
     """The two first are drawn as a plane."""
     set_state: Callable[[NDArray[np.float64]], bool | None]
     """Puts the environment into a state, one number for each axis; the next image shows it.
-    Returns whether that is a success; None leaves the state out: too close to the edge of success
-    to be called wrong, or not to be reached."""
+    Returns whether that is a success, or None: too close to call, or not to be reached."""
 
 
 def interventions_of(env: Any) -> tuple[Intervention, ...]:

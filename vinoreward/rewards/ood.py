@@ -30,8 +30,7 @@ Images = NDArray[np.uint8]
 GUARD_FILE = "guard.npz"
 MAX_GUARD_BYTES = 8 << 20
 FALSE_ALARMS = 0.002
-"""Share of clean episodes that may have an out-of-distribution frame, where there are enough to
-tell."""
+"""Share of clean episodes that may have an out-of-distribution frame, if enough are there."""
 MARGIN = 1.25
 """The limit is this times what the clean episodes ask for: a policy sees what no capture saw."""
 LEAST_EPISODES = 20
@@ -42,8 +41,7 @@ _CELLS = (12, 16)
 _COLOURS = 8**3
 """Eight levels of each channel."""
 _SIDE = 48
-"""About as many pixels of the shorter side are compared, and of large images every second row of
-these."""
+"""About as many pixels of the shorter side are compared, of large images half as many rows."""
 _TOLERATED = 6
 """Grey levels by which a colour may differ from one that was seen."""
 _RARE = 5e-4
@@ -62,7 +60,13 @@ _TOP_BITS, _SIDE_BY_SIDE, _FIRST_BIT = (np.array(n, np.uint32) for n in (0xE0E0E
 
 @dataclass(frozen=True)
 class OodDetector:
-    """Tells how unlike the training images an image is; plain arrays.
+    """Tells how unlike the training images an image is; the arrays of ``guard.npz``.
+
+    ``size`` is the images' height and width. ``seen`` has a bit for each colour in each place.
+    ``rough_mean`` (P,) is the roughness of each place, ``rough_parts`` (K, P) are orthonormal
+    directions in which it differs, and ``rough_scale`` (P,) is the root mean square of what these
+    leave. ``scales`` (3,) are of the measures, whose largest multiple counts, and ``limit`` (1,) is
+    the multiple from which an image is out of distribution.
 
     Example::
 
@@ -71,19 +75,12 @@ class OodDetector:
     """
 
     size: NDArray[np.int64]
-    """(2,) Height and width of the images."""
     seen: NDArray[np.uint8]
-    """Bits, one for each colour in each place: 1 if it was seen there."""
     rough_mean: Floats
-    """(P,) Mean roughness of each place."""
     rough_parts: Floats
-    """(K, P) Orthonormal directions in which it differs."""
     rough_scale: Floats
-    """(P,) Root mean square of what these leave."""
     scales: Floats
-    """(3,) Of the measures, whose largest multiple counts."""
     limit: Floats
-    """(1,) The multiple from which an image is out of distribution."""
 
     @classmethod
     def fit(cls, images: Images, held_out: Images, episodes: NDArray[Any]) -> OodDetector:
@@ -100,16 +97,16 @@ class OodDetector:
             episodes: ``(M,)`` which episode each is of; at least ``LEAST_EPISODES``.
         """
         names, of_frame = np.unique(np.asarray(episodes), return_inverse=True)
-        size = np.array(images.shape[1:3])
-        places = Places(*size.tolist())
-        rough = np.concatenate([places.rough(part) for part in _batches(images)])
+        size = images.shape[1:3]
+        measures = _Measures(*size)
+        rough = np.concatenate([measures.rough(part) for part in _batches(images)])
         mean = rough.mean(axis=0)
         kept = min(_PARTS, len(rough) // 20, rough.shape[1] - 1)
         parts = np.linalg.svd(rough - mean, full_matrices=False)[2][: max(0, kept)]
         left = (rough - mean) - (rough - mean) @ parts.T @ parts
         guard = cls(
-            size=size,
-            seen=np.packbits(_seen(places, images)),
+            size=np.array(size),
+            seen=np.packbits(_seen(measures, images)),
             rough_mean=mean,
             rough_parts=parts,
             rough_scale=np.sqrt((left**2).mean(axis=0) + np.float32(_ROUGH_FLOOR**2)),
@@ -117,21 +114,20 @@ class OodDetector:
             limit=np.ones(1, np.float32),
         )
         # With scales and a limit of 1 the multiples are the measures themselves.
-        measuring = _Measures(guard, Arrays())
-        measures = np.concatenate([measuring.multiples(part) for part in _batches(held_out)])
+        measures.fitted(guard)
+        multiples = np.concatenate([measures.multiples(part) for part in _batches(held_out)])
         # Some episodes choose the scales and others the limit, or that would be too low.
         choosing = of_frame % 2 == 0
-        scales = np.maximum(np.quantile(measures[choosing], 0.999, axis=0), _FLOORS)
+        scales = np.maximum(np.quantile(multiples[choosing], 0.999, axis=0), _FLOORS)
         largest = np.zeros(len(names))
-        np.maximum.at(largest, of_frame, (measures / scales).max(axis=1))
+        np.maximum.at(largest, of_frame, (multiples / scales).max(axis=1))
         ordered = np.sort(largest[1::2])
         rank = min(len(ordered), int(np.ceil((len(ordered) + 1) * (1 - FALSE_ALARMS))))
         limit = MARGIN * max(1.0, float(ordered[rank - 1]))
         return replace(guard, scales=scales.astype(np.float32), limit=np.array([limit], np.float32))
 
     def ood_score(self, images: Array) -> Array:
-        """Return how unlike the training images images are: ``(N,)`` float32 of at least 0, out of
-        distribution above 1.
+        """Return ``(N,)`` float32 of at least 0; above 1 an image is out of distribution.
 
         ``images`` are ``(N, H, W, 3)`` uint8 as the network gets them
         (:meth:`~vinoreward.Bundle.prepare`), NumPy's or tensors on any device.
@@ -139,7 +135,8 @@ class OodDetector:
         arrays = Arrays.like(images)
         measures = self._measures.get(arrays)
         if measures is None:
-            measures = self._measures[arrays] = _Measures(self, arrays)
+            measures = _Measures(*self.size.tolist(), arrays).fitted(self)
+            self._measures[arrays] = measures
         return measures.ood_score(images)
 
     def to_bytes(self) -> bytes:
@@ -154,8 +151,8 @@ class OodDetector:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], size: tuple[int, int]) -> OodDetector:
         """Return a guard of images of that size; BundleError unless the arrays are one's."""
-        places, most = Places(*size), np.finfo(np.float32).max
-        bits, rough = places.count * _COLOURS, places.rough_count
+        measures, most = _Measures(*size), np.finfo(np.float32).max
+        bits, rough = measures.count * _COLOURS, measures.rough_count
         kept = min(_PARTS, len(np.atleast_1d(arrays.get("rough_parts", 0))))
         # With other numbers the multiples might be none.
         expected: dict[str, tuple[tuple[int, ...], type, Any, Any]] = {
@@ -188,10 +185,7 @@ class OodDetector:
 
 
 def guard_of(bundle: Bundle) -> OodDetector | None:
-    """Return a bundle's guard; None if it has none.
-
-    BundleError if its file cannot be right; nothing in it is executed.
-    """
+    """Return a bundle's guard; None if it has none. BundleError if its file cannot be right."""
     spec = bundle.spec
     if GUARD_FILE not in spec.files:
         return None
@@ -208,56 +202,7 @@ def guard_of(bundle: Bundle) -> OodDetector | None:
 
 
 class _Measures:
-    """A detector's three measures, on the arrays of one library and device."""
-
-    def __init__(self, detector: OodDetector, arrays: Arrays) -> None:
-        self._xp, self._on_host = arrays.xp, arrays.on_host
-        self._places = Places(*detector.size.tolist(), arrays)
-        seen = np.unpackbits(detector.seen, count=self._places.count * _COLOURS)
-        self._novel = arrays.cast(seen == 0, "bool")
-        self._limits = detector.scales * detector.limit
-        # Takes the known directions out of roughness and scales the rest: the norm of what it
-        # makes of a difference is the multiple.
-        parts, mean = detector.rough_parts, detector.rough_mean
-        scale = detector.rough_scale * np.sqrt(len(mean)) * self._limits[2]
-        left = ((np.eye(len(mean)) - parts.T @ parts) / scale).astype(np.float32)
-        self._left, self._usual = arrays.cast(left, "float32"), arrays.cast(mean @ left, "float32")
-
-    def ood_score(self, images: Array) -> Array:
-        """Return the largest multiple, ``(N,)``."""
-        # In a step each call of NumPy's takes about three microseconds, whatever it does: camera
-        # and network have taken the processor's caches.
-        ood_score = self._roughness(images)
-        novel = self._unseen(images)
-        if not self._on_host or np.count_nonzero(novel):  # no unseen colour is the rule
-            for multiple in self._novelty(novel):
-                ood_score = self._xp.maximum(ood_score, multiple)
-        return ood_score
-
-    def multiples(self, images: Images) -> Floats:
-        """Return the measures, as multiples of what each may be, ``(N, 3)``."""
-        return np.stack([*self._novelty(self._unseen(images)), self._roughness(images)], axis=1)
-
-    def _unseen(self, images: Array) -> Array:
-        """Return which compared pixels have a colour that was not seen there."""
-        number = self._places.colours(images)
-        return self._novel.take(number) if self._on_host else self._novel[number]
-
-    def _novelty(self, novel: Array) -> tuple[Array, Array]:
-        """Return multiples (N,): of novel pixels of all; of those in the worst place."""
-        shares, limits = self._places.shares(novel), self._limits.tolist()
-        return shares.mean(1) / limits[0], self._xp.amax(shares, 1) / limits[1]
-
-    def _roughness(self, images: Array) -> Array:
-        """Return multiples (N,): how far the roughness is off."""
-        off = self._places.rough(images) @ self._left
-        off -= self._usual
-        off *= off
-        return self._xp.sqrt(off.sum(1))
-
-
-class Places:
-    """Where the pixels of an image are, on the arrays of one library and device.
+    """Measures images of one size, on the arrays of one library and device.
 
     Colours are compared in every ``rows``-th row and ``step``-th column; ``offset`` is the number
     of each such pixel's place, times 512. Means in each place are taken by a matrix from the left,
@@ -275,13 +220,60 @@ class Places:
         self.count = down * across
         place = _cell(down, rows)[:, None] * across + _cell(across, columns)
         self.offset = arrays.cast(place * _COLOURS, "uint32" if arrays.on_host else "int32")
-        self._down = _means(down, rows, arrays)
-        self._across = _means(across, columns, arrays, turned=True)
+        self._down = arrays.cast(_means(down, rows), "float32")
+        self._across = arrays.cast(_means(across, columns).T.copy(), "float32")
         columns = max(0, width - 2)
         down, across = min(_ROUGH_CELLS[0], rows), min(_ROUGH_CELLS[1], columns)
         self.rough_count = down * across
-        self._rough_down = _means(down, rows, arrays)
-        self._rough_across = _means(across, columns, arrays, turned=True)
+        self._rough_down = arrays.cast(_means(down, rows), "float32")
+        self._rough_across = arrays.cast(_means(across, columns).T.copy(), "float32")
+
+    def fitted(self, detector: OodDetector) -> _Measures:
+        """Take a detector's numbers, for all but :meth:`rough` and :meth:`colours`."""
+        cast = self._arrays.cast
+        seen = np.unpackbits(detector.seen, count=self.count * _COLOURS)
+        limits = detector.scales * detector.limit
+        self._novel, self._limits = cast(seen == 0, "bool"), limits.tolist()
+        # Takes the known directions out of roughness and scales the rest: the norm of what it
+        # makes of a difference is the multiple.
+        parts, mean = detector.rough_parts, detector.rough_mean
+        scale = detector.rough_scale * np.sqrt(len(mean)) * limits[2]
+        left = ((np.eye(len(mean)) - parts.T @ parts) / scale).astype(np.float32)
+        self._left, self._usual = cast(left, "float32"), cast(mean @ left, "float32")
+        return self
+
+    def ood_score(self, images: Array) -> Array:
+        """Return the largest multiple of what a measure may be, ``(N,)``."""
+        # In a step each call of NumPy's takes about three microseconds, whatever it does: camera
+        # and network have taken the processor's caches.
+        ood_score, novel = self._roughness(images), self._novel_in(images)
+        if not self._arrays.on_host or np.count_nonzero(novel):  # no unseen colour is the rule
+            for multiple in self._novelty(novel):
+                ood_score = self._arrays.xp.maximum(ood_score, multiple)
+        return ood_score
+
+    def multiples(self, images: Images) -> Floats:
+        """Return all three measures, ``(N, 3)``."""
+        return np.stack([*self._novelty(self._novel_in(images)), self._roughness(images)], axis=1)
+
+    def _novel_in(self, images: Array) -> Array:
+        """Return which compared pixels have a colour that was not seen there."""
+        number = self.colours(images)
+        return self._novel.take(number) if self._arrays.on_host else self._novel[number]
+
+    def _novelty(self, novel: Array) -> tuple[Array, Array]:
+        """Return multiples (N,): of novel pixels of all; of those in the worst place."""
+        shares = self._down @ self._arrays.cast(novel, "float32") @ self._across
+        shares = shares.reshape(len(novel), self.count)
+        worst = self._arrays.xp.amax(shares, 1)
+        return shares.mean(1) / self._limits[0], worst / self._limits[1]
+
+    def _roughness(self, images: Array) -> Array:
+        """Return multiples (N,): how far the roughness is off."""
+        off = self.rough(images) @ self._left
+        off -= self._usual
+        off *= off
+        return self._arrays.xp.sqrt(off.sum(1))
 
     def colours(self, images: Array) -> Array:
         """Return the number of each compared pixel's colour and place, ``(N, rows, columns)``."""
@@ -302,11 +294,6 @@ class Places:
         number += self.offset
         return number
 
-    def shares(self, flags: Array) -> Array:
-        """Return the share of flagged pixels in each place, ``(N, places)``."""
-        shares = self._down @ self._arrays.cast(flags, "float32") @ self._across
-        return shares.reshape(len(flags), self.count)
-
     def rough(self, images: Array) -> Array:
         """Return the logarithm of the mean second difference in each place, ``(N, places)``."""
         if not self.rough_count:
@@ -323,22 +310,22 @@ def _cell(cells: int, side: int) -> NDArray[np.int64]:
     return np.asarray(np.arange(side) * cells // side)
 
 
-def _means(cells: int, side: int, arrays: Arrays, *, turned: bool = False) -> Array:
-    """Return the matrix (cells, side), or (side, cells), that takes the mean in each cell."""
+def _means(cells: int, side: int) -> Floats:
+    """Return the matrix (cells, side) that takes the mean in each cell."""
     matrix = np.zeros((cells, side), np.float32)
     if cells:
         matrix[_cell(cells, side), np.arange(side)] = 1.0
         matrix /= matrix.sum(axis=1, keepdims=True)
-    return arrays.cast(matrix.T.copy() if turned else matrix, "float32")
+    return matrix
 
 
-def _seen(places: Places, images: Images) -> NDArray[np.bool_]:
+def _seen(measures: _Measures, images: Images) -> NDArray[np.bool_]:
     """Return which colours were seen in which places, flat."""
-    counts = np.zeros(places.count * _COLOURS, np.int64)
+    counts = np.zeros(measures.count * _COLOURS, np.int64)
     for part in _batches(images):
         for off in (-_TOLERATED, 0, _TOLERATED):
             moved = np.clip(part.astype(np.int16) + off, 0, 255).astype(np.uint8)
-            counts += np.bincount(places.colours(moved).ravel(), minlength=len(counts))
+            counts += np.bincount(measures.colours(moved).ravel(), minlength=len(counts))
     return np.asarray(counts >= max(2.0, _RARE * len(images)))
 
 

@@ -29,9 +29,9 @@ from vinoreward.rewards.frozen import FrozenCheck
 class RewardModel:
     """Scores the images of N environments and turns them into rewards.
 
-    Arrays are NumPy's, or torch tensors on one device after :meth:`use`; results are of the same
-    kind. On a device nothing waits for it: an image that cannot be scored earns no success, and
-    :meth:`check` raises afterwards; on the host :meth:`score` raises.
+    Arrays are NumPy's, or torch tensors on one device after :meth:`use`. On a device nothing waits
+    for it: an image that cannot be scored earns no success, and :meth:`check` raises afterwards; on
+    the host :meth:`score` raises.
 
     Example::
 
@@ -211,14 +211,10 @@ class RewardModel:
         if len(images) == self.num_envs:
             return prediction
 
-        def spread(values: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-            if values is None:
-                return None
-            result = np.zeros(self.num_envs, np.float32)
-            result[mask] = values
-            return result
-
-        return Prediction(*map(spread, prediction))
+        rows = np.zeros((3, self.num_envs), np.float32)
+        for row, values in zip(rows, prediction, strict=True):
+            row[mask] = 0.0 if values is None else values
+        return Prediction(rows[0], rows[1], None if prediction.ood_score is None else rows[2])
 
     def _ood_mask(
         self, mask: Array, probability: Array, ood_score: Array | None, *, stale: bool = False
@@ -253,7 +249,7 @@ class RewardModel:
             raise OutOfDistributionError(f"{found}, or give on_ood='withhold'.")
         if not self._warned:
             self._warned = True
-            warnings.warn(f"{found}. Its claims count all the same.", UserWarning, stacklevel=4)
+            warnings.warn(f"{found}. Its claims count all the same.", stacklevel=4)
         return None
 
     def _learned_rewards(self, counted: Array, mask: Array, claimed: Array, ended: Array) -> Array:
@@ -295,7 +291,6 @@ def warn_uncalibrated(bundle: Bundle) -> None:
             f"the bundle {bundle.spec.name!r} is not calibrated: its threshold of "
             f"{decision.threshold:g} was chosen for no false-positive rate. Choose one on labelled "
             "images with vinoreward calibrate, or give success_threshold.",
-            UserWarning,
             stacklevel=4,
         )
 
@@ -308,8 +303,7 @@ def check_origin(bundle: Bundle) -> None:
     if not bundle.spec.image.scene:
         raise ImageMismatchError(
             f"the bundle {bundle.spec.name!r} does not say what drew the images it was trained "
-            "on. Expected one trained on this scene's (vinoreward capture, then finetune), as its "
-            "probabilities hold for no other image; for the environment of your own images "
-            "name that, with --env and --wrap-bundle, or accept such a bundle here with "
-            "accept_foreign_images=True (--accept-foreign-images)."
+            "on. Expected one trained on this scene's (vinoreward capture, then finetune); for "
+            "other images name their environment, with --env and --wrap-bundle, or accept such a "
+            "bundle here with accept_foreign_images=True (--accept-foreign-images)."
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vinoreward.arrays import is_tensor
 from vinoreward.errors import ConfigError
 
 TRUTH_KEYS = ("true_success", "original_is_success", "is_success", "success", "succeed")
@@ -19,8 +20,8 @@ def claim_of(info: Mapping[str, Any]) -> bool | None:
 
     ``is_success`` alone is the environment's own: the truth, not a claim about it.
     """
-    told = "reward_prob" in info or "true_success" in info
-    return bool(info["is_success"]) if told and "is_success" in info else None
+    claims = "is_success" in info and ("reward_prob" in info or "true_success" in info)
+    return bool(info["is_success"]) if claims else None
 
 
 def as_truth(value: Any, said: str) -> bool:
@@ -28,13 +29,12 @@ def as_truth(value: Any, said: str) -> bool:
 
     ``said`` begins the sentence of the ConfigError for anything but a single true, false, 1 or 0.
     """
-    # A torch tensor's numbers: it may be on a GPU, or of a type that NumPy does not know.
-    array = np.asarray(value.tolist() if hasattr(value, "detach") else value)
+    array = np.asarray(value.tolist() if is_tensor(value) else value)
     if array.size != 1 or array.dtype.kind not in "buif" or array.item() not in (0, 1):
         raise ConfigError(
             f"{said} {value!r}. Expected true or false, or a single 1 or 0, for the truth about "
-            "success; name another key with --truth-key, or a function of the environment that "
-            "returns True or False with --truth (both where the command has them)."
+            "success; name another key with --truth-key, or a function of the environment with "
+            "--truth (both where the command has them)."
         )
     return bool(array.item())
 
@@ -47,9 +47,7 @@ class Truth:
     """
 
     def __init__(self, key: str | None = None) -> None:
-        self.key = key
-        """The key in use; None until one is found."""
-        self._named = key is not None
+        self.key, self._named = key, key is not None
 
     def __call__(self, info: Mapping[str, Any], *, last: bool = True) -> bool | None:
         """Return the truth, None where a step's ``info`` does not tell.
