@@ -175,10 +175,9 @@ def threshold_for_fpr(
         TooFewNegativesError: too few failure frames to support the rate.
         InputError: arrays that cannot work, or no threshold reaches the target.
     """
-    values, success, groups = _checked(probabilities, labels, episodes)
+    frames = _Frames(probabilities, labels, episodes)
     needed = negatives_needed(target_fpr, confidence)
-    negative = values[~success]
-    peaks = _peaks(negative, groups[~success])
+    negative, peaks = frames.negative, frames.peaks
     if len(negative) < needed:
         raise TooFewNegativesError(
             f"found {len(negative)} failure frames. Expected at least {needed} to support a "
@@ -194,7 +193,7 @@ def threshold_for_fpr(
             "allows. Expected a network that separates them better; look at the highest-scored "
             "failures (wrong labels?), train again with more like them, or raise target_fpr."
         )
-    return _measured(values, success, peaks, smallest, target_fpr, confidence)
+    return frames.measured(smallest, target_fpr, confidence)
 
 
 def threshold_for_recall(
@@ -207,67 +206,79 @@ def threshold_for_recall(
 ) -> Threshold:
     """Return the largest threshold that claims at least a share ``recall`` of the successes.
 
-    Args:
-        probabilities, labels, episodes, confidence: as in :func:`threshold_for_fpr`.
-        recall: from 0 to 1.
-        target_fpr: recorded, and what ``episodes_reach_target`` and ``notes`` compare with.
+    Arguments are as in :func:`threshold_for_fpr`; ``episodes_reach_target`` and ``notes`` compare
+    with ``target_fpr``.
 
     Raises:
         InputError: arrays that cannot work, no success frame, or a rate beyond its range.
     """
     if not 0 <= recall <= 1:
         raise InputError(f"found recall={recall}. Expected a share from 0 to 1.")
-    values, success, groups = _checked(probabilities, labels, episodes)
-    if not success.any():
-        raise InputError("found no success frame. Expected some, to keep a recall.")
-    highest = np.sort(values[success])[::-1]
-    # Less than a billionth of a frame is rounding.
-    least = min(len(highest), max(1, math.ceil(recall * len(highest) - 1e-9)))
-    peaks = _peaks(values[~success], groups[~success])
-    value = float(highest[least - 1])
-    return _measured(values, success, peaks, value, target_fpr, confidence)
-
-
-def _measured(
-    values: NDArray[np.float64],
-    success: NDArray[np.bool_],
-    peaks: NDArray[np.float64],
-    value: float,
-    target_fpr: float,
-    confidence: float,
-) -> Threshold:
-    negative, positive = values[~success], values[success]
-    wrong, wrong_episodes = int((negative >= value).sum()), int((peaks >= value).sum())
-    right = int((positive >= value).sum())
-    frame_bound = clopper_pearson(wrong, len(negative), confidence, "upper")[1]
-    episode_bound = clopper_pearson(wrong_episodes, len(peaks), confidence, "upper")[1]
-    notes = []
-    if episode_bound > target_fpr:
-        notes.append(
-            f"The bound per episode is {episode_bound:.3g}, above the target of {target_fpr:g}: "
-            f"{len(peaks)} episodes with failures were found and "
-            f"{negatives_needed(target_fpr, confidence)} are needed. Frames of an episode resemble "
-            "each other, so the bound per frame is optimistic; capture more, shorter episodes."
-        )
+    frames = _Frames(probabilities, labels, episodes)
+    positive = np.sort(frames.positive)[::-1]
     if not len(positive):
-        notes.append("No success frame was found: the recall is not known.")
-    return Threshold(
-        value=value,
-        target_fpr=target_fpr,
-        confidence=confidence,
-        false_positives=wrong,
-        negatives=len(negative),
-        fpr_upper=frame_bound,
-        false_positive_episodes=wrong_episodes,
-        negative_episodes=len(peaks),
-        episode_fpr_upper=episode_bound,
-        episodes_reach_target=episode_bound <= target_fpr,
-        true_positives=right,
-        positives=len(positive),
-        recall=right / len(positive) if len(positive) else 0.0,
-        recall_interval=clopper_pearson(right, len(positive), confidence),
-        notes=tuple(notes),
-    )
+        raise InputError("found no success frame. Expected some, to keep a recall.")
+    # Less than a billionth of a frame is rounding.
+    least = min(len(positive), max(1, math.ceil(recall * len(positive) - 1e-9)))
+    return frames.measured(float(positive[least - 1]), target_fpr, confidence)
+
+
+class _Frames:
+    """Probabilities of failure and success frames, and the highest of each negative episode."""
+
+    def __init__(
+        self, probabilities: NDArray[Any], labels: NDArray[Any], episodes: NDArray[Any]
+    ) -> None:
+        # Through float32: the precision in which the threshold is compared at run time.
+        values = np.asarray(probabilities, dtype=np.float32).astype(np.float64)
+        marks, groups = np.asarray(labels), np.asarray(episodes)
+        alike = values.ndim == 1 and marks.shape == groups.shape == values.shape
+        fits = alike and ((values >= 0) & (values <= 1)).all() and np.isin(marks, (0, 1)).all()
+        if not fits:
+            raise InputError(
+                f"found probabilities {values.shape}, labels {marks.shape} and episodes "
+                f"{groups.shape}. Expected three arrays of one length, of probabilities from 0 to "
+                "1 without NaN, and of labels: 1 for success, 0 for failure."
+            )
+        self.negative, self.positive = values[marks == 0], values[marks == 1]
+        names, inverse = np.unique(groups[marks == 0], return_inverse=True)
+        self.peaks = np.zeros(len(names))
+        np.maximum.at(self.peaks, inverse, self.negative)
+
+    def measured(self, value: float, target_fpr: float, confidence: float) -> Threshold:
+        """Return a threshold with its rates on these frames."""
+        every = self.negative, self.peaks, self.positive
+        wrong, wrong_episodes, right = (int((each >= value).sum()) for each in every)
+        negatives, episodes, positives = map(len, every)
+        episode_bound = clopper_pearson(wrong_episodes, episodes, confidence, "upper")[1]
+        notes = []
+        if episode_bound > target_fpr:
+            notes.append(
+                f"The bound per episode is {episode_bound:.3g}, above the target of "
+                f"{target_fpr:g}: {episodes} episodes with failures were found and "
+                f"{negatives_needed(target_fpr, confidence)} are needed. Frames of an episode "
+                "resemble each other, so the bound per frame is optimistic; capture more, shorter "
+                "episodes."
+            )
+        if not positives:
+            notes.append("No success frame was found: the recall is not known.")
+        return Threshold(
+            value=value,
+            target_fpr=target_fpr,
+            confidence=confidence,
+            false_positives=wrong,
+            negatives=negatives,
+            fpr_upper=clopper_pearson(wrong, negatives, confidence, "upper")[1],
+            false_positive_episodes=wrong_episodes,
+            negative_episodes=episodes,
+            episode_fpr_upper=episode_bound,
+            episodes_reach_target=episode_bound <= target_fpr,
+            true_positives=right,
+            positives=positives,
+            recall=right / positives if positives else 0.0,
+            recall_interval=clopper_pearson(right, positives, confidence),
+            notes=tuple(notes),
+        )
 
 
 def _allowed(n: int, target: float, confidence: float) -> int:
@@ -286,30 +297,6 @@ def _above(values: NDArray[np.float64], allowed: int) -> float:
     highest = np.sort(values)[::-1]
     # float32, because a classifier's probabilities are compared in that precision.
     return float(np.nextafter(np.float32(highest[allowed]), np.float32(2.0)))
-
-
-def _peaks(values: NDArray[np.float64], groups: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the highest value of each episode."""
-    names, inverse = np.unique(groups, return_inverse=True)
-    peaks = np.zeros(len(names))
-    np.maximum.at(peaks, inverse, values)
-    return peaks
-
-
-def _checked(
-    probabilities: NDArray[Any], labels: NDArray[Any], episodes: NDArray[Any]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[Any]]:
-    # Through float32: the precision in which the threshold is compared at run time.
-    values = np.asarray(probabilities, dtype=np.float32).astype(np.float64)
-    marks, groups = np.asarray(labels), np.asarray(episodes)
-    same = values.ndim == 1 and marks.shape == groups.shape == values.shape
-    if not same or not ((values >= 0) & (values <= 1)).all() or not np.isin(marks, (0, 1)).all():
-        raise InputError(
-            f"found probabilities {values.shape}, labels {marks.shape} and episodes "
-            f"{groups.shape}. Expected three arrays of one length, of probabilities from 0 to 1 "
-            "without NaN, and of labels: 1 for success, 0 for failure."
-        )
-    return values, marks.astype(np.bool_), groups
 
 
 def _check_rate(name: str, value: float) -> None:
