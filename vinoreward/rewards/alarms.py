@@ -45,12 +45,11 @@ class RateAlarm:
     """A sequential test of how often something happens in an episode.
 
     The null hypothesis: whatever happened before, it happens in an episode with a probability of at
-    most ``allowed``. The alternatives: three larger probabilities. The evidence for one is the
-    likelihood ratio since a change, summed over all episodes at which the change may have happened
-    (Shiryaev-Roberts); the alarm averages the three. This is an e-detector (Shin, Ramdas & Rinaldo
-    2024, "E-detectors: a nonparametric framework for sequential change detection", NEJSDS): while
-    the null hypothesis holds, false alarms are at least ``episodes`` episodes apart on average,
-    even though the policy keeps changing.
+    most ``allowed``. The evidence for a larger one is the likelihood ratio since a change, summed
+    over all episodes at which it may have happened (Shiryaev-Roberts), and averaged over three
+    probabilities. This is an e-detector (Shin, Ramdas & Rinaldo 2024, "E-detectors: a nonparametric
+    framework for sequential change detection", NEJSDS): while the null hypothesis holds, false
+    alarms are at least ``episodes`` episodes apart on average, though the policy keeps changing.
 
     Args:
         allowed: probability in an episode that is no reason for an alarm, above 0 and below 1.
@@ -234,10 +233,7 @@ class TrustMonitor:
         if window < 1:
             raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
         if earliest is not None and earliest < 1:
-            raise ConfigError(
-                f"earliest is {earliest}. Expected the first step of an episode at which a success "
-                "is possible, from 1; None if nobody knows."
-            )
+            raise ConfigError(f"earliest is {earliest}. Expected a step from 1, or None.")
         if not 0 < precision < 1:
             raise ConfigError(f"precision is {precision}. Expected a share between 0 and 1.")
         self.false, self.ood, self.earliest = false, ood, earliest
@@ -247,15 +243,18 @@ class TrustMonitor:
         """From the labels; None before the first."""
         self.raised = dict.fromkeys(TESTS, 0)
         """Alarms of each test so far."""
-        self._recent: deque[Ended] = deque(maxlen=window)
+        self._recent: deque[dict[str, float | None]] = deque(maxlen=window)
 
     def add(self, ended: Ended) -> list[Alarm]:
         """Take an episode; return the alarms that it raises."""
-        self._recent.append(ended)
+        claimed, true, early = ended.claimed, ended.true, None
+        if self.earliest is not None and claimed is not None and ended.length is not None:
+            early = bool(claimed) and ended.length < self.earliest
+        self._recent.append({"claim": claimed, "true": true, "ood": ended.ood, "early": early})
         raised = {
-            "false": self.false is not None and self.false.update(ended.claimed, ended.true),
+            "false": self.false is not None and self.false.update(claimed, true),
             "ood": self.ood is not None and self.ood.update(ended.ood),
-            "early": self.early is not None and self.early.update(self._is_early(ended)),
+            "early": self.early is not None and self.early.update(early),
         }
         return [self._alarm(test, self._text(test)) for test, alarm in raised.items() if alarm]
 
@@ -277,16 +276,13 @@ class TrustMonitor:
 
     def readings(self) -> dict[str, float]:
         """Return the rates over the last episodes and each test's evidence, where known."""
-        readings: dict[str, float] = {}
-        for name in ("claim", "ood", "early"):
-            if flags := self._flags(name):
-                readings[f"{name}_rate"] = float(np.mean(flags))
-        if self.false is not None and any(one.true is not None for one in self._recent):
-            readings["false_evidence"] = self.false.evidence
-        if self.ood is not None and "ood_rate" in readings:
-            readings["ood_evidence"] = self.ood.evidence
-        if self.early is not None and "early_rate" in readings:
-            readings["early_evidence"] = self.early.evidence
+        flags = {name: self._flags(name) for name in ("claim", "ood", "early", "true")}
+        rates = (name for name in ("claim", "ood", "early") if flags[name])
+        readings = {f"{name}_rate": float(np.mean(flags[name])) for name in rates}
+        for test, needed in (("false", "true"), ("ood", "ood"), ("early", "early")):
+            alarm: RateAlarm | None = getattr(self, test)
+            if alarm is not None and flags[needed]:
+                readings[f"{test}_evidence"] = alarm.evidence
         if self.bound is not None:
             readings |= {"precision_low": self.bound.low, "precision_high": self.bound.high}
         return {**readings, "alarms": float(sum(self.raised.values()))}
@@ -294,9 +290,8 @@ class TrustMonitor:
     def _flags(self, name: str) -> list[bool]:
         """Return what is known of the last episodes; of false claims only where one was made."""
         if name == "false":
-            return [one.true == 0 for one in self._recent if one.claimed]
-        of = {"claim": lambda one: one.claimed, "ood": lambda one: one.ood, "early": self._is_early}
-        return [bool(flag) for flag in map(of[name], self._recent) if flag is not None]
+            return [one["true"] == 0 for one in self._recent if one["claim"]]
+        return [bool(one[name]) for one in self._recent if one[name] is not None]
 
     def _text(self, test: str) -> str:
         flags = self._flags(test)
@@ -305,8 +300,3 @@ class TrustMonitor:
     def _alarm(self, test: str, text: str) -> Alarm:
         self.raised[test] += 1
         return Alarm(test, text, self.raised[test] == 1)
-
-    def _is_early(self, ended: Ended) -> bool | None:
-        if self.earliest is None or ended.claimed is None or ended.length is None:
-            return None
-        return bool(ended.claimed) and ended.length < self.earliest

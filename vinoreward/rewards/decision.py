@@ -48,11 +48,10 @@ class SuccessDetector:
         enter: probability at which images start to count, 0 to 1.
         exit: probability below which they stop counting; ``None`` for the same as ``enter``.
         hold: counting images in a row that make a success, at least 1.
-        success_filter: ``f(observation, probability) -> bool``; an image it refuses does not count.
-            It is asked only about images that would count.
+        success_filter: ``f(observation, probability) -> bool``, asked about images that would
+            count; one that it refuses does not.
         num_envs: environments, each with its own state.
-        arrays: library and device of the state and of what :meth:`update` takes. A filter needs
-            NumPy.
+        arrays: library and device of what :meth:`update` takes. A filter needs NumPy.
 
     Raises:
         ConfigError: a value that cannot work.
@@ -89,22 +88,17 @@ class SuccessDetector:
         observations: Sequence[Any] | None = None,
         ood_mask: Array | None = None,
     ) -> Array:
-        """Take the next image of each environment.
+        """Take the next image of each environment; return where success is claimed with it.
 
         Args:
             probabilities: ``(num_envs,)`` from 0 to 1. On a device NaN counts as no success.
             mask: ``(num_envs,)`` bool, the environments with a new image; ``None`` for all. The
                 others keep their state.
             observations: one per environment, for the success filter.
-            ood_mask: ``(num_envs,)`` bool, images that do not count whatever their probability;
-                ``None`` for none.
-
-        Returns:
-            ``(num_envs,)`` bool: success is claimed with this image.
+            ood_mask: ``(num_envs,)`` bool, images that do not count; ``None`` for none.
 
         Raises:
-            InputError: a wrong shape, a value that is no probability, or no observations for the
-                success filter.
+            InputError: a wrong shape, no probabilities, or no observations for the filter.
         """
         arrays, xp = self._arrays, self._arrays.xp
         values = arrays.cast(probabilities, "float32")
@@ -159,9 +153,8 @@ class SuccessDetector:
         """Return which of the images that would count are not refused."""
         if observations is None or len(observations) != self.num_envs:
             raise InputError(
-                f"the success detector has a filter and was given "
-                f"{'no' if observations is None else len(observations)} observations. Expected "
-                f"{self.num_envs}, one per environment; pass observations to update()."
+                f"the success detector has a filter and was given {observations!r:.80}. Expected "
+                f"{self.num_envs} observations; pass them to update()."
             )
         allowed = np.zeros(self.num_envs, np.bool_)
         for index in np.flatnonzero(counts).tolist():
@@ -201,9 +194,8 @@ class Scores:
 
     ``rewards``, ``returns`` (their sum in the running episode, this step included) and ``seconds``
     (since it began) are float64, ``lengths`` (its scored steps) int64. ``claimed`` success and
-    ``terminated``, the environment's own or by a claim, are bool. ``probability`` and ``ood_score``
-    (how unlike the training images; out of distribution above 1; None without an OOD detector) are
-    float32.
+    ``terminated``, by the environment or a claim, are bool. ``probability`` and ``ood_score`` (out
+    of distribution above 1; None without an OOD detector) are float32.
     """
 
     rewards: Array
