@@ -6,10 +6,8 @@ PyBullet is imported when one of them is made.
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,52 +22,36 @@ from vinoreward_envs.camera.spec import (
     CameraSpec,
     Flags,
     Pixels,
-    check_choice,
     projection_matrix,
     view_matrix,
 )
-from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.scenes import HoverScenes
 from vinoreward_envs.warp_device import stderr_without
 
 Array = NDArray[np.float64]
 Place = tuple[float, float, float]
-Ik = Literal["converged", "article"]
+
+
+def missing_pybullet(purpose: str) -> MissingExtraError:
+    """Return the error where PyBullet is not installed.
+
+    ``purpose`` is the argument that asked for it, such as ``'camera="tiny"'``.
+    """
+    return MissingExtraError(
+        f"{purpose} needs PyBullet, which is not installed. Run: {install_command('panda')}. There "
+        "are wheels for Python 3.10 and 3.11 only; elsewhere pip install pybullet needs a C++ "
+        'compiler. Or note that motion="kinematic" with camera="fast" (the defaults) works '
+        "without it."
+    )
 
 
 def import_pybullet(purpose: str) -> ModuleType:
-    """Return the ``pybullet`` module, imported without its banner on the terminal.
-
-    ``purpose`` is the argument that asked for it, such as ``'camera="tiny"'``, for the error.
-    """
-    if sys.modules.get("pybullet") is not None:
-        return sys.modules["pybullet"]
+    """Return the module ``pybullet``, imported without its banner on the terminal."""
     try:
         with stderr_without(rb"pybullet build time: [^\n]*\n"):
             return importlib.import_module("pybullet")
     except ImportError as error:
-        raise MissingExtraError(missing_pybullet(purpose, sys.version_info[:2])) from error
-
-
-def missing_pybullet(purpose: str, python: tuple[int, int]) -> str:
-    """Return the message for an absent PyBullet on that version of Python."""
-    instead = 'motion="kinematic" with camera="fast" (the defaults) works without it'
-    if python >= (3, 12):
-        return (
-            f"{purpose} needs PyBullet, which is not installed: PyBullet has wheels for Python "
-            f"3.10 and 3.11 only and this is Python {python[0]}.{python[1]}. Use Python 3.10 or "
-            f"3.11 and {install_command('panda')}, or build it here (pip install pybullet; "
-            f"needs a C++ compiler), or note that {instead}."
-        )
-    return (
-        f"{purpose} needs PyBullet, which is not installed. Run: "
-        f"{install_command('panda')}. Or note that {instead}."
-    )
-
-
-def pybullet_data_folder() -> Path:
-    """Return the folder of PyBullet's models (it comes with PyBullet)."""
-    return Path(importlib.import_module("pybullet_data").getDataPath())
+        raise missing_pybullet(purpose) from error
 
 
 class _World(Closing):
@@ -77,6 +59,7 @@ class _World(Closing):
 
     def __init__(self, purpose: str, away: Place) -> None:
         self.bullet: Any = import_pybullet(purpose)
+        self._models = importlib.import_module("pybullet_data").getDataPath()
         client = self.bullet.connect(self.bullet.DIRECT)
         if client < 0:
             raise ConfigError(
@@ -91,9 +74,8 @@ class _World(Closing):
         self.object = self._load(c.OBJECT_URDF, away)
 
     def _load(self, urdf: str, position: Place, fixed: bool = False) -> int:
-        path = str(pybullet_data_folder() / urdf)
         body: int = self.bullet.loadURDF(
-            path, position, useFixedBase=fixed, physicsClientId=self.client
+            f"{self._models}/{urdf}", position, useFixedBase=fixed, physicsClientId=self.client
         )
         return body
 
@@ -154,34 +136,42 @@ class TinyCamera(Camera):
         self._world.close()
 
 
+def make_camera(spec: CameraSpec | None = None) -> Camera:
+    """Return a camera for ``spec``."""
+    spec = spec or CameraSpec()
+    return TinyCamera(spec) if spec.renderer == "tiny" else FastCamera(spec)
+
+
 class BulletScenes(HoverScenes):
     """One scene that PyBullet's physics moves, or that TinyRenderer draws."""
 
     def __init__(self, spec: CameraSpec, dynamics: ArmDynamics | None) -> None:
         super().__init__(camera=spec)
         self.dynamics = dynamics
-        self._pose: Array | None = None
-        self._camera: Camera | None = None
+        self._camera_of_joints: Camera | None = None
 
     def home(self, mask: Any) -> None:
         """See :class:`.HoverScenes`."""
-        if self.dynamics is not None and mask[0]:
+        if self.dynamics is not None:
             self.dynamics.home()
         super().home(mask)
 
     def place(self, mask: Any, objects: Any) -> None:
         """See :class:`.HoverScenes`."""
         super().place(mask, objects)
-        x, y = self.objects[0].tolist()
-        self._pose = None if np.isnan(x) else object_rest_pose((x, y))
         if self.dynamics is not None:
-            self.dynamics.place_object(self._pose)
+            self.dynamics.place_object(super().object_pose())
 
     def send(self, mask: Any, targets: Any, height: float = c.HOVER_HEIGHT) -> None:
         """See :class:`.HoverScenes`."""
         super().send(mask, targets, height)
         if self.dynamics is not None and mask[0]:
-            self._move(self.dynamics, np.array([*self.gripper[0], height]))
+            self.dynamics.move(np.array([*self.gripper[0], height]))
+            x, y, self.height = gripper_position(self.joints()).tolist()
+            self.gripper = np.array([[x, y]])
+            pose = self.object_pose()
+            if pose is not None:
+                self.objects = pose[None, :2, 3].copy()
 
     def vary(self) -> None:
         """Refuse it."""
@@ -193,49 +183,37 @@ class BulletScenes(HoverScenes):
 
     def images(self, mask: Any = None, into: Any = None) -> Any:
         """See :class:`.HoverScenes`."""
-        if self._closed:
-            return super().images()
-        if self._camera is None:
-            kind = TinyCamera if self.spec.renderer == "tiny" else FastCamera
-            self._camera = kind(self.spec)
-        return self._camera.render(*self.pose())[None]
+        self._check_open()
+        if self._camera_of_joints is None:
+            self._camera_of_joints = make_camera(self.spec)
+        return self._camera_of_joints.render(self.joints(), self.object_pose())[None]
 
-    def pose(self) -> tuple[Array, Array | None]:
-        """Return what a camera draws: the ``(9,)`` joints and the object's ``(4, 4)`` pose."""
-        if self.dynamics is None:
-            return inverse_kinematics([*self.gripper[0], self.height]), self._pose
-        return self.dynamics.joints(), self._pose
+    def joints(self) -> Array:
+        """See :class:`.HoverScenes`."""
+        return super().joints() if self.dynamics is None else self.dynamics.joints()
+
+    def object_pose(self) -> Array | None:
+        """See :class:`.HoverScenes`."""
+        return super().object_pose() if self.dynamics is None else self.dynamics.object_pose()
 
     def close(self) -> None:
         """Free the camera and the physics client."""
         super().close()
-        for part in (self._camera, self.dynamics):
+        for part in (self._camera_of_joints, self.dynamics):
             if part is not None:
                 part.close()
 
-    def _move(self, dynamics: ArmDynamics, target: Array) -> None:
-        dynamics.move(target)
-        x, y, self.height = gripper_position(dynamics.joints()).tolist()
-        self.gripper = np.array([[x, y]])
-        self._pose = dynamics.object_pose()
-        if self._pose is not None:
-            self.objects = self._pose[None, :2, 3].copy()
-
 
 class ArmDynamics(_World):
-    """The arm moved by physics: the article's 500 sub-steps of position control (120 settle too).
+    """The arm moved by physics: the article's 500 sub-steps of position control.
 
-    ``ik="converged"`` iterates the inverse kinematics to the end. ``"article"`` is PyBullet's
-    default of 20 iterations, which stops 8 mm short on average and up to 28 mm, and leaves the
-    hand 15 mm too high after a reset.
+    ``converged`` iterates the inverse kinematics to the end. PyBullet's default of 20 iterations,
+    which the article has, stops 8 mm short on average and up to 28 mm, and leaves the hand 15 mm
+    too high after a reset.
     """
 
-    def __init__(self, *, substeps: int = c.SUBSTEPS, ik: Ik = "converged") -> None:
-        if substeps < 1:
-            raise ConfigError(f"Found substeps={substeps}; expected 1 or more. Leave it at 500.")
-        check_choice("ik", ik, get_args(Ik))
-        self._substeps = substeps
-        self._ik = ik
+    def __init__(self, *, converged: bool = True) -> None:
+        self._converged = converged
         self._object_pose: Array | None = None
         # Where nothing sees or touches an absent object.
         super().__init__('motion="dynamics"', (50.0, 50.0, 0.0))
@@ -252,7 +230,7 @@ class ArmDynamics(_World):
 
     def place_object(self, pose: Array | None) -> None:
         """Put the object's base at a ``(4, 4)`` pose, at rest; None takes it out of the scene."""
-        self._object_pose = None if pose is None else np.array(pose, dtype=np.float64)
+        self._object_pose = pose
         super().place_object(pose)
         zero = (0.0, 0.0, 0.0)
         self.bullet.resetBaseVelocity(self.object, zero, zero, physicsClientId=self.client)
@@ -266,7 +244,7 @@ class ArmDynamics(_World):
             targetPositions=self._target(position).tolist(),
             physicsClientId=self.client,
         )
-        for _ in range(self._substeps):
+        for _ in range(c.SUBSTEPS):
             self.bullet.stepSimulation(physicsClientId=self.client)
 
     def joints(self) -> Array:
@@ -287,32 +265,28 @@ class ArmDynamics(_World):
         return pose
 
     def _target(self, position: Array) -> Array:
-        if self._ik == "converged":
+        if self._converged:
             return inverse_kinematics(position)
-        joints = self.joints()
-        solution = self.bullet.calculateInverseKinematics(
+        joints = np.full(c.JOINTS, c.FINGER_OPEN)
+        joints[: c.ARM_JOINTS] = self.bullet.calculateInverseKinematics(
             self.arm,
             c.GRIPPER_LINK,
             position.tolist(),
             self.bullet.getQuaternionFromEuler(c.GRIPPER_EULER),
             physicsClientId=self.client,
-        )
-        joints[: c.ARM_JOINTS] = solution[: c.ARM_JOINTS]
-        joints[c.ARM_JOINTS :] = c.FINGER_OPEN
+        )[: c.ARM_JOINTS]
         return joints
 
 
 def quaternion(rotation: Array) -> tuple[float, float, float, float]:
     """Return the ``(x, y, z, w)`` quaternion of a ``(3, 3)`` rotation matrix."""
-    # The eigenvector method: no case distinction, and exact to rounding at any angle.
+    # The eigenvector method: no case distinction, and exact to rounding at any angle. eigh reads
+    # the lower triangle alone.
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = rotation.tolist()
-    symmetric = np.array(
-        [
-            [xx - yy - zz, yx + xy, zx + xz, zy - yz],
-            [yx + xy, yy - xx - zz, zy + yz, xz - zx],
-            [zx + xz, zy + yz, zz - xx - yy, yx - xy],
-            [zy - yz, xz - zx, yx - xy, xx + yy + zz],
-        ]
-    )
+    symmetric = np.zeros((4, 4))
+    symmetric[0, 0] = xx - yy - zz
+    symmetric[1, :2] = yx + xy, yy - xx - zz
+    symmetric[2, :3] = zx + xz, zy + yz, zz - xx - yy
+    symmetric[3] = zy - yz, xz - zx, yx - xy, xx + yy + zz
     x, y, z, w = np.linalg.eigh(symmetric)[1][:, -1].tolist()
     return (x, y, z, w)

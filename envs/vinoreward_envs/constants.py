@@ -50,6 +50,8 @@ OBJECT_REST_HEIGHT: float = -0.0084536
 """z of the object's base after it was dropped and came to rest."""
 OBJECT_REST_ROTATION: tuple[float, float, float, float] = (0.0, 0.0970480, 0.0, 0.9952797)
 """Its orientation at rest as a quaternion x, y, z, w: it leans 11 degrees about y."""
+OBJECT_COLOUR: tuple[int, int, int] = (10, 17, 232)
+"""RGB before lighting."""
 PLANE_URDF: str = "plane.urdf"
 ARM_URDF: str = "franka_panda/panda.urdf"
 TABLE_URDF: str = "table/table.urdf"

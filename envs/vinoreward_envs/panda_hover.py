@@ -97,7 +97,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                     f"always {c.ARTICLE_WIDTH}x{c.ARTICLE_HEIGHT}. Leave one of them out."
                 )
             spec = CameraSpec(c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, renderer="tiny", mesh="full")
-            self.scene = HoverScene(camera=spec, motion="dynamics", ik="article")
+            self.scene = HoverScene(camera=spec, motion="dynamics", converged=False)
         else:
             spec = CameraSpec(*checked_size(image_size), renderer=camera, mesh=mesh or "20")
             self.scene = HoverScene(camera=spec, motion=motion)

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
 from vinoreward.machine import usable_cores
@@ -30,15 +31,14 @@ from vinoreward_envs.panda_hover import observation_space
 from vinoreward_envs.random_numbers import BatchedPCG64
 from vinoreward_envs.randomization import (
     DomainRandomization,
-    EpisodeParams,
-    as_params,
+    by_name,
     checked_randomization,
     nominal,
 )
 from vinoreward_envs.scene import check_renderer
 from vinoreward_envs.scenes import HoverScenes, piece_of
 from vinoreward_envs.task import HoverTask, ObjectPosition
-from vinoreward_envs.warp_device import check_device
+from vinoreward_envs.warp_device import WarpDevice
 
 STAYS_ON_CPU = False
 """Tests set this: a batch of tensors is then drawn on a processor as on a GPU."""
@@ -121,7 +121,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         if self._draws:
             check_renderer("fast")
             if device != CPU:
-                check_device(device)
+                WarpDevice(device)
         self._threads = usable_cores() if threads is None else checked_count("threads", threads)
         self._on_device = self._arrays.kind == "torch" and (device != CPU or STAYS_ON_CPU)
         self._randomization = checked_randomization(randomization)
@@ -193,13 +193,13 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self.memory = memory
 
     @property
-    def episode_params(self) -> EpisodeParams:
+    def episode_params(self) -> NDArray[np.void]:
         """What each environment's episode drew, ``(num_envs,)`` with a field of float64 for each of
         the ranges': ``envs.episode_params["light"]``. A copy."""
         params = self.scenes.params
         if params is None:
-            return nominal(self.num_envs)
-        return as_params(self._arrays.host(params).copy())
+            return by_name(nominal(self.num_envs))
+        return by_name(self._arrays.host(params).copy())
 
     @property
     def generators(self) -> list[np.random.Generator]:

@@ -20,9 +20,6 @@ from vinoreward.errors import ConfigError
 
 Range = tuple[float, float]
 """Least and greatest value; equal ones do not vary."""
-EpisodeParams = NDArray[np.void]
-"""Values of episodes, an array of :data:`VALUES`."""
-
 MAX_DELAY: Final = 9
 """Steps; an episode has ten."""
 _LIMITS: Final[Mapping[str, tuple[int, float, float, str]]] = {
@@ -46,18 +43,29 @@ _ALWAYS: Final = {"another_colour": 3, "image_noise_at": 1, "action_noise_at": 1
 """What is drawn in [0, 1) whatever the ranges are, and how many values: the colour that is mixed
 into the object's, and where in the tables of noise an episode begins."""
 
-VALUES: Final = np.dtype(
-    [(name, np.float64, (many,) if many > 1 else ()) for name, (many, *_) in _LIMITS.items()]
-    + [(name, np.float64, (many,) if many > 1 else ()) for name, many in _ALWAYS.items()]
+_COUNTS: Final = {name: limits[0] for name, limits in _LIMITS.items()} | _ALWAYS
+_VALUES: Final = np.dtype(
+    [(name, np.float64, (many,) if many > 1 else ()) for name, many in _COUNTS.items()]
 )
-"""What one episode drew, a field for each of the ranges' and for what is always drawn."""
-DRAWS: Final = VALUES.itemsize // 8
-"""Random numbers of one episode, one for each of its values."""
+DRAWS: Final = _VALUES.itemsize // 8
+"""Values, and random numbers, of one episode: of each of the ranges, and what is always drawn."""
 COLUMNS: Final[Mapping[str, int | slice]] = {
     name: at // 8 if kind.base == kind else slice(at // 8, (at + kind.itemsize) // 8)
-    for name, (kind, at, *_) in (VALUES.fields or {}).items()
+    for name, (kind, at, *_) in (_VALUES.fields or {}).items()
 }
 """Where each field is among the ``DRAWS`` values of an episode."""
+
+NOISE_STARTS: Final = 1 << 16
+"""Places in the table of the sensor's noise where an image may begin."""
+NEXT_NOISE: Final = 7919
+"""Numbers further on begins the noise of the next image."""
+NOISE_UNIT, NOISE_STEPS = 32, 8
+"""Noise is fixed-point, the same on every device: in 1/32 of a standard deviation, and deviations
+in 1/8 of a grey level."""
+NOISE_ROUNDED: Final = NOISE_UNIT * NOISE_STEPS // 2
+"""Added to a product of both before it is shifted: it is rounded, and an image's mean stays."""
+NOISE_SHIFTED: Final = (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
+"""Bits by which it is shifted to whole grey levels."""
 
 
 def _range(name: str, value: Any, least: float, most: float, unit: str) -> tuple[Any, Any]:
@@ -158,9 +166,10 @@ class DomainRandomization:
             if getattr(self, name) != getattr(default, name)
         }
 
-    def draw(self, uniform: NDArray[np.float64]) -> EpisodeParams:
-        """Return ``(K,)`` :data:`VALUES` for ``(K, DRAWS)`` random numbers in [0, 1)."""
-        return as_params(spread(uniform, *self.spans()))
+    def draw(self, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the values of episodes, ``(K, DRAWS)`` for as many random numbers in [0, 1)."""
+        values: NDArray[np.float64] = spread(uniform, *self.spans())
+        return values
 
     def spans(self) -> NDArray[np.float64]:
         """Return ``(2, DRAWS)``: the least of each value, and by how much it can be more."""
@@ -179,19 +188,14 @@ def spread(uniform: Any, least: Any, span: Any) -> Any:
     return numbers
 
 
-def as_numbers(params: EpisodeParams) -> NDArray[np.float64]:
-    """Return ``(K,)`` :data:`VALUES` as ``(K, DRAWS)`` numbers in the same memory."""
-    return params.view(np.float64).reshape(len(params), DRAWS)
+def by_name(values: NDArray[np.float64]) -> NDArray[np.void]:
+    """Return ``(K, DRAWS)`` values as ``(K,)`` with a field each, in their memory if it can."""
+    named: NDArray[np.void] = np.ascontiguousarray(values).view(_VALUES)[:, 0]
+    return named
 
 
-def as_params(numbers: NDArray[np.float64]) -> EpisodeParams:
-    """Return ``(K, DRAWS)`` numbers by name: ``(K,)`` :data:`VALUES`, in their memory if it can."""
-    params: EpisodeParams = np.ascontiguousarray(numbers).view(VALUES)[:, 0]
-    return params
-
-
-def nominal(count: int) -> EpisodeParams:
-    """Return ``(count,)`` :data:`VALUES` of episodes in which nothing differs."""
+def nominal(count: int) -> NDArray[np.float64]:
+    """Return the ``(count, DRAWS)`` values of episodes in which nothing differs."""
     return DomainRandomization().draw(np.zeros((count, DRAWS)))
 
 
@@ -253,3 +257,9 @@ def normals(count: int) -> NDArray[np.float64]:
     table = np.random.default_rng(0x0153).standard_normal(count)
     table.setflags(write=False)
     return table
+
+
+@functools.lru_cache(maxsize=4)
+def noise_table(count: int) -> NDArray[np.int16]:
+    """Return ``count`` normal numbers in parts of their deviation, at most four of it."""
+    return np.rint(NOISE_UNIT * np.clip(normals(count), -4.0, 4.0)).astype(np.int16)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, InputError, MissingExtraError
+from vinoreward.errors import InputError, needed_for
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
-from vinoreward_envs.bullet import ArmDynamics, BulletScenes, Ik, TinyCamera, missing_pybullet
-from vinoreward_envs.camera.fast import FastCamera
-from vinoreward_envs.camera.spec import Camera, CameraSpec, Pixels, check_choice
-from vinoreward_envs.objects import object_rest_pose
-from vinoreward_envs.randomization import EpisodeParams, as_numbers, as_params, nominal
+from vinoreward_envs.bullet import ArmDynamics, BulletScenes, make_camera, missing_pybullet
+from vinoreward_envs.camera.spec import CameraSpec, Pixels, check_choice
+from vinoreward_envs.randomization import nominal
 from vinoreward_envs.scenes import HoverScenes
-from vinoreward_envs.warp_device import missing_warp
+
+__all__ = ["HoverScene", "Motion", "check_renderer", "make_camera"]
 
 Motion = Literal["kinematic", "dynamics"]
 
@@ -28,24 +26,19 @@ Motion = Literal["kinematic", "dynamics"]
 def check_renderer(renderer: str) -> None:
     """Raise MissingExtraError unless a renderer's library is installed; do not import it."""
     if renderer == "tiny" and importlib.util.find_spec("pybullet") is None:
-        raise MissingExtraError(missing_pybullet('camera="tiny"', sys.version_info[:2]))
-    if renderer == "fast" and importlib.util.find_spec("warp") is None:
-        raise missing_warp()
-
-
-def make_camera(spec: CameraSpec | None = None) -> Camera:
-    """Return a camera for ``spec``."""
-    spec = spec or CameraSpec()
-    return TinyCamera(spec) if spec.renderer == "tiny" else FastCamera(spec)
+        raise missing_pybullet('camera="tiny"')
+    with needed_for("drawing images", "panda"):
+        if renderer == "fast" and importlib.util.find_spec("warp") is None:
+            raise ImportError(name="warp")
 
 
 class HoverScene(Closing):
     """One arm over the table, with at most one object, seen by one camera: a batch of one.
 
     With ``motion="kinematic"`` the gripper is where it is sent, and image and state depend on its
-    place alone; PyBullet is not needed. With ``"dynamics"`` PyBullet's physics moves it in
-    ``substeps``, as in the article. Both arrive within a millimetre of each other, but for
-    ``ik="article"``, see :class:`.ArmDynamics`.
+    place alone; PyBullet is not needed. With ``"dynamics"`` PyBullet's physics moves it, as in the
+    article. Both arrive within a millimetre of each other, unless the inverse kinematics is not
+    ``converged``, see :class:`.ArmDynamics`.
 
     The camera is made at the first image. Any number of scenes live in one process.
     """
@@ -55,22 +48,16 @@ class HoverScene(Closing):
         *,
         camera: CameraSpec | None = None,
         motion: Motion = "kinematic",
-        substeps: int = c.SUBSTEPS,
-        ik: Ik = "converged",
+        converged: bool = True,
     ) -> None:
         check_choice("motion", motion, get_args(Motion))
-        if motion == "kinematic" and ik != "converged":
-            raise ConfigError(
-                f'Found ik={ik!r} with motion="kinematic", whose inverse kinematics always '
-                'converges. Pass motion="dynamics" as well, or leave ik out.'
-            )
         spec = CameraSpec() if camera is None else camera
         self.batch: HoverScenes
         """The scene as the batch of one that it is."""
         if motion == "kinematic" and spec.renderer == "fast":
             self.batch = HoverScenes(camera=spec)
         else:
-            moved = ArmDynamics(substeps=substeps, ik=ik) if motion == "dynamics" else None
+            moved = ArmDynamics(converged=converged) if motion == "dynamics" else None
             self.batch = BulletScenes(spec, moved)
         self.camera_spec = spec
         self._all = np.ones(1, np.bool_)
@@ -95,17 +82,7 @@ class HoverScene(Closing):
     def pose(self) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
         """Return what another camera draws: the ``(9,)`` joints and the object's ``(4, 4)`` pose,
         None while it is absent."""
-        if isinstance(self.batch, BulletScenes):
-            return self.batch.pose()
-        yaw, size = 0.0, 1.0
-        if self.batch.params is not None:
-            drawn = as_params(self.batch.params)[0]
-            yaw, size = float(drawn["object_yaw"]), float(drawn["object_size"])
-        place = self.object_xy
-        return (
-            inverse_kinematics(self.gripper),
-            None if place is None else object_rest_pose(place, yaw, size),
-        )
+        return self.batch.joints(), self.batch.object_pose()
 
     def home(self) -> None:
         """Bring the arm to its home pose, then to hover height; the object stays where it is."""
@@ -124,18 +101,18 @@ class HoverScene(Closing):
             inverse_kinematics((x, y, height))
         self.batch.send(self._all, np.array([[x, y]]), height)
 
-    def look(self, params: EpisodeParams | None, image: int = 0) -> None:
+    def look(self, params: NDArray[np.float64] | None, image: int = 0) -> None:
         """Let the scene look as an episode drew; None: as always.
 
         Args:
-            params: ``(1,)`` values, see :mod:`vinoreward_envs.randomization`.
+            params: ``(1, DRAWS)`` values, see :mod:`vinoreward_envs.randomization`.
             image: its number in the episode: each has noise of its own.
 
         Raises:
             ConfigError: a scene of PyBullet's, whose object has one size and lies as it fell.
         """
         self.batch.vary()
-        self.batch.set_params(self._all, as_numbers(nominal(1) if params is None else params))
+        self.batch.set_params(self._all, nominal(1) if params is None else params)
         self.batch.steps[:] = image
 
     def distance(self) -> float:

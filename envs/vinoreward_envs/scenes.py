@@ -6,9 +6,6 @@ leaves, so a step of the state is a sum and a comparison. Joints are solved for 
 
 from __future__ import annotations
 
-import os
-import queue
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,9 +15,11 @@ from numpy.typing import NDArray
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
+from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.arrays import Array, Arrays
 from vinoreward_envs.camera.spec import CameraSpec, Pixels
-from vinoreward_envs.randomization import as_numbers, nominal
+from vinoreward_envs.objects import object_rest_pose
+from vinoreward_envs.randomization import by_name, nominal
 
 if TYPE_CHECKING:
     from vinoreward_envs.camera.appearance import Appearance
@@ -78,8 +77,11 @@ class HoverScenes(Closing):
         """``(N, DRAWS)`` what each episode drew; None: nothing varies."""
         self.changes = 0
         """How often something was placed or changed: equal numbers mean equal images."""
+        self.busy_cores = 0
+        """Cores that someone else computes on: so many fewer threads are used, but at least one."""
+        self._threads = threads
         self._appearance: Appearance | None = None
-        self._cameras = _Cameras(threads)
+        self._cameras: list[FastCamera] = []
         self._every: Any = None
         self._closed = False
 
@@ -119,8 +121,8 @@ class HoverScenes(Closing):
     def vary(self) -> None:
         """Let scenes differ from now on, as :meth:`set_params` says; at first they do not."""
         if self.params is None:
-            self.params = self.arrays.of(as_numbers(nominal(self.count)))
-            self._cameras.close()
+            self.params = self.arrays.of(nominal(self.count))
+            self._cameras.clear()
             self._appearance = None
 
     def set_params(self, mask: Array, params: Array) -> None:
@@ -137,8 +139,7 @@ class HoverScenes(Closing):
             mask: draw only where it, ``(N,)`` bool, is True; None: all.
             into: images that are written over, for a mask.
         """
-        if self._closed:
-            raise ConfigError("This scene is closed; expected an open one. Make a new scene.")
+        self._check_open()
         shape = (self.count, self.spec.height, self.spec.width, 3)
         if self.on_device:
             xp, device = self.arrays.xp, self.arrays.device
@@ -150,38 +151,56 @@ class HoverScenes(Closing):
         self._draw(images, None if mask is None else np.flatnonzero(host(mask)))
         return self.arrays.xp.asarray(images) if into is None else into
 
+    def joints(self) -> NDArray[np.float64]:
+        """Return the ``(9,)`` joints of the first arm."""
+        return inverse_kinematics([*self.gripper[0], self.height])
+
+    def object_pose(self) -> NDArray[np.float64] | None:
+        """Return the ``(4, 4)`` pose of the first object's base; None: there is none."""
+        x, y = self.objects[0].tolist()
+        drawn = by_name(nominal(1) if self.params is None else self.params)[0]
+        turned = float(drawn["object_yaw"]), float(drawn["object_size"])
+        return None if np.isnan(x) else object_rest_pose((x, y), *turned)
+
     def close(self) -> None:
-        """Free the cameras and end the threads; may be called more than once."""
+        """Free the cameras; may be called more than once."""
         self._closed = True
-        self._cameras.close()
+        self._cameras.clear()
         self._appearance = None
 
-    @property
-    def busy_cores(self) -> int:
-        """Cores that someone else computes on: so many fewer threads are used, but at least one."""
-        return self._cameras.busy
-
-    @busy_cores.setter
-    def busy_cores(self, count: int) -> None:
-        self._cameras.busy = count
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("This scene is closed; expected an open one. Make a new scene.")
 
     def _draw(self, images: Pixels, rows: NDArray[np.int64] | None) -> None:
-        """Draw in pieces on threads; ``rows`` are the scenes that are drawn, None: all."""
+        """Draw in pieces on threads; ``rows`` are the scenes that are drawn, None: all.
+
+        Warp's kernels run on one core and leave Python's lock alone.
+        """
         host = self.arrays.host
         self._open_appearance().show(host(self.steps))
         gripper, objects = host(self.gripper), host(self.objects)
         which = np.arange(self.count) if rows is None else rows
+        threads = max(1, self._threads - self.busy_cores)
+        size = max(1, min(CHUNK, _LEAST * -(-len(which) // (_LEAST * threads))))
+        pieces = [which[at : at + size] for at in range(0, len(which), size)]
+        threads = min(threads, len(pieces))
+        cameras = [self._camera(thread) for thread in range(threads)]
 
-        def one(camera: FastCamera, piece: slice) -> None:
-            some = which[piece]
-            images[some] = camera.draw(gripper[some], self.height, objects[some], some)
+        def draw(thread: int) -> None:
+            for some in pieces[thread::threads]:
+                images[some] = cameras[thread].draw(gripper[some], self.height, objects[some], some)
 
-        self._cameras.each(len(which), one, self._make_camera)
+        if threads == 1:
+            draw(0)
+        elif threads:
+            with ThreadPoolExecutor(threads) as pool:  # not kept: a fork would leave it behind
+                list(pool.map(draw, range(threads)))
 
     def _draw_on_device(self, out: Array, mask: Array | None) -> None:
         xp, size = self.arrays.xp, piece_of(self.count, self.arrays.device)
         self._open_appearance().show(self.steps)
-        camera = self._cameras.first(self._make_camera)
+        camera = self._camera(0)
         if self._every is None:
             self._every = self.arrays.of(np.arange(self.count, dtype=np.int32))
         for start in range(0, self.count, size):
@@ -199,82 +218,23 @@ class HoverScenes(Closing):
         if self._appearance is None:
             from vinoreward_envs.camera.appearance import Appearance
 
-            varied = self.params is not None
+            count = 0 if self.params is None else self.count
             self._appearance = Appearance(
-                self.spec, self.count, self.arrays.device, varied=varied, tensors=self.on_device
+                self.spec, count, self.arrays.device, tensors=self.on_device
             )
-            if varied:
+            if count:
                 every = self.arrays.of(np.ones(self.count, np.bool_))
                 self._appearance.set(every, self.params)
         return self._appearance
 
-    def _make_camera(self) -> FastCamera:
+    def _camera(self, thread: int) -> FastCamera:
+        """Return a thread's camera; made when it is first needed."""
         from vinoreward_envs.camera.fast import FastCamera
 
         size = (
             piece_of(self.count, self.arrays.device) if self.on_device else min(self.count, CHUNK)
         )
-        return FastCamera(self.spec, appearance=self._open_appearance(), capacity=size)
-
-
-class _Cameras:
-    """Cameras of threads that share the cores; each is used by one thread at a time.
-
-    Warp's kernels run on one core and leave Python's lock alone. Cameras are made when a piece
-    first needs them.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self.busy = 0
-        self._made: list[FastCamera] = []
-        self._start()
-
-    def _start(self) -> None:
-        self._pid = os.getpid()
-        self._pool: ThreadPoolExecutor | None = None
-        self._free: queue.SimpleQueue[FastCamera] = queue.SimpleQueue()
-        for camera in self._made:
-            self._free.put(camera)
-
-    def first(self, make: Callable[[], FastCamera]) -> FastCamera:
-        """Return the only camera of a device."""
-        if not self._made:
-            self._made.append(make())
-        return self._made[0]
-
-    def each(
-        self, count: int, work: Callable[[FastCamera, slice], None], make: Callable[[], FastCamera]
-    ) -> None:
-        """Call ``work`` for each piece of ``count`` scenes, with a camera that is free."""
-        if self._pid != os.getpid():  # a fork leaves the threads behind
-            self._start()
-        threads = max(1, self._threads - self.busy)
-        size = max(1, min(CHUNK, _LEAST * -(-count // (_LEAST * threads))))
-        pieces = [slice(at, min(at + size, count)) for at in range(0, count, size)]
-        while len(self._made) < min(threads, len(pieces)):
-            self._made.append(make())
-            self._free.put(self._made[-1])
-
-        def one(piece: slice) -> None:
-            camera = self._free.get()
-            try:
-                work(camera, piece)
-            finally:
-                self._free.put(camera)
-
-        if threads == 1 or len(pieces) == 1:
-            for piece in pieces:
-                one(piece)
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="hover-images")
-        for done in [self._pool.submit(one, piece) for piece in pieces]:
-            done.result()
-
-    def close(self) -> None:
-        """Free the cameras and end the threads."""
-        if self._pool is not None and self._pid == os.getpid():
-            self._pool.shutdown()
-        self._made.clear()
-        self._start()
+        while len(self._cameras) <= thread:
+            camera = FastCamera(self.spec, appearance=self._open_appearance(), capacity=size)
+            self._cameras.append(camera)
+        return self._cameras[thread]

@@ -18,12 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.runtime import ForkedLock
-from vinoreward.errors import (
-    ConfigError,
-    MissingExtraError,
-    UnknownDeviceError,
-    install_command,
-)
+from vinoreward.errors import ConfigError, UnknownDeviceError, needed_for
 
 ROOM: Final = 4 << 20
 """Bytes for compiled kernels, which take about one megabyte."""
@@ -32,21 +27,11 @@ _LOADING = ForkedLock()
 die."""
 
 
-def missing_warp() -> MissingExtraError:
-    """Return the error where Warp is not installed."""
-    return MissingExtraError(
-        f"Found no warp; expected it for images and joints of the arm. Run "
-        f"{install_command('panda')} (the package is called warp-lang)."
-    )
-
-
 def warp_module() -> Any:
     """Return the module ``warp``, initialised silently."""
     warp: Any
-    try:
+    with needed_for("drawing images, and finding joints of the arm,", "panda"):
         import warp
-    except ImportError as error:
-        raise missing_warp() from error
     # A greeting and a line per compiled module are printed at the level below.
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
     with _LOADING, warnings.catch_warnings(), stderr_without(rb".*"):
@@ -103,14 +88,12 @@ def stderr_without(noise: bytes) -> Iterator[None]:
         os.write(2, rest)
 
 
-def check_device(device: str) -> None:
-    """Raise UnknownDeviceError unless Warp can draw on ``device``."""
-    known = [str(each) for each in warp_module().get_devices()]
-    if device not in known:
-        raise UnknownDeviceError(
-            f"Found camera device {device!r}; expected one of {', '.join(known)}. Choose one "
-            "of these."
-        )
+def struct(kind: Any, **fields: Any) -> Any:
+    """Return a struct of Warp's with these values."""
+    made = kind()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
 
 
 @functools.cache
@@ -120,12 +103,21 @@ class WarpDevice:
     Args:
         device: its name, as Warp has it.
         tensors: views are torch tensors, as they always are on CUDA; else NumPy arrays.
+
+    Raises:
+        UnknownDeviceError: Warp has no such device here.
     """
 
     def __init__(self, device: str, tensors: bool = False) -> None:
         self.name = device
         self.tensors = tensors or device != "cpu"
         self.warp = warp_module()
+        known = [str(each) for each in self.warp.get_devices()]
+        if device not in known:
+            raise UnknownDeviceError(
+                f"Found camera device {device!r}; expected one of {', '.join(known)}. Choose one "
+                "of these."
+            )
 
     def zeros(self, *shape: int, dtype: Any) -> Any:
         """Return an array of zeros."""
@@ -135,18 +127,9 @@ class WarpDevice:
         """Return a copy of a NumPy array."""
         return self.warp.array(values, dtype=dtype, device=self.name)
 
-    def columns(self, values: NDArray[Any], dtype: Any) -> Any:
-        """Return the columns of an array (N, K) as one (K, N)."""
-        return self.of(np.ascontiguousarray(values.T), dtype)
-
     def view(self, array: Any) -> Any:
         """Return a NumPy array or a torch tensor of the same memory."""
         return self.warp.to_torch(array) if self.tensors else array.numpy()
-
-    def numpy(self, array: Any) -> NDArray[Any]:
-        """Return an array in the host's memory, on a processor the same memory."""
-        values: NDArray[Any] = array.numpy()
-        return values
 
     def fill(self, view: Any, values: Any) -> None:
         """Write arrays or tensors from anywhere into the first rows of a view."""
@@ -184,7 +167,3 @@ class Launch:
             self._command.set_dim((count, *self._dim))
             self._count = count
         self._command.launch(stream)
-
-    def set(self, name: str, array: Any) -> None:
-        """Let an input be another array."""
-        self._command.set_param_by_name(name, array)

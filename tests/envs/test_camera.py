@@ -17,18 +17,18 @@ from task_runs import run_python
 from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
-from vinoreward_envs.bullet import pybullet_data_folder, quaternion
-from vinoreward_envs.camera.baked import background
+from vinoreward_envs.bullet import quaternion
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.spec import (
     Camera,
     CameraSpec,
     camera_eye,
-    clip_matrix,
+    projection_matrix,
     view_matrix,
 )
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.scene import make_camera
+from vinoreward_envs.warp_device import warp_module
 
 HOME = np.array(c.HOME_JOINTS)
 
@@ -115,9 +115,7 @@ def test_background_is_tinys_own(height: int, width: int) -> None:
     with tiny(height, width) as reference, make_camera(CameraSpec(height, width)) as camera:
         expected = reference.render(up, None).astype(int)
         found = camera.render(up, None).astype(int)
-    drawn = background(height, width).image
     # The arm's foot stays in view; most of the image is table and floor.
-    assert (found == drawn).all(axis=-1).mean() > 0.75
     assert np.abs(found - expected).mean() < 0.2
 
 
@@ -253,7 +251,7 @@ def test_the_camera_is_pybullets() -> None:
     )
     theirs = np.reshape(view, (4, 4)).T
     assert np.allclose(view_matrix(), theirs, atol=1e-6)
-    assert np.allclose(clip_matrix(96, 128), np.reshape(projection, (4, 4)).T @ theirs, atol=1e-5)
+    assert np.allclose(projection_matrix(96, 128), np.reshape(projection, (4, 4)).T, atol=1e-5)
 
 
 def test_kernels_that_no_disk_can_keep_are_refused_before_they_are_compiled(
@@ -264,10 +262,10 @@ def test_kernels_that_no_disk_can_keep_are_refused_before_they_are_compiled(
 
     full = shutil.disk_usage(tmp_path)._replace(free=50_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    make_camera().close()
+    warp_module()
     monkeypatch.setattr(warp.config, "kernel_cache_dir", str(tmp_path))
     with pytest.raises(ConfigError, match=r"48 kB are free. Expected 4 MB.*WARP_CACHE_PATH"):
-        make_camera()
+        warp_module()
     monkeypatch.undo()
     assert fast.render(HOME, None).any()
 
@@ -281,8 +279,9 @@ def test_where_the_camera_stands_cannot_be_overwritten() -> None:
 @pytest.mark.pybullet
 def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
     import pybullet as bullet
+    import pybullet_data
 
-    data = str(pybullet_data_folder())
+    data = pybullet_data.getDataPath()
     client = bullet.connect(bullet.DIRECT)
     try:
         bullet.setGravity(0, 0, c.GRAVITY, physicsClientId=client)
@@ -353,12 +352,12 @@ from vinoreward_envs import constants as c
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.appearance import Appearance
 from vinoreward_envs.camera.spec import CameraSpec
-from vinoreward_envs.randomization import DRAWS, LAB, as_numbers
+from vinoreward_envs.randomization import DRAWS, LAB
 
 spec = CameraSpec(24, 32)
 appearance = Appearance(spec, 8)
 drawn = LAB.draw(np.random.default_rng(0).random((8, DRAWS)))
-appearance.set(np.ones(8, np.bool_), as_numbers(drawn))
+appearance.set(np.ones(8, np.bool_), drawn)
 scenes = np.zeros((8, c.JOINTS)), np.tile(np.eye(4), (8, 1, 1)), np.zeros(8, np.bool_)
 together = threading.Barrier(8)
 images = {}

@@ -20,21 +20,23 @@ from hypothesis import strategies as st
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
-from vinoreward_envs.bullet import _World, pybullet_data_folder
+from vinoreward_envs.bullet import _World
 from vinoreward_envs.camera.appearance import Appearance
 from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, SPECULAR, background_mesh, textures
 from vinoreward_envs.camera.fast import FastCamera
-from vinoreward_envs.camera.noise import NEXT_NOISE, NOISE_STARTS, NOISE_UNIT, noise_table
 from vinoreward_envs.camera.spec import CameraSpec, projection_matrix, viewport_matrix
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.randomization import (
     COLUMNS,
     DRAWS,
     LAB,
+    NEXT_NOISE,
+    NOISE_STARTS,
+    NOISE_UNIT,
     DomainRandomization,
-    as_numbers,
-    as_params,
+    by_name,
     checked_randomization,
+    noise_table,
     nominal,
 )
 from vinoreward_envs.scene import HoverScene
@@ -99,7 +101,7 @@ def test_by_default_nothing_varies_and_no_random_number_is_used() -> None:
 @given(st.integers(0, 2**32), st.floats(0, 1))
 def test_values_are_within_their_ranges_and_use_them(seed: int, share: float) -> None:
     ranges = LAB.scaled(share)
-    drawn = drawn_from(ranges, 200, seed)
+    drawn = by_name(drawn_from(ranges, 200, seed))
     for field in dataclasses.fields(ranges):
         low, high = getattr(ranges, field.name)
         values = drawn[field.name]
@@ -285,7 +287,9 @@ def test_ranges_are_replaced_between_episodes() -> None:
     env = make(4, "PandaHover-v0")
     env.reset(seed=0)
     env.randomization = LAB
-    assert (env.episode_params == nominal(4)).all()  # episodes under way go on as they were
+    assert (
+        env.episode_params == by_name(nominal(4))
+    ).all()  # episodes under way go on as they were
     for _ in range(c.MAX_EPISODE_STEPS):
         env.step(np.zeros((4, 2), np.float32))
     assert len(set(env.episode_params["light"].tolist())) == 4
@@ -294,7 +298,7 @@ def test_ranges_are_replaced_between_episodes() -> None:
     assert np.abs(env.episode_params["light"] - 1).max() <= 0.03 + 1e-9
     env.randomization = None
     env.reset()
-    assert (env.episode_params == nominal(4)).all()
+    assert (env.episode_params == by_name(nominal(4))).all()
     with pytest.raises(ConfigError, match="low at most high"):
         env.randomization = {"light": (2, 1)}
     assert not env.randomization.varies
@@ -329,12 +333,12 @@ def appearance_of(
     ranges: DomainRandomization, count: int, spec: CameraSpec, seed: int = 0
 ) -> Appearance:
     appearance = Appearance(spec, count)
-    appearance.set(np.ones(count, np.bool_), as_numbers(drawn_from(ranges, count, seed)))
+    appearance.set(np.ones(count, np.bool_), drawn_from(ranges, count, seed))
     return appearance
 
 
 def params_of(appearance: Appearance) -> Any:
-    return as_params(appearance.params.numpy())
+    return by_name(appearance.looks.params.numpy()[:-1])
 
 
 def camera_of(appearance: Appearance | None, spec: CameraSpec | None = None, **kwargs: Any) -> Any:
@@ -362,11 +366,11 @@ def seen_by_tinyrenderer(appearance: Appearance, joints: Any, poses: Any, presen
     for i, drawn in enumerate(params_of(appearance)):
         bullet.removeBody(world.object, physicsClientId=world.client)
         world.object = bullet.loadURDF(
-            str(pybullet_data_folder() / c.OBJECT_URDF),
+            f"{world._models}/{c.OBJECT_URDF}",
             globalScaling=float(drawn["object_size"]),
             physicsClientId=world.client,
         )
-        shading = appearance.shadings.numpy()[i]
+        shading = appearance.looks.shadings.numpy()[i]
         colour = [*(shading["colour"] / 255.0).tolist(), 1.0]
         bullet.changeVisualShape(world.object, -1, rgbaColor=colour, physicsClientId=world.client)
         world.set_joints(joints[i])
@@ -375,7 +379,7 @@ def seen_by_tinyrenderer(appearance: Appearance, joints: Any, poses: Any, presen
         projection[[0, 1], [0, 1]] *= math.tan(math.radians(30)) / math.tan(
             math.radians(drawn["field_of_view"] / 2)
         )
-        view = np.linalg.inv(projection) @ viewport @ appearance.screens.numpy()[i]
+        view = np.linalg.inv(projection) @ viewport @ appearance.looks.screens.numpy()[i]
         rgba = bullet.getCameraImage(
             128,
             96,
@@ -464,7 +468,7 @@ def test_an_appearance_that_changes_is_drawn_anew_by_every_camera() -> None:
     appearance = appearance_of(LAB, 5, CameraSpec())
     with camera_of(appearance) as camera, camera_of(appearance, in_turn=False) as other:
         for number in (0, 1, 2, 1):
-            appearance.set(np.ones(5, np.bool_), as_numbers(drawn_from(LAB, 5, seed=number)))
+            appearance.set(np.ones(5, np.bool_), drawn_from(LAB, 5, seed=number))
             arguments = scenes(5, appearance)
             found = camera.render_batch(*arguments)
             # Once more, as the backgrounds were drawn by the first of the two.
@@ -490,12 +494,12 @@ def test_closed_scenes_keep_no_backgrounds() -> None:
 def test_some_scenes_have_noise_and_others_none(deviation: float) -> None:
     appearance = appearance_of(fixed(sensor_noise=deviation), 3, CameraSpec())
     numbers = drawn_from(fixed(sensor_noise=deviation), 3)
-    numbers["sensor_noise"][1] = 0.0
+    numbers[1, NOISE] = 0.0
     every = np.ones(3, np.bool_)
     one, other = camera_of(appearance, in_turn=True), camera_of(appearance, in_turn=False)
     with one, other, camera_of(None) as quiet:
         for shown in (numbers, nominal(3), numbers):
-            appearance.set(every, as_numbers(shown))
+            appearance.set(every, shown)
             arguments = scenes(3, appearance)
             found = one.render_batch(*arguments)
             np.testing.assert_array_equal(found, other.render_batch(*arguments))
@@ -518,7 +522,7 @@ def test_the_object_lies_where_its_base_is_said_to_be() -> None:
     seen = 0
     for i in range(12):
         rows, columns = np.nonzero((shown[i] != empty[i]).any(axis=-1))
-        x, y, _, w = appearance.screens.numpy()[i] @ poses[i, :, 3]
+        x, y, _, w = appearance.looks.screens.numpy()[i] @ poses[i, :, 3]
         if len(rows) < 60 or not (20 < x / w < 236 and 20 < y / w < 172):
             continue
         seen += 1
@@ -534,15 +538,15 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
     """The texture goes on mirrored at its edges, along and across."""
     appearance = Appearance(CameraSpec(), 1)
     numbers = drawn_from(fixed(), 1)
-    numbers["table_shift"] = shift
-    appearance.set(np.ones(1, np.bool_), as_numbers(numbers))
+    numbers[:, COLUMNS["table_shift"]] = shift
+    appearance.set(np.ones(1, np.bool_), numbers)
     with camera_of(appearance) as camera:
         image = camera.render(np.zeros(c.JOINTS), None)  # of the arm only its foot
     mesh, (_, texture) = background_mesh(), textures()
     top = mesh.positions[0]
     columns, rows = np.meshgrid(np.arange(128.0), np.arange(96.0))
     # A pixel's place on the plane of the table's top: the screen's matrix, inverted for its height.
-    seen = appearance.screens.numpy()[0][[0, 1, 3]]
+    seen = appearance.looks.screens.numpy()[0][[0, 1, 3]]
     plane = np.column_stack([seen[:, :2], seen[:, 2] * top[0, 2] + seen[:, 3]])
     places = np.linalg.solve(plane, np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1))
     xy = (places[:2] / places[2]).T
@@ -555,7 +559,7 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
         height - 1 - np.minimum((part[:, 1] * height).astype(int), height - 1),
         np.minimum((part[:, 0] * width).astype(int), width - 1),
     ]
-    facing = appearance.shadings.numpy()["direction"][0, 2]
+    facing = appearance.looks.shadings.numpy()["direction"][0, 2]
     wanted = texel * (AMBIENT + DIFFUSE * facing + SPECULAR * facing**2)
     flat = mesh.positions[(mesh.positions[..., 2] == top[0, 2]).all(axis=1)][..., :2].reshape(-1, 2)
     inside = ((xy > flat.min(axis=0) + 0.01) & (xy < flat.max(axis=0) - 0.01)).all(axis=1)
@@ -572,7 +576,9 @@ def test_noise_is_whole_grey_levels_added_and_cut_at_black_and_white(deviation: 
     appearance = appearance_of(DomainRandomization(**noisy), 3, spec)  # type: ignore[arg-type]
     drawn = params_of(appearance).copy()
     quiet = Appearance(spec, 3)
-    quiet.set(np.ones(3, np.bool_), as_numbers(drawn) * (np.arange(DRAWS) != NOISE))
+    quiet.set(
+        np.ones(3, np.bool_), appearance.looks.params.numpy()[:-1] * (np.arange(DRAWS) != NOISE)
+    )
     steps = [0, 1, 700]
     appearance.show(np.array(steps))
     arguments = scenes(3, appearance)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.files import write_bytes
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera.baked import MESH_LINKS, scene_path, texels
+from vinoreward_envs.camera.baked import MESH_LINKS, scene_path
 
 FloatArray = NDArray[np.float64]
 
@@ -241,7 +241,7 @@ def _robot(folder: Path) -> list[tuple[int, Corners, NDArray[np.uint8]]]:
             # These files have no texture: the URDF's own colour, white.
             colour = np.full((len(mesh.position), 3), 255, dtype=np.uint8)
         else:
-            colour = texels(texture, mesh.uv.mean(axis=1))
+            colour = _texels(texture, mesh.uv.mean(axis=1))
         if link == _TURNED_FINGER:
             turn = np.array([-1.0, -1.0, 1.0])
             mesh = Corners(mesh.position * turn, mesh.normal * turn, mesh.uv)
@@ -265,6 +265,15 @@ def _object(folder: Path) -> tuple[Corners, NDArray[np.uint8]]:
     colour = np.array([math.floor(255 * value) for value in rgba[:3]], dtype=np.uint8)
     scaled = Corners(mesh.position * scale, mesh.normal, mesh.uv)
     return scaled, np.repeat(colour[None], len(mesh.position), axis=0)
+
+
+def _texels(texture: NDArray[np.uint8], uv: FloatArray) -> NDArray[np.uint8]:
+    """Return the nearest colours ``(N, 3)`` at ``(N, 2)`` coordinates, v pointing up, wrapped."""
+    height, width = texture.shape[:2]
+    wrapped = uv - np.floor(uv)
+    column = np.minimum((wrapped[:, 0] * width).astype(int), width - 1)
+    row = np.minimum((wrapped[:, 1] * height).astype(int), height - 1)
+    return np.asarray(texture[height - 1 - row, column])
 
 
 def _background(folder: Path) -> dict[str, NDArray[Any]]:

@@ -8,19 +8,16 @@ They run on a processor and on CUDA, in double precision, one scene on each thre
 # Numbers that change in a loop: Warp takes them as constants without int().
 # ruff: noqa: UP018, RUF046
 
+import numpy as np
 import warp as wp
 
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm_kernels import column
-from vinoreward_envs.camera.kernels import Shading
-from vinoreward_envs.camera.noise import (
-    NEXT_NOISE,
-    NOISE_ROUNDED,
-    NOISE_SHIFTED,
-    NOISE_STARTS,
-    NOISE_STEPS,
-)
-from vinoreward_envs.randomization import COLUMNS
+from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, OBJECT_LINK, SPECULAR
+from vinoreward_envs.camera.kernels import Bodies, Looks, Shading
+from vinoreward_envs.camera.spec import LIGHT, camera_eye, view_matrix
+from vinoreward_envs.objects import object_rest_pose
+from vinoreward_envs.randomization import COLUMNS, NEXT_NOISE, NOISE_STARTS, NOISE_STEPS
 
 # Loops stay loops: unrolled, those of the matrices would take minutes to compile.
 wp.set_module_options({"enable_backward": False, "max_unroll": 1})
@@ -43,22 +40,57 @@ _YAW = _column("object_yaw")
 _TINT = _column("table_tint")
 _SHIFT = _column("table_shift")
 _ANOTHER = _column("another_colour")
+_NOISE = _column("sensor_noise")
+_NOISE_AT = _column("image_noise_at")
 
-_NEAR = wp.constant(wp.float64(c.CAMERA_NEAR))
+# The scene as it is where nothing differs.
+_VIEW = wp.constant(wp.mat44d(*view_matrix().ravel()))
+_EYE = wp.constant(wp.vec3d(*camera_eye()))
+_FROM = wp.constant(wp.vec3d(*(np.array(LIGHT) / np.linalg.norm(LIGHT))))
+_LYING = wp.constant(wp.mat44d(*object_rest_pose((0.0, 0.0)).ravel()))
+_RISE = wp.constant(wp.float64(c.OBJECT_REST_HEIGHT - c.TABLE_TOP))
+_BLUE = wp.constant(wp.vec3d(*map(float, c.OBJECT_COLOUR)))
+_AMBIENT, _DIFFUSE, _SPECULAR, _NEAR = (
+    wp.constant(wp.float64(value)) for value in (AMBIENT, DIFFUSE, SPECULAR, c.CAMERA_NEAR)
+)
+
 _RADIANS = wp.constant(wp.float64(3.141592653589793 / 180.0))
 _ZERO = wp.constant(wp.float64(0.0))
 _ONE = wp.constant(wp.float64(1.0))
 _TWO = wp.constant(wp.float64(2.0))
 _WHITE = wp.constant(wp.float64(255.0))
 
-_OBJECT = wp.constant(13)
-_NOISE = _column("sensor_noise")
-_NOISE_AT = _column("image_noise_at")
+_OBJECT = wp.constant(OBJECT_LINK)
 _STARTS = wp.constant(NOISE_STARTS)
 _NEXT = wp.constant(wp.int64(NEXT_NOISE))
 _STEPS = wp.constant(wp.float64(NOISE_STEPS))
-_SHIFTED = wp.constant(NOISE_SHIFTED)
-_ROUNDED = wp.constant(NOISE_ROUNDED)
+
+
+@wp.struct
+class Table:
+    """Triangles ``(T,)`` of table and floor in the world, and their textures."""
+
+    corners: wp.array2d(dtype=wp.vec4d)
+    normals: wp.array(dtype=wp.vec3d)
+    uv: wp.array2d(dtype=wp.vec2d)
+    on_table: wp.array(dtype=wp.uint8)
+    grain: wp.mat22d
+    floor_texture: wp.array2d(dtype=wp.vec3ub)
+    table_texture: wp.array2d(dtype=wp.vec3ub)
+
+
+@wp.struct
+class Backdrop:
+    """How scenes ``(B,)`` see these triangles."""
+
+    order: wp.array2d(dtype=wp.int32)
+    """``(B, T + 1)`` triangles that may be seen, the nearest first, then -1."""
+    weights: wp.array2d(dtype=wp.mat33)
+    """Times (column, row, 1): a triangle's three corner weights over the distance."""
+    texels: wp.array2d(dtype=wp.mat33)
+    """Times these: the place in the texture over the distance."""
+    gains: wp.array2d(dtype=wp.vec3)
+    """Factors of red, green and blue."""
 
 
 @wp.func
@@ -80,14 +112,14 @@ def turned(view: wp.mat33d, first: int, second: int, degrees: wp.float64) -> wp.
 
 
 @wp.func
-def directed(light: wp.vec3d, params: wp.array2d(dtype=wp.float64), scene: int) -> wp.vec3d:
+def directed(params: wp.array2d(dtype=wp.float64), scene: int) -> wp.vec3d:
     """Return the light's direction as a scene has it."""
     turn = params[scene, _LIGHT_DIRECTION]
     lowered = params[scene, _LIGHT_DIRECTION + 1]
     if turn == _ZERO and lowered == _ZERO:
-        return light
-    azimuth = wp.atan2(light[1], light[0]) + turn * _RADIANS
-    height = wp.asin(light[2]) - lowered * _RADIANS
+        return _FROM
+    azimuth = wp.atan2(_FROM[1], _FROM[0]) + turn * _RADIANS
+    height = wp.asin(_FROM[2]) - lowered * _RADIANS
     flat = wp.cos(height)
     return wp.vec3d(flat * wp.cos(azimuth), flat * wp.sin(azimuth), wp.sin(height))
 
@@ -111,124 +143,93 @@ def plain(params: wp.array2d(dtype=wp.float64), usual: wp.array(dtype=wp.float64
 @wp.kernel
 def set_appearance(
     wanted: wp.array(dtype=wp.uint8),
-    params: wp.array2d(dtype=wp.float64),
     usual: wp.array(dtype=wp.float64),
-    view: wp.mat44d,
     viewport: wp.mat44d,
     projection: wp.mat44d,
-    aspect: wp.float64,
-    eye: wp.vec3d,
-    light: wp.vec3d,
-    own_colour: wp.vec3d,
-    lying: wp.mat44d,
-    rise: wp.float64,
-    screens: wp.array(dtype=wp.mat44d),
-    standing: wp.array(dtype=wp.vec3d),
-    resting: wp.array(dtype=wp.mat44d),
-    sizes: wp.array(dtype=wp.float64),
-    shadings: wp.array(dtype=Shading),
-    stale: wp.array(dtype=wp.uint8),
+    looks: Looks,
 ):
-    """Let scenes ``(N,)`` look as their parameters say where ``wanted``; ``stale`` are backgrounds.
+    """Let scenes ``(N,)`` look as their parameters say where ``wanted``.
 
     ``usual`` are the params of a table and floor that look as always, see :func:`plain`.
-    ``view``, ``viewport``, ``projection``, ``eye``, ``light``, ``own_colour`` and ``lying`` are of
-    the scene as always. ``aspect`` is height over width, ``rise`` the height of the object's origin
-    above the table.
+    ``viewport`` and ``projection`` are those of the image.
     """
     scene = wp.tid()
+    params = looks.params
     if wanted[scene] == wp.uint8(0):
         return
     axes = wp.mat33d()
     for i in range(3):
         for j in range(3):
-            axes[i, j] = view[i, j]
+            axes[i, j] = _VIEW[i, j]
     axes = turned(axes, 2, 0, params[scene, _ROTATION])
     axes = turned(axes, 1, 2, params[scene, _ROTATION + 1])
     axes = turned(axes, 0, 1, params[scene, _ROTATION + 2])
-    place = eye + three(params, scene, _POSITION)
+    place = _EYE + three(params, scene, _POSITION)
     away = axes * place
-    seen_from = view
+    seen_from = wp.identity(n=4, dtype=wp.float64)
     for i in range(3):
         for j in range(3):
             seen_from[i, j] = axes[i, j]
         seen_from[i, 3] = -away[i]
     through = projection
     scale = _ONE / wp.tan(params[scene, _FIELD] * _RADIANS / _TWO)
-    through[0, 0] = scale * aspect
+    through[0, 0] = scale * projection[0, 0] / projection[1, 1]
     through[1, 1] = scale
-    screens[scene] = viewport * (through * seen_from)
-    standing[scene] = place
+    looks.screens[scene] = viewport * (through * seen_from)
+    looks.standing[scene] = place
 
     size = params[scene, _SIZE]
     cos = wp.cos(params[scene, _YAW] * _RADIANS)
     sin = wp.sin(params[scene, _YAW] * _RADIANS)
-    pose = lying
+    pose = wp.identity(n=4, dtype=wp.float64)
     for k in range(3):
-        pose[0, k] = cos * lying[0, k] - sin * lying[1, k]
-        pose[1, k] = sin * lying[0, k] + cos * lying[1, k]
-    pose[2, 3] = lying[2, 3] + (size - _ONE) * rise
-    resting[scene] = pose
-    sizes[scene] = size
+        pose[0, k] = cos * _LYING[0, k] - sin * _LYING[1, k]
+        pose[1, k] = sin * _LYING[0, k] + cos * _LYING[1, k]
+        pose[2, k] = _LYING[2, k]
+    pose[2, 3] = _LYING[2, 3] + (size - _ONE) * _RISE
+    looks.resting[scene] = pose
+    looks.sizes[scene] = size
 
     shading = Shading()
-    direction = directed(light, params, scene)
+    direction = directed(params, scene)
     gain = light_gain(params, scene)
     share = params[scene, _COLOUR]
     another = three(params, scene, _ANOTHER)
     for k in range(3):
         shading.direction[k] = wp.float32(direction[k])
         shading.gain[k] = wp.float32(gain[k])
-        mixed = (_ONE - share) * own_colour[k] + share * _WHITE * another[k]
+        mixed = (_ONE - share) * _BLUE[k] + share * _WHITE * another[k]
         shading.colour[k] = wp.uint8(wp.rint(mixed))
-    shading.background = 0
-    stale[scene] = wp.uint8(0)
+    shading.background = params.shape[0] - 1
+    looks.stale[scene] = wp.uint8(0)
     if not plain(params, usual, scene):
-        shading.background = scene + 1
-        stale[scene] = wp.uint8(1)
-    shadings[scene] = shading
+        shading.background = scene
+        looks.stale[scene] = wp.uint8(1)
+    looks.shadings[scene] = shading
 
 
 @wp.kernel
-def place_backgrounds(
-    rows: wp.array(dtype=wp.int32),
-    stale: wp.array(dtype=wp.uint8),
-    params: wp.array2d(dtype=wp.float64),
-    screens: wp.array(dtype=wp.mat44d),
-    light: wp.vec3d,
-    strength: wp.vec3d,
-    corners: wp.array2d(dtype=wp.vec4d),
-    normals: wp.array(dtype=wp.vec3d),
-    uv: wp.array2d(dtype=wp.vec2d),
-    on_table: wp.array(dtype=wp.uint8),
-    grain: wp.mat22d,
-    right: wp.float64,
-    bottom: wp.float64,
-    order: wp.array2d(dtype=wp.int32),
-    weights: wp.array2d(dtype=wp.mat33),
-    texels: wp.array2d(dtype=wp.mat33),
-    gains: wp.array2d(dtype=wp.vec3),
-):
-    """Say for ``kernels.draw_backgrounds`` how scenes ``(B,)`` see a stale table and floor.
-
-    Their triangles ``(T,)`` have ``corners`` in the world and ``uv`` in their texture.
-    """
+def place_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table, drop: Backdrop):
+    """Find how scenes ``(B,)`` see a stale table and floor."""
     scene = wp.tid()
     row = rows[scene]
     if row < 0:
         return
-    if stale[row] == wp.uint8(0):
+    if looks.stale[row] == wp.uint8(0):
         return
-    screen = screens[row]
-    direction = directed(light, params, row)
+    params = looks.params
+    screen = looks.screens[row]
+    right = wp.float64(looks.backgrounds.shape[2] - 1)
+    bottom = wp.float64(looks.backgrounds.shape[1] - 1)
+    direction = directed(params, row)
     gain = light_gain(params, row)
     tint = three(params, row, _TINT)
-    shift = grain * wp.vec2d(params[row, _SHIFT], params[row, _SHIFT + 1])
+    shift = table.grain * wp.vec2d(params[row, _SHIFT], params[row, _SHIFT + 1])
     many = int(0)
-    for t in range(corners.shape[0]):
-        p = screen * corners[t, 0]
-        q = screen * corners[t, 1]
-        r = screen * corners[t, 2]
+    for t in range(table.corners.shape[0]):
+        p = screen * table.corners[t, 0]
+        q = screen * table.corners[t, 1]
+        r = screen * table.corners[t, 2]
         a = wp.vec3d(p[0], p[1], p[3])
         b = wp.vec3d(q[0], q[1], q[3])
         d = wp.vec3d(r[0], r[1], r[3])
@@ -244,100 +245,212 @@ def place_backgrounds(
         seen = seen and (p[1] <= bottom * p[3] or q[1] <= bottom * q[3] or r[1] <= bottom * r[3])
         seen = seen and (p[3] >= _NEAR or q[3] >= _NEAR or r[3] >= _NEAR)
         if seen:
-            order[scene, many] = t
+            drop.order[scene, many] = t
             many += 1
-            normal = normals[t]
+            normal = table.normals[t]
             facing = wp.dot(direction, normal)
             mirrored = wp.max(_TWO * facing * normal[2] - direction[2], _ZERO)
-            bright = strength[0] + strength[1] * wp.max(facing, _ZERO)
-            bright += strength[2] * mirrored * mirrored
+            bright = _AMBIENT + _DIFFUSE * wp.max(facing, _ZERO)
+            bright += _SPECULAR * mirrored * mirrored
             for k in range(3):
-                weights[scene, t][0, k] = wp.float32(of_a[k] / area)
-                weights[scene, t][1, k] = wp.float32(of_b[k] / area)
-                weights[scene, t][2, k] = wp.float32(of_d[k] / area)
-                gains[scene, t][k] = wp.float32(bright * (gain[k] * (_ONE + tint[k])))
+                drop.weights[scene, t][0, k] = wp.float32(of_a[k] / area)
+                drop.weights[scene, t][1, k] = wp.float32(of_b[k] / area)
+                drop.weights[scene, t][2, k] = wp.float32(of_d[k] / area)
+                drop.gains[scene, t][k] = wp.float32(bright * (gain[k] * (_ONE + tint[k])))
                 for i in range(2):
-                    place = uv[t, k][i]
-                    if on_table[t] != wp.uint8(0):
+                    place = table.uv[t, k][i]
+                    if table.on_table[t] != wp.uint8(0):
                         place -= shift[i]
-                    texels[scene, t][i, k] = wp.float32(place)
-    order[scene, many] = -1
+                    drop.texels[scene, t][i, k] = wp.float32(place)
+    drop.order[scene, many] = -1
+
+
+_DRAW_ROW = """
+    // A processor looks for many pixels' texels at once, also for hidden ones, as that loop can be
+    // vectorised; CUDA for one, whose neighbours have threads of their own.
+#ifdef __clang__
+    const int together = 64;
+#else
+    const int together = 1;
+#endif
+    const int width = looks.backgrounds.shape[2], most = drop.order.shape[1];
+    const size_t first_of_row = ((size_t)target * looks.backgrounds.shape[1] + row) * width;
+    wp::vec3ub* colours = looks.backgrounds.data + first_of_row;
+    float* nearest = looks.nearness.data + first_of_row;
+    for (int column = 0; column < width; ++column) {
+        colours[column] = wp::vec3ub(255, 255, 255);
+        nearest[column] = 0.0f;
+    }
+    const float y = (float)row, right = (float)(width - 1);
+    for (int k = 0; k < most; ++k) {
+        const int t = wp::index(drop.order, scene, k);
+        if (t < 0) break;
+        const wp::mat33& weight = wp::index(drop.weights, scene, t);
+
+        // Columns of this row that the triangle covers.
+        float low = 0.0f, high = right, start[3], along[3];
+        for (int edge = 0; edge < 3; ++edge) {
+            const float slope = weight.data[edge][0];
+            const float offset = weight.data[edge][1] * y + weight.data[edge][2];
+            const float crossing = -offset / slope;
+            if (slope > 0.0f) low = crossing > low ? crossing : low;
+            else if (slope < 0.0f) high = crossing < high ? crossing : high;
+            else if (offset < 0.0f) high = -1.0f;
+            start[edge] = offset;
+            along[edge] = slope;
+        }
+        if (!(low <= high)) continue;
+        int from = (int)low, to = (int)high;
+        from += (float)from < low;
+        to -= (float)to > high;
+
+        // At column x start + along * x is (u, v, 1) divided by the distance; (u, v) is the place
+        // in the texture.
+        const wp::mat33& corners = wp::index(drop.texels, scene, t);
+        float place_0[2], place_1[2];
+        for (int i = 0; i < 2; ++i) {
+            const float* c = corners.data[i];
+            place_0[i] = c[0] * start[0] + c[1] * start[1] + c[2] * start[2];
+            place_1[i] = c[0] * along[0] + c[1] * along[1] + c[2] * along[2];
+        }
+        const float near_0 = start[0] + start[1] + start[2];
+        const float near_1 = along[0] + along[1] + along[2];
+        const float u_0 = place_0[0], u_1 = place_1[0], v_0 = place_0[1], v_1 = place_1[1];
+        const wp::vec3 gain = wp::index(drop.gains, scene, t);
+        const float red = gain[0], green = gain[1], blue = gain[2];
+        // The texture repeats after 1; the table's, mirrored every other time, has no seams.
+        const int mirrored = table.on_table.data[t] != 0;
+        const auto& image = mirrored ? table.table_texture : table.floor_texture;
+        const wp::vec3ub* texture = image.data;
+        const int wide = image.shape[0], tall = image.shape[1];
+#ifdef __clang__
+        while (from <= to && !(near_0 + near_1 * (float)from > nearest[from])) ++from;
+        while (from <= to && !(near_0 + near_1 * (float)to > nearest[to])) --to;
+#endif
+        for (int base = from; base <= to; base += together) {
+            int texels_at[together];  // of hidden pixels -1
+            const int count = to - base + 1 < together ? to - base + 1 : together;
+#ifdef __clang__
+            #pragma clang loop vectorize(assume_safety)
+#endif
+            for (int s = 0; s < count; ++s) {
+                const float x = (float)(base + s);
+                const float near = near_0 + near_1 * x;
+                const bool seen = (near > nearest[base + s]) & (near > FARTHEST);
+#ifndef __clang__
+                texels_at[s] = -1;
+                if (!seen) continue;
+#endif
+                const float over = seen ? near : 1.0f;
+                float u = (u_0 + u_1 * x) / over, v = (v_0 + v_1 * x) / over;
+                int u_times = (int)u, v_times = (int)v;
+                u_times -= (float)u_times > u;
+                v_times -= (float)v_times > v;
+                u -= (float)u_times;
+                v -= (float)v_times;
+                u = mirrored & u_times & 1 ? 1.0f - u : u;
+                v = mirrored & v_times & 1 ? 1.0f - v : v;
+                int i = (int)(v * (float)tall), j = (int)(u * (float)wide);
+                i = i < tall - 1 ? i : tall - 1;
+                j = j < wide - 1 ? j : wide - 1;
+                i = i > 0 ? i : 0;
+                j = j > 0 ? j : 0;
+                // v points up.
+                texels_at[s] = seen ? j * tall + tall - 1 - i : -1;
+                nearest[base + s] = seen ? near : nearest[base + s];
+            }
+            for (int s = 0; s < count; ++s) {
+                if (texels_at[s] < 0) continue;
+                const wp::vec3ub texel = texture[texels_at[s]];
+                const float r = (float)texel.c[0] * red, g = (float)texel.c[1] * green;
+                const float b = (float)texel.c[2] * blue;
+                colours[base + s] = wp::vec3ub(
+                    (wp::uint8)(r < 255.0f ? r : 255.0f), (wp::uint8)(g < 255.0f ? g : 255.0f),
+                    (wp::uint8)(b < 255.0f ? b : 255.0f));
+            }
+        }
+    }
+""".replace("FARTHEST", f"{1.0 / c.CAMERA_FAR}f")
+
+
+@wp.func_native(_DRAW_ROW)
+def draw_row(scene: int, target: int, row: int, table: Table, drop: Backdrop, looks: Looks):
+    """Draw a row of a background, white where nothing is: C++, which compilers vectorise."""
 
 
 @wp.kernel
-def place_objects(
-    rows: wp.array(dtype=wp.int32),
-    objects: wp.array(dtype=wp.vec2d),
-    resting: wp.array(dtype=wp.mat44d),
-    bodies: wp.array2d(dtype=wp.mat44d),
-    present: wp.array(dtype=wp.uint8),
-):
-    """Pose objects ``(B,)`` at rest; NaN: there is none. ``resting`` are poses at the origin."""
+def draw_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table, drop: Backdrop):
+    """Draw rows of pixels ``(B, H)`` of the table and floor of scenes where they are stale."""
+    scene, row = wp.tid()
+    target = rows[scene]
+    if target < 0:
+        return
+    if looks.stale[target] == wp.uint8(0):
+        return
+    draw_row(scene, target, row, table, drop, looks)
+
+
+@wp.kernel
+def mark_fresh(rows: wp.array(dtype=wp.int32), looks: Looks):
+    """Note that the backgrounds of scenes were drawn."""
+    row = rows[wp.tid()]
+    if row >= 0:
+        looks.stale[row] = wp.uint8(0)
+
+
+@wp.kernel
+def place_objects(objects: wp.array(dtype=wp.vec2d), bodies: Bodies, looks: Looks):
+    """Pose objects ``(B,)`` at rest; NaN: there is none."""
     scene = wp.tid()
-    if rows[scene] < 0:
+    if bodies.rows[scene] < 0:
         return
     place = objects[scene]
-    present[scene] = wp.uint8(0)
+    bodies.present[scene] = wp.uint8(0)
     if wp.isnan(place[0]):
         return
-    present[scene] = wp.uint8(1)
-    pose = resting[rows[scene]]
+    bodies.present[scene] = wp.uint8(1)
+    pose = looks.resting[bodies.rows[scene]]
     pose[0, 3] = place[0]
     pose[1, 3] = place[1]
-    bodies[scene, _OBJECT] = pose
+    bodies.poses[scene, _OBJECT] = pose
 
 
 @wp.kernel
-def look(
-    rows: wp.array(dtype=wp.int32),
-    bodies: wp.array2d(dtype=wp.mat44d),
-    present: wp.array(dtype=wp.uint8),
-    params: wp.array2d(dtype=wp.float64),
-    steps: wp.array(dtype=wp.int64),
-    screens: wp.array(dtype=wp.mat44d),
-    standing: wp.array(dtype=wp.vec3d),
-    sizes: wp.array(dtype=wp.float64),
-    boxes: wp.array2d(dtype=wp.vec4d),
-    right: wp.float64,
-    bottom: wp.float64,
-    matrices: wp.array2d(dtype=wp.mat44),
-    rotations: wp.array2d(dtype=wp.mat33),
-    eyes: wp.array2d(dtype=wp.vec3),
-    seen: wp.array2d(dtype=wp.uint8),
-    noise: wp.array2d(dtype=wp.int32),
-):
-    """Say for each body ``(B, 14)`` where it is on the screen, and whether it may be seen.
+def look(bodies: Bodies, looks: Looks, boxes: wp.array2d(dtype=wp.vec4d)):
+    """Find where each body ``(B, 14)`` is on the screen, and whether it may be seen.
 
-    ``boxes`` are the corners ``(14, 8)`` of the bodies' bounding boxes. ``noise`` ``(B, 2)`` is
-    where in the table the image's noise begins, and its strength.
+    ``boxes`` are the corners ``(14, 8)`` of the bodies' bounding boxes.
     """
     scene, body = wp.tid()
-    row = rows[scene]
-    seen[scene, body] = wp.uint8(0)
+    row = bodies.rows[scene]
+    bodies.seen[scene, body] = wp.uint8(0)
     if body == 0:
-        noise[scene, 1] = 0
+        bodies.noise[scene, 1] = 0
         if row >= 0:
-            noise[scene, 1] = int(wp.rint(_STEPS * params[row, _NOISE]))
-            start = wp.int64(wp.float64(_STARTS) * params[row, _NOISE_AT]) + _NEXT * steps[row]
-            noise[scene, 0] = int(start % wp.int64(_STARTS))
-    if row < 0 or (body == _OBJECT and present[scene] == wp.uint8(0)):
+            bodies.noise[scene, 1] = int(wp.rint(_STEPS * looks.params[row, _NOISE]))
+            start = wp.int64(wp.float64(_STARTS) * looks.params[row, _NOISE_AT])
+            start += _NEXT * looks.steps[row]
+            bodies.noise[scene, 0] = int(start % wp.int64(_STARTS))
+    if row < 0 or (body == _OBJECT and bodies.present[scene] == wp.uint8(0)):
         return
-    pose = bodies[scene, body]
+    pose = bodies.poses[scene, body]
     size = wp.float64(1.0)
     if body == _OBJECT:
-        size = sizes[row]
+        size = looks.sizes[row]
     # Where the body has the camera: a rotation's inverse is its transpose.
-    away = standing[row] - column(pose, 3)
+    away = looks.standing[row] - column(pose, 3)
     for i in range(3):
-        eyes[scene, body][i] = wp.float32(wp.dot(column(pose, i), away) / size)
+        bodies.eyes[scene, body][i] = wp.float32(wp.dot(column(pose, i), away) / size)
     for i in range(3):
         for j in range(3):
-            rotations[scene, body][i, j] = wp.float32(pose[i, j])
+            bodies.rotations[scene, body][i, j] = wp.float32(pose[i, j])
             pose[i, j] = pose[i, j] * size
-    matrix = screens[row] * pose
+    matrix = looks.screens[row] * pose
     for i in range(4):
         for j in range(4):
-            matrices[scene, body][i, j] = wp.float32(matrix[i, j])
+            bodies.matrices[scene, body][i, j] = wp.float32(matrix[i, j])
+    right = wp.float64(looks.backgrounds.shape[2] - 1)
+    bottom = wp.float64(looks.backgrounds.shape[1] - 1)
     # All corners beyond one edge of the image, or nearer than the camera sees: out of view.
     left_of = int(0)
     right_of = int(0)
@@ -356,23 +469,4 @@ def look(
             below = 1
         if p[3] >= _NEAR:
             near = 1
-    seen[scene, body] = wp.uint8(left_of * right_of * above * below * near)
-
-
-@wp.kernel
-def add_noise(
-    table: wp.array(dtype=wp.int16),
-    noise: wp.array2d(dtype=wp.int32),
-    image: wp.array3d(dtype=wp.vec3ub),
-):
-    """Add the sensor's noise, see ``look``, to images ``(B, H, W)``."""
-    scene, row, column = wp.tid()
-    times = noise[scene, 1]
-    if times == 0:
-        return
-    at = noise[scene, 0] + 3 * (row * image.shape[2] + column)
-    colour = image[scene, row, column]
-    for k in range(3):
-        level = int(colour[k]) + ((int(table[at + k]) * times + _ROUNDED) >> _SHIFTED)
-        colour[k] = wp.uint8(wp.clamp(level, 0, 255))
-    image[scene, row, column] = colour
+    bodies.seen[scene, body] = wp.uint8(left_of * right_of * above * below * near)

@@ -7,14 +7,13 @@ import io
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ModelNotFoundError
-from vinoreward_envs import constants as c
-from vinoreward_envs.camera.spec import LIGHT, Floats, Pixels, clip_matrix
+from vinoreward_envs.camera.spec import Floats, Pixels
 
 MESH_LINKS: Final = 14
 """Bodies that move: 0 is the arm's base, 1-12 PyBullet's links 0-11, 13 the object."""
@@ -41,15 +40,6 @@ class SceneMesh:
     """``(T, 3)`` normals of each triangle's corners."""
     colours: Pixels
     """``(T, 3)`` RGB before lighting."""
-
-
-class Background(NamedTuple):
-    """Table and floor as the camera sees them; arrays are read-only."""
-
-    image: Pixels
-    """``(H, W, 3)`` RGB."""
-    nearness: NDArray[np.float32]
-    """``(H, W)`` one over the distance along the camera's axis, 1/m; 0 where there is nothing."""
 
 
 def scene_path(level: str) -> Path:
@@ -131,54 +121,3 @@ def _texture(name: str) -> Pixels:
     data = _arrays("background")[name].tobytes()
     with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
         return np.asarray(image.convert("RGB"))
-
-
-@functools.lru_cache(maxsize=8)
-def background(height: int, width: int) -> Background:
-    """Draw table and floor at a size in pixels, sampled and lit as TinyRenderer does."""
-    stored = _arrays("background")
-    clip = clip_matrix(height, width)
-    # TinyRenderer samples at the pixels' lower left corners, not at their centres.
-    x = 2.0 * np.arange(width) / width - 1.0
-    y = 2.0 * (height - 1 - np.arange(height)) / height - 1.0
-    ray = np.stack([*np.meshgrid(x, y), np.ones((height, width))])
-    image = np.full((height, width, 3), 255, dtype=np.uint8)
-    nearness = np.zeros((height, width))
-    for i, position in enumerate(stored["background_positions"]):
-        # Each corner's weight over its distance is linear on the screen: no clipping needed.
-        corner = clip @ np.concatenate([position, np.ones((3, 1))], axis=1).T
-        square = corner[[0, 1, 3]]
-        # A triangle seen from behind or edge on is not drawn.
-        if np.linalg.det(square) <= 0.0:
-            continue
-        weight = np.einsum("cx,xhw->chw", np.linalg.inv(square), ray)
-        near = weight.sum(axis=0)
-        nearest = (weight >= 0.0).all(axis=0) & (near >= nearness) & (near > 1.0 / c.CAMERA_FAR)
-        share = (weight[:, nearest] / near[nearest]).T
-        colour = texels(
-            textures()[stored["background_texture"][i]], share @ stored["background_uv"][i]
-        )
-        brightness = _light(stored["background_normals"][i, 0])
-        image[nearest] = (colour * brightness).astype(np.uint8)
-        nearness[nearest] = near[nearest]
-    drawn = Background(image, nearness.astype(np.float32))
-    for array in drawn:
-        array.setflags(write=False)
-    return drawn
-
-
-def texels(texture: Pixels, uv: Floats) -> Pixels:
-    """Return the nearest colours ``(N, 3)`` at ``(N, 2)`` coordinates, v pointing up, wrapped."""
-    height, width = texture.shape[:2]
-    wrapped = uv - np.floor(uv)
-    column = np.minimum((wrapped[:, 0] * width).astype(int), width - 1)
-    row = np.minimum((wrapped[:, 1] * height).astype(int), height - 1)
-    return np.asarray(texture[height - 1 - row, column])
-
-
-def _light(normal: Floats) -> float:
-    """Return TinyRenderer's brightness of a surface with this unit normal ``(3,)``."""
-    direction = np.array(LIGHT) / np.linalg.norm(LIGHT)
-    facing = float(normal @ direction)
-    mirrored = float(2.0 * facing * normal[2] - direction[2])
-    return AMBIENT + DIFFUSE * max(facing, 0.0) + SPECULAR * max(mirrored, 0.0) ** 2

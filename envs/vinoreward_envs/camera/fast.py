@@ -1,7 +1,7 @@
 """The fast camera: a z-buffer rasteriser that draws TinyRenderer's image from baked meshes.
 
-Only what moves is drawn at each step; table and floor once per image size, or once per episode
-that looks otherwise. Links outside the image are skipped, which changes no pixel. PyBullet is not
+Only what moves is drawn at each step; table and floor once, or once per episode that looks
+otherwise. Links outside the image are skipped, which changes no pixel. PyBullet is not
 needed. ``vinoreward_training.bake`` writes the files: the moving meshes at each level
 (``scene-full.npz``, ``scene-20.npz``) and the background (``scene-background.npz``).
 
@@ -12,30 +12,18 @@ vectorised loops of :mod:`.one_thread`, which draw scene after scene.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import arm_struct
 from vinoreward_envs.camera.appearance import Appearance
-from vinoreward_envs.camera.baked import (
-    AMBIENT,
-    DIFFUSE,
-    MESH_LINKS,
-    OBJECT_LINK,
-    SPECULAR,
-    SceneMesh,
-    background_mesh,
-    scene_mesh,
-)
-from vinoreward_envs.camera.noise import NOISE_STARTS, noise_table
+from vinoreward_envs.camera.baked import MESH_LINKS, OBJECT_LINK, SceneMesh, scene_mesh
 from vinoreward_envs.camera.spec import Camera, CameraSpec, Flags, Floats, Pixels
-from vinoreward_envs.warp_device import Launch, check_device
-
-CHUNK: Final = 64
-"""Scenes that one thread of a processor draws at once; more would not fit into its cache."""
+from vinoreward_envs.randomization import NOISE_STARTS, noise_table
+from vinoreward_envs.warp_device import Launch, struct
 
 
 class FastCamera(Camera):
@@ -47,7 +35,7 @@ class FastCamera(Camera):
     Args:
         spec: what images look like.
         device: ``"cpu"`` or a CUDA device as Warp names it, such as ``"cuda:0"``.
-        appearance: of scenes, which it draws by their rows; None: all look as always.
+        appearance: of scenes, which it draws by their rows; None: nothing differs.
         capacity: scenes that are drawn at once; memory grows with it.
         in_turn: one thread draws scene after scene, see the module; None chooses. The images are
             the same.
@@ -63,14 +51,12 @@ class FastCamera(Camera):
         in_turn: bool | None = None,
     ) -> None:
         super().__init__(spec)
-        check_device(device if appearance is None else appearance.device.name)
-        self._shared = appearance is None
-        self._appearance = appearance or Appearance(spec, 1, device, varied=False)
+        self._appearance = appearance or Appearance(spec, device=device)
         self._device = self._appearance.device
         self._capacity = capacity
-        self._in_turn = self._device.name == "cpu" if in_turn is None else in_turn
         self._make_buffers()
-        self._record_launches()
+        in_turn = self._device.name == "cpu" if in_turn is None else in_turn
+        self._record_launches(in_turn)
 
     def draw(self, grippers: Any, height: float, objects: Any, rows: Any) -> Any:
         """Draw B scenes of arms that hover, B at most ``capacity``.
@@ -86,185 +72,133 @@ class FastCamera(Camera):
             ``(B, H, W, 3)`` uint8, a view of memory that the next call overwrites: a NumPy array,
             or a torch tensor where the appearance is of tensors.
         """
-        count = len(grippers)
         self._views["targets"][:, 2] = height
         self._device.fill(self._views["targets"][:, :2], grippers)
-        self._device.fill(self._views["objects"], objects)
-        self._device.fill(self._views["rows"], rows)
-        self._launch(self._hovering, count)
-        return self._views["image"][:count]
+        return self._launch(self._hovering, rows, objects=objects)
 
     def _draw(self, joints: Floats, poses: Floats, shown: Flags, rows: NDArray[np.int64]) -> Pixels:
         images = np.empty((len(joints), self.spec.height, self.spec.width, 3), np.uint8)
-        which = np.zeros_like(rows) if self._shared else rows
         for start in range(0, len(joints), self._capacity):
             part = slice(start, start + self._capacity)
-            count = len(joints[part])
-            self._device.fill(self._views["joints"], joints[part])
-            self._device.fill(self._views["bodies"][:, OBJECT_LINK], poses[part])
-            self._device.fill(self._views["present"], shown[part].astype(np.uint8))
-            self._device.fill(self._views["rows"], which[part].astype(np.int32))
-            self._launch(self._posed, count)
-            images[part] = self._device.numpy(self._image)[:count]
+            self._device.fill(self._views["poses"][:, OBJECT_LINK], poses[part])
+            present = shown[part].astype(np.uint8)
+            self._launch(self._posed, rows[part], joints=joints[part], present=present)
+            images[part] = self._image.numpy()[: len(present)]
         return images
 
-    def render_batch(
-        self,
-        joints: ArrayLike,
-        object_poses: ArrayLike,
-        present: ArrayLike,
-        rows: ArrayLike | None = None,
-    ) -> Pixels:
-        """See :class:`.Camera`; ``rows``, ``(B,)`` whole numbers, are the scenes' appearances, by
-        default in order."""
-        return super().render_batch(joints, object_poses, present, rows)
-
-    def _launch(self, posing: list[Launch], count: int) -> None:
-        stream = self._device.stream()
+    def _launch(self, posing: list[Launch], rows: Any, **values: Any) -> Any:
+        """Fill memory, run launches, and return a view of the images."""
+        count, stream = len(rows), self._device.stream()
+        # Where nothing differs there is one row.
+        rows = rows if self._appearance.count else rows.clip(-1, 0)
+        for name, each in {"rows": rows, **values}.items():
+            self._device.fill(self._views[name], each)
         for launch in (*posing, *self._drawing):
             launch(count, stream)
+        return self._views["image"][:count]
 
     def _make_buffers(self) -> None:
         warp, zeros, size = self._device.warp, self._device.zeros, self._capacity
         from vinoreward_envs.arm_kernels import Joints
+        from vinoreward_envs.camera.kernels import Bodies
 
-        self._rows = zeros(size, dtype=warp.int32)
         self._joints = zeros(size, dtype=Joints)
         self._targets, self._objects = zeros(size, dtype=warp.vec3d), zeros(size, dtype=warp.vec2d)
-        self._present = zeros(size, dtype=warp.uint8)
-        self._bodies = zeros(size, MESH_LINKS, dtype=warp.mat44d)
         self._image = zeros(size, self.spec.height, self.spec.width, dtype=warp.vec3ub)
-        self._views = {
-            name: self._device.view(array)
-            for name, array in (
-                ("rows", self._rows), ("joints", self._joints), ("targets", self._targets),
-                ("objects", self._objects), ("present", self._present), ("bodies", self._bodies),
-                ("image", self._image),
-            )
-        }  # fmt: skip
+        self._bodies = struct(
+            Bodies,
+            rows=zeros(size, dtype=warp.int32),
+            present=zeros(size, dtype=warp.uint8),
+            poses=zeros(size, MESH_LINKS, dtype=warp.mat44d),
+            matrices=zeros(size, MESH_LINKS, dtype=warp.mat44),
+            rotations=zeros(size, MESH_LINKS, dtype=warp.mat33),
+            eyes=zeros(size, MESH_LINKS, dtype=warp.vec3),
+            seen=zeros(size, MESH_LINKS, dtype=warp.uint8),
+            noise=zeros(size, 2, dtype=warp.int32),
+        )
+        filled = {name: getattr(self._bodies, name) for name in ("rows", "present", "poses")}
+        filled |= {"joints": self._joints, "targets": self._targets, "objects": self._objects}
+        filled["image"] = self._image
+        self._views = {name: self._device.view(array) for name, array in filled.items()}
 
-    def _record_launches(self) -> None:
+    def _record_launches(self, in_turn: bool) -> None:
         """Record what :meth:`draw` and :meth:`render_batch` launch, in this order."""
-        device, appearance, size = self._device, self._appearance, self._capacity
-        warp, zeros = device.warp, device.zeros
         from vinoreward_envs import arm_kernels
         from vinoreward_envs.camera import appearance_kernels
+        from vinoreward_envs.camera.kernels import Mesh
 
-        mesh, arm = scene_mesh(self.spec.mesh), arm_struct(device.name)
-        starts = device.of(np.tile(c.HOVER_JOINTS, (size, 1)), arm_kernels.Joints)
-        solved = zeros(size, dtype=warp.uint8)
-        reach = [self._rows, self._targets, starts, arm, self._joints, solved]
-        links = [self._rows, self._joints, arm, self._bodies]
-        placed = [self._rows, self._objects, appearance.resting, self._bodies, self._present]
-        self._posed = [device.record_launch(arm_kernels.pose_links, (), links)]
+        device, looks, size = self._device, self._appearance.looks, self._capacity
+        warp, of, record, rows = device.warp, device.of, device.record_launch, self._bodies.rows
+        baked, arm = scene_mesh(self.spec.mesh), arm_struct(device.name)
+        starts = of(np.tile(c.HOVER_JOINTS, (size, 1)), arm_kernels.Joints)
+        solved = device.zeros(size, dtype=warp.uint8)
+        reach = [rows, self._targets, starts, arm, self._joints, solved]
+        links = [rows, self._joints, arm, self._bodies.poses]
+        self._posed = [record(arm_kernels.pose_links, (), links)]
+        placed = [self._objects, self._bodies, looks]
         self._hovering = [
-            device.record_launch(arm_kernels.reach, (), reach),
+            record(arm_kernels.reach, (), reach),
             *self._posed,
-            device.record_launch(appearance_kernels.place_objects, (), placed),
+            record(appearance_kernels.place_objects, (), placed),
         ]
-        bodies = (size, MESH_LINKS)
-        self._matrices = zeros(*bodies, dtype=warp.mat44)
-        self._rotations = zeros(*bodies, dtype=warp.mat33)
-        self._eyes = zeros(*bodies, dtype=warp.vec3)
-        self._seen = zeros(*bodies, dtype=warp.uint8)
-        self._noise = zeros(size, 2, dtype=warp.int32)
-        corners = np.ascontiguousarray(boxes(mesh).transpose(0, 2, 1))
-        look = [
-            self._rows, self._bodies, self._present, appearance.params, appearance.steps,
-            appearance.screens, appearance.standing, appearance.sizes,
-            device.of(corners, warp.vec4d),
-            self.spec.width - 1.0, self.spec.height - 1.0,
-            self._matrices, self._rotations, self._eyes, self._seen, self._noise,
-        ]  # fmt: skip
-        self._drawing = self._background_launches() if appearance.varied else []
-        self._drawing.append(device.record_launch(appearance_kernels.look, (MESH_LINKS,), look))
-        self._drawing += self._in_turn_launches(mesh) if self._in_turn else self._all_launches(mesh)
+        corners = np.ascontiguousarray(boxes(baked).transpose(0, 2, 1))
+        look = [self._bodies, looks, of(corners, warp.vec4d)]
+        varied = self._appearance.count > 0
+        self._drawing = self._appearance.background_launches(rows) if varied else []
+        self._drawing.append(record(appearance_kernels.look, (MESH_LINKS,), look))
+        mesh = struct(
+            Mesh,
+            positions=of(baked.positions, warp.vec3),
+            links=of(baked.links, warp.uint8),
+            normals=of(baked.normals, warp.vec3),
+            faces=of(baked.faces, warp.vec3i),
+            normal_faces=of(baked.normal_faces, warp.vec3i),
+            face_links=of(baked.links[baked.faces[:, 0]], warp.uint8),
+            colours=of(baked.colours, warp.vec3ub),
+        )
+        pixels = 3 * self.spec.height * self.spec.width
+        noise = of(noise_table(NOISE_STARTS + pixels if varied else 0), warp.int16)
+        record_all = self._record_in_turn if in_turn else self._record_pixels
+        self._drawing += record_all(baked, mesh, noise)
 
-    def _background_launches(self) -> list[Launch]:
-        """Return launches that draw stale backgrounds."""
-        device, appearance, size = self._device, self._appearance, self._capacity
-        from vinoreward_envs.camera import appearance_kernels, kernels
-
-        warp, triangles = device.warp, len(background_mesh().positions)
-        place, draw = appearance.table_and_floor(self.spec)
-        placed = [
-            device.zeros(size, triangles + 1, dtype=warp.int32),
-            *(device.zeros(size, triangles, dtype=warp.mat33) for _ in range(2)),
-            device.zeros(size, triangles, dtype=warp.vec3),
-        ]
-        rows = [self._rows, appearance.stale]
-        placing = [*rows, appearance.params, appearance.screens, *place, *placed]
-        height = (self.spec.height,)
-        return [
-            device.record_launch(appearance_kernels.place_backgrounds, (), placing),
-            device.record_launch(kernels.draw_backgrounds, height, [*rows, *placed, *draw]),
-            device.record_launch(kernels.mark_fresh, (), rows),
-        ]
-
-    def _in_turn_launches(self, mesh: SceneMesh) -> list[Launch]:
+    def _record_in_turn(self, baked: SceneMesh, mesh: Any, noise: Any) -> list[Launch]:
         """Coordinates lie side by side here, and scenes share the buffers of one."""
-        device, appearance = self._device, self._appearance
+        device, warp = self._device, self._device.warp
         from vinoreward_envs.camera import one_thread
 
-        warp, columns = device.warp, device.columns
-        padded = (self.spec.width + one_thread.BESIDE, self.spec.height)
-        inputs = [
-            columns(mesh.positions, warp.float32), device.of(_ranges(mesh), warp.vec4i),
-            columns(mesh.faces, warp.int32), columns(_planes(mesh), warp.float32),
-            *self._surface(mesh), self._matrices, self._rotations, self._eyes, self._seen,
-            c.CAMERA_NEAR, *self._light(), appearance.backgrounds, appearance.nearness,
-            columns(np.zeros_like(mesh.positions), warp.float32),
-            columns(np.zeros((len(mesh.faces), 5)), warp.int32),
-            columns(np.zeros(padded), warp.float32), columns(np.zeros(padded), warp.int32),
-            self._noise, self._noise_table(), self._image,
-        ]  # fmt: skip
+        def rows(values: NDArray[Any], dtype: Any) -> Any:
+            return device.of(np.ascontiguousarray(values.T), dtype)
+
+        padded = (self.spec.height, self.spec.width + one_thread.BESIDE)
+        columns = struct(
+            one_thread.Columns,
+            positions=rows(baked.positions, warp.float32),
+            ranges=device.of(_ranges(baked), warp.vec4i),
+            faces=rows(baked.faces, warp.int32),
+            planes=rows(_planes(baked), warp.float32),
+            screen=device.zeros(3, len(baked.positions), dtype=warp.float32),
+            boxes=device.zeros(5, len(baked.faces), dtype=warp.int32),
+            depth=device.zeros(*padded, dtype=warp.float32),
+            winners=device.zeros(*padded, dtype=warp.int32),
+        )
+        inputs = [columns, mesh, self._bodies, self._appearance.looks, noise, self._image]
         return [device.record_launch(one_thread.draw_scenes, (), inputs)]
 
-    def _all_launches(self, mesh: SceneMesh) -> list[Launch]:
+    def _record_pixels(self, baked: SceneMesh, mesh: Any, noise: Any) -> list[Launch]:
         """One thread does a vertex, triangle or pixel."""
-        device, appearance, size = (
-            self._device,
-            self._appearance,
-            (self.spec.height, self.spec.width),
-        )
-        from vinoreward_envs.camera import appearance_kernels, kernels
+        device, warp, size = self._device, self._device.warp, (self.spec.height, self.spec.width)
+        from vinoreward_envs.camera import kernels
 
-        warp, count = device.warp, len(mesh.positions)
+        count, bodies = len(baked.positions), self._bodies
         screen = device.zeros(self._capacity, count, dtype=warp.vec3)
         depths = device.zeros(self._capacity, *size, dtype=warp.uint64)
-        positions, links = device.of(mesh.positions, warp.vec3), device.of(mesh.links, warp.uint8)
-        faces, surface = device.of(mesh.faces, warp.vec3i), self._surface(mesh)
-        vertices = [positions, links, self._matrices, self._seen, c.CAMERA_NEAR, screen]
-        triangles = [faces, surface[1], self._seen, screen, *size, depths]
-        pixels = [
-            faces, *surface, self._rotations, screen, *self._light(), appearance.backgrounds,
-            appearance.nearness, depths, self._image,
-        ]  # fmt: skip
-        launches = [
-            device.record_launch(kernels.transform_vertices, (count,), vertices),
-            device.record_launch(kernels.fill_triangles, (len(mesh.faces),), triangles),
+        triangles = [mesh.faces, mesh.face_links, bodies.seen, screen, *size, depths]
+        pixels = [mesh, bodies, self._appearance.looks, screen, depths, noise, self._image]
+        return [
+            device.record_launch(kernels.transform_vertices, (count,), [mesh, bodies, screen]),
+            device.record_launch(kernels.fill_triangles, (len(baked.faces),), triangles),
             device.record_launch(kernels.shade_pixels, size, pixels),
         ]
-        if appearance.varied:
-            noise = [self._noise_table(), self._noise, self._image]
-            launches.append(device.record_launch(appearance_kernels.add_noise, size, noise))
-        return launches
-
-    def _surface(self, mesh: SceneMesh) -> list[Any]:
-        device, warp = self._device, self._device.warp
-        return [
-            device.of(mesh.normal_faces, warp.vec3i),
-            device.of(mesh.links[mesh.faces[:, 0]], warp.uint8),
-            device.of(mesh.normals, warp.vec3), device.of(mesh.colours, warp.vec3ub),
-        ]  # fmt: skip
-
-    def _light(self) -> list[Any]:
-        strength = self._device.warp.vec3(AMBIENT, DIFFUSE, SPECULAR)
-        return [self._rows, self._appearance.shadings, strength]
-
-    def _noise_table(self) -> Any:
-        size = 3 * self.spec.height * self.spec.width if self._appearance.varied else -NOISE_STARTS
-        return self._device.of(noise_table(NOISE_STARTS + size), self._device.warp.int16)
 
 
 def boxes(mesh: SceneMesh) -> Floats:

@@ -1,8 +1,7 @@
 """Warp kernels of the fast camera: transform vertices, fill triangles, shade pixels.
 
 ``B`` scenes over one shared mesh; one thread does one vertex, triangle or pixel, as is best on
-CUDA. A processor draws the same images by :mod:`vinoreward_envs.camera.one_thread`. Table and
-floor, where they vary, are drawn here on both: one thread does one row. The rules are
+CUDA. A processor draws the same images by :mod:`vinoreward_envs.camera.one_thread`. The rules are
 TinyRenderer's: sample at integer pixel corners, no back faces, no triangle below 0.005 square
 pixels, smooth normals, perspective-correct weights.
 """
@@ -12,13 +11,31 @@ pixels, smooth normals, perspective-correct weights.
 
 import warp as wp
 
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, OBJECT_LINK, SPECULAR
+from vinoreward_envs.randomization import NOISE_ROUNDED, NOISE_SHIFTED
+
 wp.set_module_options({"enable_backward": False})
 
 _ID_BITS = wp.constant(wp.uint64(32))
 _ID_MASK = wp.constant(wp.uint64(0xFFFFFFFF))
-_OBJECT = wp.constant(13)
-"""The body whose colour differs between scenes."""
 _MIN_DOUBLE_AREA = wp.constant(0.01)
+_NEAR = wp.constant(c.CAMERA_NEAR)
+_OBJECT = wp.constant(OBJECT_LINK)
+_AMBIENT, _DIFFUSE, _SPECULAR = (wp.constant(part) for part in (AMBIENT, DIFFUSE, SPECULAR))
+
+
+@wp.struct
+class Mesh:
+    """Vertices ``(V,)``, normals ``(N,)`` and triangles ``(T,)``, see :class:`.SceneMesh`."""
+
+    positions: wp.array(dtype=wp.vec3)
+    links: wp.array(dtype=wp.uint8)
+    normals: wp.array(dtype=wp.vec3)
+    faces: wp.array(dtype=wp.vec3i)
+    normal_faces: wp.array(dtype=wp.vec3i)
+    face_links: wp.array(dtype=wp.uint8)
+    colours: wp.array(dtype=wp.vec3ub)
 
 
 @wp.struct
@@ -29,6 +46,37 @@ class Shading:
     gain: wp.vec3
     colour: wp.vec3ub
     background: wp.int32
+
+
+@wp.struct
+class Looks:
+    """How scenes look, a row for each; see :class:`.Appearance`."""
+
+    params: wp.array2d(dtype=wp.float64)
+    steps: wp.array(dtype=wp.int64)
+    screens: wp.array(dtype=wp.mat44d)
+    standing: wp.array(dtype=wp.vec3d)
+    resting: wp.array(dtype=wp.mat44d)
+    sizes: wp.array(dtype=wp.float64)
+    shadings: wp.array(dtype=Shading)
+    stale: wp.array(dtype=wp.uint8)
+    backgrounds: wp.array3d(dtype=wp.vec3ub)
+    nearness: wp.array3d(dtype=float)
+
+
+@wp.struct
+class Bodies:
+    """The bodies ``(B, 14)`` of the scenes that are drawn, and where each is on the screen."""
+
+    rows: wp.array(dtype=wp.int32)
+    present: wp.array(dtype=wp.uint8)
+    poses: wp.array2d(dtype=wp.mat44d)
+    matrices: wp.array2d(dtype=wp.mat44)
+    rotations: wp.array2d(dtype=wp.mat33)
+    eyes: wp.array2d(dtype=wp.vec3)
+    seen: wp.array2d(dtype=wp.uint8)
+    noise: wp.array2d(dtype=wp.int32)
+    """``(B, 2)`` where in the table the noise of an image begins, and its strength."""
 
 
 @wp.func
@@ -65,10 +113,32 @@ def lit(colour: wp.vec3ub, gain: wp.vec3) -> wp.vec3ub:
     )
 
 
-@wp.func
-def behind(won: wp.uint64, nearness: float) -> bool:
-    """Return whether a pixel's nearest triangle, if any, is behind the background there."""
-    return won == wp.uint64(0) or (won >> _ID_BITS) < bits(nearness)
+_ADD_NOISE = """
+    wp::uint8* grey = (wp::uint8*)(images.data + pixel);
+    const wp::int16 strength = (wp::int16)times;
+#ifdef __clang__
+    #pragma clang loop vectorize(assume_safety)
+#endif
+    for (int i = 0; i < 3 * pixels; ++i) {
+        // Products of up to 128 and 200 fit in 16 bits.
+        const wp::int16 noise = (wp::int16)(normals.data[start + i] * strength + ROUNDED);
+        wp::int16 level = (wp::int16)(grey[i] + (noise >> SHIFTED));
+        level = level < 255 ? level : (wp::int16)255;
+        grey[i] = (wp::uint8)(level > 0 ? level : 0);
+    }
+""".replace("ROUNDED", str(NOISE_ROUNDED)).replace("SHIFTED", str(NOISE_SHIFTED))
+
+
+@wp.func_native(_ADD_NOISE)
+def add_noise(
+    normals: wp.array(dtype=wp.int16),
+    start: int,
+    times: int,
+    pixel: int,
+    pixels: int,
+    images: wp.array3d(dtype=wp.vec3ub),
+):
+    """Add the sensor's noise to so many pixels: the table's numbers, times a strength."""
 
 
 @wp.func
@@ -78,49 +148,44 @@ def shaded(
     a: wp.vec3,
     b: wp.vec3,
     c: wp.vec3,
-    normal_a: wp.vec3,
-    normal_b: wp.vec3,
-    normal_c: wp.vec3,
-    rotation: wp.mat33,
+    t: int,
+    mesh: Mesh,
+    rotations: wp.array2d(dtype=wp.mat33),
+    scene: int,
     shading: Shading,
-    strength: wp.vec3,
-    link: int,
-    own_colour: wp.vec3ub,
 ) -> wp.vec3ub:
-    """Return the colour of a pixel of a triangle with these corners and normals."""
+    """Return the colour of a pixel of a triangle with these corners on the screen."""
     x = float(column)
     y = float(row)
     u = ((c[0] - x) * (b[1] - y) - (b[0] - x) * (c[1] - y)) * a[2]
     v = ((a[0] - x) * (c[1] - y) - (c[0] - x) * (a[1] - y)) * b[2]
     w = ((b[0] - x) * (a[1] - y) - (a[0] - x) * (b[1] - y)) * c[2]
-    normal = wp.normalize(rotation * (u * normal_a + v * normal_b + w * normal_c))
+    corners = mesh.normal_faces[t]
+    smooth = (
+        u * mesh.normals[corners[0]] + v * mesh.normals[corners[1]] + w * mesh.normals[corners[2]]
+    )
+    link = int(mesh.face_links[t])
+    normal = wp.normalize(rotations[scene, link] * smooth)
     facing = wp.dot(normal, shading.direction)
     mirrored = wp.max(2.0 * facing * normal[2] - shading.direction[2], 0.0)
-    brightness = strength[0] + strength[1] * wp.max(facing, 0.0) + strength[2] * mirrored * mirrored
-    colour = own_colour
+    bright = _AMBIENT + _DIFFUSE * wp.max(facing, 0.0) + _SPECULAR * mirrored * mirrored
+    colour = mesh.colours[t]
     if link == _OBJECT:
         colour = shading.colour
-    return lit(colour, brightness * shading.gain)
+    return lit(colour, bright * shading.gain)
 
 
 @wp.kernel
-def transform_vertices(
-    positions: wp.array(dtype=wp.vec3),
-    links: wp.array(dtype=wp.uint8),
-    screen_from_link: wp.array2d(dtype=wp.mat44),
-    seen: wp.array2d(dtype=wp.uint8),
-    near: float,
-    screen: wp.array2d(dtype=wp.vec3),
-):
+def transform_vertices(mesh: Mesh, bodies: Bodies, screen: wp.array2d(dtype=wp.vec3)):
     """Bring vertices ``(V,)`` to column, row and nearness ``(B, V)``; 0 nearness: too close."""
     scene, i = wp.tid()
-    link = int(links[i])
-    if seen[scene, link] == wp.uint8(0):
+    link = int(mesh.links[i])
+    if bodies.seen[scene, link] == wp.uint8(0):
         return
-    p = positions[i]
-    h = screen_from_link[scene, link] * wp.vec4(p[0], p[1], p[2], 1.0)
+    p = mesh.positions[i]
+    h = bodies.matrices[scene, link] * wp.vec4(p[0], p[1], p[2], 1.0)
     screen[scene, i] = wp.vec3(0.0, 0.0, 0.0)
-    if h[3] >= near:
+    if h[3] >= _NEAR:
         nearness = 1.0 / h[3]
         screen[scene, i] = wp.vec3(h[0] * nearness, h[1] * nearness, nearness)
 
@@ -171,205 +236,32 @@ def fill_triangles(
 
 @wp.kernel
 def shade_pixels(
-    faces: wp.array(dtype=wp.vec3i),
-    normal_faces: wp.array(dtype=wp.vec3i),
-    face_links: wp.array(dtype=wp.uint8),
-    normals: wp.array(dtype=wp.vec3),
-    colours: wp.array(dtype=wp.vec3ub),
-    rotations: wp.array2d(dtype=wp.mat33),
+    mesh: Mesh,
+    bodies: Bodies,
+    looks: Looks,
     screen: wp.array2d(dtype=wp.vec3),
-    rows: wp.array(dtype=wp.int32),
-    shadings: wp.array(dtype=Shading),
-    strength: wp.vec3,
-    backgrounds: wp.array3d(dtype=wp.vec3ub),
-    nearness: wp.array3d(dtype=float),
     depth: wp.array3d(dtype=wp.uint64),
+    noise: wp.array(dtype=wp.int16),
     image: wp.array3d(dtype=wp.vec3ub),
 ):
     """Colour each pixel ``(B, H, W)`` and make its depth ready for the next image."""
     scene, row, column = wp.tid()
-    shading = shadings[wp.max(rows[scene], 0)]
+    shading = looks.shadings[wp.max(bodies.rows[scene], 0)]
     background = shading.background
     won = depth[scene, row, column]
     depth[scene, row, column] = wp.uint64(0)
-    if behind(won, nearness[background, row, column]):
-        image[scene, row, column] = backgrounds[background, row, column]
-        return
-    t = int(won & _ID_MASK) - 1
-    face = faces[t]
-    corners = normal_faces[t]
-    link = int(face_links[t])
-    image[scene, row, column] = shaded(
-        row, column,
-        screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
-        normals[corners[0]], normals[corners[1]], normals[corners[2]],
-        rotations[scene, link], shading, strength, link, colours[t],
-    )  # fmt: skip
-
-
-_DRAW_ROW = """
-    // A processor looks for many pixels' texels at once, also for hidden ones, as that loop can be
-    // vectorised; CUDA for one, whose neighbours have threads of their own.
-#ifdef __clang__
-    const int together = 64;
-#else
-    const int together = 1;
-#endif
-    const int width = backgrounds.shape[2], most = order.shape[1];
-    const size_t first_of_row = ((size_t)target * backgrounds.shape[1] + row) * width;
-    wp::vec3ub* colours = backgrounds.data + first_of_row;
-    float* nearest = nearness.data + first_of_row;
-    for (int column = 0; column < width; ++column) {
-        colours[column] = wp::vec3ub(255, 255, 255);
-        nearest[column] = 0.0f;
-    }
-    const float y = (float)row, right = (float)(width - 1);
-    for (int k = 0; k < most; ++k) {
-        const int t = wp::index(order, scene, k);
-        if (t < 0) break;
-        const wp::mat33& weight = wp::index(weights, scene, t);
-
-        // Columns of this row that the triangle covers.
-        float low = 0.0f, high = right, start[3], along[3];
-        for (int edge = 0; edge < 3; ++edge) {
-            const float slope = weight.data[edge][0];
-            const float offset = weight.data[edge][1] * y + weight.data[edge][2];
-            const float crossing = -offset / slope;
-            if (slope > 0.0f) low = crossing > low ? crossing : low;
-            else if (slope < 0.0f) high = crossing < high ? crossing : high;
-            else if (offset < 0.0f) high = -1.0f;
-            start[edge] = offset;
-            along[edge] = slope;
-        }
-        if (!(low <= high)) continue;
-        int from = (int)low, to = (int)high;
-        from += (float)from < low;
-        to -= (float)to > high;
-
-        // At column x start + along * x is (u, v, 1) divided by the distance; (u, v) is the place
-        // in the texture.
-        const wp::mat33& corners = wp::index(texels, scene, t);
-        float place_0[2], place_1[2];
-        for (int i = 0; i < 2; ++i) {
-            const float* c = corners.data[i];
-            place_0[i] = c[0] * start[0] + c[1] * start[1] + c[2] * start[2];
-            place_1[i] = c[0] * along[0] + c[1] * along[1] + c[2] * along[2];
-        }
-        const float near_0 = start[0] + start[1] + start[2];
-        const float near_1 = along[0] + along[1] + along[2];
-        const float u_0 = place_0[0], u_1 = place_1[0], v_0 = place_0[1], v_1 = place_1[1];
-        const wp::vec3 gain = wp::index(gains, scene, t);
-        const float red = gain[0], green = gain[1], blue = gain[2];
-        // The texture repeats after 1; the table's, mirrored every other time, has no seams.
-        const int mirrored = on_table.data[t] != 0;
-        const wp::vec3ub* texture = mirrored ? table_texture.data : floor_texture.data;
-        const int wide = mirrored ? table_texture.shape[0] : floor_texture.shape[0];
-        const int tall = mirrored ? table_texture.shape[1] : floor_texture.shape[1];
-#ifdef __clang__
-        while (from <= to && !(near_0 + near_1 * (float)from > nearest[from])) ++from;
-        while (from <= to && !(near_0 + near_1 * (float)to > nearest[to])) --to;
-#endif
-        for (int base = from; base <= to; base += together) {
-            int texels_at[together];  // of hidden pixels -1
-            const int count = to - base + 1 < together ? to - base + 1 : together;
-#ifdef __clang__
-            #pragma clang loop vectorize(assume_safety)
-#endif
-            for (int s = 0; s < count; ++s) {
-                const float x = (float)(base + s);
-                const float near = near_0 + near_1 * x;
-                const bool seen = (near > nearest[base + s]) & (near > farthest);
-#ifndef __clang__
-                texels_at[s] = -1;
-                if (!seen) continue;
-#endif
-                const float over = seen ? near : 1.0f;
-                float u = (u_0 + u_1 * x) / over, v = (v_0 + v_1 * x) / over;
-                int u_times = (int)u, v_times = (int)v;
-                u_times -= (float)u_times > u;
-                v_times -= (float)v_times > v;
-                u -= (float)u_times;
-                v -= (float)v_times;
-                u = mirrored & u_times & 1 ? 1.0f - u : u;
-                v = mirrored & v_times & 1 ? 1.0f - v : v;
-                int i = (int)(v * (float)tall), j = (int)(u * (float)wide);
-                i = i < tall - 1 ? i : tall - 1;
-                j = j < wide - 1 ? j : wide - 1;
-                i = i > 0 ? i : 0;
-                j = j > 0 ? j : 0;
-                // v points up.
-                texels_at[s] = seen ? j * tall + tall - 1 - i : -1;
-                nearest[base + s] = seen ? near : nearest[base + s];
-            }
-            for (int s = 0; s < count; ++s) {
-                if (texels_at[s] < 0) continue;
-                const wp::vec3ub texel = texture[texels_at[s]];
-                const float r = (float)texel.c[0] * red, g = (float)texel.c[1] * green;
-                const float b = (float)texel.c[2] * blue;
-                colours[base + s] = wp::vec3ub(
-                    (wp::uint8)(r < 255.0f ? r : 255.0f), (wp::uint8)(g < 255.0f ? g : 255.0f),
-                    (wp::uint8)(b < 255.0f ? b : 255.0f));
-            }
-        }
-    }
-"""
-
-
-@wp.func_native(_DRAW_ROW)
-def draw_row(
-    scene: int,
-    target: int,
-    row: int,
-    order: wp.array2d(dtype=wp.int32),
-    weights: wp.array2d(dtype=wp.mat33),
-    texels: wp.array2d(dtype=wp.mat33),
-    gains: wp.array2d(dtype=wp.vec3),
-    on_table: wp.array(dtype=wp.uint8),
-    farthest: float,
-    floor_texture: wp.array2d(dtype=wp.vec3ub),
-    table_texture: wp.array2d(dtype=wp.vec3ub),
-    backgrounds: wp.array3d(dtype=wp.vec3ub),
-    nearness: wp.array3d(dtype=float),
-):
-    """Draw a row of a background, white where nothing is: C++, which compilers vectorise."""
-
-
-@wp.kernel
-def draw_backgrounds(
-    rows: wp.array(dtype=wp.int32),
-    stale: wp.array(dtype=wp.uint8),
-    order: wp.array2d(dtype=wp.int32),
-    weights: wp.array2d(dtype=wp.mat33),
-    texels: wp.array2d(dtype=wp.mat33),
-    gains: wp.array2d(dtype=wp.vec3),
-    on_table: wp.array(dtype=wp.uint8),
-    farthest: float,
-    floor_texture: wp.array2d(dtype=wp.vec3ub),
-    table_texture: wp.array2d(dtype=wp.vec3ub),
-    backgrounds: wp.array3d(dtype=wp.vec3ub),
-    nearness: wp.array3d(dtype=float),
-):
-    """Draw rows of pixels ``(B, H)`` of the table and floor of scenes where they are stale.
-
-    ``weights`` times (column, row, 1) are a triangle's three corner weights over the distance, and
-    ``texels`` times these the place in the texture over the distance. A scene's ``order`` of
-    triangles ends with -1. The nearest is kept. Background 0 is that of scenes that do not vary.
-    """
-    scene, row = wp.tid()
-    target = rows[scene]
-    if target < 0:
-        return
-    if stale[target] == wp.uint8(0):
-        return
-    draw_row(
-        scene, target + 1, row, order, weights, texels, gains, on_table, farthest,
-        floor_texture, table_texture, backgrounds, nearness,
-    )  # fmt: skip
-
-
-@wp.kernel
-def mark_fresh(rows: wp.array(dtype=wp.int32), stale: wp.array(dtype=wp.uint8)):
-    """Note that the backgrounds of scenes were drawn."""
-    row = rows[wp.tid()]
-    if row >= 0:
-        stale[row] = wp.uint8(0)
+    colour = looks.backgrounds[background, row, column]
+    near = looks.nearness[background, row, column]
+    if won != wp.uint64(0) and (won >> _ID_BITS) >= bits(near):
+        t = int(won & _ID_MASK) - 1
+        face = mesh.faces[t]
+        colour = shaded(
+            row, column, screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
+            t, mesh, bodies.rotations, scene, shading,
+        )  # fmt: skip
+    image[scene, row, column] = colour
+    times = bodies.noise[scene, 1]
+    if times != 0:
+        at = row * image.shape[2] + column
+        pixel = scene * image.shape[1] * image.shape[2] + at
+        add_noise(noise, bodies.noise[scene, 0] + 3 * at, times, pixel, 1, image)

@@ -3,7 +3,7 @@
 It draws what :mod:`vinoreward_envs.camera.kernels` draws, pixel for pixel, and skips bodies out of
 view and triangles that face away. The loops over vertices, triangles and pixels are C++ on
 structures of arrays, which compilers vectorise; they do not vectorise the loops that Warp
-generates. Both modules share the shading function.
+generates. Both modules share shading and noise.
 """
 
 # No postponed annotations here: Warp reads them as types when a kernel is defined.
@@ -11,10 +11,12 @@ generates. Both modules share the shading function.
 
 import warp as wp
 
-from vinoreward_envs.camera.kernels import Shading, shaded
-from vinoreward_envs.camera.noise import NOISE_ROUNDED, NOISE_SHIFTED
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera.kernels import Bodies, Looks, Mesh, add_noise, shaded
 
 wp.set_module_options({"enable_backward": False})
+
+_NEAR = wp.constant(c.CAMERA_NEAR)
 
 BESIDE = 8
 """Pixels of a row that are tested at once; ``depth`` and ``winners`` have as many more columns."""
@@ -24,28 +26,13 @@ _COPY = """
     memcpy(images.data + scene * pixels, backgrounds.data + background * pixels, 3 * pixels);
 """
 
-_ADD_NOISE = """
-    const size_t pixels = (size_t)images.shape[1] * images.shape[2];
-    wp::uint8* grey = (wp::uint8*)(images.data + scene * pixels);
-    const wp::int16* normal = normals.data + start;
-    const wp::int16 strength = (wp::int16)times;
-    #pragma clang loop vectorize(assume_safety)
-    for (size_t i = 0; i < 3 * pixels; ++i) {
-        // Products of up to 128 and 200 fit in 16 bits.
-        const wp::int16 noise = (wp::int16)(normal[i] * strength + ROUNDED);
-        wp::int16 level = (wp::int16)(grey[i] + (noise >> SHIFTED));
-        level = level < 255 ? level : (wp::int16)255;
-        grey[i] = (wp::uint8)(level > 0 ? level : 0);
-    }
-""".replace("ROUNDED", str(NOISE_ROUNDED)).replace("SHIFTED", str(NOISE_SHIFTED))
-
 _TRANSFORM = """
-    const float* x = positions.data;
-    const float* y = x + positions.shape[1];
-    const float* z = y + positions.shape[1];
-    float* columns = screen.data;
-    float* rows = columns + screen.shape[1];
-    float* nearness = rows + screen.shape[1];
+    const float* x = mesh.positions.data;
+    const float* y = x + mesh.positions.shape[1];
+    const float* z = y + mesh.positions.shape[1];
+    float* columns = mesh.screen.data;
+    float* rows = columns + mesh.screen.shape[1];
+    float* nearness = rows + mesh.screen.shape[1];
     #pragma clang loop vectorize(assume_safety)
     for (int i = first; i < last; ++i) {
         const float across = m.data[0][0] * x[i] + m.data[0][1] * y[i] + m.data[0][2] * z[i]
@@ -62,13 +49,15 @@ _TRANSFORM = """
 """
 
 _FILL = """
-    const int triangles = faces.shape[1], vertices = screen.shape[1], stride = depth.shape[1];
-    const int *corner_a = faces.data, *corner_b = corner_a + triangles;
+    const int triangles = mesh.faces.shape[1], vertices = mesh.screen.shape[1];
+    const int stride = mesh.depth.shape[1];
+    const int *corner_a = mesh.faces.data, *corner_b = corner_a + triangles;
     const int* corner_c = corner_b + triangles;
-    const float *columns = screen.data, *rows = columns + vertices, *nearness = rows + vertices;
-    const float *nx = planes.data, *ny = nx + triangles, *nz = ny + triangles;
+    const float *columns = mesh.screen.data, *rows = columns + vertices;
+    const float* nearness = rows + vertices;
+    const float *nx = mesh.planes.data, *ny = nx + triangles, *nz = ny + triangles;
     const float* offset = nz + triangles;
-    int *order = boxes.data, *left = order + triangles, *right = left + triangles;
+    int *order = mesh.boxes.data, *left = order + triangles, *right = left + triangles;
     int *top = right + triangles, *bottom = top + triangles;
 
     // Which face the camera. 0.1 mm or more behind its plane a camera sees a triangle's back;
@@ -133,8 +122,8 @@ _FILL = """
         for (int row = top[k]; row <= bottom[k]; ++row) {
             const float ya = ay - (float)row, yb = by - (float)row, yc = cy - (float)row;
             for (int column = left[k]; column <= end; column += BESIDE) {
-                float* nearest = depth.data + row * stride + column;
-                int* winner = winners.data + row * stride + column;
+                float* nearest = mesh.depth.data + row * stride + column;
+                int* winner = mesh.winners.data + row * stride + column;
                 #pragma clang loop vectorize(assume_safety)
                 for (int s = 0; s < BESIDE; ++s) {
                     const float x = (float)(column + s);
@@ -154,6 +143,28 @@ _FILL = """
 """.replace("BESIDE", str(BESIDE))
 
 
+@wp.struct
+class Columns:
+    """The mesh with its coordinates in rows, as vectorised loops read them, and scratch memory."""
+
+    positions: wp.array2d(dtype=float)
+    """``(3, V)`` metres."""
+    ranges: wp.array(dtype=wp.vec4i)
+    """``(14,)`` first vertex of each body and the one after its last, then its triangles."""
+    faces: wp.array2d(dtype=wp.int32)
+    """``(3, T)`` vertices of triangles."""
+    planes: wp.array2d(dtype=float)
+    """``(4, T)`` unit normal outwards, and its offset."""
+    screen: wp.array2d(dtype=float)
+    """``(3, V)`` columns, rows and nearness of the scene that is drawn; 0: too close."""
+    boxes: wp.array2d(dtype=wp.int32)
+    """``(5, T)`` triangles that are drawn, and the pixels around them."""
+    depth: wp.array2d(dtype=float)
+    """``(H, W + BESIDE)`` nearness of the nearest triangle."""
+    winners: wp.array2d(dtype=wp.int32)
+    """The same for its index + 1."""
+
+
 @wp.func_native(_COPY)
 def copy_background(
     backgrounds: wp.array3d(dtype=wp.vec3ub),
@@ -164,47 +175,14 @@ def copy_background(
     """Let a scene's image be its table and floor."""
 
 
-@wp.func_native(_ADD_NOISE)
-def add_noise(
-    normals: wp.array(dtype=wp.int16),
-    start: int,
-    times: int,
-    scene: int,
-    images: wp.array3d(dtype=wp.vec3ub),
-):
-    """Add the sensor's noise to a scene's image, see ``look``."""
-
-
 @wp.func_native(_TRANSFORM)
-def transform(
-    positions: wp.array2d(dtype=float),
-    m: wp.mat44,
-    near: float,
-    first: int,
-    last: int,
-    screen: wp.array2d(dtype=float),
-):
-    """Bring a body's vertices to columns, rows and nearness ``(3, V)``; 0: too close."""
+def transform(mesh: Columns, m: wp.mat44, near: float, first: int, last: int):
+    """Bring a body's vertices to the screen."""
 
 
 @wp.func_native(_FILL)
-def fill(
-    faces: wp.array2d(dtype=wp.int32),
-    planes: wp.array2d(dtype=float),
-    eye: wp.vec3,
-    first: int,
-    last: int,
-    height: int,
-    width: int,
-    screen: wp.array2d(dtype=float),
-    boxes: wp.array2d(dtype=wp.int32),
-    depth: wp.array2d(dtype=float),
-    winners: wp.array2d(dtype=wp.int32),
-):
-    """Keep for each pixel a body's nearest triangle, as its index + 1, and its nearness.
-
-    Of equally near triangles the last wins. ``boxes`` ``(5, T)`` is scratch memory.
-    """
+def fill(mesh: Columns, eye: wp.vec3, first: int, last: int, height: int, width: int):
+    """Keep for each pixel a body's nearest triangle; of equally near ones the last wins."""
 
 
 @wp.func
@@ -215,66 +193,41 @@ def corner(screen: wp.array2d(dtype=float), i: int) -> wp.vec3:
 
 @wp.kernel
 def draw_scenes(
-    positions: wp.array2d(dtype=float),
-    ranges: wp.array(dtype=wp.vec4i),
-    faces: wp.array2d(dtype=wp.int32),
-    planes: wp.array2d(dtype=float),
-    normal_faces: wp.array(dtype=wp.vec3i),
-    face_links: wp.array(dtype=wp.uint8),
-    normals: wp.array(dtype=wp.vec3),
-    colours: wp.array(dtype=wp.vec3ub),
-    screen_from_link: wp.array2d(dtype=wp.mat44),
-    rotations: wp.array2d(dtype=wp.mat33),
-    eyes: wp.array2d(dtype=wp.vec3),
-    seen: wp.array2d(dtype=wp.uint8),
-    near: float,
-    rows: wp.array(dtype=wp.int32),
-    shadings: wp.array(dtype=Shading),
-    strength: wp.vec3,
-    backgrounds: wp.array3d(dtype=wp.vec3ub),
-    nearness: wp.array3d(dtype=float),
-    screen: wp.array2d(dtype=float),
-    boxes: wp.array2d(dtype=wp.int32),
-    depth: wp.array2d(dtype=float),
-    winners: wp.array2d(dtype=wp.int32),
-    noise: wp.array2d(dtype=wp.int32),
-    normals_of_noise: wp.array(dtype=wp.int16),
+    columns: Columns,
+    mesh: Mesh,
+    bodies: Bodies,
+    looks: Looks,
+    noise: wp.array(dtype=wp.int16),
     image: wp.array3d(dtype=wp.vec3ub),
 ):
-    """Draw scenes ``(B,)``; ``screen``, ``boxes``, ``depth`` and ``winners`` are of one scene.
-
-    ``noise`` ``(B, 2)`` says where an image's noise begins, and its strength.
-    """
+    """Draw scenes ``(B,)``."""
     scene = wp.tid()
-    shading = shadings[wp.max(rows[scene], 0)]
-    height = backgrounds.shape[1]
-    width = backgrounds.shape[2]
-    copy_background(backgrounds, shading.background, scene, image)
-    for link in range(ranges.shape[0]):
-        if seen[scene, link] != wp.uint8(0):
-            span = ranges[link]
-            transform(positions, screen_from_link[scene, link], near, span[0], span[1], screen)
-            fill(
-                faces, planes, eyes[scene, link], span[2], span[3], height, width,
-                screen, boxes, depth, winners,
-            )  # fmt: skip
+    shading = looks.shadings[wp.max(bodies.rows[scene], 0)]
+    height = image.shape[1]
+    width = image.shape[2]
+    copy_background(looks.backgrounds, shading.background, scene, image)
+    for link in range(columns.ranges.shape[0]):
+        if bodies.seen[scene, link] != wp.uint8(0):
+            span = columns.ranges[link]
+            transform(columns, bodies.matrices[scene, link], _NEAR, span[0], span[1])
+            fill(columns, bodies.eyes[scene, link], span[2], span[3], height, width)
     for row in range(height):
         for column in range(width):
-            won = winners[row, column]
+            won = columns.winners[row, column]
             if won != 0:
-                near_here = depth[row, column]
-                winners[row, column] = 0
-                depth[row, column] = 0.0
-                if near_here >= nearness[shading.background, row, column]:
+                near_here = columns.depth[row, column]
+                columns.winners[row, column] = 0
+                columns.depth[row, column] = 0.0
+                if near_here >= looks.nearness[shading.background, row, column]:
                     t = won - 1
-                    corners = normal_faces[t]
-                    link = int(face_links[t])
                     image[scene, row, column] = shaded(
                         row, column,
-                        corner(screen, faces[0, t]), corner(screen, faces[1, t]),
-                        corner(screen, faces[2, t]),
-                        normals[corners[0]], normals[corners[1]], normals[corners[2]],
-                        rotations[scene, link], shading, strength, link, colours[t],
+                        corner(columns.screen, columns.faces[0, t]),
+                        corner(columns.screen, columns.faces[1, t]),
+                        corner(columns.screen, columns.faces[2, t]),
+                        t, mesh, bodies.rotations, scene, shading,
                     )  # fmt: skip
-    if noise[scene, 1] != 0:
-        add_noise(normals_of_noise, noise[scene, 0], noise[scene, 1], scene, image)
+    times = bodies.noise[scene, 1]
+    if times != 0:
+        pixels = height * width
+        add_noise(noise, bodies.noise[scene, 0], times, scene * pixels, pixels, image)
