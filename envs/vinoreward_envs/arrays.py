@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Array, to_numpy
 from vinoreward.errors import ConfigError, UnknownDeviceError, needed_for
 from vinoreward_envs.camera.spec import check_choice
 
 Kind = Literal["numpy", "torch"]
-Array: TypeAlias = Any
-"""A NumPy array or a torch tensor; both have the operators that are used here."""
 CPU = "cpu"
 
 
@@ -29,7 +28,7 @@ class Arrays:
 
     Args:
         kind: ``"numpy"``, always in the host's memory, or ``"torch"``.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: where images and tensors are.
 
     Raises:
         ConfigError: another kind, or no such name of a device.
@@ -41,19 +40,19 @@ class Arrays:
         check_choice("array", kind, get_args(Kind))
         self.kind = kind
         self.device = checked_device(device)
-        """``"cpu"`` or ``"cuda:N"``: where images are drawn; tensors are there too."""
         self.xp: ModuleType = np
         """``numpy`` or ``torch``."""
+        self.copy: Callable[[Array], Array] = np.copy
+        """Returns a copy in memory of its own."""
         if kind == "torch":
             with needed_for('array="torch"', "train"):
                 import torch
-            self.xp = torch
-            count = torch.cuda.device_count()
-            if self.device != CPU and int(self.device.removeprefix("cuda:")) >= count:
-                there = ", ".join([CPU, *(f"cuda:{i}" for i in range(count))])
+            self.xp, self.copy = torch, torch.clone
+            there = [CPU, *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+            if self.device not in there:
                 raise UnknownDeviceError(
-                    f"PyTorch has no device {self.device!r} here. Expected one of {there}; choose "
-                    "one of these."
+                    f"PyTorch has no device {self.device!r} here. Expected one of "
+                    f"{', '.join(there)}; choose one of these."
                 )
 
     def of(self, values: NDArray[Any]) -> Array:
@@ -87,27 +86,18 @@ class Arrays:
 
     def masked(self, mask: Array, values: Array) -> Array:
         """Return a copy of ``(N,)`` values that is 0, or False, where ``mask`` is not True."""
-        if self.kind == "numpy":
-            return np.where(mask, values, values.dtype.type(0))
-        return values.masked_fill(~mask, 0)
-
-    def copy(self, values: Array) -> Array:
-        """Return a copy in memory of its own."""
-        return values.copy() if self.kind == "numpy" else values.clone()
+        return self.xp.where(mask, values, self.xp.zeros_like(values))
 
     def host(self, values: Array) -> NDArray[Any]:
         """Return an array in the host's memory as NumPy's, copied only from another device."""
-        array: NDArray[Any] = values if self.kind == "numpy" else values.cpu().numpy()
-        return array
+        return values if self.kind == "numpy" else to_numpy(values)
 
 
 def checked_device(device: str) -> str:
     """Return a device's full name: ``"cpu"`` or ``"cuda:N"``; ConfigError for no such name."""
-    found = (
-        re.fullmatch(r"(?i)cpu|cuda(?::(\d{1,3}))?", device) if isinstance(device, str) else None
-    )
+    found = re.fullmatch(r"(?i)(cpu)|cuda(?::(\d{1,3}))?", str(device))
     if found is None:
         raise ConfigError(
             f'Found device={device!r}; expected "cpu", "cuda" or "cuda:N". Pass one of them.'
         )
-    return CPU if device.lower() == CPU else f"cuda:{int(found[1] or 0)}"
+    return CPU if found[1] else f"cuda:{int(found[2] or 0)}"

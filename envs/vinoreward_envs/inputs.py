@@ -8,39 +8,34 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.arrays import is_tensor, to_numpy
+from vinoreward.arrays import Array, is_tensor, to_numpy
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.machine import free_memory
 from vinoreward_envs import constants as c
-from vinoreward_envs.arrays import CPU, Array, Arrays
-from vinoreward_envs.camera.spec import CameraSpec, check_choice
-from vinoreward_envs.scenes import CHUNK
+from vinoreward_envs.arrays import CPU, Arrays
+from vinoreward_envs.camera.spec import check_choice
 from vinoreward_envs.task import ObjectPosition
 
-STATE_BYTES: Final = 1024
-"""Of one environment, without images: numbers, and what a step computes with."""
-CAMERA_BYTES: Final = 16 << 20
-"""Of a thread's camera, beside its images."""
-IMAGES_AT_ONCE: Final = 8
-"""Times the images of one piece, with what an OOD detector computes of them."""
-SCENE_BYTES: Final = 72 << 10
-"""Of one scene that is drawn on a GPU, beside its pixels: poses and corners."""
-PIXEL_BYTES: Final = 192
-"""Of one of its pixels, with what classifier and OOD detector compute of it."""
-APPEARANCE_BYTES: Final = 2048
-"""Of what one environment's episode drew, beside its background."""
 MEMORY_SHARE: Final = 0.9
 """Largest share of the free memory."""
 
 
 def checked_count(name: str, value: object) -> int:
     """Return a whole number of at least 1, or raise ConfigError."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-    if not whole or int(value) < 1:  # type: ignore[call-overload]
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
+        return int(value)
+    raise ConfigError(f"Found {name}={value!r}; expected a whole number of at least 1. Pass one.")
+
+
+def checked_options(options: Mapping[str, Any] | None, known: set[str]) -> dict[str, Any]:
+    """Return a copy of a reset's options, or raise ConfigError for others than the known ones."""
+    given = dict(options or {})
+    if not given.keys() <= known:
         raise ConfigError(
-            f"Found {name}={value!r}; expected a whole number of at least 1. Pass one."
+            f"Found reset options {sorted(given.keys() - known)}; expected only "
+            f"{' and '.join(map(repr, sorted(known)))}. Remove them."
         )
-    return int(value)  # type: ignore[call-overload,no-any-return]
+    return given
 
 
 def checked_actions(actions: Array, count: int, arrays: Arrays) -> tuple[Array, Array]:
@@ -94,10 +89,8 @@ def checked_mask(mask: Any, count: int, arrays: Arrays) -> Array:
 
 def checked_objects(
     value: Any, count: int = 1, what: str = 'reset option "object_position"'
-) -> NDArray[np.float64] | None:
-    """Return places of objects as ``(N, 2)``; None for None."""
-    if value is None:
-        return None
+) -> NDArray[np.float64]:
+    """Return places of objects as ``(N, 2)``."""
     try:
         own = np.asarray(to_numpy(value), np.float64)
     except (TypeError, ValueError):
@@ -119,66 +112,34 @@ def checked_object_position(value: ObjectPosition) -> ObjectPosition:
     if isinstance(value, str):
         check_choice("object_position", value, ("fixed", "random"))
         return value
-    (place,) = np.asarray(checked_objects(value, what="object_position")).tolist()
+    (place,) = checked_objects(value, what="object_position").tolist()
     return (place[0], place[1])
 
 
 def checked_seeds(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
     """Return one seed per environment: ``seed + i`` of a number."""
-    seeds: Sequence[Any]
     if seed is None:
         return [None] * count
     if isinstance(seed, (int, np.integer)):
-        seeds = range(int(seed), int(seed) + count)
+        seeds = [int(seed) + i for i in range(count)]
     else:
         seeds = list(seed)
-    wrong = [
-        each
-        for each in (seeds[:1] if isinstance(seeds, range) else seeds)
-        if each is not None
-        and (isinstance(each, bool) or not isinstance(each, (int, np.integer)) or each < 0)
+    right = [
+        each is None
+        or (isinstance(each, (int, np.integer)) and not isinstance(each, bool) and each >= 0)
+        for each in seeds
     ]
-    if wrong or len(seeds) != count:
+    if not all(right) or len(seeds) != count:
+        wrong = "" if all(right) else f", of them {seeds[right.index(False)]!r}"
         raise InputError(
-            f"Found {len(seeds)} seeds{f', of them {wrong[0]!r}' if wrong else ''}; expected a "
-            f"whole number of at least 0, or {count} of them. Pass one number for all."
+            f"Found {len(seeds)} seeds{wrong}; expected a whole number of at least 0, or {count} "
+            "of them. Pass one number for all."
         )
     return [None if each is None else int(each) for each in seeds]
 
 
-def memory_needed(
-    num_envs: int,
-    spec: CameraSpec,
-    *,
-    threads: int,
-    pixels: bool,
-    rendered: bool,
-    varied: bool = False,
-    at_once: int = 0,
-) -> dict[str, int]:
-    """Return the bytes that so many environments need: ``"state"``, ``"images"``, ``"drawing"``,
-    ``"appearance"``.
-
-    With ``pixels`` a step in which all episodes end holds the images that it returns, those that
-    the episodes ended with and start with, and the ones before that the caller still has. A GPU
-    draws ``at_once`` scenes at once, else ``threads`` do, 0 where nothing is drawn. Libraries and
-    networks are not counted.
-    """
-    size = spec.height * spec.width
-    drawing = threads * (CAMERA_BYTES + CHUNK * 3 * size * IMAGES_AT_ONCE)
-    if at_once:
-        drawing = at_once * (SCENE_BYTES + PIXEL_BYTES * size)
-    background = 7 * size if threads else 0
-    return {
-        "state": num_envs * STATE_BYTES,
-        "images": num_envs * 3 * size * ((4 if pixels else 0) + (1 if rendered else 0)),
-        "drawing": drawing,
-        "appearance": num_envs * (APPEARANCE_BYTES + background) if varied else 0,
-    }
-
-
 def check_memory(num_envs: int, needed: Mapping[str, int], arrays: Arrays) -> None:
-    """Raise ConfigError if the environments need more memory than is free where they are."""
+    """Raise ConfigError if environments need more bytes than are free where they are."""
     device, free = "the host", free_memory()
     if arrays.device != CPU:
         device = arrays.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -27,7 +27,7 @@ from vinoreward_envs.arrays import CPU, Kind, checked_device
 from vinoreward_envs.camera.spec import CameraSpec, check_choice, checked_size, resized
 from vinoreward_envs.human import HumanRendering
 from vinoreward_envs.inputs import checked_count
-from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward_envs.panda_hover import PandaHoverEnv, Ranges
 from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
 from vinoreward_envs.randomization import DomainRandomization
 
@@ -55,75 +55,17 @@ _OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs")
 AnyBundle = Bundle | str | Path | Mapping[str, Any] | None
 
 
-class HoverReward(LearnedReward):
-    """:class:`~vinoreward.LearnedReward` of the hover scene: a success is no truncation."""
-
-    def step(self, action: Any) -> Any:
-        """See :class:`~vinoreward.LearnedReward`."""
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, terminated, truncated and not terminated, info
-
-
-class HoverVectorReward(VectorLearnedReward):
-    """:class:`HoverReward` for a batch."""
+class HoverBatch(VectorAutoreset):
+    """What ``gym.make_vec`` returns: a batch of hover scenes that resets itself."""
 
     _loading: Future[None] | None = None
     _shares = False
 
-    def step(self, actions: Any) -> Any:
-        """See :class:`~vinoreward.VectorLearnedReward`."""
-        loading, self._loading = self._loading, None
-        if loading is not None:
-            loading.result()
-        observations, rewards, terminated, truncated, infos = super().step(actions)
-        return observations, rewards, terminated, truncated & ~terminated, infos
-
-    def prepare(self) -> None:
-        """Begin to load the networks that the first step would load, in a thread.
-
-        OpenVINO compiles them without Python's lock, so that other libraries can be imported
-        meanwhile. With another backend nothing is done.
-        """
-        if self.classifier.backend_name != "openvino" or self._shares:
-            return
-        import_openvino()  # here: two threads should not import large libraries together
-        image, classifier = self.classifier.image, self.classifier
-
-        def load() -> None:
-            blank = np.zeros((self.num_envs, image.height, image.width, 3), np.uint8)
-            classifier.predict(blank)
-            first, *again = classifier.backends
-            if again or classifier.bundle.spec.decision.translation_band:
-                for size in CHUNKS:  # of images that are scored again, and their translations
-                    (again or [first])[0].infer(blank[:size])
-
-        pool = ThreadPoolExecutor(1)
-        self._loading = pool.submit(load)
-        pool.shutdown(wait=False)
-
-    def share_network(self, other: HoverVectorReward) -> None:
-        """Score with another one's network, which that one frees."""
-        self._model.classifier = other.classifier
-        self._shares = True
-
-    def close(self, **kwargs: Any) -> None:
-        """Close the environment and free the network."""
-        if self._loading is not None:
-            self._loading.exception()  # waits; nobody wants the network any more
-            self._loading = None
-        if self._shares:
-            self.env.close(**kwargs)
-        else:
-            super().close(**kwargs)
-
-
-class HoverBatch(VectorAutoreset):
-    """What ``gym.make_vec`` returns: a batch of hover scenes that resets itself."""
-
-    @property
-    def learned(self) -> HoverVectorReward | None:
+    def __init__(self, env: PandaHoverVectorEnv | VectorLearnedReward) -> None:
+        super().__init__(env)
+        self.hover: Any = self.unwrapped
+        self.learned = env if isinstance(env, VectorLearnedReward) else None
         """The learned reward; None where the scene's own is paid."""
-        return self.env if isinstance(self.env, HoverVectorReward) else None
 
     @property
     def classifier(self) -> Classifier | None:
@@ -133,14 +75,12 @@ class HoverBatch(VectorAutoreset):
     @property
     def randomization(self) -> DomainRandomization:
         """See :class:`.PandaHoverVectorEnv`."""
-        hover: Any = self.unwrapped
-        ranges: DomainRandomization = hover.randomization
+        ranges: DomainRandomization = self.hover.randomization
         return ranges
 
     @randomization.setter
-    def randomization(self, value: Any) -> None:
-        hover: Any = self.unwrapped
-        hover.randomization = value
+    def randomization(self, value: Ranges) -> None:
+        self.hover.randomization = value
 
     def __getattr__(self, name: str) -> Any:
         """Return what the scene has, such as ``memory`` and ``episode_params``."""
@@ -150,6 +90,9 @@ class HoverBatch(VectorAutoreset):
 
     def step(self, actions: Any) -> Any:
         """See :class:`~vinoreward.wrappers.autoreset.VectorAutoreset`."""
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            loading.result()
         *step, infos = super().step(actions)
         final = infos.get("final_info")
         if final is not None and "invalid_action" in final:
@@ -163,32 +106,47 @@ class HoverBatch(VectorAutoreset):
         return None if self.learned is None else self.learned.claimed_image(index)
 
     def prepare(self) -> None:
-        """See :meth:`HoverVectorReward.prepare`."""
-        if self.learned is not None:
-            self.learned.prepare()
+        """Begin to load the networks that the first step would load, in a thread.
+
+        OpenVINO compiles them without Python's lock, so that other libraries can be imported
+        meanwhile. With another backend nothing is done.
+        """
+        classifier = self.classifier
+        if classifier is None or classifier.backend_name != "openvino" or self._shares:
+            return
+        import_openvino()  # here: two threads should not import large libraries together
+        image = classifier.image
+
+        def load() -> None:
+            blank = np.zeros((self.num_envs, image.height, image.width, 3), np.uint8)
+            classifier.predict(blank)
+            first, *again = classifier.backends
+            if again or classifier.bundle.spec.decision.translation_band:
+                for size in CHUNKS:  # of images that are scored again, and their translations
+                    (again or [first])[0].infer(blank[:size])
+
+        pool = ThreadPoolExecutor(1)
+        self._loading = pool.submit(load)
+        pool.shutdown(wait=False)
 
     def sibling_env(self, num_envs: int) -> HoverBatch:
         """Return other environments of the same arguments, which score with this batch's network.
 
         Their episodes are their own. One thread steps both; closing this batch frees the network.
         """
-        hover: Any = self.unwrapped
-        given = {k: v for k, v in hover.spec.kwargs.items() if k not in _OF_MAKE_VEC}
-        other = make_vec_env(num_envs, **{**given, "randomization": hover.randomization})
+        given = {k: v for k, v in self.hover.spec.kwargs.items() if k not in _OF_MAKE_VEC}
+        other = make_vec_env(num_envs, **{**given, "randomization": self.randomization})
         if other.learned is not None and self.learned is not None:
-            other.learned.share_network(self.learned)
+            other.learned._model.classifier = self.learned.classifier
+            other._shares = True
         return other
 
-
-class ArticleImage:
-    """The article's large image, resized with PIL to what a network takes."""
-
-    def __init__(self, height: int, width: int) -> None:
-        self.size = height, width
-
-    def __call__(self, env: gym.Env[Any, Any], observation: object) -> NDArray[np.uint8]:
-        """Return ``(height, width, 3)`` uint8."""
-        return resized(np.asarray(env.render(), np.uint8), *self.size)
+    def close(self, **kwargs: Any) -> None:
+        """Close the environments and free the network."""
+        if self._loading is not None:
+            self._loading.exception()  # waits; nobody wants the network any more
+            self._loading = None
+        (self.hover if self._shares else self.env).close(**kwargs)
 
 
 def make_env(
@@ -249,8 +207,8 @@ def make_env(
                 if not learned.get("accept_foreign_images"):
                     check_origin(loaded)
                 size = _size_before_crop(loaded) or (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH)
-                learned |= {"image_source": ArticleImage(*size), "on_ood": "ignore"}
-            env = HoverReward(env, loaded, **learned)
+                learned |= {"image_source": _article_image(*size), "on_ood": "ignore"}
+            env = LearnedReward(env, loaded, **learned)
         return HumanRendering(env) if render_mode == "human" else env
     except BaseException:
         env.close()
@@ -327,11 +285,16 @@ def make_vec_env(
                 learned |= {"device": _cuda(device), "threads": 1}
                 if learned.get("precision", "auto") == "auto":
                     learned["precision"] = "fp16"
-            env = HoverVectorReward(env, loaded, **learned)
+            env = VectorLearnedReward(env, loaded, **learned)
         return HoverBatch(env)
     except BaseException:
         env.close()
         raise
+
+
+def _article_image(height: int, width: int) -> Callable[[gym.Env[Any, Any], object], Any]:
+    """Return an image source: the article's large image, resized with PIL to ``(H, W, 3)``."""
+    return lambda env, _: resized(np.asarray(env.render(), np.uint8), height, width)
 
 
 def _apart(

@@ -15,7 +15,7 @@ from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward_envs import constants as c
 from vinoreward_envs.auditing import interventions, spaces
 from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer, check_choice, checked_size
-from vinoreward_envs.inputs import checked_object_position, checked_objects
+from vinoreward_envs.inputs import checked_object_position, checked_objects, checked_options
 from vinoreward_envs.randomization import DomainRandomization, checked_randomization
 from vinoreward_envs.scene import HoverScene, Motion, check_renderer
 from vinoreward_envs.task import HoverTask, ObjectPosition
@@ -23,6 +23,7 @@ from vinoreward_envs.task import HoverTask, ObjectPosition
 # With motion="dynamics" the arm may come to rest slightly outside of the workspace.
 _SLACK = 0.05
 _ALL = np.ones(1, np.bool_)
+Ranges = DomainRandomization | Mapping[str, Any] | str | None
 
 
 class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
@@ -80,16 +81,15 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         observation: Literal["state", "pixels"] = "state",
         render_mode: Literal["rgb_array"] | None = None,
         success_hold_steps: int = 1,
-        randomization: DomainRandomization | Mapping[str, Any] | str | None = None,
+        randomization: Ranges = None,
     ) -> None:
         check_choice("fidelity", fidelity, (None, "article"))
         check_choice("observation", observation, ("state", "pixels"))
         check_choice("render_mode", render_mode, (None, "rgb_array"))
         self.render_mode = render_mode
         position = checked_object_position(object_position)
-        self._randomization = checked_randomization(randomization)
         self._can_vary = motion == "kinematic" and camera == "fast" and fidelity is None
-        self._check_randomization()
+        self.randomization = randomization
         if fidelity == "article":
             if image_size is not None:
                 raise ConfigError(
@@ -126,20 +126,25 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         return self._randomization
 
     @randomization.setter
-    def randomization(self, value: DomainRandomization | Mapping[str, Any] | str | None) -> None:
-        before, self._randomization = self._randomization, checked_randomization(value)
-        try:
-            self._check_randomization()
-        except ConfigError:
-            self._randomization = before
-            raise
+    def randomization(self, value: Ranges) -> None:
+        ranges = checked_randomization(value)
+        if ranges.varies and not self._can_vary:
+            raise ConfigError(
+                'Found randomization with motion="dynamics", camera="tiny" or fidelity="article"; '
+                "expected the kinematic motion and the fast camera. Leave one of both out."
+            )
+        self._randomization = ranges
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Place the object, bring the arm home; return the observation and info."""
         super().reset(seed=seed)
-        self._task.begin(_ALL, _object(options or {}), self._randomization, self._uniforms)
+        given, objects = checked_options(options, {"object_position"}), None
+        if given:
+            asked = given["object_position"]
+            objects = checked_objects(() if asked is None else asked)  # None is no place
+        self._task.begin(_ALL, objects, self._randomization, self._uniforms)
         self._begun = True
         distance = self.scene.distance()
         info = {"distance": distance, "true_success": distance <= c.SUCCESS_DISTANCE}
@@ -181,13 +186,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def _uniforms(self, count: int, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         return self.np_random.random((1, count))
 
-    def _check_randomization(self) -> None:
-        if self._randomization.varies and not self._can_vary:
-            raise ConfigError(
-                'Found randomization with motion="dynamics", camera="tiny" or fidelity="article"; '
-                "expected the kinematic motion and the fast camera. Leave one of both out."
-            )
-
     def _observe(self) -> NDArray[Any]:
         observed: NDArray[Any] = self._draw().copy() if self._pixels else self._task.observe()[0]
         return observed
@@ -209,19 +207,6 @@ def observation_space(
     low = np.tile(np.array(c.WORKSPACE_LOW) - _SLACK, repeats).astype(np.float32)
     high = np.tile(np.array(c.WORKSPACE_HIGH) + _SLACK, repeats).astype(np.float32)
     return gym.spaces.Box(low, high, dtype=np.float32)
-
-
-def _object(options: dict[str, Any]) -> NDArray[np.float64] | None:
-    """Return where the options of a reset put the object, ``(1, 2)``; None: nowhere."""
-    unknown = sorted(set(options) - {"object_position"})
-    if unknown:
-        raise ConfigError(
-            f'Found reset options {unknown}; expected only "object_position". Remove them.'
-        )
-    if not options:
-        return None
-    asked = options["object_position"]
-    return checked_objects(() if asked is None else asked)  # None is no place
 
 
 def _checked_action(action: Any) -> NDArray[np.float64]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -12,10 +12,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError
+from vinoreward.arrays import Array
 from vinoreward.machine import usable_cores
 from vinoreward_envs import constants as c
-from vinoreward_envs.arrays import CPU, Array, Arrays, Kind
+from vinoreward_envs.arrays import CPU, Arrays, Kind
 from vinoreward_envs.camera.spec import CameraSpec, Mesh, check_choice, checked_size
 from vinoreward_envs.inputs import (
     check_memory,
@@ -24,10 +24,10 @@ from vinoreward_envs.inputs import (
     checked_mask,
     checked_object_position,
     checked_objects,
+    checked_options,
     checked_seeds,
-    memory_needed,
 )
-from vinoreward_envs.panda_hover import observation_space
+from vinoreward_envs.panda_hover import Ranges, observation_space
 from vinoreward_envs.random_numbers import BatchedPCG64
 from vinoreward_envs.randomization import (
     DomainRandomization,
@@ -36,12 +36,25 @@ from vinoreward_envs.randomization import (
     nominal,
 )
 from vinoreward_envs.scene import check_renderer
-from vinoreward_envs.scenes import HoverScenes, piece_of
+from vinoreward_envs.scenes import CHUNK, HoverScenes, piece_of
 from vinoreward_envs.task import HoverTask, ObjectPosition
 from vinoreward_envs.warp_device import WarpDevice
 
 STAYS_ON_CPU = False
 """Tests set this: a batch of tensors is then drawn on a processor as on a GPU."""
+
+STATE_BYTES: Final = 1024
+"""Of one environment, without images: numbers, and what a step computes with."""
+CAMERA_BYTES: Final = 16 << 20
+"""Of a thread's camera, without its images."""
+IMAGES_AT_ONCE: Final = 8
+"""Times the images of one piece, with what an OOD detector computes of them."""
+SCENE_BYTES: Final = 72 << 10
+"""Of one scene that is drawn on a GPU, without its pixels: poses and corners."""
+PIXEL_BYTES: Final = 192
+"""Of one of its pixels, with what classifier and OOD detector compute of it."""
+APPEARANCE_BYTES: Final = 2048
+"""Of what one environment's episode drew, without its background."""
 
 Infos = dict[str, Any]
 
@@ -69,6 +82,9 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     each environment draws with its own random numbers, after the object's place.
 
     Images drawn on a GPU may differ from a processor's in pixels at edges.
+
+    ``memory`` are the bytes that the environments need, by what: ``"state"``, ``"images"``,
+    ``"drawing"`` and ``"appearance"``; not those of libraries and networks.
 
     Args:
         num_envs: how many.
@@ -104,7 +120,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         observation: Literal["state", "pixels"] = "state",
         render_mode: Literal["rgb_array"] | None = None,
         success_hold_steps: int = 1,
-        randomization: DomainRandomization | Mapping[str, Any] | str | None = None,
+        randomization: Ranges = None,
     ) -> None:
         self.num_envs = checked_count("num_envs", num_envs)
         check_choice("observation", observation, ("state", "pixels"))
@@ -124,12 +140,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
                 WarpDevice(device)
         self._threads = usable_cores() if threads is None else checked_count("threads", threads)
         self._on_device = self._arrays.kind == "torch" and (device != CPU or STAYS_ON_CPU)
-        self._randomization = checked_randomization(randomization)
-        self._varied = self._randomization.varies
-        self.memory = self._memory()
-        """Bytes that the environments need, by what: ``"state"``, ``"images"``, ``"drawing"`` and
-        ``"appearance"``; not those of libraries."""
-        check_memory(self.num_envs, self.memory, self._arrays)
+        self._varied = False
+        self.randomization = randomization
         self.scenes = HoverScenes(
             self.num_envs,
             arrays=self._arrays,
@@ -180,16 +192,11 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         return self._randomization
 
     @randomization.setter
-    def randomization(self, value: DomainRandomization | Mapping[str, Any] | str | None) -> None:
-        before = self._randomization, self._varied
-        self._randomization = checked_randomization(value)
-        self._varied |= self._randomization.varies
-        memory = self._memory()
-        try:
-            check_memory(self.num_envs, memory, self._arrays)
-        except ConfigError:
-            self._randomization, self._varied = before
-            raise
+    def randomization(self, value: Ranges) -> None:
+        ranges = checked_randomization(value)
+        memory = self._memory(self._varied or ranges.varies)
+        check_memory(self.num_envs, memory, self._arrays)
+        self._randomization, self._varied = ranges, self._varied or ranges.varies
         self.memory = memory
 
     @property
@@ -209,7 +216,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def set_generator(self, index: int, generator: np.random.Generator) -> None:
         """Let an environment place its next objects as this generator says, a PCG64."""
         self._seed([None] * self.num_envs, None)
-        self._random.follow(index, generator)
+        self._random.set([index], [generator.bit_generator])
 
     def reset(
         self,
@@ -228,23 +235,21 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             InputError: a wrong shape, no place for an object, or a seed that is none.
             ResetNeeded: a mask in the first reset, which starts all environments.
         """
-        given = dict(options or {})
-        unknown = sorted(set(given) - {"reset_mask", "object_position"})
-        if unknown:
-            raise ConfigError(
-                f'Found reset options {unknown}; expected only "reset_mask" and "object_position". '
-                "Remove them."
-            )
+        given = checked_options(options, {"reset_mask", "object_position"})
         with self._arrays.plain():
             mask = checked_mask(given.get("reset_mask"), self.num_envs, self._arrays)
-            objects = checked_objects(given.get("object_position"), self.num_envs)
+            objects = None
+            if given.get("object_position") is not None:
+                objects = checked_objects(given["object_position"], self.num_envs)
             if not self._begun and not mask.all():
                 raise ResetNeeded("Found a reset mask in the first reset; call reset() first.")
             self._seed(checked_seeds(seed, self.num_envs), None if seed is None else mask)
             self._task.begin(mask, objects, self._randomization, self._random.uniforms)
             if self._pixels:
-                partly = self._begun and "reset_mask" in given
-                self._images = self._draw(mask if partly else None)
+                if self._images is None or "reset_mask" not in given:
+                    self._images = self.scenes.images()
+                else:
+                    self._images = self.scenes.images(mask, self._arrays.copy(self._images))
             self._begun = True
             distance = self.scenes.distance()
             infos = {"distance": distance, "true_success": distance <= c.SUCCESS_DISTANCE}
@@ -275,11 +280,14 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             }
             if self._task.oracle:
                 infos["is_success"] = done.success
-            told = self._given(infos, done.refused | True)
+            given = self._given(infos, done.refused | True)
             if self._arrays.kind == "torch" or not valid.all():
-                told["invalid_action"] = told["_invalid_action"] = self._out(~valid)
+                given["invalid_action"] = given["_invalid_action"] = self._out(~valid)
+            rewards = self._out(done.rewards)
+            if self._given_as.kind == "torch":  # as learners in PyTorch have them
+                rewards = rewards.float()
             ends = self._out(done.success), self._out(done.truncated)
-            return self._observe(), self._numbers(done.rewards), *ends, told
+            return self._observe(), rewards, *ends, given
 
     def render(self) -> Array | None:
         """Return the ``(num_envs, H, W, 3)`` uint8 images of the present states, an array of the
@@ -295,12 +303,6 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """Free the cameras."""
         self.scenes.close()
 
-    def _draw(self, mask: Array | None) -> Array:
-        """Return images of the present states; ``mask`` says which have changed, None: all."""
-        if mask is None or self._images is None:
-            return self.scenes.images()
-        return self.scenes.images(mask, into=self._arrays.copy(self._images))
-
     def _seed(self, seeds: list[int | None], mask: Array | None) -> None:
         """Seed generators where ``mask`` is True; None: those alone that never were."""
         draws = self._position == "random" or self._randomization.varies
@@ -308,25 +310,36 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             # As a scalar environment that never was given a seed: from the system's entropy.
             fresh = np.random.SeedSequence().generate_state(self.num_envs, np.uint64).tolist()
             unknown = [i for i in np.flatnonzero(~self._seeded).tolist() if seeds[i] is None]
-            self._random.seed(unknown, [fresh[i] for i in unknown])
+            self._random.set(unknown, (np.random.PCG64(fresh[i]) for i in unknown))
             self._seeded[unknown] = True
         if mask is None:
             return
         rows = [i for i in np.flatnonzero(self._arrays.host(mask)).tolist() if seeds[i] is not None]
-        self._random.seed(rows, [seed for i in rows if (seed := seeds[i]) is not None])
+        self._random.set(rows, (np.random.PCG64(seeds[i]) for i in rows))
         self._seeded[rows] = True
 
-    def _memory(self) -> dict[str, int]:
-        on_device = self._on_device and self._draws
-        return memory_needed(
-            self.num_envs,
-            self._spec,
-            threads=self._threads if self._draws else 0,
-            pixels=self._pixels,
-            rendered=self.render_mode is not None,
-            varied=self._varied,
-            at_once=piece_of(self.num_envs, self._arrays.device) if on_device else 0,
-        )
+    def _memory(self, varied: bool) -> dict[str, int]:
+        """Return the bytes that are needed, see the class.
+
+        With images as observations a step in which all episodes end holds those that it returns,
+        those that the episodes ended with and start with, and the ones before that the caller
+        still has.
+        """
+        pixels = self._spec.height * self._spec.width
+        images = (4 if self._pixels else 0) + (1 if self.render_mode is not None else 0)
+        drawing = background = 0
+        if self._draws:
+            drawing = self._threads * (CAMERA_BYTES + CHUNK * 3 * pixels * IMAGES_AT_ONCE)
+            background = 7 * pixels
+        if self._draws and self._on_device:
+            at_once = piece_of(self.num_envs, self._arrays.device)
+            drawing = at_once * (SCENE_BYTES + PIXEL_BYTES * pixels)
+        return {
+            "state": self.num_envs * STATE_BYTES,
+            "images": self.num_envs * 3 * pixels * images,
+            "drawing": drawing,
+            "appearance": self.num_envs * (APPEARANCE_BYTES + background) if varied else 0,
+        }
 
     def _observe(self) -> Array:
         return self._out(self._task.observe() if self._images is None else self._images)
@@ -334,11 +347,6 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def _out(self, values: Array) -> Array:
         """Return an array as the caller wants it."""
         return values if self._given_as.kind == "torch" else self._arrays.host(values)
-
-    def _numbers(self, values: Array) -> Array:
-        """Return rewards: float64 as Gymnasium has them, float32 as learners in PyTorch do."""
-        values = self._out(values)
-        return values if self._given_as.kind == "numpy" else values.float()
 
     def _given(self, infos: Infos, mask: Array) -> Infos:
         """Return infos that are set where ``mask``, the masks each in memory of their own."""

@@ -6,17 +6,18 @@ the states of N such generators as whole numbers in arrays, which advance togeth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from vinoreward_envs.arrays import Array, Arrays
+from vinoreward.arrays import Array
+from vinoreward_envs.arrays import Arrays
 
 _MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
 """PCG64's, of 128 bits (O'Neill, PCG: A Family of Simple Fast Space-Efficient Statistically Good
 Algorithms for Random Number Generation, 2014)."""
 _HALF = 0xFFFFFFFF
-_WORD = (1 << 64) - 1
 _ALL = (1 << 128) - 1
 _LEAST = -(1 << 63)
 
@@ -34,13 +35,12 @@ class BatchedPCG64:
         self._add = [arrays.of(np.zeros(count, np.int64)) for _ in range(2)]
         self._jumps: dict[int, list[Array]] = {}
 
-    def seed(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """Start the generators of these rows as ``SeedSequence(seed)`` starts NumPy's."""
+    def set(self, rows: Sequence[int], generators: Iterable[np.random.BitGenerator]) -> None:
+        """Let the generators of these rows go on as NumPy's would, each a PCG64."""
         words = np.empty((4, len(rows)), np.uint64)
-        for i, seed in enumerate(seeds):
-            inside = np.random.PCG64(seed).state["state"]
-            for j, number in enumerate((inside["state"], inside["inc"])):
-                words[2 * j, i], words[2 * j + 1, i] = number >> 64, number & _WORD
+        for i, each in enumerate(generators):
+            inside: Any = each.state["state"]
+            words[:, i] = (*divmod(inside["state"], 1 << 64), *divmod(inside["inc"], 1 << 64))
         where = self._arrays.of(np.asarray(rows, np.int64))
         numbers = [self._arrays.of(word) for word in words.view(np.int64)]
         for target, values in zip((*self._state, *self._add), numbers, strict=True):
@@ -56,13 +56,6 @@ class BatchedPCG64:
             inside.state = {**inside.state, "state": numbers}  # type: ignore[typeddict-item]
             found.append(np.random.Generator(inside))
         return found
-
-    def follow(self, row: int, generator: np.random.Generator) -> None:
-        """Let the generator of a row go on as NumPy's would, which is a PCG64."""
-        inside = generator.bit_generator.state["state"]
-        words = [half for key in ("state", "inc") for half in divmod(inside[key], 1 << 64)]
-        for target, word in zip((*self._state, *self._add), words, strict=True):
-            target[row] = _signed(word)
 
     def uniforms(self, count: int, mask: Array) -> Array:
         """Return the next ``count`` numbers of each generator, ``(N, count)`` float64 in [0, 1).
@@ -101,7 +94,7 @@ class BatchedPCG64:
                 sums.append((sums[-1] + powers[-1]) & _ALL)
                 powers.append((powers[-1] * _MULTIPLIER) & _ALL)
             self._jumps[count] = [
-                self._arrays.of(np.array([_signed(word) for word in half], np.int64))
+                self._arrays.of(np.array(half, np.uint64).view(np.int64))
                 for numbers in (powers[1:], sums[1:])
                 for half in zip(*(divmod(number, 1 << 64) for number in numbers), strict=True)
             ]
@@ -116,11 +109,6 @@ class BatchedPCG64:
         # A shift by 64 has no meaning, so a turn by 0 shifts by 0 twice.
         turned = _shifted(mixed, turn) | (mixed << ((64 - turn) & 63))
         return (high, low), xp.asarray(_shifted(turned, 11), dtype=xp.float64) * 2.0**-53
-
-
-def _signed(word: int) -> int:
-    """Return the int64 with the bits of an unsigned number below 2**64."""
-    return word - (1 << 64) if word >> 63 else word
 
 
 def _shifted(x: Array, by: Array | int) -> Array:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Array
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
-from vinoreward_envs.arrays import Array, Arrays
+from vinoreward_envs.arrays import Arrays
 from vinoreward_envs.camera.spec import CameraSpec, Pixels
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.randomization import by_name, nominal

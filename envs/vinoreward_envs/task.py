@@ -8,9 +8,9 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Array
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
-from vinoreward_envs.arrays import Array
 from vinoreward_envs.randomization import (
     COLUMNS,
     DRAWS,

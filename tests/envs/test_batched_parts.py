@@ -14,13 +14,8 @@ from vinoreward.errors import ConfigError, InputError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import gripper_position, inverse_kinematics
 from vinoreward_envs.arrays import Arrays, checked_device
-from vinoreward_envs.camera.spec import CameraSpec
-from vinoreward_envs.inputs import (
-    check_memory,
-    checked_actions,
-    checked_seeds,
-    memory_needed,
-)
+from vinoreward_envs.inputs import check_memory, checked_actions, checked_seeds
+from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
 from vinoreward_envs.random_numbers import BatchedPCG64
 from vinoreward_envs.scenes import HoverScenes
 
@@ -35,7 +30,7 @@ def arrays(request: pytest.FixtureRequest) -> Arrays:
 def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -> None:
     seeds = [0, 1, 2**31, 2**40 + 3, 12345678901234567890123, *range(100, 145)]
     batched = BatchedPCG64(arrays, len(seeds))
-    batched.seed(range(len(seeds)), seeds)
+    batched.set(range(len(seeds)), [np.random.PCG64(seed) for seed in seeds])
     own = [seeding.np_random(seed)[0] for seed in seeds]
     choose = np.random.default_rng(0)
     for _ in range(200):
@@ -51,7 +46,7 @@ def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -
 def test_any_seed_gives_numpy_s_numbers(seeds: list[int], count: int) -> None:
     arrays = Arrays()
     batched = BatchedPCG64(arrays, len(seeds))
-    batched.seed(range(len(seeds)), seeds)
+    batched.set(range(len(seeds)), [np.random.PCG64(seed) for seed in seeds])
     every = np.ones(len(seeds), np.bool_)
     first = batched.uniforms(count, every)
     some = batched.uniforms(count, every)
@@ -66,15 +61,14 @@ def test_any_seed_gives_numpy_s_numbers(seeds: list[int], count: int) -> None:
 def test_generators_go_on_as_numpy_s_and_back(seed: int, drawn: int) -> None:
     for arrays in (Arrays("numpy"), Arrays("torch")):
         batched = BatchedPCG64(arrays, 3)
-        batched.seed([0, 1, 2], [seed, seed + 1, seed + 2])
+        batched.set([0, 1, 2], [np.random.PCG64(seed + i) for i in range(3)])
         every = arrays.of(np.ones(3, np.bool_))
         for _ in range(drawn):
             batched.uniforms(1, every)
         own = batched.generators()
         assert len(own) == 3
         other = BatchedPCG64(arrays, 3)
-        for row, generator in enumerate(own):
-            other.follow(row, generator)
+        other.set([0, 1, 2], [generator.bit_generator for generator in own])
         expected = [generator.random() for generator in own]
         for each in (batched, other):
             np.testing.assert_array_equal(arrays.host(each.uniforms(1, every))[:, 0], expected)
@@ -139,13 +133,14 @@ def test_seeds_that_are_none_are_refused(seed: Any) -> None:
 
 
 def test_memory_grows_with_the_environments_and_is_refused_with_a_sentence() -> None:
-    spec = CameraSpec()
-    few, many = (memory_needed(n, spec, threads=2, pixels=True, rendered=True) for n in (16, 4096))
-    image = spec.height * spec.width * 3
+    pixels: Any = {"observation": "pixels", "threads": 2}
+    few, many = (
+        PandaHoverVectorEnv(count, render_mode="rgb_array", **pixels).memory for count in (16, 4096)
+    )
+    image = c.IMAGE_HEIGHT * c.IMAGE_WIDTH * 3
     assert many["images"] - few["images"] == 5 * image * (4096 - 16)
     assert many["state"] * 16 == few["state"] * 4096
     assert few["drawing"] == many["drawing"]
     check_memory(16, few, Arrays())
     with pytest.raises(ConfigError, match=r"100000000 environments need .* GB of images"):
-        needed = memory_needed(10**8, spec, threads=2, pixels=True, rendered=False)
-        check_memory(10**8, needed, Arrays())
+        PandaHoverVectorEnv(10**8, **pixels)
