@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vinoreward.errors import InputError
 from vinoreward_envs import constants as c
-from vinoreward_envs.warp_device import WarpDevice
+from vinoreward_envs.warp_device import WarpDevice, struct
 
 Array = NDArray[np.float64]
 
@@ -62,16 +62,18 @@ def arm_struct(device: str) -> Any:
     hand = flange @ _pose(_rotation(2, c.HAND_YAW), (0.0, 0.0, 0.0))
     finger = hand @ _pose(np.eye(3), (0.0, 0.0, c.FINGER_OFFSET))
     gripper = hand @ _pose(np.eye(3), (0.0, 0.0, c.GRIPPER_OFFSET))
-    after_arm = np.stack([flange, hand, finger, finger, gripper])
-    arm: Any = Arm()
-    for name, values in (
-        ("cosines", cosines), ("sines", sines), ("constants", constants), ("after_arm", after_arm),
-    ):  # fmt: skip
-        setattr(arm, name, memory.of(values, memory.warp.mat44d))
-    arm.pointing = memory.warp.mat33d(*GRIPPER_ROTATION.ravel())
-    arm.low, arm.high = (Joints(*ends, 0.0, 0.0) for ends in (c.JOINT_LOW, c.JOINT_HIGH))
-    arm.home = Joints(*c.HOME_JOINTS)
-    return arm
+    matrices = {
+        "cosines": cosines, "sines": sines, "constants": constants,
+        "after_arm": np.stack([flange, hand, finger, finger, gripper]),
+    }  # fmt: skip
+    return struct(
+        Arm,
+        **{name: memory.of(each, memory.warp.mat44d) for name, each in matrices.items()},
+        pointing=memory.warp.mat33d(*GRIPPER_ROTATION.ravel()),
+        low=Joints(*c.JOINT_LOW, 0.0, 0.0),
+        high=Joints(*c.JOINT_HIGH, 0.0, 0.0),
+        home=Joints(*c.HOME_JOINTS),
+    )
 
 
 def link_poses(joints: ArrayLike) -> Array:
@@ -112,46 +114,12 @@ def inverse_kinematics(position: ArrayLike, start: ArrayLike | None = None) -> A
     found from there. Fingers are passed through. Positions are ``(3,)`` or ``(B, 3)`` in metres,
     starts the same with nine; None: ``HOVER_JOINTS``. A position out of reach is an InputError.
     """
-    targets, starts = _checked(position, start)
-    joints, solved = _reach(targets, starts)
-    if not solved.all():
-        raise InputError(
-            f"Found no joints within their limits that bring the gripper to "
-            f"{targets[~solved][0].round(4).tolist()} pointing down ({(~solved).sum()} of "
-            f"{len(solved)} positions); expected positions within the arm's reach, such as x, y "
-            f"from {c.WORKSPACE_LOW} to {c.WORKSPACE_HIGH} at z = {c.HOVER_HEIGHT}. Choose a "
-            "nearer position."
-        )
-    return joints[0] if np.ndim(position) == 1 else joints
-
-
-def _reach(targets: Array, starts: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return joints ``(B, 9)`` and where they reach the targets ``(B, 3)``."""
-    from vinoreward_envs import arm_kernels
-
-    device = WarpDevice("cpu")
-    warp, count = device.warp, len(targets)
-    rows, solved = (device.zeros(count, dtype=kind) for kind in (warp.int32, warp.uint8))
-    joints = device.zeros(count, dtype=arm_kernels.Joints)
-    inputs = [
-        rows, device.of(targets, warp.vec3d), device.of(starts, arm_kernels.Joints),
-        arm_struct("cpu"), joints, solved,
-    ]  # fmt: skip
-    device.record_launch(arm_kernels.reach, (), inputs)(count)
-    return joints.numpy().copy(), solved.numpy().astype(np.bool_)
-
-
-def _checked(position: ArrayLike, start: ArrayLike | None) -> tuple[Array, Array]:
-    """Return float64 copies ``(B, 3)`` and ``(B, 9)``, or raise."""
     target = np.array(position, dtype=np.float64)
     if start is None:
         start = np.broadcast_to(c.HOVER_JOINTS, (*target.shape[:-1], c.JOINTS))
     q = np.array(start, dtype=np.float64)
-    if (
-        target.ndim not in (1, 2)
-        or target.shape[-1] != 3
-        or q.shape != (*target.shape[:-1], c.JOINTS)
-    ):
+    fits = target.ndim in (1, 2) and target.shape[-1] == 3
+    if not fits or q.shape != (*target.shape[:-1], c.JOINTS):
         raise InputError(
             f"Found a position of shape {target.shape} and a start of shape {q.shape}; expected "
             f"(3,) and ({c.JOINTS},), or (B, 3) and (B, {c.JOINTS}). Pass one start per position."
@@ -161,4 +129,25 @@ def _checked(position: ArrayLike, start: ArrayLike | None) -> tuple[Array, Array
             "Found NaN or infinity in the position or the start; expected finite metres and "
             "radians. Check where they come from."
         )
-    return target.reshape(-1, 3), q.reshape(-1, c.JOINTS)
+    targets, starts = target.reshape(-1, 3), q.reshape(-1, c.JOINTS)
+    from vinoreward_envs import arm_kernels
+
+    device, count = WarpDevice("cpu"), len(targets)
+    rows, solved = (
+        device.zeros(count, dtype=kind) for kind in (device.warp.int32, device.warp.uint8)
+    )
+    joints = device.zeros(count, dtype=arm_kernels.Joints)
+    given = device.of(targets, device.warp.vec3d), device.of(starts, arm_kernels.Joints)
+    inputs = [rows, *given, arm_struct("cpu"), joints, solved]
+    device.record_launch(arm_kernels.reach, (), inputs)(count)
+    reached = solved.numpy() == 1
+    if not reached.all():
+        raise InputError(
+            f"Found no joints within their limits that bring the gripper to "
+            f"{targets[~reached][0].round(4).tolist()} pointing down ({(~reached).sum()} of "
+            f"{count} positions); expected positions within the arm's reach, such as x, y from "
+            f"{c.WORKSPACE_LOW} to {c.WORKSPACE_HIGH} at z = {c.HOVER_HEIGHT}. Choose a nearer "
+            "position."
+        )
+    answer: Array = joints.numpy().reshape(q.shape).copy()
+    return answer

@@ -9,7 +9,6 @@ from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from vinoreward.errors import MissingDisplayError
 
@@ -48,11 +47,9 @@ class HumanRendering(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         """``"human"``."""
         return "human"
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the environment and show it."""
-        result = self.env.reset(seed=seed, options=options)
+        result = self.env.reset(**options)
         self.render()
         return result
 
@@ -63,21 +60,7 @@ class HumanRendering(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         return result
 
     def render(self) -> None:
-        """Show the image of the present state."""
-        self._show(np.asarray(self.env.render(), np.uint8))
-
-    def close(self) -> None:
-        """Close the window and the environment."""
-        shown, self._shown = self._shown, None
-        if shown is not None:
-            import tkinter
-
-            with contextlib.suppress(tkinter.TclError):  # The user closed it already.
-                shown[0].destroy()
-        super().close()
-
-    def _show(self, frame: NDArray[np.uint8]) -> None:
-        """Show an ``(H, W, 3)`` uint8 image, enlarged by a whole number if it is small.
+        """Show the ``(H, W, 3)`` uint8 image of the present state, a small one enlarged.
 
         If the user closes the window, the next image opens it again.
         """
@@ -88,6 +71,7 @@ class HumanRendering(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
                 'Found no tkinter in this Python; render_mode="human" opens its window with it. '
                 'Install it (Debian and Ubuntu: apt install python3-tk) or use "rgb_array".'
             ) from error
+        frame = np.asarray(self.env.render(), np.uint8)
         zoom = max(1, _SMALLEST_SIDE // min(frame.shape[:2]))
         large = frame.repeat(zoom, axis=0).repeat(zoom, axis=1)
         data = f"P6 {large.shape[1]} {large.shape[0]} 255 ".encode("ascii") + large.tobytes()
@@ -105,9 +89,18 @@ class HumanRendering(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
             root.update()
         except tkinter.TclError as error:
             self._shown = None
-            if "destroyed" in str(error) or "invalid command name" in str(error):
-                return
-            raise MissingDisplayError(
-                f"Found a display that opens no window ({error}); expected one that works. Check "
-                'DISPLAY, or use render_mode="rgb_array".'
-            ) from error
+            if "destroyed" not in str(error) and "invalid command name" not in str(error):
+                raise MissingDisplayError(
+                    f"Found a display that opens no window ({error}); expected one that works. "
+                    'Check DISPLAY, or use render_mode="rgb_array".'
+                ) from error
+
+    def close(self) -> None:
+        """Close the window and the environment."""
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            import tkinter
+
+            with contextlib.suppress(tkinter.TclError):  # The user closed it already.
+                shown[0].destroy()
+        super().close()

@@ -24,7 +24,7 @@ from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.vector import LearnedReward as VectorLearnedReward
 from vinoreward_envs import constants as c
 from vinoreward_envs.arrays import CPU, Kind, checked_device
-from vinoreward_envs.camera.spec import CameraSpec, check_choice, checked_size, resized
+from vinoreward_envs.camera.spec import CameraSpec, check_choice, resized
 from vinoreward_envs.human import HumanRendering
 from vinoreward_envs.inputs import checked_count
 from vinoreward_envs.panda_hover import PandaHoverEnv, Ranges
@@ -56,7 +56,10 @@ AnyBundle = Bundle | str | Path | Mapping[str, Any] | None
 
 
 class HoverBatch(VectorAutoreset):
-    """What ``gym.make_vec`` returns: a batch of hover scenes that resets itself."""
+    """What ``gym.make_vec`` returns: a batch of hover scenes that resets itself.
+
+    ``learned`` is the learned reward; None where the scene's own is paid.
+    """
 
     _loading: Future[None] | None = None
     _shares = False
@@ -65,7 +68,6 @@ class HoverBatch(VectorAutoreset):
         super().__init__(env)
         self.hover: Any = self.unwrapped
         self.learned = env if isinstance(env, VectorLearnedReward) else None
-        """The learned reward; None where the scene's own is paid."""
 
     @property
     def classifier(self) -> Classifier | None:
@@ -201,9 +203,7 @@ def make_env(
     try:
         if learned and loaded is not None:
             learned["image_source"] = "obs" if pixels else "render"
-            if fidelity is None:
-                _check_size(env, loaded)
-            else:
+            if fidelity is not None:
                 if not learned.get("accept_foreign_images"):
                     check_origin(loaded)
                 size = _size_before_crop(loaded) or (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH)
@@ -243,14 +243,7 @@ def make_vec_env(
             as many as there are cores.
         backend: as for :func:`make_env`; None is ``"openvino"`` on a processor and ``"torch"`` on
             CUDA, where ``precision="auto"`` is half precision.
-        bundle: and all others, see :func:`make_env`.
-
-    Raises:
-        ConfigError: an argument that cannot work, or too little memory.
-        UnknownDeviceError: there is no such device.
-        MissingExtraError: PyTorch or the camera's library is needed and not installed.
-        ImageMismatchError: the bundle was trained on other images, or does not say on which.
-        ModelNotFoundError: no such bundle.
+        bundle: and all others and errors, see :func:`make_env` and :class:`PandaHoverVectorEnv`.
     """
     for name, known in _BATCHED.items():
         value = render_mode if name == "render_mode" else options.pop(name, known[0])
@@ -264,6 +257,7 @@ def make_vec_env(
         backend = "openvino" if device == CPU else "torch"
     loaded = _bundle(bundle, backend)
     learned, scene = _apart(options, backend, loaded)
+    pixels = observation == "pixels"
     cores = usable_cores() if threads is None else checked_count("threads", threads)
     env: Any = PandaHoverVectorEnv(
         num_envs,
@@ -272,17 +266,20 @@ def make_vec_env(
         threads=cores,
         oracle=backend == ORACLE,
         observation=observation,
-        render_mode="rgb_array" if learned and observation == "state" else render_mode,
+        render_mode="rgb_array" if learned and not pixels else render_mode,
         **scene,
     )
     try:
         if learned and loaded is not None:
-            _check_size(env, loaded)
-            learned |= {"threads": cores, "image_source": "obs"}
-            if observation == "state":
-                learned["image_source"] = "render"
+            learned |= {"threads": cores, "image_source": "obs" if pixels else "render"}
             if backend == "torch" and device != CPU:
-                learned |= {"device": _cuda(device), "threads": 1}
+                if device != "cuda:0":
+                    raise ConfigError(
+                        f'Found device={device!r} with backend="torch", which uses the first CUDA '
+                        'device. Expected "cuda:0"; choose it with CUDA_VISIBLE_DEVICES, or '
+                        'backend="openvino".'
+                    )
+                learned |= {"device": "CUDA", "threads": 1}
                 if learned.get("precision", "auto") == "auto":
                     learned["precision"] = "fp16"
             env = VectorLearnedReward(env, loaded, **learned)
@@ -310,6 +307,11 @@ def _apart(
         scene = {**_image_of(bundle), **given}
     if backend in (ORACLE, UNJUDGED):
         return {}, {**scene, "success_hold_steps": options.get("success_hold_steps", 1)}
+    size = None if bundle is None else _size_before_crop(bundle)
+    if bundle is not None and size is not None:
+        pair = scene["image_size"], size
+        ours, theirs = (dict(zip(("height", "width"), each, strict=True)) for each in pair)
+        check_scene(ours, theirs, bundle.spec.name, "leave image_size out")
     learned = {name: value for name, value in options.items() if name in _OF_REWARD}
     return {**REWARDS, "backend": backend, **learned}, scene
 
@@ -324,8 +326,7 @@ def _bundle(bundle: AnyBundle, backend: str) -> Bundle | None:
 def spec_of(bundle: Bundle) -> CameraSpec:
     """Return the fast camera for images like those that a bundle was trained on."""
     image = _image_of(bundle)
-    height, width = image["image_size"]
-    return CameraSpec(height, width, mesh=image.get("mesh", "20"))
+    return CameraSpec(*image["image_size"], mesh=image.get("mesh", "20"))
 
 
 def _image_of(bundle: Bundle) -> dict[str, Any]:
@@ -333,7 +334,7 @@ def _image_of(bundle: Bundle) -> dict[str, Any]:
     image = bundle.spec.image
     size = _size_before_crop(bundle) or (image.height, image.width)
     mesh = image.scene.get("mesh")
-    return {"image_size": checked_size(size), **({} if mesh is None else {"mesh": str(mesh)})}
+    return {"image_size": size, **({} if mesh is None else {"mesh": str(mesh)})}
 
 
 def _size_before_crop(bundle: Bundle) -> tuple[int, int] | None:
@@ -344,22 +345,3 @@ def _size_before_crop(bundle: Bundle) -> tuple[int, int] | None:
     if image.resize != "none" or image.crop is not None:
         return None
     return image.height, image.width
-
-
-def _check_size(env: Any, bundle: Bundle) -> None:
-    """Raise ImageMismatchError unless a scene draws images of the size that a bundle takes."""
-    size = _size_before_crop(bundle)
-    if size is not None:
-        ours = {name: env.unwrapped.image_scene[name] for name in ("height", "width")}
-        theirs = dict(zip(ours, size, strict=True))
-        check_scene(ours, theirs, bundle.spec.name, "leave image_size out")
-
-
-def _cuda(device: str) -> str:
-    """Return the classifier's device beside a scene on CUDA."""
-    if device != "cuda:0":
-        raise ConfigError(
-            f'Found device={device!r} with backend="torch", which uses the first CUDA device. '
-            'Expected "cuda:0"; choose it with CUDA_VISIBLE_DEVICES, or backend="openvino".'
-        )
-    return "CUDA"

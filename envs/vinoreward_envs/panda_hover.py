@@ -110,7 +110,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self.observation_space = observation_space(spec, position, pixels=self._pixels)
         self.action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
         self._begun = False
-        self._image: tuple[int, NDArray[np.uint8]] | None = None
 
     @property
     def image_scene(self) -> dict[str, str | int]:
@@ -177,7 +176,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return the ``(H, W, 3)`` uint8 image, or None without a render mode."""
-        return None if self.render_mode is None else self._draw().copy()
+        return None if self.render_mode is None else self.scene.render()
 
     def close(self) -> None:
         """Free the scene."""
@@ -187,14 +186,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         return self.np_random.random((1, count))
 
     def _observe(self) -> NDArray[Any]:
-        observed: NDArray[Any] = self._draw().copy() if self._pixels else self._task.observe()[0]
+        observed: NDArray[Any] = self.scene.render() if self._pixels else self._task.observe()[0]
         return observed
-
-    def _draw(self) -> NDArray[np.uint8]:
-        """Return the image of the present pose, drawn at most once per pose."""
-        if self._image is None or self._image[0] != self.scene.changes:
-            self._image = (self.scene.changes, self.scene.render())
-        return self._image[1]
 
 
 def observation_space(

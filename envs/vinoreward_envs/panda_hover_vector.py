@@ -154,7 +154,6 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             self.scenes, self._position, oracle=oracle, hold_steps=success_hold_steps
         )
         self._random = BatchedPCG64(self._arrays, self.num_envs)
-        self._seeded = np.zeros(self.num_envs, np.bool_)
         self._begun = False
         self._images: Array | None = None
         self.single_observation_space = observation_space(
@@ -215,7 +214,6 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     def set_generator(self, index: int, generator: np.random.Generator) -> None:
         """Let an environment place its next objects as this generator says, a PCG64."""
-        self._seed([None] * self.num_envs, None)
         self._random.set([index], [generator.bit_generator])
 
     def reset(
@@ -243,7 +241,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
                 objects = checked_objects(given["object_position"], self.num_envs)
             if not self._begun and not mask.all():
                 raise ResetNeeded("Found a reset mask in the first reset; call reset() first.")
-            self._seed(checked_seeds(seed, self.num_envs), None if seed is None else mask)
+            self._seed(checked_seeds(seed, self.num_envs), mask)
             self._task.begin(mask, objects, self._randomization, self._random.uniforms)
             if self._pixels:
                 if self._images is None or "reset_mask" not in given:
@@ -303,20 +301,16 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """Free the cameras."""
         self.scenes.close()
 
-    def _seed(self, seeds: list[int | None], mask: Array | None) -> None:
-        """Seed generators where ``mask`` is True; None: those alone that never were."""
-        draws = self._position == "random" or self._randomization.varies
-        if draws and not self._seeded.all():
-            # As a scalar environment that never was given a seed: from the system's entropy.
+    def _seed(self, seeds: list[int | None], mask: Array) -> None:
+        """Seed generators where ``mask`` is True and a seed is given, at first from entropy."""
+        if not self._begun:
             fresh = np.random.SeedSequence().generate_state(self.num_envs, np.uint64).tolist()
-            unknown = [i for i in np.flatnonzero(~self._seeded).tolist() if seeds[i] is None]
-            self._random.set(unknown, (np.random.PCG64(fresh[i]) for i in unknown))
-            self._seeded[unknown] = True
-        if mask is None:
+            pairs = zip(seeds, fresh, self._random.unset().tolist(), strict=True)
+            seeds = [new if seed is None and unset else seed for seed, new, unset in pairs]
+        elif not any(seed is not None for seed in seeds):
             return
         rows = [i for i in np.flatnonzero(self._arrays.host(mask)).tolist() if seeds[i] is not None]
         self._random.set(rows, (np.random.PCG64(seeds[i]) for i in rows))
-        self._seeded[rows] = True
 
     def _memory(self, varied: bool) -> dict[str, int]:
         """Return the bytes that are needed, see the class.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vinoreward.arrays import Array
 from vinoreward_envs.arrays import Arrays
@@ -45,6 +46,11 @@ class BatchedPCG64:
         numbers = [self._arrays.of(word) for word in words.view(np.int64)]
         for target, values in zip((*self._state, *self._add), numbers, strict=True):
             target[where] = values
+
+    def unset(self) -> NDArray[np.bool_]:
+        """Return which were never set, ``(N,)``: PCG64 adds an odd number, here it is 0."""
+        never: NDArray[np.bool_] = self._arrays.host(self._add[1]) == 0
+        return never
 
     def generators(self) -> list[np.random.Generator]:
         """Return a NumPy generator for each, which goes on as it would."""

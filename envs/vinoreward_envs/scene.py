@@ -64,11 +64,6 @@ class HoverScene(Closing):
         self.home()
 
     @property
-    def changes(self) -> int:
-        """How often something was placed or changed: equal numbers mean equal images."""
-        return self.batch.changes
-
-    @property
     def gripper(self) -> NDArray[np.float64]:
         """The gripper's ``(3,)`` position in metres. A copy."""
         return np.array([*self.batch.gripper[0].tolist(), self.batch.height])

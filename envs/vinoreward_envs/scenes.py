@@ -76,8 +76,6 @@ class HoverScenes(Closing):
         """``(N,)`` steps that were made in each episode: each image has noise of its own."""
         self.params: Array | None = None
         """``(N, DRAWS)`` what each episode drew; None: nothing varies."""
-        self.changes = 0
-        """How often something was placed or changed: equal numbers mean equal images."""
         self.busy_cores = 0
         """Cores that someone else computes on: so many fewer threads are used, but at least one."""
         self._threads = threads
@@ -92,12 +90,11 @@ class HoverScenes(Closing):
 
     def place(self, mask: Array, objects: Array) -> None:
         """Put objects at rest at ``(N, 2)`` metres where ``mask`` is True; NaN: take them away."""
-        self.changes += 1
         self.objects = self.arrays.xp.where(mask[:, None], objects, self.objects)
 
     def send(self, mask: Array, targets: Array, height: float = c.HOVER_HEIGHT) -> None:
         """Move grippers to ``(N, 2)`` metres where ``mask`` is True."""
-        self.changes, self.height = self.changes + 1, height
+        self.height = height
         self.gripper = self.arrays.xp.where(mask[:, None], targets, self.gripper)
 
     def move(self, moves: Array, asked: Array, error: Array | None = None) -> Array:
@@ -128,7 +125,6 @@ class HoverScenes(Closing):
 
     def set_params(self, mask: Array, params: Array) -> None:
         """Let scenes have these ``(N, DRAWS)`` parameters where ``mask`` is True."""
-        self.changes += 1
         self.params = self.arrays.xp.where(mask[:, None], params, self.params)
         if self._appearance is not None:
             self._appearance.set(mask, self.params)

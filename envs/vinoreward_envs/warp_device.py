@@ -51,14 +51,9 @@ def warp_module() -> Any:
 
 
 def _check_room(cache: Path) -> None:
-    """Raise ConfigError if kernels are to be compiled and there is no room to keep them.
-
-    The compiler would end the process.
-    """
-    if any(cache.glob("wp_vinoreward_envs.*")):  # compiled before
-        return
+    """Raise ConfigError if kernels cannot be kept: the compiler would end the process."""
     free = shutil.disk_usage(cache).free
-    if free < ROOM:
+    if free < ROOM and not any(cache.glob("wp_vinoreward_envs.*")):  # compiled before
         raise ConfigError(
             f"the camera cannot keep its compiled kernels at {cache}: {free >> 10} kB are free. "
             f"Expected {ROOM >> 20} MB; free some, or set WARP_CACHE_PATH to another folder."

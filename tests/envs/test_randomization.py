@@ -338,7 +338,7 @@ def appearance_of(
 
 
 def params_of(appearance: Appearance) -> Any:
-    return by_name(appearance.looks.params.numpy()[:-1])
+    return by_name(appearance.looks.params.numpy())
 
 
 def camera_of(appearance: Appearance | None, spec: CameraSpec | None = None, **kwargs: Any) -> Any:
@@ -576,9 +576,7 @@ def test_noise_is_whole_grey_levels_added_and_cut_at_black_and_white(deviation: 
     appearance = appearance_of(DomainRandomization(**noisy), 3, spec)  # type: ignore[arg-type]
     drawn = params_of(appearance).copy()
     quiet = Appearance(spec, 3)
-    quiet.set(
-        np.ones(3, np.bool_), appearance.looks.params.numpy()[:-1] * (np.arange(DRAWS) != NOISE)
-    )
+    quiet.set(np.ones(3, np.bool_), appearance.looks.params.numpy() * (np.arange(DRAWS) != NOISE))
     steps = [0, 1, 700]
     appearance.show(np.array(steps))
     arguments = scenes(3, appearance)

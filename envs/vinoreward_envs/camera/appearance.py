@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vinoreward_envs.camera.baked import background_mesh, textures
 from vinoreward_envs.camera.spec import CameraSpec, projection_matrix, viewport_matrix
-from vinoreward_envs.randomization import COLUMNS, DRAWS, nominal
+from vinoreward_envs.randomization import DRAWS, nominal
 from vinoreward_envs.warp_device import Launch, WarpDevice, struct
-
-_OF_BACKGROUND: Final = (
-    "light", "light_direction", "colour_cast", "camera_position", "camera_rotation",
-    "field_of_view", "table_tint", "table_shift",
-)  # fmt: skip
 
 
 class Appearance:
-    """Appearances of ``count`` scenes, by row, and last that of a scene where nothing differs.
+    """Appearances of scenes, by row.
 
     What is costly to draw, table and floor as the camera sees them, is kept from image to image.
     Cameras draw it when they need it, each row by one thread.
 
     Args:
         spec: what images look like.
-        count: N, of scenes that can differ, each with a background of its own; 0: none does.
+        count: N, of scenes that can differ; 0: none does, and there is one row for all.
         device: ``"cpu"`` or ``"cuda:N"``.
         tensors: whether the memory is seen as torch tensors, also on a processor.
     """
@@ -41,7 +35,7 @@ class Appearance:
         from vinoreward_envs.camera import appearance_kernels
         from vinoreward_envs.camera.kernels import Looks, Shading
 
-        rows, size = count + 1, (spec.height, spec.width)
+        rows, size = max(count, 1), (spec.height, spec.width)
         self.looks = struct(
             Looks,
             params=zeros(rows, DRAWS, dtype=warp.float64),  # what each episode drew
@@ -55,22 +49,17 @@ class Appearance:
             backgrounds=zeros(rows, *size, dtype=warp.vec3ub),  # colours of table and floor
             nearness=zeros(rows, *size, dtype=warp.float32),  # 1 / distance along the camera's axis
         )
-        """Memory of the kernels, ``(N + 1, ...)``."""
+        """Memory of the kernels, ``(N, ...)``."""
         wanted = self.device.of(np.ones(rows, np.uint8), warp.uint8)
-        self._wanted, self._params, self._steps, stale = (
-            self.device.view(array)
-            for array in (wanted, self.looks.params, self.looks.steps, self.looks.stale)
+        self._wanted, self._params, self._steps = (
+            self.device.view(array) for array in (wanted, self.looks.params, self.looks.steps)
         )
         matrices = [viewport_matrix(*size), projection_matrix(*size)]
         self._set = self.device.record_launch(appearance_kernels.set_appearance, (), [
-            wanted, self.device.of(_usual(), warp.float64),
-            *(warp.mat44d(*each.ravel()) for each in matrices), self.looks,
+            wanted, *(warp.mat44d(*each.ravel()) for each in matrices), self.looks,
         ])  # fmt: skip
         self.device.fill(self._params, nominal(rows))
         self._set(rows, self.device.stream())
-        stale[count:] = 1
-        for launch in self.background_launches(self.device.of(np.array([count]), warp.int32)):
-            launch(1, self.device.stream())
 
     def set(self, mask: Any, params: Any) -> None:
         """Let rows look as the ``(N, DRAWS)`` params say where ``mask``, ``(N,)`` bool, is True."""
@@ -117,11 +106,3 @@ class Appearance:
             record(kernels.draw_backgrounds, (self.spec.height,), [rows, self.looks, table, drop]),
             record(kernels.mark_fresh, (), [rows, self.looks]),
         ]
-
-
-def _usual() -> NDArray[np.float64]:
-    """Return the ``(DRAWS,)`` params of a usual table and floor; NaN: of something else."""
-    usual = np.full(DRAWS, np.nan)
-    for name in _OF_BACKGROUND:
-        usual[COLUMNS[name]] = nominal(1)[0, COLUMNS[name]]
-    return usual

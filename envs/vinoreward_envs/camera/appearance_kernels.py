@@ -132,25 +132,33 @@ def light_gain(params: wp.array2d(dtype=wp.float64), scene: int) -> wp.vec3d:
 
 
 @wp.func
-def plain(params: wp.array2d(dtype=wp.float64), usual: wp.array(dtype=wp.float64), scene: int):
-    """Return whether table and floor look as always; what does not concern them is NaN there."""
-    for i in range(usual.shape[0]):
-        if params[scene, i] != usual[i] and not wp.isnan(usual[i]):
-            return False
-    return True
+def sides(p: wp.vec4d, looks: Looks) -> int:
+    """Return a bit for each side of what the camera sees that a point is within: 31 for all."""
+    right = wp.float64(looks.backgrounds.shape[2] - 1)
+    bottom = wp.float64(looks.backgrounds.shape[1] - 1)
+    within = int(0)
+    if p[0] >= _ZERO:
+        within += 1
+    if p[0] <= right * p[3]:
+        within += 2
+    if p[1] >= _ZERO:
+        within += 4
+    if p[1] <= bottom * p[3]:
+        within += 8
+    if p[3] >= _NEAR:
+        within += 16
+    return within
 
 
 @wp.kernel
 def set_appearance(
     wanted: wp.array(dtype=wp.uint8),
-    usual: wp.array(dtype=wp.float64),
     viewport: wp.mat44d,
     projection: wp.mat44d,
     looks: Looks,
 ):
     """Let scenes ``(N,)`` look as their parameters say where ``wanted``.
 
-    ``usual`` are the params of a table and floor that look as always, see :func:`plain`.
     ``viewport`` and ``projection`` are those of the image.
     """
     scene = wp.tid()
@@ -200,12 +208,8 @@ def set_appearance(
         shading.gain[k] = wp.float32(gain[k])
         mixed = (_ONE - share) * _BLUE[k] + share * _WHITE * another[k]
         shading.colour[k] = wp.uint8(wp.rint(mixed))
-    shading.background = params.shape[0] - 1
-    looks.stale[scene] = wp.uint8(0)
-    if not plain(params, usual, scene):
-        shading.background = scene
-        looks.stale[scene] = wp.uint8(1)
     looks.shadings[scene] = shading
+    looks.stale[scene] = wp.uint8(1)
 
 
 @wp.kernel
@@ -219,8 +223,6 @@ def place_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table
         return
     params = looks.params
     screen = looks.screens[row]
-    right = wp.float64(looks.backgrounds.shape[2] - 1)
-    bottom = wp.float64(looks.backgrounds.shape[1] - 1)
     direction = directed(params, row)
     gain = light_gain(params, row)
     tint = three(params, row, _TINT)
@@ -238,13 +240,7 @@ def place_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table
         of_d = wp.cross(a, b)
         area = wp.dot(of_a, a)
         # Rows count downwards: what is seen from its front has a negative area.
-        seen = area < _ZERO
-        seen = seen and (p[0] >= _ZERO or q[0] >= _ZERO or r[0] >= _ZERO)
-        seen = seen and (p[0] <= right * p[3] or q[0] <= right * q[3] or r[0] <= right * r[3])
-        seen = seen and (p[1] >= _ZERO or q[1] >= _ZERO or r[1] >= _ZERO)
-        seen = seen and (p[1] <= bottom * p[3] or q[1] <= bottom * q[3] or r[1] <= bottom * r[3])
-        seen = seen and (p[3] >= _NEAR or q[3] >= _NEAR or r[3] >= _NEAR)
-        if seen:
+        if area < _ZERO and (sides(p, looks) | sides(q, looks) | sides(r, looks)) == 31:
             drop.order[scene, many] = t
             many += 1
             normal = table.normals[t]
@@ -449,24 +445,9 @@ def look(bodies: Bodies, looks: Looks, boxes: wp.array2d(dtype=wp.vec4d)):
     for i in range(4):
         for j in range(4):
             bodies.matrices[scene, body][i, j] = wp.float32(matrix[i, j])
-    right = wp.float64(looks.backgrounds.shape[2] - 1)
-    bottom = wp.float64(looks.backgrounds.shape[1] - 1)
     # All corners beyond one edge of the image, or nearer than the camera sees: out of view.
-    left_of = int(0)
-    right_of = int(0)
-    above = int(0)
-    below = int(0)
-    near = int(0)
+    within = int(0)
     for i in range(8):
-        p = matrix * boxes[body, i]
-        if p[0] >= _ZERO:
-            left_of = 1
-        if p[0] <= right * p[3]:
-            right_of = 1
-        if p[1] >= _ZERO:
-            above = 1
-        if p[1] <= bottom * p[3]:
-            below = 1
-        if p[3] >= _NEAR:
-            near = 1
-    bodies.seen[scene, body] = wp.uint8(left_of * right_of * above * below * near)
+        within = within | sides(matrix * boxes[body, i], looks)
+    if within == 31:
+        bodies.seen[scene, body] = wp.uint8(1)

@@ -141,10 +141,13 @@ class FastCamera(Camera):
             *self._posed,
             record(appearance_kernels.place_objects, (), placed),
         ]
-        corners = np.ascontiguousarray(boxes(baked).transpose(0, 2, 1))
-        look = [self._bodies, looks, of(corners, warp.vec4d)]
+        look = [self._bodies, looks, of(_boxes(baked), warp.vec4d)]
         varied = self._appearance.count > 0
-        self._drawing = self._appearance.background_launches(rows) if varied else []
+        self._drawing = self._appearance.background_launches(rows)
+        if not varied:  # drawn once
+            for launch in self._drawing:
+                launch(1, device.stream())
+            self._drawing = []
         self._drawing.append(record(appearance_kernels.look, (MESH_LINKS,), look))
         mesh = struct(
             Mesh,
@@ -201,24 +204,22 @@ class FastCamera(Camera):
         ]
 
 
-def boxes(mesh: SceneMesh) -> Floats:
-    """Return the homogeneous corners ``(14, 4, 8)`` of each body's bounding box."""
-    corners = np.ones((MESH_LINKS, 4, 8))
+def _boxes(mesh: SceneMesh) -> Floats:
+    """Return the homogeneous corners ``(14, 8, 4)`` of each body's bounding box."""
+    corners = np.ones((MESH_LINKS, 8, 4))
     for link in range(MESH_LINKS):
         # Bodies without a mesh keep a box of one point, which costs nothing.
         points = mesh.positions[mesh.links == link]
         if len(points):
-            low, high = points.min(axis=0), points.max(axis=0)
-            for i in range(8):
-                corners[link, :3, i] = [high[k] if i >> k & 1 else low[k] for k in range(3)]
+            ends = np.stack([points.min(axis=0), points.max(axis=0)]).T
+            corners[link, :, :3] = np.stack(np.meshgrid(*ends), axis=-1).reshape(8, 3)
     return corners
 
 
 def _ranges(mesh: SceneMesh) -> NDArray[np.int32]:
     """Return ``(14, 4)``: first vertex and the one after the last of each body, then triangles."""
-    bodies = np.arange(MESH_LINKS)
     found = [
-        np.searchsorted(links, bodies, side)
+        np.searchsorted(links, np.arange(MESH_LINKS), side)
         for links in (mesh.links, mesh.links[mesh.faces[:, 0]])
         for side in ("left", "right")
     ]
@@ -227,7 +228,7 @@ def _ranges(mesh: SceneMesh) -> NDArray[np.int32]:
 
 def _planes(mesh: SceneMesh) -> NDArray[np.float32]:
     """Return the planes ``(T, 4)`` of the triangles: unit normal outwards, and its offset."""
-    a, b, c_ = (mesh.positions[mesh.faces[:, corner]].astype(np.float64) for corner in range(3))
+    a, b, c_ = mesh.positions[mesh.faces].astype(np.float64).transpose(1, 0, 2)
     normals = np.cross(b - a, c_ - a)
     # A triangle without an area keeps a plane that the camera is not behind: nothing is drawn.
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)

@@ -40,12 +40,11 @@ class Mesh:
 
 @wp.struct
 class Shading:
-    """Light and colours of one scene, and which background it has."""
+    """Light of one scene, and its object's colour."""
 
     direction: wp.vec3
     gain: wp.vec3
     colour: wp.vec3ub
-    background: wp.int32
 
 
 @wp.struct
@@ -80,37 +79,9 @@ class Bodies:
 
 
 @wp.func
-def above(x: float) -> int:
-    """Return the least whole number that is not below ``x``; cheaper than a call of ceil."""
-    i = int(x)
-    if float(i) < x:
-        i += 1
-    return i
-
-
-@wp.func
-def below(x: float) -> int:
-    """Return the greatest whole number that is not above ``x``."""
-    i = int(x)
-    if float(i) > x:
-        i -= 1
-    return i
-
-
-@wp.func
 def bits(nearness: float) -> wp.uint64:
     """Return the bits of a number of at least 0 as an integer; integers have the same order."""
     return wp.uint64(wp.cast(nearness, wp.uint32))
-
-
-@wp.func
-def lit(colour: wp.vec3ub, gain: wp.vec3) -> wp.vec3ub:
-    """Return a colour times a gain for each of red, green and blue."""
-    return wp.vec3ub(
-        wp.uint8(wp.min(float(colour[0]) * gain[0], 255.0)),
-        wp.uint8(wp.min(float(colour[1]) * gain[1], 255.0)),
-        wp.uint8(wp.min(float(colour[2]) * gain[2], 255.0)),
-    )
 
 
 _ADD_NOISE = """
@@ -172,7 +143,9 @@ def shaded(
     colour = mesh.colours[t]
     if link == _OBJECT:
         colour = shading.colour
-    return lit(colour, bright * shading.gain)
+    for k in range(3):
+        colour[k] = wp.uint8(wp.min(float(colour[k]) * (bright * shading.gain[k]), 255.0))
+    return colour
 
 
 @wp.kernel
@@ -214,10 +187,10 @@ def fill_triangles(
         return
     if a[2] == 0.0 or b[2] == 0.0 or c[2] == 0.0:
         return
-    left = wp.max(above(wp.min(a[0], wp.min(b[0], c[0]))), 0)
-    right = wp.min(below(wp.max(a[0], wp.max(b[0], c[0]))), width - 1)
-    top = wp.max(above(wp.min(a[1], wp.min(b[1], c[1]))), 0)
-    bottom = wp.min(below(wp.max(a[1], wp.max(b[1], c[1]))), height - 1)
+    left = wp.max(int(wp.ceil(wp.min(a[0], wp.min(b[0], c[0])))), 0)
+    right = wp.min(int(wp.floor(wp.max(a[0], wp.max(b[0], c[0])))), width - 1)
+    top = wp.max(int(wp.ceil(wp.min(a[1], wp.min(b[1], c[1])))), 0)
+    bottom = wp.min(int(wp.floor(wp.max(a[1], wp.max(b[1], c[1])))), height - 1)
     if left > right or top > bottom:
         return
     scale = 1.0 / area
@@ -246,18 +219,17 @@ def shade_pixels(
 ):
     """Colour each pixel ``(B, H, W)`` and make its depth ready for the next image."""
     scene, row, column = wp.tid()
-    shading = looks.shadings[wp.max(bodies.rows[scene], 0)]
-    background = shading.background
+    look = wp.max(bodies.rows[scene], 0)
     won = depth[scene, row, column]
     depth[scene, row, column] = wp.uint64(0)
-    colour = looks.backgrounds[background, row, column]
-    near = looks.nearness[background, row, column]
+    colour = looks.backgrounds[look, row, column]
+    near = looks.nearness[look, row, column]
     if won != wp.uint64(0) and (won >> _ID_BITS) >= bits(near):
         t = int(won & _ID_MASK) - 1
         face = mesh.faces[t]
         colour = shaded(
             row, column, screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
-            t, mesh, bodies.rotations, scene, shading,
+            t, mesh, bodies.rotations, scene, looks.shadings[look],
         )  # fmt: skip
     image[scene, row, column] = colour
     times = bodies.noise[scene, 1]

@@ -202,10 +202,11 @@ def draw_scenes(
 ):
     """Draw scenes ``(B,)``."""
     scene = wp.tid()
-    shading = looks.shadings[wp.max(bodies.rows[scene], 0)]
+    look = wp.max(bodies.rows[scene], 0)
+    shading = looks.shadings[look]
     height = image.shape[1]
     width = image.shape[2]
-    copy_background(looks.backgrounds, shading.background, scene, image)
+    copy_background(looks.backgrounds, look, scene, image)
     for link in range(columns.ranges.shape[0]):
         if bodies.seen[scene, link] != wp.uint8(0):
             span = columns.ranges[link]
@@ -218,7 +219,7 @@ def draw_scenes(
                 near_here = columns.depth[row, column]
                 columns.winners[row, column] = 0
                 columns.depth[row, column] = 0.0
-                if near_here >= looks.nearness[shading.background, row, column]:
+                if near_here >= looks.nearness[look, row, column]:
                     t = won - 1
                     image[scene, row, column] = shaded(
                         row, column,

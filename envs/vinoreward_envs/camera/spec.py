@@ -55,11 +55,11 @@ class CameraSpec:
     def __post_init__(self) -> None:
         """Refuse what no renderer can draw."""
         for name, value in (("height", self.height), ("width", self.width)):
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not 1 <= value <= MAX_SIDE:
+            if type(value) is not int or not 1 <= value <= MAX_SIDE:
                 raise ConfigError(
-                    f"Found image {name} {value!r}; expected a whole number of pixels from 1 to "
-                    f"{MAX_SIDE}. Choose a size in that range, such as 96 x 128 (height x width)."
+                    f"Found image {name} {value!r} (of image_size); expected a whole number of "
+                    f"pixels from 1 to {MAX_SIDE}. Choose such a size, for example 96 x 128 "
+                    "(height x width)."
                 )
         check_choice("camera", self.renderer, get_args(Renderer))
         check_choice("mesh", self.mesh, get_args(Mesh))
@@ -136,8 +136,7 @@ class Camera(Closing):
 @functools.cache
 def camera_eye() -> Floats:
     """Return where the camera stands, ``(3,)`` in metres, read-only."""
-    rotation, shift = np.split(view_matrix()[:3], [3], axis=1)
-    eye: Floats = -(rotation.T @ shift)[:, 0]
+    eye: Floats = np.linalg.inv(view_matrix())[:3, 3]
     eye.setflags(write=False)
     return eye
 
@@ -147,16 +146,14 @@ def view_matrix() -> Floats:
     """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z);
     read-only."""
     yaw, pitch = math.radians(c.CAMERA_YAW), math.radians(c.CAMERA_PITCH)
-    target = np.array(c.CAMERA_TARGET)
     # Yaw 0 looks along +y, a negative pitch looks down; the camera is not rolled.
     forward = np.array(
         [-math.sin(yaw) * math.cos(pitch), math.cos(yaw) * math.cos(pitch), math.sin(pitch)]
     )
     right = np.array([math.cos(yaw), math.sin(yaw), 0.0])
-    up = np.cross(right, forward)
     view = np.eye(4)
-    view[:3, :3] = np.stack([right, up, -forward])
-    view[:3, 3] = -view[:3, :3] @ (target - c.CAMERA_DISTANCE * forward)
+    view[:3, :3] = np.stack([right, np.cross(right, forward), -forward])
+    view[:3, 3] = -view[:3, :3] @ (np.array(c.CAMERA_TARGET) - c.CAMERA_DISTANCE * forward)
     view.setflags(write=False)
     return view
 
@@ -174,11 +171,6 @@ def projection_matrix(height: int, width: int) -> Floats:
     return projection
 
 
-def clip_matrix(height: int, width: int) -> Floats:
-    """Return the ``(4, 4)`` matrix from the world to clip space, as OpenGL defines it."""
-    return np.asarray(projection_matrix(height, width) @ view_matrix())
-
-
 def viewport_matrix(height: int, width: int) -> Floats:
     """Return the ``(4, 4)`` matrix from clip space to columns and rows."""
     viewport = np.eye(4)
@@ -191,18 +183,14 @@ def viewport_matrix(height: int, width: int) -> Floats:
 
 def checked_size(image_size: tuple[int, int] | None) -> tuple[int, int]:
     """Return height and width; None is the default."""
-    if image_size is None:
-        return c.IMAGE_HEIGHT, c.IMAGE_WIDTH
     try:
-        height, width = (int(value) for value in image_size)
-        if min(height, width) < 1:
-            raise ValueError("not positive")
+        height, width = (c.IMAGE_HEIGHT, c.IMAGE_WIDTH) if image_size is None else image_size
+        return int(height), int(width)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"Found image_size={image_size!r}; expected two positive whole numbers, (height, "
-            "width). Pass for example (96, 128)."
+            f"Found image_size={image_size!r}; expected two whole numbers, (height, width). Pass "
+            "for example (96, 128)."
         ) from error
-    return height, width
 
 
 def resized(frame: Pixels, height: int, width: int) -> Pixels:
