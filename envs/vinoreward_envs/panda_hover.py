@@ -143,11 +143,9 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         if given:
             asked = given["object_position"]
             objects = checked_objects(() if asked is None else asked)  # None is no place
-        self._task.begin(_ALL, objects, self._randomization, self._uniforms)
+        infos = self._task.begin(_ALL, objects, self._randomization, self._uniforms)
         self._begun = True
-        distance = self.scene.distance()
-        info = {"distance": distance, "true_success": distance <= c.SUCCESS_DISTANCE}
-        return self._observe(), info
+        return self._observe(), {name: values[0].item() for name, values in infos.items()}
 
     def step(
         self, action: NDArray[np.float32]
@@ -155,16 +153,10 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         """Move the gripper by ``action``, ``(2,)`` in metres."""
         if not self._begun:
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
-        done = self._task.step(_checked_action(action), _ALL)
-        distance, success = float(done.distance[0]), bool(done.success[0])
-        info: dict[str, Any] = {
-            "true_success": distance <= c.SUCCESS_DISTANCE,
-            "distance": distance,
-            "refused": bool(done.refused[0]),
-        }
-        if self._task.oracle:
-            info["is_success"] = success
-        return self._observe(), float(done.rewards[0]), success, bool(done.truncated[0]), info
+        *step, infos = self._task.step(_checked_action(action), _ALL)
+        reward, success, truncated = (values[0].item() for values in step)
+        info = {name: values[0].item() for name, values in infos.items()}
+        return self._observe(), reward, success, truncated, info
 
     def audit_interventions(self) -> list[Intervention]:
         """Return changes after which a success is none: object or arm taken elsewhere."""

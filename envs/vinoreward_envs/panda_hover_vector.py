@@ -126,7 +126,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         check_choice("observation", observation, ("state", "pixels"))
         check_choice("render_mode", render_mode, (None, "rgb_array"))
         self.render_mode = render_mode
-        self._position = checked_object_position(object_position)
+        position = checked_object_position(object_position)
         self._given_as = Arrays(array, device)
         device = self._given_as.device
         # On a GPU all is tensors; NumPy arrays are copies of them.
@@ -143,22 +143,15 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._varied = False
         self.randomization = randomization
         self.scenes = HoverScenes(
-            self.num_envs,
-            arrays=self._arrays,
-            camera=self._spec,
-            threads=self._threads,
+            self.num_envs, arrays=self._arrays, camera=self._spec, threads=self._threads,
             on_device=self._on_device,
-        )
+        )  # fmt: skip
         """Where grippers and objects are, and how they look."""
-        self._task = HoverTask(
-            self.scenes, self._position, oracle=oracle, hold_steps=success_hold_steps
-        )
+        self._task = HoverTask(self.scenes, position, oracle=oracle, hold_steps=success_hold_steps)
         self._random = BatchedPCG64(self._arrays, self.num_envs)
         self._begun = False
         self._images: Array | None = None
-        self.single_observation_space = observation_space(
-            self._spec, self._position, pixels=self._pixels
-        )
+        self.single_observation_space = observation_space(self._spec, position, pixels=self._pixels)
         self.single_action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -242,15 +235,13 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             if not self._begun and not mask.all():
                 raise ResetNeeded("Found a reset mask in the first reset; call reset() first.")
             self._seed(checked_seeds(seed, self.num_envs), mask)
-            self._task.begin(mask, objects, self._randomization, self._random.uniforms)
+            infos = self._task.begin(mask, objects, self._randomization, self._random.uniforms)
             if self._pixels:
                 if self._images is None or "reset_mask" not in given:
                     self._images = self.scenes.images()
                 else:
                     self._images = self.scenes.images(mask, self._arrays.copy(self._images))
             self._begun = True
-            distance = self.scenes.distance()
-            infos = {"distance": distance, "true_success": distance <= c.SUCCESS_DISTANCE}
             infos = {key: self._arrays.masked(mask, values) for key, values in infos.items()}
             return self._observe(), self._given(infos, mask)
 
@@ -268,24 +259,16 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
         with self._arrays.plain():
             moves, valid = checked_actions(actions, self.num_envs, self._arrays)
-            done = self._task.step(moves, valid)
+            rewards, success, truncated, infos = self._task.step(moves, valid)
             if self._pixels:
                 self._images = self.scenes.images()
-            infos = {
-                "true_success": done.distance <= c.SUCCESS_DISTANCE,
-                "distance": done.distance,
-                "refused": done.refused,
-            }
-            if self._task.oracle:
-                infos["is_success"] = done.success
-            given = self._given(infos, done.refused | True)
+            given = self._given(infos, success | True)
             if self._arrays.kind == "torch" or not valid.all():
                 given["invalid_action"] = given["_invalid_action"] = self._out(~valid)
-            rewards = self._out(done.rewards)
+            rewards = self._out(rewards)
             if self._given_as.kind == "torch":  # as learners in PyTorch have them
                 rewards = rewards.float()
-            ends = self._out(done.success), self._out(done.truncated)
-            return self._observe(), rewards, *ends, given
+            return self._observe(), rewards, self._out(success), self._out(truncated), given
 
     def render(self) -> Array | None:
         """Return the ``(num_envs, H, W, 3)`` uint8 images of the present states, an array of the

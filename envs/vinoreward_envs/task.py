@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +26,6 @@ Uniforms = Callable[[int, Array], Array]
 """Gives ``(N, count)`` numbers in [0, 1) of each environment's own, drawn where a mask is True."""
 _TABLE: Final = 1 << 16
 """Normal numbers from which the noise of moves is read."""
-
-
-class StepResult(NamedTuple):
-    """What a step did and earned; arrays ``(N,)``."""
-
-    rewards: Array
-    """float64, of the scene's own."""
-    success: Array
-    """bool, whether the episode ended with a success that the scene pays."""
-    truncated: Array
-    """bool, whether it ended otherwise."""
-    refused: Array
-    """bool, whether the move would have left the workspace."""
-    distance: Array
-    """float64, metres from gripper to object; NaN without."""
 
 
 class HoverTask:
@@ -86,11 +71,11 @@ class HoverTask:
         objects: NDArray[np.float64] | None,
         randomization: DomainRandomization,
         uniforms: Uniforms,
-    ) -> None:
-        """Start episodes where ``mask`` is True.
+    ) -> dict[str, Array]:
+        """Start episodes where ``mask``, ``(N,)`` bool, is True; return infos, ``(N,)`` each.
 
         Args:
-            mask: ``(N,)`` bool.
+            mask: where.
             objects: ``(N, 2)`` places of objects; None: as configured.
             randomization: what episodes draw from, after the object's place.
             uniforms: gives random numbers.
@@ -108,14 +93,19 @@ class HoverTask:
         scenes.home(mask)
         scenes.steps *= ~mask
         self._held = self._held * ~mask
+        return self._truth()
 
-    def step(self, actions: Array, valid: Array) -> StepResult:
+    def step(self, actions: Array, valid: Array) -> tuple[Array, Array, Array, dict[str, Array]]:
         """Move the grippers, and pay for it.
 
         Args:
             actions: ``(N, 2)`` metres that are asked for.
             valid: ``(N,)`` where there are actions; elsewhere the arm stays, nothing is earned and
                 the episode is truncated.
+
+        Returns:
+            Rewards of the scene's own, float64; where an episode ended with a success that it pays;
+            where otherwise; and infos, ``(N,)`` each.
         """
         scenes, error = self._scenes, None
         xp = self._arrays.xp
@@ -123,17 +113,19 @@ class HoverTask:
             actions, error = self._late(actions), self._error()
         refused = scenes.move(actions, valid, error)
         scenes.steps += 1
-        distance = scenes.distance()
+        infos = self._truth() | {"refused": refused}
         rewards = xp.where(refused, c.REWARD_REFUSED, c.REWARD_STEP)
         success = refused & False
         if self.oracle:
-            self._held = (self._held + 1) * (valid & (distance <= c.SUCCESS_DISTANCE))
-            success = self._held >= self._hold_steps
+            self._held = (self._held + 1) * (valid & infos["true_success"])
+            infos["is_success"] = success = self._held >= self._hold_steps
             rewards = xp.where(success, c.REWARD_SUCCESS, rewards)
         truncated = ~success & (scenes.steps >= c.MAX_EPISODE_STEPS) | ~valid
-        return StepResult(
-            self._arrays.masked(valid, rewards), success, truncated, refused, distance
-        )
+        return self._arrays.masked(valid, rewards), success, truncated, infos
+
+    def _truth(self) -> dict[str, Array]:
+        distance = self._scenes.distance()
+        return {"true_success": distance <= c.SUCCESS_DISTANCE, "distance": distance}
 
     def observe(self) -> Array:
         """Return states as observations, ``(N, 2)`` or ``(N, 4)`` float32: grippers, objects."""
