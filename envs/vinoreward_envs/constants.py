@@ -44,8 +44,6 @@ TABLE_TOP: float = -0.025
 """Height of the table's top, z in the world."""
 FIXED_OBJECT: tuple[float, float] = (0.65, -0.30)
 """Nominal x, y of the object where it does not move between episodes."""
-OBJECT_DROP_HEIGHT: float = 0.10
-"""The article drops the object from here."""
 OBJECT_REST_HEIGHT: float = -0.0084536
 """z of the object's base after it was dropped and came to rest."""
 OBJECT_REST_ROTATION: tuple[float, float, float, float] = (0.0, 0.0970480, 0.0, 0.9952797)
@@ -111,8 +109,7 @@ CAMERA_TARGET: tuple[float, float, float] = (0.55, 0.0, 0.05)
 CAMERA_DISTANCE: float = 0.7
 CAMERA_YAW: float = 90.0
 CAMERA_PITCH: float = -70.0
-CAMERA_ROLL: float = 0.0
-"""Degrees, up axis z."""
+"""Degrees, up axis z; the camera is not rolled."""
 CAMERA_FOV: float = 60.0
 """Vertical field of view in degrees."""
 CAMERA_NEAR: float = 0.1

@@ -57,9 +57,10 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         observation: ``"state"`` or ``"pixels"``.
         render_mode: None or ``"rgb_array"``.
         success_hold_steps: with ``oracle``, steps in a row that must be successes.
-        randomization: ranges of what differs between episodes, a
-            :class:`~vinoreward_envs.randomization.DomainRandomization`, a table of its fields, or
-            ``"lab"``; None: nothing. Needs the kinematic motion and the fast camera.
+        randomization: ranges from which each episode draws its light, camera, object, table,
+            noise and delays, a :class:`~vinoreward_envs.randomization.DomainRandomization`, a table
+            of its fields, or ``"lab"``; None: nothing differs. Needs the kinematic motion and the
+            fast camera.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -120,7 +121,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def randomization(self) -> DomainRandomization:
         """Ranges from which the episodes draw that begin from now on.
 
-        Setting them takes what the argument takes, and raises ConfigError as that does.
+        Setting them takes what the argument takes, and raises the same errors.
         """
         return self._randomization
 

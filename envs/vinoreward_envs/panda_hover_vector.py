@@ -68,20 +68,15 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     Actions, observations, rewards and infos are those of the scalar environment, one row each:
     environment ``i`` after ``reset(seed=s)`` is the scalar one after ``reset(seed=s + i)``,
-    whatever ``num_envs`` is. Only ``motion="kinematic"`` and ``camera="fast"`` are batched.
+    whatever ``num_envs`` is. Only ``motion="kinematic"`` and ``camera="fast"`` are batched. Images
+    drawn on a GPU may differ from a processor's in pixels at edges.
 
     The caller resets (``AutoresetMode.DISABLED``) with ``reset(options={"reset_mask": mask})``,
-    where the ``(num_envs,)`` bool mask is True; so until then observations and :meth:`render` show
-    what episodes ended with. ``"object_position"`` places the objects, ``(x, y)`` or one per
-    environment.
+    where the ``(num_envs,)`` bool mask is True; until then observations and :meth:`render` show
+    what episodes ended with. ``"object_position"`` places the objects, ``(x, y)`` or one each.
 
     An environment whose action is NaN or infinite does not move and earns 0; its episode is
     truncated, and ``infos["invalid_action"]`` says where that happened. The others go on.
-
-    ``randomization`` lets light, camera, object, table, noise and delays differ between episodes;
-    each environment draws with its own random numbers, after the object's place.
-
-    Images drawn on a GPU may differ from a processor's in pixels at edges.
 
     ``memory`` are the bytes that the environments need, by what: ``"state"``, ``"images"``,
     ``"drawing"`` and ``"appearance"``; not those of libraries and networks.
@@ -163,9 +158,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     @property
     def busy_cores(self) -> int:
-        """Cores that someone else computes on, such as a learner in another thread.
-
-        So many threads fewer draw, but at least one."""
+        """Cores that someone else computes on: so many threads fewer draw, but at least one."""
         return self.scenes.busy_cores
 
     @busy_cores.setter
@@ -176,10 +169,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def randomization(self) -> DomainRandomization:
         """Ranges from which the episodes draw that begin from now on.
 
-        Setting them takes what the argument takes; episodes under way go on as they drew.
-
-        Raises:
-            ConfigError: on setting, as the argument does, or too little memory.
+        Setting them takes what the argument takes, and raises the same errors.
         """
         return self._randomization
 
@@ -196,9 +186,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """What each environment's episode drew, ``(num_envs,)`` with a field of float64 for each of
         the ranges': ``envs.episode_params["light"]``. A copy."""
         params = self.scenes.params
-        if params is None:
-            return by_name(nominal(self.num_envs))
-        return by_name(self._arrays.host(params).copy())
+        drawn = nominal(self.num_envs) if params is None else self._arrays.host(params).copy()
+        return by_name(drawn)
 
     @property
     def generators(self) -> list[np.random.Generator]:
@@ -218,8 +207,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """Start new episodes, in all environments or where ``options["reset_mask"]`` says.
 
         ``seed`` is of the first environment, the others get the numbers that follow; or one per
-        environment, None for those whose random numbers shall go on. Seeds are of those that are
-        reset.
+        environment, None for those whose random numbers go on. Only those that are reset get one.
 
         Raises:
             ConfigError: an unknown option.
@@ -248,9 +236,6 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, Infos]:
         """Move the grippers by ``(num_envs, 2)`` metres.
 
-        Returns:
-            Observations, rewards, terminations, truncations ``(num_envs, ...)`` and infos.
-
         Raises:
             InputError: actions of another shape, or no numbers.
             ResetNeeded: a step before the first reset.
@@ -271,8 +256,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             return self._observe(), rewards, self._out(success), self._out(truncated), given
 
     def render(self) -> Array | None:
-        """Return the ``(num_envs, H, W, 3)`` uint8 images of the present states, an array of the
-        batch's kind; None without a render mode."""
+        """Return the ``(num_envs, H, W, 3)`` uint8 images; None without a render mode."""
         if self.render_mode is None:
             return None
         if not self._begun:
@@ -296,13 +280,10 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self._random.set(rows, (np.random.PCG64(seeds[i]) for i in rows))
 
     def _memory(self, varied: bool) -> dict[str, int]:
-        """Return the bytes that are needed, see the class.
-
-        With images as observations a step in which all episodes end holds those that it returns,
-        those that the episodes ended with and start with, and the ones before that the caller
-        still has.
-        """
+        """Return the bytes that are needed, see the class."""
         pixels = self._spec.height * self._spec.width
+        # A step in which all episodes end holds the images that it returns, that episodes ended and
+        # start with, and the ones before, which the caller still has.
         images = (4 if self._pixels else 0) + (1 if self.render_mode is not None else 0)
         drawing = background = 0
         if self._draws:

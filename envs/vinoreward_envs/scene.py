@@ -75,8 +75,7 @@ class HoverScene(Closing):
         return None if math.isnan(x) else (x, y)
 
     def pose(self) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """Return what another camera draws: the ``(9,)`` joints and the object's ``(4, 4)`` pose,
-        None while it is absent."""
+        """Return ``(9,)`` joints and the object's ``(4, 4)`` pose, None while it is absent."""
         return self.batch.joints(), self.batch.object_pose()
 
     def home(self) -> None:
@@ -97,14 +96,10 @@ class HoverScene(Closing):
         self.batch.send(self._all, np.array([[x, y]]), height)
 
     def look(self, params: NDArray[np.float64] | None, image: int = 0) -> None:
-        """Let the scene look as an episode drew; None: as always.
+        """Let the scene look as an episode drew, ``(1, DRAWS)``; None: as always.
 
-        Args:
-            params: ``(1, DRAWS)`` values, see :mod:`vinoreward_envs.randomization`.
-            image: its number in the episode: each has noise of its own.
-
-        Raises:
-            ConfigError: a scene of PyBullet's, whose object has one size and lies as it fell.
+        ``image`` is its number in the episode: each has noise of its own. ConfigError for a scene
+        of PyBullet's, whose object has one size and lies as it fell.
         """
         self.batch.vary()
         self.batch.set_params(self._all, nominal(1) if params is None else params)
@@ -133,4 +128,4 @@ def _pair(xy: tuple[float, float], what: str) -> tuple[float, float]:
             f"Found {xy!r} as the place of {what}; expected two finite numbers, x and y in "
             "metres. Pass (x, y)."
         )
-    return (float(values[0]), float(values[1]))
+    return float(values[0]), float(values[1])

@@ -1,13 +1,13 @@
 """Many hover scenes: arms over tables, with an object each, seen by a camera.
 
-One state serves all: the gripper is where it was sent, to the micrometre that inverse kinematics
-leaves, so a step of the state is a sum and a comparison. Joints are solved for images alone.
+The gripper is where it was sent, to the micrometre that inverse kinematics leaves, so a step of the
+state is a sum and a comparison. Joints are solved for images alone.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class HoverScenes(Closing):
         self._threads = threads
         self._appearance: Appearance | None = None
         self._cameras: list[FastCamera] = []
-        self._every: Any = None
+        self._every = of(np.arange(count, dtype=np.int32))
         self._closed = False
 
     def home(self, mask: Array) -> None:
@@ -198,8 +198,6 @@ class HoverScenes(Closing):
         xp, size = self.arrays.xp, piece_of(self.count, self.arrays.device)
         self._open_appearance().show(self.steps)
         camera = self._camera(0)
-        if self._every is None:
-            self._every = self.arrays.of(np.arange(self.count, dtype=np.int32))
         for start in range(0, self.count, size):
             # Pieces have one size, so the last two share scenes if they must.
             part = slice(min(start, self.count - size), min(start, self.count - size) + size)
@@ -216,21 +214,19 @@ class HoverScenes(Closing):
             from vinoreward_envs.camera.appearance import Appearance
 
             count = 0 if self.params is None else self.count
-            self._appearance = Appearance(
-                self.spec, count, self.arrays.device, tensors=self.on_device
-            )
+            device, tensors = self.arrays.device, self.on_device
+            self._appearance = Appearance(self.spec, count, device, tensors=tensors)
             if count:
-                every = self.arrays.of(np.ones(self.count, np.bool_))
-                self._appearance.set(every, self.params)
+                self._appearance.set(self._every >= 0, self.params)
         return self._appearance
 
     def _camera(self, thread: int) -> FastCamera:
         """Return a thread's camera; made when it is first needed."""
         from vinoreward_envs.camera.fast import FastCamera
 
-        size = (
-            piece_of(self.count, self.arrays.device) if self.on_device else min(self.count, CHUNK)
-        )
+        size = min(self.count, CHUNK)
+        if self.on_device:
+            size = piece_of(self.count, self.arrays.device)
         while len(self._cameras) <= thread:
             camera = FastCamera(self.spec, appearance=self._open_appearance(), capacity=size)
             self._cameras.append(camera)

@@ -29,13 +29,9 @@ _TABLE: Final = 1 << 16
 
 
 class HoverTask:
-    """Episodes on scenes, the same for one environment and for a batch.
+    """Episodes on N scenes, whose ``steps`` count here.
 
-    Args:
-        scenes: N scenes; their ``steps`` count here.
-        object_position: as the environments take it.
-        oracle: whether the truth is paid and ends episodes.
-        hold_steps: steps in a row that must be successes then.
+    The same for one environment and for a batch, whose arguments these are.
     """
 
     def __init__(

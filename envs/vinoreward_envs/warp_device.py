@@ -133,10 +133,7 @@ class WarpDevice:
         view[: len(values)] = values
 
     def record_launch(self, kernel: Any, dim: Sequence[int], inputs: list[Any]) -> Launch:
-        """Return a launch of a kernel on these inputs, which it keeps; compile and load it first.
-
-        ``dim`` are the threads of one scene.
-        """
+        """Return a launch of a kernel, compiled and loaded; ``dim`` are a scene's threads."""
         with _LOADING:
             command = self.warp.launch(kernel, (1, *dim), inputs, device=self.name, record_cmd=True)
         return Launch(command, tuple(dim))

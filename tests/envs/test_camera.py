@@ -244,7 +244,7 @@ def test_the_camera_is_pybullets() -> None:
     import pybullet as bullet
 
     view = bullet.computeViewMatrixFromYawPitchRoll(
-        c.CAMERA_TARGET, c.CAMERA_DISTANCE, c.CAMERA_YAW, c.CAMERA_PITCH, c.CAMERA_ROLL, 2
+        c.CAMERA_TARGET, c.CAMERA_DISTANCE, c.CAMERA_YAW, c.CAMERA_PITCH, 0.0, 2
     )
     projection = bullet.computeProjectionMatrixFOV(
         c.CAMERA_FOV, 128 / 96, c.CAMERA_NEAR, c.CAMERA_FAR
@@ -286,7 +286,7 @@ def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
     try:
         bullet.setGravity(0, 0, c.GRAVITY, physicsClientId=client)
         bullet.loadURDF(f"{data}/{c.TABLE_URDF}", c.TABLE_POSITION, physicsClientId=client)
-        start = (*c.FIXED_OBJECT, c.OBJECT_DROP_HEIGHT)
+        start = (*c.FIXED_OBJECT, 0.10)
         body = bullet.loadURDF(f"{data}/{c.OBJECT_URDF}", start, physicsClientId=client)
         for _ in range(1500):
             bullet.stepSimulation(physicsClientId=client)

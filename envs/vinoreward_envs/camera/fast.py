@@ -1,9 +1,7 @@
 """The fast camera: a z-buffer rasteriser that draws TinyRenderer's image from baked meshes.
 
 Only what moves is drawn at each step; table and floor once, or once per episode that looks
-otherwise. Links outside the image are skipped, which changes no pixel. PyBullet is not
-needed. ``vinoreward_training.bake`` writes the files: the moving meshes at each level
-(``scene-full.npz``, ``scene-20.npz``) and the background (``scene-background.npz``).
+otherwise. Links outside the image are skipped, which changes no pixel.
 
 Posing and appearance are the same kernels everywhere. Pixels are filled by two sets: on CUDA one
 thread draws a vertex, triangle or pixel; on a processor that takes five times as long as the
@@ -29,8 +27,7 @@ from vinoreward_envs.warp_device import Launch, struct
 class FastCamera(Camera):
     """Draws with this package's rasteriser, within a fraction of a grey level of TinyRenderer.
 
-    The first camera in a fresh installation compiles its kernels (seconds); Warp keeps them in
-    its cache folder for later processes.
+    The first camera in a fresh installation compiles its kernels (seconds); Warp keeps them.
 
     Args:
         spec: what images look like.
@@ -68,9 +65,7 @@ class FastCamera(Camera):
             rows: ``(B,)`` whole numbers, the scenes' appearances. Where one is negative nothing is
                 drawn, and what the image shows has no meaning.
 
-        Returns:
-            ``(B, H, W, 3)`` uint8, a view of memory that the next call overwrites: a NumPy array,
-            or a torch tensor where the appearance is of tensors.
+        Returns ``(B, H, W, 3)`` uint8, an array or tensor that the next call overwrites.
         """
         self._views["targets"][:, 2] = height
         self._device.fill(self._views["targets"][:, :2], grippers)

@@ -38,10 +38,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 @dataclass(frozen=True)
 class CameraSpec:
-    """What an image looks like.
-
-    Images of equal ``height``, ``width`` and ``mesh`` suit the same network, whoever draws them.
-    """
+    """What an image looks like; of equal size and mesh, it suits the same network."""
 
     height: int = c.IMAGE_HEIGHT
     """Pixels, 1 to 4096."""
@@ -71,12 +68,7 @@ class CameraSpec:
 
 
 class Camera(Closing):
-    """Draws the scene for given joints and object poses.
-
-    Arms are ``(9,)`` joints (:mod:`vinoreward_envs.arm`); objects are ``(4, 4)`` poses of the
-    object's base, see :func:`~vinoreward_envs.objects.object_rest_pose`. A camera belongs to one
-    thread.
-    """
+    """Draws the scene for given joints and poses of the object's base; belongs to one thread."""
 
     def __init__(self, spec: CameraSpec) -> None:
         self.spec = spec
@@ -92,8 +84,8 @@ class Camera(Closing):
         """Draw ``B`` scenes as ``(B, height, width, 3)`` uint8 RGB, owned by the caller.
 
         ``joints`` are ``(B, 9)`` in radians and metres; ``object_poses`` ``(B, 4, 4)``, ignored
-        where the object is not ``present``, ``(B,)`` bool. ``rows``, ``(B,)`` whole numbers, say
-        which of the camera's appearances each scene has, by default in order.
+        where the object is not ``present``, ``(B,)`` bool. ``rows``, ``(B,)`` whole numbers, are
+        the scenes' appearances, by default in order.
         """
         q = np.asarray(joints, dtype=np.float64)
         poses = np.asarray(object_poses, dtype=np.float64)
