@@ -21,8 +21,6 @@ HEIGHTS = (0.18, 0.25)
 """Heights of a gripper that does not hover, in metres. At 5 cm above hover height a single camera
 can hardly tell it from one that hovers a little aside."""
 
-NOTHING_VARIES = DomainRandomization()
-
 Point = tuple[float, float]
 State = NDArray[np.float64]
 
@@ -54,7 +52,7 @@ def interventions(scene: HoverScene) -> list[Intervention]:
 
 
 def spaces(
-    scene: HoverScene, randomization: DomainRandomization = NOTHING_VARIES
+    scene: HoverScene, randomization: DomainRandomization | None = None
 ) -> list[SearchSpace]:
     """Return the states that an audit searches, in metres, without those at the rim of success.
 
@@ -64,7 +62,7 @@ def spaces(
     """
 
     def reached(gripper: State, place: Point | None) -> bool | None:
-        if randomization.varies:
+        if randomization is not None and randomization.varies:
             state = np.concatenate([gripper, () if place is None else place])
             random = np.random.default_rng(state.view(np.uint64).tolist())
             scene.look(randomization.draw(random.random((1, DRAWS))))

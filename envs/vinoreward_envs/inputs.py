@@ -14,7 +14,7 @@ from vinoreward.machine import free_memory
 from vinoreward_envs import constants as c
 from vinoreward_envs.arrays import CPU, Arrays
 from vinoreward_envs.camera.spec import check_choice
-from vinoreward_envs.task import ObjectPosition
+from vinoreward_envs.scenes import ObjectPosition
 
 MEMORY_SHARE: Final = 0.9
 """Largest share of the free memory."""

@@ -18,7 +18,7 @@ from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer, check_choice
 from vinoreward_envs.inputs import checked_object_position, checked_objects, checked_options
 from vinoreward_envs.randomization import DomainRandomization, checked_randomization
 from vinoreward_envs.scene import HoverScene, Motion, check_renderer
-from vinoreward_envs.task import HoverTask, ObjectPosition
+from vinoreward_envs.scenes import HoverTask, ObjectPosition
 
 # With motion="dynamics" the arm may come to rest slightly outside of the workspace.
 _SLACK = 0.05

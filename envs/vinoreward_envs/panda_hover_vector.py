@@ -36,8 +36,7 @@ from vinoreward_envs.randomization import (
     nominal,
 )
 from vinoreward_envs.scene import check_renderer
-from vinoreward_envs.scenes import CHUNK, HoverScenes, piece_of
-from vinoreward_envs.task import HoverTask, ObjectPosition
+from vinoreward_envs.scenes import CHUNK, HoverScenes, HoverTask, ObjectPosition, piece_of
 from vinoreward_envs.warp_device import WarpDevice
 
 STAYS_ON_CPU = False

@@ -4,6 +4,9 @@ Ranges are plain data; an environment draws one set of values from them at each 
 random numbers.
 """
 
+# Fields are made by a function that keeps their limits.
+# ruff: noqa: RUF009
+
 from __future__ import annotations
 
 import dataclasses
@@ -22,38 +25,9 @@ Range = tuple[float, float]
 """Least and greatest value; equal ones do not vary."""
 MAX_DELAY: Final = 9
 """Steps; an episode has ten."""
-_LIMITS: Final[Mapping[str, tuple[int, float, float, str]]] = {
-    "light": (1, 0.0, 4.0, "a factor"),
-    "light_direction": (2, -60.0, 60.0, "degrees"),
-    "colour_cast": (1, -1.0, 1.0, "a share"),
-    "camera_position": (3, -0.2, 0.2, "metres"),
-    "camera_rotation": (3, -30.0, 30.0, "degrees"),
-    "field_of_view": (1, 20.0, 120.0, "degrees"),
-    "object_size": (1, 0.25, 2.0, "a factor"),
-    "object_colour": (1, 0.0, 1.0, "a share"),
-    "object_yaw": (1, -360.0, 360.0, "degrees"),
-    "table_tint": (3, -1.0, 1.0, "a share"),
-    "table_shift": (2, -1.0, 1.0, "metres"),
-    "sensor_noise": (1, 0.0, 25.0, "grey levels"),
-    "action_noise": (1, 0.0, 0.05, "metres"),
-    "action_delay": (1, 0, MAX_DELAY, "whole steps"),
-}
-"""Of each field: how many values an episode draws, their limits, and the unit."""
 _ALWAYS: Final = {"another_colour": 3, "image_noise_at": 1, "action_noise_at": 1}
 """What is drawn in [0, 1) whatever the ranges are, and how many values: the colour that is mixed
 into the object's, and where in the tables of noise an episode begins."""
-
-_COUNTS: Final = {name: limits[0] for name, limits in _LIMITS.items()} | _ALWAYS
-_VALUES: Final = np.dtype(
-    [(name, np.float64, (many,) if many > 1 else ()) for name, many in _COUNTS.items()]
-)
-DRAWS: Final = _VALUES.itemsize // 8
-"""Values, and random numbers, of one episode: of each of the ranges, and what is always drawn."""
-COLUMNS: Final[Mapping[str, int | slice]] = {
-    name: at // 8 if kind.base == kind else slice(at // 8, (at + kind.itemsize) // 8)
-    for name, (kind, at, *_) in (_VALUES.fields or {}).items()
-}
-"""Where each field is among the ``DRAWS`` values of an episode."""
 
 NOISE_STARTS: Final = 1 << 16
 """Places in the table of the sensor's noise where an image may begin."""
@@ -66,6 +40,12 @@ NOISE_ROUNDED: Final = NOISE_UNIT * NOISE_STEPS // 2
 """Added to a product of both before it is shifted: it is rounded, and an image's mean stays."""
 NOISE_SHIFTED: Final = (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
 """Bits by which it is shifted to whole grey levels."""
+
+
+def _within(least: float, most: float, unit: str, default: float, *, values: int = 1) -> Any:
+    """Return a field: limits of its ranges, and how many values an episode draws."""
+    limits = {"limits": (least, most, unit), "values": values}
+    return dataclasses.field(default=(default, default), metadata=limits)
 
 
 def _range(name: str, value: Any, least: float, most: float, unit: str) -> tuple[Any, Any]:
@@ -96,40 +76,41 @@ class DomainRandomization:
         ConfigError: a low above its high, no finite number, or a value beyond what can be drawn.
     """
 
-    light: Range = (1.0, 1.0)
+    light: Range = _within(0.0, 4.0, "a factor", 1.0)
     """Brightness of the image, a factor from 0 to 4."""
-    light_direction: Range = (0.0, 0.0)
+    light_direction: Range = _within(-60.0, 60.0, "degrees", 0.0, values=2)
     """Degrees by which the light is turned about the vertical, and, drawn apart, lowered towards
     the horizon; ±60."""
-    colour_cast: Range = (0.0, 0.0)
+    colour_cast: Range = _within(-1.0, 1.0, "a share", 0.0)
     """Share by which red is up and blue is down, as under a warmer lamp; ±1."""
-    camera_position: Range = (0.0, 0.0)
+    camera_position: Range = _within(-0.2, 0.2, "metres", 0.0, values=3)
     """Metres by which the camera is moved along x, y and z, each drawn apart; ±0.2."""
-    camera_rotation: Range = (0.0, 0.0)
+    camera_rotation: Range = _within(-30.0, 30.0, "degrees", 0.0, values=3)
     """Degrees by which the camera is panned, tilted and rolled, each drawn apart; ±30."""
-    field_of_view: Range = (60.0, 60.0)
+    field_of_view: Range = _within(20.0, 120.0, "degrees", 60.0)
     """The camera's vertical field of view in degrees, 20 to 120."""
-    object_size: Range = (1.0, 1.0)
+    object_size: Range = _within(0.25, 2.0, "a factor", 1.0)
     """Size of the object, a factor from 0.25 to 2; it still lies on the table."""
-    object_colour: Range = (0.0, 0.0)
+    object_colour: Range = _within(0.0, 1.0, "a share", 0.0)
     """Share of another colour in the object's, from 0 (blue) to 1; any colour is as likely."""
-    object_yaw: Range = (0.0, 0.0)
+    object_yaw: Range = _within(-360.0, 360.0, "degrees", 0.0)
     """Degrees by which the object is turned about the vertical through its base; ±360."""
-    table_tint: Range = (0.0, 0.0)
+    table_tint: Range = _within(-1.0, 1.0, "a share", 0.0, values=3)
     """Share by which red, green and blue of table and floor are up, each drawn apart; ±1."""
-    table_shift: Range = (0.0, 0.0)
+    table_shift: Range = _within(-1.0, 1.0, "metres", 0.0, values=2)
     """Metres by which the table's grain is moved along x and y, each drawn apart; ±1."""
-    sensor_noise: Range = (0.0, 0.0)
+    sensor_noise: Range = _within(0.0, 25.0, "grey levels", 0.0)
     """Standard deviation of the noise in each colour of each pixel, 0 to 25 grey levels."""
-    action_noise: Range = (0.0, 0.0)
+    action_noise: Range = _within(0.0, 0.05, "metres", 0.0)
     """Standard deviation of where a move ends, along x and along y, 0 to 0.05 metres."""
-    action_delay: tuple[int, int] = (0, 0)
+    action_delay: tuple[int, int] = _within(0, MAX_DELAY, "whole steps", 0)
     """Steps after which a move is made, 0 to 9; until the first the arm waits."""
 
     def __post_init__(self) -> None:
         """Take lists too, and refuse what cannot be drawn."""
-        for name, (_, least, most, unit) in _LIMITS.items():
-            object.__setattr__(self, name, _range(name, getattr(self, name), least, most, unit))
+        for field in dataclasses.fields(self):
+            pair = _range(field.name, getattr(self, field.name), *field.metadata["limits"])
+            object.__setattr__(self, field.name, pair)
 
     @property
     def varies(self) -> bool:
@@ -148,23 +129,17 @@ class DomainRandomization:
                 "0.5. Pass one."
             )
         scaled: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            default: Any = field.default
-            nominal = default[0]
-            ends = [nominal + share * (end - nominal) for end in getattr(self, field.name)]
-            whole = isinstance(nominal, int)
-            scaled[field.name] = tuple(round(end) if whole else float(end) for end in ends)
+        for name, field in _FIELDS.items():
+            usual, _ = field.default
+            ends = (usual + share * (end - usual) for end in getattr(self, name))
+            kind = round if isinstance(usual, int) else float
+            scaled[name] = tuple(map(kind, ends))
         return DomainRandomization(**scaled)
 
     def as_dict(self) -> dict[str, list[float]]:
         """Return plain data: what varies, for ``gym.make_vec(..., randomization=...)``."""
-        default = DomainRandomization()
-        names = (field.name for field in dataclasses.fields(self))
-        return {
-            name: list(getattr(self, name))
-            for name in names
-            if getattr(self, name) != getattr(default, name)
-        }
+        pairs = {name: getattr(self, name) for name in _FIELDS}
+        return {name: list(pair) for name, pair in pairs.items() if pair != _FIELDS[name].default}
 
     def draw(self, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the values of episodes, ``(K, DRAWS)`` for as many random numbers in [0, 1)."""
@@ -179,6 +154,20 @@ class DomainRandomization:
             whole = 1 if name == "action_delay" else 0
             spans[0, at], spans[1, at] = low, high - low + whole
         return spans
+
+
+_FIELDS: Final = {each.name: each for each in dataclasses.fields(DomainRandomization)}
+_COUNTS: Final = {name: each.metadata["values"] for name, each in _FIELDS.items()} | _ALWAYS
+_VALUES: Final = np.dtype(
+    [(name, np.float64, (many,) if many > 1 else ()) for name, many in _COUNTS.items()]
+)
+DRAWS: Final = _VALUES.itemsize // 8
+"""Values, and random numbers, of one episode: of each of the ranges, and what is always drawn."""
+COLUMNS: Final[Mapping[str, int | slice]] = {
+    name: at // 8 if kind.base == kind else slice(at // 8, (at + kind.itemsize) // 8)
+    for name, (kind, at, *_) in (_VALUES.fields or {}).items()
+}
+"""Where each field is among the ``DRAWS`` values of an episode."""
 
 
 def spread(uniform: Any, least: Any, span: Any) -> Any:
@@ -238,10 +227,10 @@ def checked_randomization(
             f'Found randomization={value!r}; expected "lab", a DomainRandomization, or a table of '
             "its fields such as {'light': (0.7, 1.3)}. Pass one of them."
         )
-    unknown = sorted(set(map(str, value)) - set(_LIMITS))
+    unknown = sorted(set(map(str, value)) - set(_FIELDS))
     if unknown:
         raise ConfigError(
-            f"Found {', '.join(unknown)} in randomization; expected some of {', '.join(_LIMITS)}. "
+            f"Found {', '.join(unknown)} in randomization; expected some of {', '.join(_FIELDS)}. "
             "Correct the name, or leave it out."
         )
     return DomainRandomization(**value)

@@ -350,7 +350,7 @@ import threading
 import numpy as np
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.fast import FastCamera
-from vinoreward_envs.camera.appearance import Appearance
+from vinoreward_envs.camera.fast import Appearance
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.randomization import DRAWS, LAB
 

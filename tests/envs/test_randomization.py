@@ -21,9 +21,8 @@ from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.bullet import _World
-from vinoreward_envs.camera.appearance import Appearance
 from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, SPECULAR, background_mesh, textures
-from vinoreward_envs.camera.fast import FastCamera
+from vinoreward_envs.camera.fast import Appearance, FastCamera
 from vinoreward_envs.camera.spec import CameraSpec, projection_matrix, viewport_matrix
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.randomization import (

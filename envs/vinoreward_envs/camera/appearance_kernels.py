@@ -387,14 +387,6 @@ def draw_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table,
 
 
 @wp.kernel
-def mark_fresh(rows: wp.array(dtype=wp.int32), looks: Looks):
-    """Note that the backgrounds of scenes were drawn."""
-    row = rows[wp.tid()]
-    if row >= 0:
-        looks.stale[row] = wp.uint8(0)
-
-
-@wp.kernel
 def place_objects(objects: wp.array(dtype=wp.vec2d), bodies: Bodies, looks: Looks):
     """Pose objects ``(B,)`` at rest; NaN: there is none."""
     scene = wp.tid()
@@ -423,6 +415,7 @@ def look(bodies: Bodies, looks: Looks, boxes: wp.array2d(dtype=wp.vec4d)):
     if body == 0:
         bodies.noise[scene, 1] = 0
         if row >= 0:
+            looks.stale[row] = wp.uint8(0)  # the background was drawn before
             bodies.noise[scene, 1] = int(wp.rint(_STEPS * looks.params[row, _NOISE]))
             start = wp.int64(wp.float64(_STARTS) * looks.params[row, _NOISE_AT])
             start += _NEXT * looks.steps[row]

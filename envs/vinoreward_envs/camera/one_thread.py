@@ -148,11 +148,9 @@ class Columns:
     """The mesh with its coordinates in rows, as vectorised loops read them, and scratch memory."""
 
     positions: wp.array2d(dtype=float)
-    """``(3, V)`` metres."""
     ranges: wp.array(dtype=wp.vec4i)
     """``(14,)`` first vertex of each body and the one after its last, then its triangles."""
     faces: wp.array2d(dtype=wp.int32)
-    """``(3, T)`` vertices of triangles."""
     planes: wp.array2d(dtype=float)
     """``(4, T)`` unit normal outwards, and its offset."""
     screen: wp.array2d(dtype=float)
