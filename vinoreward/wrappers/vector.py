@@ -249,8 +249,6 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         )
         self._needs_reset = np.zeros(env.num_envs, np.bool_)
         """Whether a claimed success ended an episode that its sub-environment would continue."""
-        self._outside = Arrays()
-        """Library and device of what the environment gives, and the caller gets."""
         self._kept: tuple[Any, Any] | None = None
         """On a device: images of claims, and which there are."""
 
@@ -259,9 +257,6 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
     ) -> tuple[Any, Infos]:
         """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
         mask, observations, infos = self._reset(seed, options)
-        self._outside = self._model.arrays
-        if self._outside.on_host:
-            self._outside = Arrays.like(_first_leaf(observations))
         if self._restarts:
             self._needs_reset = self._needs_reset & ~mask
         with self._forget_on_error(mask):
@@ -282,9 +277,10 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         # In memory of their own.
         terminations = arrays.cast(terminations, "bool") & True
         truncations = arrays.cast(truncations, "bool") & True
+        outside = Arrays.like(env_rewards) if arrays.on_host else arrays  # the caller's
         if arrays.on_host:
             env_rewards = np.array(to_numpy(env_rewards), np.float64)
-            infos = infos if self._outside.on_host else converted(infos, to_numpy)
+            infos = infos if outside.on_host else converted(infos, to_numpy)
         if self._restarts and self._needs_reset.any():  # NEXT_STEP
             observations, fresh = self.env.reset(options={"reset_mask": self._needs_reset & True})
             infos = merged(infos, fresh, self._needs_reset)
@@ -315,8 +311,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             last, infos["final_obs"] = infos["final_obs"], np.full(self.num_envs, None, object)
             for i in np.flatnonzero(self._over).tolist():
                 infos["final_obs"][i] = append_hold(np.asarray(last[i]), counter[i])
-        seen, give = self._observed(observations), self._outside.cast
-        if self._outside.on_host:
+        seen, give = self._observed(observations), outside.cast
+        if outside.on_host:
             return seen, scores.rewards, scores.terminated, truncations, infos
         if arrays.on_host:
             infos = converted(infos, lambda values: give(values, str(values.dtype)))
@@ -439,13 +435,6 @@ def _env_attributes(env: Envs, name: str) -> tuple[Any, ...]:
     ):
         return base.call("get_wrapper_attr", name)
     return ()
-
-
-def _first_leaf(observations: Any) -> Any:
-    while isinstance(observations, (dict, tuple)) and observations:
-        parts = observations.values() if isinstance(observations, dict) else observations
-        observations = next(iter(parts))
-    return observations
 
 
 # As vinoreward names them.
