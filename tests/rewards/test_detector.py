@@ -164,7 +164,7 @@ def test_the_reward_function_is_imitations(bundle: Bundle) -> None:
         assert np.array_equal(reward(batch, nothing, planes, nothing), found)
         graded = classifier.as_reward_fn("log_odds")
         assert np.array_equal(graded(batch, nothing, batch, nothing), classifier.log_odds(batch))
-        with pytest.raises(ConfigError, match="Expected a colour image"):
+        with pytest.raises(ConfigError, match="Expected one image"):
             reward(batch, nothing, np.zeros((8, 4)), nothing)
         for wrong in ("dense", ["claim"]):
             with pytest.raises(ConfigError):

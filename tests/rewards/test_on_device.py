@@ -125,7 +125,7 @@ def test_tensors_of_another_size_are_refused() -> None:
 
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
 def test_half_precision_is_of_the_torch_backend(backend: str) -> None:
-    with pytest.raises(ConfigError, match="Expected the torch backend"):
+    with pytest.raises(ConfigError, match="choose one of these, or another backend"):
         Classifier(NAME, backend=backend, precision="fp16")
 
 
