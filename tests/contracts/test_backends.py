@@ -35,6 +35,8 @@ from vinoreward.errors import (
     UnknownBackendError,
     UnknownDeviceError,
 )
+from vinoreward_training.classifier.networks import build_for
+from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.doctor import available_backends
 from vinoreward_training.quantize.network import quantize_onnx
 
@@ -52,7 +54,7 @@ def make_images(count: int, seed: int = 0) -> np.ndarray:
 def spec(tmp_path_factory: pytest.TempPathFactory) -> NetworkSpec:
     folder = tmp_path_factory.mktemp("network")
     torch.manual_seed(0)
-    network = build("squeezenet1_1")
+    network = build_for(FinetuneConfig(network="squeezenet1_1"), HEIGHT, WIDTH)
     for parameter in network.parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, std=0.1)
