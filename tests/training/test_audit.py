@@ -34,7 +34,7 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.images import ImageSpec, View
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.interventions import interventions_of, spaces_of
+from vinoreward.rewards.interventions import offered_by
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import FIXED_OBJECT, MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.panda_hover import PandaHoverEnv
@@ -822,13 +822,13 @@ def test_the_hover_scene_undoes_what_it_offers() -> None:
     env.reset(seed=4)
     before, place = env.render(), env.scene.object_xy
     random = np.random.default_rng(0)
-    for one in interventions_of(env):
+    for one in offered_by(env)[0]:
         undo = one.apply(random)
         assert env.scene.distance() > 0.1, one.name
         assert not np.array_equal(env.render(), before)
         undo()
         assert np.array_equal(env.render(), before) and env.scene.object_xy == place
-    assert len(interventions_of(env)) == 3 and interventions_of(Corridor()) == ()
+    assert len(offered_by(env)[0]) == 3 and offered_by(Corridor()) == ((), ())
     env.close()
 
 
@@ -837,7 +837,12 @@ def test_a_classifier_of_the_arms_pose_alone_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trained where the object never moves, as the article's was."""
-    monkeypatch.setattr(command, "spaces_of", lambda env: spaces_of(env)[:1])
+
+    def first_space(env: Any) -> Any:
+        changes, spaces = offered_by(env)
+        return changes, spaces[:1]
+
+    monkeypatch.setattr(command, "offered_by", first_space)
     data = tmp_path / "fixed"
     random = np.random.default_rng(0)
     rows = ["file,label,episode"]

@@ -20,7 +20,7 @@ from toy_environments import HEIGHT, WIDTH, save_toy_bundle
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.interventions import Axis, SearchSpace, apart, spaces_of
+from vinoreward.rewards.interventions import Axis, SearchSpace, apart, offered_by
 from vinoreward_envs import constants as c
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.audit.battery import Battery
@@ -201,7 +201,7 @@ def test_a_space_that_cannot_be_searched_is_named(classifier: Classifier) -> Non
 def test_the_hover_scene_says_which_states_are_failures() -> None:
     env = PandaHoverEnv(object_position="random", render_mode="rgb_array")
     env.reset(seed=1)
-    removed, table, outside, height = spaces_of(env)
+    removed, table, outside, height = offered_by(env)[1]
     place = np.array([0.55, 0.1])
     assert removed.set_state(place) is False
     near = (("on it", 0.0, True), ("at the rim", 0.04, None), ("beside it", 0.05, False))

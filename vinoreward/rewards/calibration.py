@@ -22,33 +22,30 @@ Side = Literal["two", "upper", "lower"]
 
 @dataclass(frozen=True)
 class Threshold:
-    """A threshold with its counts of frames and episodes, and its bounds.
+    """A threshold, ``value``, with its counts of frames and episodes, and its bounds.
 
     An episode is negative if it has a failure frame, and a false positive if one of them reaches
-    the threshold.
+    the threshold. ``fpr_upper`` and ``episode_fpr_upper`` are one-sided bounds of the
+    false-positive rate, ``recall_interval`` is two-sided. Frames of an episode resemble each other,
+    so ``episodes_reach_target`` says whether the bound per episode is within the target too.
+    ``notes`` are sentences that a reader of the numbers has to know.
     """
 
     value: float
-    """Success is claimed where the probability is at least this."""
     target_fpr: float
     confidence: float
     false_positives: int
     negatives: int
     fpr_upper: float
-    """One-sided upper bound of the false-positive rate per frame."""
     false_positive_episodes: int
     negative_episodes: int
     episode_fpr_upper: float
-    """The same per episode: frames of one episode resemble each other, episodes do not."""
     episodes_reach_target: bool
-    """Whether ``episode_fpr_upper`` is within the target too."""
     true_positives: int
     positives: int
     recall: float
     recall_interval: tuple[float, float]
-    """Two-sided, at ``confidence``."""
     notes: tuple[str, ...] = ()
-    """Sentences that a reader of the numbers has to know."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for the bundle's ``decision.chosen_for``."""
@@ -65,8 +62,7 @@ def temperature(
     ``logits`` are ``(N, K)``, finite, of data that the network was not trained on; ``labels`` are
     ``(N,)`` column numbers, or with ``success``, the column of success, 1 for success and 0 for a
     failure of any kind. T is within 0.05 and 20, and at least 1 where a label has fewer than
-    :data:`FEW` frames or the labels are separated perfectly: there the lowest T would always be the
-    likeliest. With two classes no decision at a correspondingly moved threshold changes.
+    :data:`FEW` frames or the labels are separated perfectly: there the lowest would be likeliest.
     """
     values, targets = np.asarray(logits, dtype=np.float64), np.asarray(labels)
     columns = np.arange(values.shape[1])
@@ -190,8 +186,8 @@ def threshold_for_fpr(
     if smallest > 1.0:
         raise InputError(
             f"found more failure frames or episodes of probability 1 than a rate of {target_fpr:g} "
-            "allows. Expected a network that separates them better; look at the highest-scored "
-            "failures (wrong labels?), train again with more like them, or raise target_fpr."
+            "allows. Expected a network that separates them better; check the highest-scored "
+            "failures' labels, train again with more like them, or raise target_fpr."
         )
     return frames.measured(smallest, target_fpr, confidence)
 

@@ -35,15 +35,13 @@ _LEAST = float(np.finfo(np.float32).tiny)
 
 
 class Prediction(NamedTuple):
-    """What a classifier and its OOD detector say of N images: arrays of the caller's library."""
+    """What a classifier and its OOD detector say of N images: ``(N,)`` float32 each."""
 
     probability: Array
-    """(N,) float32, calibrated, from 0 to 1; on a device NaN where the network gave no number."""
+    """Calibrated, from 0 to 1; on a device NaN where the network gave no number."""
     log_odds: Array
-    """(N,) float32, of the same."""
     ood_score: Array | None
-    """(N,) float32, how unlike the training images: above 1 the classifier knows nothing of it.
-    None without a detector."""
+    """Out of distribution above 1; None without a detector."""
 
 
 class Classifier(Runner):
@@ -184,10 +182,7 @@ class Classifier(Runner):
         classifier of its own: INT8 is checked for its decisions at the threshold only.
         """
         if reward not in get_args(RewardKind):
-            raise ConfigError(
-                f"as_reward_fn was asked for {reward!r}. Expected 'claim', 'probability' or "
-                "'log_odds'."
-            )
+            raise ConfigError(f"reward is {reward!r}. Expected one of {get_args(RewardKind)}.")
         exact = self
         if reward != "claim" and self._auto and self.precision != "fp32":
             exact = copy.copy(self)
@@ -332,9 +327,8 @@ def _imitation_reward(
 def translations(images: Array) -> tuple[Array, Array, Array]:
     """Return images (N, H, W, 3) as they are, moved by a pixel to the left, and to the right.
 
-    The pixels at a side are repeated there. Strides and pooling make a network's answer depend on
-    where edges lie between pixels (Zhang 2019, "Making convolutional networks shift-invariant
-    again"), and the mean depends on it less. Sideways only: views lie below each other.
+    The mean over them depends less on where edges lie between pixels (Zhang 2019, "Making
+    convolutional networks shift-invariant again"). Sideways only: views lie below each other.
     """
     join = Arrays.like(images).xp.concatenate
     left = join([images[:, :, 1:], images[:, :, -1:]], 2)
@@ -345,8 +339,7 @@ def translations(images: Array) -> tuple[Array, Array, Array]:
 def scores_of(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
     """Return a network's outputs as logits ``(N, K)``, one column per label.
 
-    Raises:
-        OutputError: the bundle says that they are probabilities, and they are not.
+    OutputError if the bundle says that they are probabilities, and they are not.
     """
     values = columns(outputs, spec)
     if spec.output in ("logits", "logit"):
@@ -355,8 +348,8 @@ def scores_of(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.floa
         logits = "logit" if spec.output == "probability" else "logits"
         raise OutputError(
             f"the network returned {outputs[0].round(4).tolist()} as {spec.output}. Expected "
-            f"numbers of at least 0 that sum to 1 over the labels; if it returns {logits}, say "
-            f"output={logits!r} in the bundle."
+            f"numbers from 0 that sum to 1; if it returns {logits}, say output={logits!r} in the "
+            "bundle."
         )
     return np.asarray(np.log(np.clip(values, _LEAST, 1.0)))
 
@@ -381,8 +374,7 @@ def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def threshold_distance(log_odds: Array, *thresholds: float) -> Array:
     """Return how far ``(N,)`` log-odds are from the nearest threshold, itself in log-odds.
 
-    An image is scored again where this is less than the band. An infinite threshold is far from
-    everything.
+    An image is scored again where this is less than the band.
     """
     minimum = Arrays.like(log_odds).xp.minimum
     return functools.reduce(minimum, [abs(log_odds - threshold) for threshold in thresholds])

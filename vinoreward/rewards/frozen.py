@@ -29,11 +29,8 @@ _REMEMBERED = 1024
 
 
 def visible_change(far: Floats, before: Floats, apart: Floats) -> Floats:
-    """Return how much images changed: 0, not at all, to 1, nothing but the background left.
-
-    ``far`` and ``before`` are how far they are, and were, from what is usual, ``apart`` how far
-    from each other.
-    """
+    """Return how much images changed, from 0 to 1: they are ``apart``, and ``far`` and were as far
+    as ``before`` from what is usual."""
     return np.asarray(apart / np.maximum(1.0, far + before))
 
 
@@ -70,11 +67,8 @@ class FrozenCheck:
     ) -> NDArray[np.float32]:
         """Return how stale images are: ``(num_envs,)``, above 1 where one is not of this step.
 
-        Args:
-            mask: ``(num_envs,)`` the environments that have an image.
-            images: ``(n, H, W, 3)`` of these, in their order.
-            states: ``(num_envs, D)`` the numbers of all observations.
-            claims: ``(num_envs,)`` whose images claim success.
+        ``images`` (n, H, W, 3) are of the environments in ``mask`` (num_envs,), ``states``
+        (num_envs, D) the numbers of all observations; ``claims`` (num_envs,) says which claim.
         """
         ood_score = np.zeros(self._num_envs, np.float32)
         rows = mask.nonzero()[0]

@@ -72,25 +72,14 @@ class SearchSpace:
     Returns whether that is a success, or None: too close to call, or not to be reached."""
 
 
-def interventions_of(env: Any) -> tuple[Intervention, ...]:
-    """Return what an environment (``env.unwrapped``) offers, none where it has no such method.
+def offered_by(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+    """Return the interventions and spaces that an environment (``env.unwrapped``) offers.
 
-    ConfigError if it gives something else.
+    ConfigError as :func:`apart`.
     """
-    return _offered(env)[0]
-
-
-def spaces_of(env: Any) -> tuple[SearchSpace, ...]:
-    """Return what an environment lets be searched; as :func:`interventions_of`."""
-    return _offered(env)[1]
-
-
-def _offered(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
-    """Return what both methods of an environment give; either may give both kinds."""
-    name = type(env).__name__
-    changes, spaces = apart(getattr(env, "audit_interventions", tuple)(), name)
-    more_changes, more_spaces = apart(getattr(env, "audit_spaces", tuple)(), name)
-    return changes + more_changes, spaces + more_spaces
+    offers = (getattr(env, f"audit_{kind}", tuple)() for kind in ("interventions", "spaces"))
+    changes, spaces = zip(*(apart(offer, type(env).__name__) for offer in offers), strict=True)
+    return changes[0] + changes[1], spaces[0] + spaces[1]
 
 
 def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:

@@ -1,9 +1,7 @@
 """The guard: whether an image is like those that a classifier was trained on.
 
 It knows which colours were seen in each place, and how rough each place is (blur, noise,
-compression). Both are cheaper and told more shifts apart than distances between the network's own
-features: less light, another camera pose or an object in the way bring colours to places that never
-had them.
+compression). Both are cheaper and told more shifts apart than distances between network features.
 """
 
 from __future__ import annotations
@@ -86,10 +84,9 @@ class OodDetector:
     def fit(cls, images: Images, held_out: Images, episodes: NDArray[Any]) -> OodDetector:
         """Learn what clean images are like.
 
-        The limit is split conformal by episode (Vovk, Gammerman & Shafer 2005; an episode's frames
-        are not exchangeable, episodes are): a new one of the same kind has an out-of-distribution
-        frame with a probability of at most ``FALSE_ALARMS``, or ``1 / (n + 1)`` of n episodes if
-        that is more.
+        The limit is split conformal by episode (Vovk, Gammerman & Shafer 2005): a new one of the
+        same kind has an out-of-distribution frame with a probability of at most ``FALSE_ALARMS``,
+        or ``1 / (n + 1)`` of n episodes if that is more.
 
         Args:
             images: ``(N, H, W, 3)`` uint8, images that the network was trained on.
@@ -244,8 +241,7 @@ class _Measures:
 
     def ood_score(self, images: Array) -> Array:
         """Return the largest multiple of what a measure may be, ``(N,)``."""
-        # In a step each call of NumPy's takes about three microseconds, whatever it does: camera
-        # and network have taken the processor's caches.
+        # In a step each call of NumPy's takes about three microseconds, whatever it does.
         ood_score, novel = self._roughness(images), self._novel_in(images)
         if not self._arrays.on_host or np.count_nonzero(novel):  # no unseen colour is the rule
             for multiple in self._novelty(novel):

@@ -116,8 +116,7 @@ class RewardModel:
     def reset(self, mask: Array | None = None, images: Array | None = None) -> None:
         """Start episodes where ``mask``, ``(num_envs,)`` bool, is True; None: everywhere.
 
-        ``images`` are their first ones, as for :meth:`score`; in potential mode only, which is 0
-        without them.
+        ``images`` are their first ones, as for :meth:`score`; only a potential needs them.
         """
         mask = self._all_envs if mask is None else mask
         if self.frozen is not None:
@@ -241,8 +240,7 @@ class RewardModel:
             if stale
             else "an image is unlike those that the classifier was trained on: "
             f"{ood_score.max():.2g} times the limit of its OOD detector. Expected the camera, "
-            "light and place of the training; look at the image, and capture and finetune again if "
-            "it is as it should be"
+            "light and place of the training; look at it, and finetune again if it is right"
         )
         if on_ood == "raise":
             self.detector.reset(out)  # as an image that does not count
@@ -253,8 +251,8 @@ class RewardModel:
         return None
 
     def _learned_rewards(self, counted: Array, mask: Array, claimed: Array, ended: Array) -> Array:
-        """Return what the images earn, ``(num_envs,)`` float64; ``counted`` is their probability,
-        or log-odds where these are paid."""
+        """Return what images earn, ``(num_envs,)`` float64; ``counted`` is their probability, or
+        log-odds where these are paid."""
         options, where = self.options, self.arrays.xp.where
         counted = self.arrays.cast(counted, "float64")
         if options.reward_mode in WITHHELD:

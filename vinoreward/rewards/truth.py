@@ -50,7 +50,7 @@ class Truth:
         self.key, self._named = key, key is not None
 
     def __call__(self, info: Mapping[str, Any], *, last: bool = True) -> bool | None:
-        """Return the truth, None where a step's ``info`` does not tell.
+        """Return the truth; None where a step's ``info`` does not tell.
 
         ConfigError: a named key is missing in an episode's ``last`` step, or is no single number.
         """
@@ -75,8 +75,7 @@ class Truth:
         return (
             f"true success is not known: the environment's info has none of {', '.join(TRUTH_KEYS)}"
             f" (it has {_keys(info)}). If it tells under another name, add --truth-key; if not, "
-            "add --truth file.py:function, a function of the environment that returns True or "
-            "False."
+            "--truth file.py:function, a function of the environment."
         )
 
 

@@ -27,8 +27,7 @@ from vinoreward.rewards.interventions import (
     Intervention,
     SearchSpace,
     apart,
-    interventions_of,
-    spaces_of,
+    offered_by,
 )
 from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.bands import bands
@@ -255,8 +254,9 @@ def audit(
         if env is not None:
             causes, replays = Causes(), Replays()
             own = env.unwrapped
-            changes = interventions_of(own) if interventions is None else interventions
-            places = spaces_of(own) if spaces is None else spaces
+            offered = offered_by(own)
+            changes = offered[0] if interventions is None else interventions
+            places = offered[1] if spaces is None else spaces
             name = "env" if env.spec is None else env.spec.id
             check_shown(name, image_source, (*changes, *places))
             take = image_reader(env, name, image_source, size_for(spec.image))
@@ -450,7 +450,7 @@ def environment_of(
     if config.policy is not None:
         arguments["act"] = open_policy(config.policy, env, closing)
     if config.interventions is None:
-        changes, spaces = interventions_of(env.unwrapped), spaces_of(env.unwrapped)
+        changes, spaces = offered_by(env.unwrapped)
     else:
         offer = named_function(
             config.interventions, "interventions", "a function of an environment"
