@@ -197,8 +197,8 @@ class Classifier(Runner):
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"prepared": None, "scored": 0, "second_looks": 0, "_clones": [], "_on_device": None}
-        return {**super().__getstate__(), **own}
+        own: dict[str, Any] = {"prepared": None, "scored": 0, "second_looks": 0}
+        return {**super().__getstate__(), **own, "_clones": [], "_on_device": None}
 
     def _predict(self, images: NDArray[np.uint8]) -> Prediction:
         odds = self._log_odds_of(images)
@@ -287,7 +287,7 @@ class Classifier(Runner):
                     images[rows],
                     scores[rows],
                 )
-        return odds
+        return np.asarray(odds)
 
     def _translation_mean(
         self, score: Callable[[Array], Array], images: Array, scores: Array

@@ -77,9 +77,10 @@ def offered_by(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, .
 
     ConfigError as :func:`apart`.
     """
-    offers = (getattr(env, f"audit_{kind}", tuple)() for kind in ("interventions", "spaces"))
-    changes, spaces = zip(*(apart(offer, type(env).__name__) for offer in offers), strict=True)
-    return changes[0] + changes[1], spaces[0] + spaces[1]
+    name = type(env).__name__
+    changes, spaces = apart(getattr(env, "audit_interventions", tuple)(), name)
+    more_changes, more_spaces = apart(getattr(env, "audit_spaces", tuple)(), name)
+    return changes + more_changes, spaces + more_spaces
 
 
 def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:

@@ -119,7 +119,7 @@ def _with_shifts(
 
     def near(logits: Floats) -> npt.NDArray[np.bool_]:
         odds = log_odds(logits, success, decision.temperature)
-        return threshold_distance(odds, logit(decision.threshold)) < band
+        return np.asarray(threshold_distance(odds, logit(decision.threshold)) < band)
 
     band = farthest(own.frames[measured], means.frames[measured])
     if band == 0:

@@ -82,7 +82,8 @@ def log_odds_of(spec: NetworkSpec, backend: str, images: Images, bundle: Bundle)
     """Return the calibrated log-odds (N,) of ``spec`` on ``backend``, one image at a time."""
     # The classifier's own function, as it will decide.
     scores = scores_of(outputs_of(spec, backend, images, batch_size=1), bundle.spec)
-    return log_odds(scores, bundle.spec.success_index, bundle.spec.decision.temperature)
+    whole = bundle.spec
+    return np.asarray(log_odds(scores, whole.success_index, whole.decision.temperature))
 
 
 def _some(indices: Indices, count: int, seed: int, purpose: int) -> Indices:
