@@ -118,11 +118,10 @@ def checked_object_position(value: ObjectPosition) -> ObjectPosition:
 
 def checked_seeds(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
     """Return one seed per environment: ``seed + i`` of a number."""
-    if seed is None:
-        return [None] * count
+    seeds: list[Any] = [None] * count
     if isinstance(seed, (int, np.integer)):
         seeds = [int(seed) + i for i in range(count)]
-    else:
+    elif seed is not None:
         seeds = list(seed)
     right = [
         each is None

@@ -326,7 +326,8 @@ def _bundle(bundle: AnyBundle, backend: str) -> Bundle | None:
 def spec_of(bundle: Bundle) -> CameraSpec:
     """Return the fast camera for images like those that a bundle was trained on."""
     image = _image_of(bundle)
-    return CameraSpec(*image["image_size"], mesh=image.get("mesh", "20"))
+    height, width = image["image_size"]
+    return CameraSpec(height, width, mesh=image.get("mesh", "20"))
 
 
 def _image_of(bundle: Bundle) -> dict[str, Any]:

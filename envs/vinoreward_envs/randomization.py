@@ -130,7 +130,8 @@ class DomainRandomization:
             )
         scaled: dict[str, Any] = {}
         for name, field in _FIELDS.items():
-            usual, _ = field.default
+            pair: Any = field.default
+            usual = pair[0]
             ends = (usual + share * (end - usual) for end in getattr(self, name))
             kind = round if isinstance(usual, int) else float
             scaled[name] = tuple(map(kind, ends))

@@ -128,7 +128,7 @@ class Camera(Closing):
 @functools.cache
 def camera_eye() -> Floats:
     """Return where the camera stands, ``(3,)`` in metres, read-only."""
-    eye: Floats = np.linalg.inv(view_matrix())[:3, 3]
+    eye = np.asarray(np.linalg.inv(view_matrix())[:3, 3], np.float64)
     eye.setflags(write=False)
     return eye
 
