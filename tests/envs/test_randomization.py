@@ -337,7 +337,7 @@ def appearance_of(
 
 
 def params_of(appearance: Appearance) -> Any:
-    return by_name(appearance.looks.params.numpy())
+    return by_name(appearance.scenes.params.numpy())
 
 
 def camera_of(appearance: Appearance | None, spec: CameraSpec | None = None, **kwargs: Any) -> Any:
@@ -369,7 +369,7 @@ def seen_by_tinyrenderer(appearance: Appearance, joints: Any, poses: Any, presen
             globalScaling=float(drawn["object_size"]),
             physicsClientId=world.client,
         )
-        shading = appearance.looks.shadings.numpy()[i]
+        shading = appearance.scenes.shadings.numpy()[i]
         colour = [*(shading["colour"] / 255.0).tolist(), 1.0]
         bullet.changeVisualShape(world.object, -1, rgbaColor=colour, physicsClientId=world.client)
         world.set_joints(joints[i])
@@ -378,7 +378,7 @@ def seen_by_tinyrenderer(appearance: Appearance, joints: Any, poses: Any, presen
         projection[[0, 1], [0, 1]] *= math.tan(math.radians(30)) / math.tan(
             math.radians(drawn["field_of_view"] / 2)
         )
-        view = np.linalg.inv(projection) @ viewport @ appearance.looks.screens.numpy()[i]
+        view = np.linalg.inv(projection) @ viewport @ appearance.scenes.screens.numpy()[i]
         rgba = bullet.getCameraImage(
             128,
             96,
@@ -521,7 +521,7 @@ def test_the_object_lies_where_its_base_is_said_to_be() -> None:
     seen = 0
     for i in range(12):
         rows, columns = np.nonzero((shown[i] != empty[i]).any(axis=-1))
-        x, y, _, w = appearance.looks.screens.numpy()[i] @ poses[i, :, 3]
+        x, y, _, w = appearance.scenes.screens.numpy()[i] @ poses[i, :, 3]
         if len(rows) < 60 or not (20 < x / w < 236 and 20 < y / w < 172):
             continue
         seen += 1
@@ -545,7 +545,7 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
     top = mesh.positions[0]
     columns, rows = np.meshgrid(np.arange(128.0), np.arange(96.0))
     # A pixel's place on the plane of the table's top: the screen's matrix, inverted for its height.
-    seen = appearance.looks.screens.numpy()[0][[0, 1, 3]]
+    seen = appearance.scenes.screens.numpy()[0][[0, 1, 3]]
     plane = np.column_stack([seen[:, :2], seen[:, 2] * top[0, 2] + seen[:, 3]])
     places = np.linalg.solve(plane, np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1))
     xy = (places[:2] / places[2]).T
@@ -558,7 +558,7 @@ def test_a_shifted_table_has_the_texture_that_ray_by_ray_arithmetic_finds(
         height - 1 - np.minimum((part[:, 1] * height).astype(int), height - 1),
         np.minimum((part[:, 0] * width).astype(int), width - 1),
     ]
-    facing = appearance.looks.shadings.numpy()["direction"][0, 2]
+    facing = appearance.scenes.shadings.numpy()["direction"][0, 2]
     wanted = texel * (AMBIENT + DIFFUSE * facing + SPECULAR * facing**2)
     flat = mesh.positions[(mesh.positions[..., 2] == top[0, 2]).all(axis=1)][..., :2].reshape(-1, 2)
     inside = ((xy > flat.min(axis=0) + 0.01) & (xy < flat.max(axis=0) - 0.01)).all(axis=1)
@@ -575,7 +575,7 @@ def test_noise_is_whole_grey_levels_added_and_cut_at_black_and_white(deviation: 
     appearance = appearance_of(DomainRandomization(**noisy), 3, spec)  # type: ignore[arg-type]
     drawn = params_of(appearance).copy()
     quiet = Appearance(spec, 3)
-    quiet.set(np.ones(3, np.bool_), appearance.looks.params.numpy() * (np.arange(DRAWS) != NOISE))
+    quiet.set(np.ones(3, np.bool_), appearance.scenes.params.numpy() * (np.arange(DRAWS) != NOISE))
     steps = [0, 1, 700]
     appearance.show(np.array(steps))
     arguments = scenes(3, appearance)

@@ -14,7 +14,7 @@ import warp as wp
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm_kernels import column
 from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, OBJECT_LINK, SPECULAR
-from vinoreward_envs.camera.kernels import Bodies, Looks, Shading
+from vinoreward_envs.camera.kernels import Appearances, Bodies, Shading
 from vinoreward_envs.camera.spec import LIGHT, camera_eye, view_matrix
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.randomization import COLUMNS, NEXT_NOISE, NOISE_STARTS, NOISE_STEPS
@@ -132,10 +132,10 @@ def light_gain(params: wp.array2d(dtype=wp.float64), scene: int) -> wp.vec3d:
 
 
 @wp.func
-def sides(p: wp.vec4d, looks: Looks) -> int:
+def sides(p: wp.vec4d, scenes: Appearances) -> int:
     """Return a bit for each side of what the camera sees that a point is within: 31 for all."""
-    right = wp.float64(looks.backgrounds.shape[2] - 1)
-    bottom = wp.float64(looks.backgrounds.shape[1] - 1)
+    right = wp.float64(scenes.backgrounds.shape[2] - 1)
+    bottom = wp.float64(scenes.backgrounds.shape[1] - 1)
     within = int(0)
     if p[0] >= _ZERO:
         within += 1
@@ -155,14 +155,14 @@ def set_appearance(
     wanted: wp.array(dtype=wp.uint8),
     viewport: wp.mat44d,
     projection: wp.mat44d,
-    looks: Looks,
+    scenes: Appearances,
 ):
     """Let scenes ``(N,)`` look as their parameters say where ``wanted``.
 
     ``viewport`` and ``projection`` are those of the image.
     """
     scene = wp.tid()
-    params = looks.params
+    params = scenes.params
     if wanted[scene] == wp.uint8(0):
         return
     axes = wp.mat33d()
@@ -183,8 +183,8 @@ def set_appearance(
     scale = _ONE / wp.tan(params[scene, _FIELD] * _RADIANS / _TWO)
     through[0, 0] = scale * projection[0, 0] / projection[1, 1]
     through[1, 1] = scale
-    looks.screens[scene] = viewport * (through * seen_from)
-    looks.standing[scene] = place
+    scenes.screens[scene] = viewport * (through * seen_from)
+    scenes.standing[scene] = place
 
     size = params[scene, _SIZE]
     cos = wp.cos(params[scene, _YAW] * _RADIANS)
@@ -195,8 +195,8 @@ def set_appearance(
         pose[1, k] = sin * _LYING[0, k] + cos * _LYING[1, k]
         pose[2, k] = _LYING[2, k]
     pose[2, 3] = _LYING[2, 3] + (size - _ONE) * _RISE
-    looks.resting[scene] = pose
-    looks.sizes[scene] = size
+    scenes.resting[scene] = pose
+    scenes.sizes[scene] = size
 
     shading = Shading()
     direction = directed(params, scene)
@@ -208,21 +208,23 @@ def set_appearance(
         shading.gain[k] = wp.float32(gain[k])
         mixed = (_ONE - share) * _BLUE[k] + share * _WHITE * another[k]
         shading.colour[k] = wp.uint8(wp.rint(mixed))
-    looks.shadings[scene] = shading
-    looks.stale[scene] = wp.uint8(1)
+    scenes.shadings[scene] = shading
+    scenes.stale[scene] = wp.uint8(1)
 
 
 @wp.kernel
-def place_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table, drop: Backdrop):
+def place_backgrounds(
+    rows: wp.array(dtype=wp.int32), scenes: Appearances, table: Table, backdrop: Backdrop
+):
     """Find how scenes ``(B,)`` see a stale table and floor."""
     scene = wp.tid()
     row = rows[scene]
     if row < 0:
         return
-    if looks.stale[row] == wp.uint8(0):
+    if scenes.stale[row] == wp.uint8(0):
         return
-    params = looks.params
-    screen = looks.screens[row]
+    params = scenes.params
+    screen = scenes.screens[row]
     direction = directed(params, row)
     gain = light_gain(params, row)
     tint = three(params, row, _TINT)
@@ -240,8 +242,8 @@ def place_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table
         of_d = wp.cross(a, b)
         area = wp.dot(of_a, a)
         # Rows count downwards: what is seen from its front has a negative area.
-        if area < _ZERO and (sides(p, looks) | sides(q, looks) | sides(r, looks)) == 31:
-            drop.order[scene, many] = t
+        if area < _ZERO and (sides(p, scenes) | sides(q, scenes) | sides(r, scenes)) == 31:
+            backdrop.order[scene, many] = t
             many += 1
             normal = table.normals[t]
             facing = wp.dot(direction, normal)
@@ -249,39 +251,39 @@ def place_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table
             bright = _AMBIENT + _DIFFUSE * wp.max(facing, _ZERO)
             bright += _SPECULAR * mirrored * mirrored
             for k in range(3):
-                drop.weights[scene, t][0, k] = wp.float32(of_a[k] / area)
-                drop.weights[scene, t][1, k] = wp.float32(of_b[k] / area)
-                drop.weights[scene, t][2, k] = wp.float32(of_d[k] / area)
-                drop.gains[scene, t][k] = wp.float32(bright * (gain[k] * (_ONE + tint[k])))
+                backdrop.weights[scene, t][0, k] = wp.float32(of_a[k] / area)
+                backdrop.weights[scene, t][1, k] = wp.float32(of_b[k] / area)
+                backdrop.weights[scene, t][2, k] = wp.float32(of_d[k] / area)
+                backdrop.gains[scene, t][k] = wp.float32(bright * (gain[k] * (_ONE + tint[k])))
                 for i in range(2):
                     place = table.uv[t, k][i]
                     if table.on_table[t] != wp.uint8(0):
                         place -= shift[i]
-                    drop.texels[scene, t][i, k] = wp.float32(place)
-    drop.order[scene, many] = -1
+                    backdrop.texels[scene, t][i, k] = wp.float32(place)
+    backdrop.order[scene, many] = -1
 
 
 _DRAW_ROW = """
-    // A processor looks for many pixels' texels at once, also for hidden ones, as that loop can be
+    // A processor looks up many pixels' texels at once, also for hidden ones, as that loop can be
     // vectorised; CUDA for one, whose neighbours have threads of their own.
 #ifdef __clang__
     const int together = 64;
 #else
     const int together = 1;
 #endif
-    const int width = looks.backgrounds.shape[2], most = drop.order.shape[1];
-    const size_t first_of_row = ((size_t)target * looks.backgrounds.shape[1] + row) * width;
-    wp::vec3ub* colours = looks.backgrounds.data + first_of_row;
-    float* nearest = looks.nearness.data + first_of_row;
+    const int width = scenes.backgrounds.shape[2], most = backdrop.order.shape[1];
+    const size_t first_of_row = ((size_t)target * scenes.backgrounds.shape[1] + row) * width;
+    wp::vec3ub* colours = scenes.backgrounds.data + first_of_row;
+    float* nearest = scenes.nearness.data + first_of_row;
     for (int column = 0; column < width; ++column) {
         colours[column] = wp::vec3ub(255, 255, 255);
         nearest[column] = 0.0f;
     }
     const float y = (float)row, right = (float)(width - 1);
     for (int k = 0; k < most; ++k) {
-        const int t = wp::index(drop.order, scene, k);
+        const int t = wp::index(backdrop.order, scene, k);
         if (t < 0) break;
-        const wp::mat33& weight = wp::index(drop.weights, scene, t);
+        const wp::mat33& weight = wp::index(backdrop.weights, scene, t);
 
         // Columns of this row that the triangle covers.
         float low = 0.0f, high = right, start[3], along[3];
@@ -302,7 +304,7 @@ _DRAW_ROW = """
 
         // At column x start + along * x is (u, v, 1) divided by the distance; (u, v) is the place
         // in the texture.
-        const wp::mat33& corners = wp::index(drop.texels, scene, t);
+        const wp::mat33& corners = wp::index(backdrop.texels, scene, t);
         float place_0[2], place_1[2];
         for (int i = 0; i < 2; ++i) {
             const float* c = corners.data[i];
@@ -312,7 +314,7 @@ _DRAW_ROW = """
         const float near_0 = start[0] + start[1] + start[2];
         const float near_1 = along[0] + along[1] + along[2];
         const float u_0 = place_0[0], u_1 = place_1[0], v_0 = place_0[1], v_1 = place_1[1];
-        const wp::vec3 gain = wp::index(drop.gains, scene, t);
+        const wp::vec3 gain = wp::index(backdrop.gains, scene, t);
         const float red = gain[0], green = gain[1], blue = gain[2];
         // The texture repeats after 1; the table's, mirrored every other time, has no seams.
         const int mirrored = table.on_table.data[t] != 0;
@@ -370,24 +372,28 @@ _DRAW_ROW = """
 
 
 @wp.func_native(_DRAW_ROW)
-def draw_row(scene: int, target: int, row: int, table: Table, drop: Backdrop, looks: Looks):
+def draw_row(
+    scene: int, target: int, row: int, table: Table, backdrop: Backdrop, scenes: Appearances
+):
     """Draw a row of a background, white where nothing is: C++, which compilers vectorise."""
 
 
 @wp.kernel
-def draw_backgrounds(rows: wp.array(dtype=wp.int32), looks: Looks, table: Table, drop: Backdrop):
+def draw_backgrounds(
+    rows: wp.array(dtype=wp.int32), scenes: Appearances, table: Table, backdrop: Backdrop
+):
     """Draw rows of pixels ``(B, H)`` of the table and floor of scenes where they are stale."""
     scene, row = wp.tid()
     target = rows[scene]
     if target < 0:
         return
-    if looks.stale[target] == wp.uint8(0):
+    if scenes.stale[target] == wp.uint8(0):
         return
-    draw_row(scene, target, row, table, drop, looks)
+    draw_row(scene, target, row, table, backdrop, scenes)
 
 
 @wp.kernel
-def place_objects(objects: wp.array(dtype=wp.vec2d), bodies: Bodies, looks: Looks):
+def place_objects(objects: wp.array(dtype=wp.vec2d), bodies: Bodies, scenes: Appearances):
     """Pose objects ``(B,)`` at rest; NaN: there is none."""
     scene = wp.tid()
     if bodies.rows[scene] < 0:
@@ -397,14 +403,14 @@ def place_objects(objects: wp.array(dtype=wp.vec2d), bodies: Bodies, looks: Look
     if wp.isnan(place[0]):
         return
     bodies.present[scene] = wp.uint8(1)
-    pose = looks.resting[bodies.rows[scene]]
+    pose = scenes.resting[bodies.rows[scene]]
     pose[0, 3] = place[0]
     pose[1, 3] = place[1]
     bodies.poses[scene, _OBJECT] = pose
 
 
 @wp.kernel
-def look(bodies: Bodies, looks: Looks, boxes: wp.array2d(dtype=wp.vec4d)):
+def project_bodies(bodies: Bodies, scenes: Appearances, boxes: wp.array2d(dtype=wp.vec4d)):
     """Find where each body ``(B, 14)`` is on the screen, and whether it may be seen.
 
     ``boxes`` are the corners ``(14, 8)`` of the bodies' bounding boxes.
@@ -415,32 +421,32 @@ def look(bodies: Bodies, looks: Looks, boxes: wp.array2d(dtype=wp.vec4d)):
     if body == 0:
         bodies.noise[scene, 1] = 0
         if row >= 0:
-            looks.stale[row] = wp.uint8(0)  # the background was drawn before
-            bodies.noise[scene, 1] = int(wp.rint(_STEPS * looks.params[row, _NOISE]))
-            start = wp.int64(wp.float64(_STARTS) * looks.params[row, _NOISE_AT])
-            start += _NEXT * looks.steps[row]
+            scenes.stale[row] = wp.uint8(0)  # the background was drawn before
+            bodies.noise[scene, 1] = int(wp.rint(_STEPS * scenes.params[row, _NOISE]))
+            start = wp.int64(wp.float64(_STARTS) * scenes.params[row, _NOISE_AT])
+            start += _NEXT * scenes.steps[row]
             bodies.noise[scene, 0] = int(start % wp.int64(_STARTS))
     if row < 0 or (body == _OBJECT and bodies.present[scene] == wp.uint8(0)):
         return
     pose = bodies.poses[scene, body]
     size = wp.float64(1.0)
     if body == _OBJECT:
-        size = looks.sizes[row]
+        size = scenes.sizes[row]
     # Where the body has the camera: a rotation's inverse is its transpose.
-    away = looks.standing[row] - column(pose, 3)
+    away = scenes.standing[row] - column(pose, 3)
     for i in range(3):
         bodies.eyes[scene, body][i] = wp.float32(wp.dot(column(pose, i), away) / size)
     for i in range(3):
         for j in range(3):
             bodies.rotations[scene, body][i, j] = wp.float32(pose[i, j])
             pose[i, j] = pose[i, j] * size
-    matrix = looks.screens[row] * pose
+    matrix = scenes.screens[row] * pose
     for i in range(4):
         for j in range(4):
             bodies.matrices[scene, body][i, j] = wp.float32(matrix[i, j])
     # All corners beyond one edge of the image, or nearer than the camera sees: out of view.
     within = int(0)
     for i in range(8):
-        within = within | sides(matrix * boxes[body, i], looks)
+        within = within | sides(matrix * boxes[body, i], scenes)
     if within == 31:
         bodies.seen[scene, body] = wp.uint8(1)

@@ -58,11 +58,11 @@ class Appearance:
         self.device = WarpDevice(device, tensors)
         warp, zeros = self.device.warp, self.device.zeros
         from vinoreward_envs.camera import appearance_kernels
-        from vinoreward_envs.camera.kernels import Looks, Shading
+        from vinoreward_envs.camera.kernels import Appearances, Shading
 
         rows, size = max(count, 1), (spec.height, spec.width)
-        self.looks = struct(
-            Looks,
+        self.scenes = struct(
+            Appearances,
             params=zeros(rows, DRAWS, dtype=warp.float64),
             steps=zeros(rows, dtype=warp.int64),  # the image's number: another one has other noise
             screens=zeros(rows, dtype=warp.mat44d),  # world to column, row, depth, 1; * distance
@@ -77,11 +77,11 @@ class Appearance:
         """Memory of the kernels, ``(N, ...)``."""
         wanted = self.device.of(np.ones(rows, np.uint8), warp.uint8)
         self._wanted, self._params, self._steps = (
-            self.device.view(array) for array in (wanted, self.looks.params, self.looks.steps)
+            self.device.view(array) for array in (wanted, self.scenes.params, self.scenes.steps)
         )
         matrices = [viewport_matrix(*size), projection_matrix(*size)]
         self._set = self.device.record_launch(appearance_kernels.set_appearance, (), [
-            wanted, *(warp.mat44d(*each.ravel()) for each in matrices), self.looks,
+            wanted, *(warp.mat44d(*each.ravel()) for each in matrices), self.scenes,
         ])  # fmt: skip
         self.device.fill(self._params, nominal(rows))
         self._set(rows, self.device.stream())
@@ -100,7 +100,7 @@ class Appearance:
     def background_launches(self, rows: Any) -> list[Launch]:
         """Return launches that draw backgrounds that are stale, of ``(B,)`` rows.
 
-        The kernel ``look``, which comes next, notes that they were drawn.
+        The kernel ``project_bodies``, which comes next, notes that they were drawn.
         """
         from vinoreward_envs.camera import appearance_kernels as kernels
 
@@ -121,14 +121,14 @@ class Appearance:
             table_texture=top,
         )
         shape = (rows.shape[0], len(corners))
-        drop = struct(
+        backdrop = struct(
             kernels.Backdrop,
             order=zeros(shape[0], shape[1] + 1, dtype=warp.int32),
             weights=zeros(*shape, dtype=warp.mat33),
             texels=zeros(*shape, dtype=warp.mat33),
             gains=zeros(*shape, dtype=warp.vec3),
         )
-        record, inputs = self.device.record_launch, [rows, self.looks, table, drop]
+        record, inputs = self.device.record_launch, [rows, self.scenes, table, backdrop]
         return [
             record(kernels.place_backgrounds, (), inputs),
             record(kernels.draw_backgrounds, (self.spec.height,), inputs),
@@ -233,7 +233,7 @@ class FastCamera(Camera):
         from vinoreward_envs.camera import appearance_kernels
         from vinoreward_envs.camera.kernels import Mesh
 
-        device, looks, size = self._device, self._appearance.looks, self._capacity
+        device, scenes, size = self._device, self._appearance.scenes, self._capacity
         warp, of, record, rows = device.warp, device.of, device.record_launch, self._bodies.rows
         baked, arm = scene_mesh(self.spec.mesh), arm_struct(device.name)
         starts = of(np.tile(c.HOVER_JOINTS, (size, 1)), arm_kernels.Joints)
@@ -241,20 +241,20 @@ class FastCamera(Camera):
         reach = [rows, self._targets, starts, arm, self._joints, solved]
         links = [rows, self._joints, arm, self._bodies.poses]
         self._posed = [record(arm_kernels.pose_links, (), links)]
-        placed = [self._objects, self._bodies, looks]
+        placed = [self._objects, self._bodies, scenes]
         self._hovering = [
             record(arm_kernels.reach, (), reach),
             *self._posed,
             record(appearance_kernels.place_objects, (), placed),
         ]
-        look = [self._bodies, looks, of(_boxes(baked), warp.vec4d)]
+        inputs = [self._bodies, scenes, of(_boxes(baked), warp.vec4d)]
         varied = self._appearance.count > 0
         self._drawing = self._appearance.background_launches(rows)
         if not varied:  # drawn once
             for launch in self._drawing:
                 launch(1, device.stream())
             self._drawing = []
-        self._drawing.append(record(appearance_kernels.look, (MESH_LINKS,), look))
+        self._drawing.append(record(appearance_kernels.project_bodies, (MESH_LINKS,), inputs))
         mesh = struct(
             Mesh,
             positions=of(baked.positions, warp.vec3),
@@ -290,7 +290,7 @@ class FastCamera(Camera):
             depth=device.zeros(*padded, dtype=warp.float32),
             winners=device.zeros(*padded, dtype=warp.int32),
         )
-        inputs = [columns, mesh, self._bodies, self._appearance.looks, noise, self._image]
+        inputs = [columns, mesh, self._bodies, self._appearance.scenes, noise, self._image]
         return [device.record_launch(one_thread.draw_scenes, (), inputs)]
 
     def _record_pixels(self, baked: SceneMesh, mesh: Any, noise: Any) -> list[Launch]:
@@ -302,7 +302,7 @@ class FastCamera(Camera):
         screen = device.zeros(self._capacity, count, dtype=warp.vec3)
         depths = device.zeros(self._capacity, *size, dtype=warp.uint64)
         triangles = [mesh.faces, mesh.face_links, bodies.seen, screen, *size, depths]
-        pixels = [mesh, bodies, self._appearance.looks, screen, depths, noise, self._image]
+        pixels = [mesh, bodies, self._appearance.scenes, screen, depths, noise, self._image]
         return [
             device.record_launch(kernels.transform_vertices, (count,), [mesh, bodies, screen]),
             device.record_launch(kernels.fill_triangles, (len(baked.faces),), triangles),

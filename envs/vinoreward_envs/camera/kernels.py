@@ -48,7 +48,7 @@ class Shading:
 
 
 @wp.struct
-class Looks:
+class Appearances:
     """How scenes look, a row for each; see :class:`.Appearance`."""
 
     params: wp.array2d(dtype=wp.float64)
@@ -211,7 +211,7 @@ def fill_triangles(
 def shade_pixels(
     mesh: Mesh,
     bodies: Bodies,
-    looks: Looks,
+    scenes: Appearances,
     screen: wp.array2d(dtype=wp.vec3),
     depth: wp.array3d(dtype=wp.uint64),
     noise: wp.array(dtype=wp.int16),
@@ -219,17 +219,17 @@ def shade_pixels(
 ):
     """Colour each pixel ``(B, H, W)`` and make its depth ready for the next image."""
     scene, row, column = wp.tid()
-    look = wp.max(bodies.rows[scene], 0)
+    shown = wp.max(bodies.rows[scene], 0)
     won = depth[scene, row, column]
     depth[scene, row, column] = wp.uint64(0)
-    colour = looks.backgrounds[look, row, column]
-    near = looks.nearness[look, row, column]
+    colour = scenes.backgrounds[shown, row, column]
+    near = scenes.nearness[shown, row, column]
     if won != wp.uint64(0) and (won >> _ID_BITS) >= bits(near):
         t = int(won & _ID_MASK) - 1
         face = mesh.faces[t]
         colour = shaded(
             row, column, screen[scene, face[0]], screen[scene, face[1]], screen[scene, face[2]],
-            t, mesh, bodies.rotations, scene, looks.shadings[look],
+            t, mesh, bodies.rotations, scene, scenes.shadings[shown],
         )  # fmt: skip
     image[scene, row, column] = colour
     times = bodies.noise[scene, 1]

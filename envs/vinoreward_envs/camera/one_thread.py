@@ -12,7 +12,7 @@ generates. Both modules share shading and noise.
 import warp as wp
 
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera.kernels import Bodies, Looks, Mesh, add_noise, shaded
+from vinoreward_envs.camera.kernels import Appearances, Bodies, Mesh, add_noise, shaded
 
 wp.set_module_options({"enable_backward": False})
 
@@ -194,17 +194,17 @@ def draw_scenes(
     columns: Columns,
     mesh: Mesh,
     bodies: Bodies,
-    looks: Looks,
+    scenes: Appearances,
     noise: wp.array(dtype=wp.int16),
     image: wp.array3d(dtype=wp.vec3ub),
 ):
     """Draw scenes ``(B,)``."""
     scene = wp.tid()
-    look = wp.max(bodies.rows[scene], 0)
-    shading = looks.shadings[look]
+    shown = wp.max(bodies.rows[scene], 0)
+    shading = scenes.shadings[shown]
     height = image.shape[1]
     width = image.shape[2]
-    copy_background(looks.backgrounds, look, scene, image)
+    copy_background(scenes.backgrounds, shown, scene, image)
     for link in range(columns.ranges.shape[0]):
         if bodies.seen[scene, link] != wp.uint8(0):
             span = columns.ranges[link]
@@ -217,7 +217,7 @@ def draw_scenes(
                 near_here = columns.depth[row, column]
                 columns.winners[row, column] = 0
                 columns.depth[row, column] = 0.0
-                if near_here >= looks.nearness[look, row, column]:
+                if near_here >= scenes.nearness[shown, row, column]:
                     t = won - 1
                     image[scene, row, column] = shaded(
                         row, column,
