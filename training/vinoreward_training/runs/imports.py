@@ -25,6 +25,7 @@ _IN_OPTIONS = (
     (r"latent_size= ", "--latent "),
     (r"latent_size=", "--latent "),
     (r"color_order='(\w+)'", r"--color-order \1"),
+    (r"color_order=(?=[ ,.;])", "--color-order"),
     (r"\bscale=(\d+)", r"--scale \1"),
     (r"mean (0|0\.5) and std (1|0\.5)", r"--mean \1 \1 \1 and --std \2 \2 \2"),
     (r"ImageNet's mean and std", "--mean 0.485 0.456 0.406 and --std 0.229 0.224 0.225"),

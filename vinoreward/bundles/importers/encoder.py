@@ -116,9 +116,9 @@ def _latent_of(
         raise ConfigError(
             f"{path} returns {' and '.join(str(each or 'any') for each in columns)} numbers per "
             f"image, with latent_size={latent_size} and posterior={posterior}. Expected as many as "
-            "the latent size (posterior=False), or twice as many: means and as many log variances "
-            "(posterior=True), in two outputs or side by side; give Bundle.from_encoder posterior= "
-            "or a latent_size= that fits."
+            "the latent size with posterior=False, or twice as many with posterior=True: means and "
+            "as many log variances, side by side or in two outputs; give one of these, or a "
+            "latent_size= that fits, or name the outputs with outputs=."
         )
     return size, posterior
 
