@@ -20,8 +20,8 @@ from tiny_network import (
 )
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import add_int8
 from vinoreward.bundles.schema import Quantization
+from vinoreward.bundles.update import add_int8
 from vinoreward.errors import BundleError, BundleParityError, ConfigError
 
 pytest.importorskip("onnx")

@@ -14,7 +14,8 @@ from tiny_network import COARSE, PASSED, SPEC, expected_logits, golden_images, n
 from vinoreward.bundles import save as save_module
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import previous_of
-from vinoreward.bundles.save import add_int8, save_bundle
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.update import add_int8
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
 
 pytest.importorskip("onnx")
@@ -104,13 +105,13 @@ def test_a_process_killed_while_saving_leaves_the_old_bundle(
     before = snapshot(bundle.path)
     script = (
         "import os, sys\n"
-        "from vinoreward.bundles import save\n"
+        "from vinoreward.bundles import save, update\n"
         "from vinoreward.bundles.bundle import Bundle\n"
         "from vinoreward.bundles.schema import Quantization\n"
         "save.write_json = lambda *_: os._exit(9)\n"
         "bundle = Bundle.load(sys.argv[1])\n"
         "quantization = Quantization(passed=True, flips=0, frames=1, method='m')\n"
-        "save.add_int8(bundle, sys.argv[2], quantization, bundle.golden.logits)\n"
+        "update.add_int8(bundle, sys.argv[2], quantization, bundle.golden.logits)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(bundle.path), str(tmp_path / "source.onnx")],

@@ -20,8 +20,9 @@ from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.torch_networks import ENCODERS, WithPreprocess, build_encoder
 from vinoreward.bundles import golden as latents
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import add_int8, save_bundle
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Quantization
+from vinoreward.bundles.update import add_int8
 from vinoreward.errors import (
     BundleError,
     BundleParityError,

@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find
-from vinoreward.bundles.save import with_guard
+from vinoreward.bundles.update import with_guard
 from vinoreward.errors import (
     BundleError,
     ConfigError,

@@ -16,11 +16,11 @@ from tiny_network import forge
 from toy_environments import save_toy_bundle
 
 from vinoreward import Bundle, Classifier
+from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.errors import BundleError
 from vinoreward.files import read_npz
 from vinoreward.rewards.ood import (
     FALSE_ALARMS,
-    GUARD_FILE,
     LEAST_EPISODES,
     OodDetector,
     guard_of,

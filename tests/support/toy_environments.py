@@ -19,10 +19,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vinoreward import ImageInInfo
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import add_int8, save_bundle
+from vinoreward.bundles.locate import GUARD_FILE
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
+from vinoreward.bundles.update import add_int8
 from vinoreward.images import ImageSpec, View
-from vinoreward.rewards.ood import GUARD_FILE, OodDetector
+from vinoreward.rewards.ood import OodDetector
 
 HEIGHT, WIDTH = 6, 8
 LAST_CELL = 7

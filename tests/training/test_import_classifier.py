@@ -20,7 +20,7 @@ from torch import nn
 from vinoreward import LearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find
-from vinoreward.bundles.save import with_guard
+from vinoreward.bundles.update import with_guard
 from vinoreward.errors import (
     ConfigError,
     ImageMismatchError,

@@ -65,7 +65,7 @@ from vinoreward.processes import python_command, thread_limits
 if TYPE_CHECKING:
     import torch
 
-VERSION = 1
+VERSION = 2
 """Of these checks. A network that passed those of another version is tried again."""
 MEMORY = 896 << 20
 SECONDS = 20

@@ -20,9 +20,10 @@ CARD_FILE = "README.md"
 MODEL_FILE = "model.onnx"
 INT8_FILE = "model.int8.onnx"
 GOLDEN_FILE = "golden.npz"
+GUARD_FILE = "guard.npz"
 # The decoder is only for looking at an encoder's reconstructions.
 MODEL_FILES = (
-    MODEL_FILE, "model.safetensors", INT8_FILE, "decoder.onnx", "decoder.safetensors", "guard.npz",
+    MODEL_FILE, "model.safetensors", INT8_FILE, "decoder.onnx", "decoder.safetensors", GUARD_FILE,
 )  # fmt: skip
 MAX_SPEC_BYTES = 1 << 20
 MAX_HASH_BYTES = 1024

@@ -19,13 +19,13 @@ from vinoreward.arrays import Array, Arrays
 from vinoreward.backends.network import read_bytes
 from vinoreward.bundles import locate
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.errors import BundleError, ModelCorruptError
 from vinoreward.files import read_npz, reason_of
 
 Floats = NDArray[np.float32]
 Images = NDArray[np.uint8]
 
-GUARD_FILE = "guard.npz"
 MAX_GUARD_BYTES = 8 << 20
 FALSE_ALARMS = 0.002
 """Share of clean episodes that may have an out-of-distribution frame, if enough are there."""

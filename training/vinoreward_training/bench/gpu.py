@@ -22,9 +22,10 @@ import torch
 from vinoreward import VectorEncodedObservation  # also registers the environments
 from vinoreward.backends.base import load_backend
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.bundles.save import save_bundle
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.ood import GUARD_FILE, LEAST_EPISODES, OodDetector
+from vinoreward.rewards.ood import LEAST_EPISODES, OodDetector
 from vinoreward_envs.arrays import Arrays
 from vinoreward_envs.constants import MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.scenes import HoverScenes, piece_of

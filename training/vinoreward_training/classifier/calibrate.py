@@ -16,9 +16,10 @@ from vinoreward.backends.base import Backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.importers.encoder import other_images
-from vinoreward.bundles.locate import INT8_FILE
-from vinoreward.bundles.save import GUARD_FILE, front_matter, update_bundle
+from vinoreward.bundles.locate import GUARD_FILE, INT8_FILE
+from vinoreward.bundles.save import front_matter
 from vinoreward.bundles.schema import BundleSpec
+from vinoreward.bundles.update import update_bundle
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.images import ImageSpec, read_image
 from vinoreward.rewards.classifier import (

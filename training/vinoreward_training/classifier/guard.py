@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import with_guard
+from vinoreward.bundles.locate import GUARD_FILE
+from vinoreward.bundles.update import with_guard
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.ood import GUARD_FILE, LEAST_EPISODES, OodDetector
+from vinoreward.rewards.ood import LEAST_EPISODES, OodDetector
 from vinoreward_training.classifier.shifts import TRAINED, Shift, in_rooms, shifted
 from vinoreward_training.configs import GuardConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode

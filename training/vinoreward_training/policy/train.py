@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.machine import usable_cores
 from vinoreward.processes import interrupt_between, thread_limits
 from vinoreward.rewards.alarms import TITLES
-from vinoreward.rewards.ood import GUARD_FILE
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.configs.policies import Learner
