@@ -58,5 +58,5 @@ def test_the_lock_has_hashes_and_what_pyproject_asks_for() -> None:
             assert each.name in OF_OTHER_EXTRAS, f"renew the lock with .ci/lock: {each}"
 
 
-OF_OTHER_EXTRAS = {"sbx-rl", "mkdocs", "mkdocs-material", "mkdocstrings", "mkdocstrings-python"}
-"""Of the extras ``sbx`` and ``docs``, which ``dev`` leaves out."""
+OF_OTHER_EXTRAS = {"mkdocs", "mkdocs-material", "mkdocstrings", "mkdocstrings-python"}
+"""Of the extra ``docs``, which ``dev`` leaves out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from vinoreward_training.configs import BenchConfig, PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import (
     build_model,
-    load_policy,
     restore_checkpoint,
     save_checkpoint,
     save_policy,
@@ -36,13 +34,11 @@ from vinoreward_training.tasks.many import make_batch
 
 RANDOM = "PandaHoverRandom-v0"
 BATCHED: dict[str, Any] = {"vec_env": "batched", "num_envs": 8, "env": RANDOM}
-OTHERS = ("device", "skrl", "sbx")
+OTHERS = ("device", "skrl")
 
 
 def model_of(learner: str, env: Any = None, steps: int = 0, seed: int = 0, **more: Any) -> Any:
     """A small SAC on a batch that is paid by the truth."""
-    if learner == "sbx":
-        pytest.importorskip("sbx")
     env = make_batch(8, RANDOM, backend="oracle") if env is None else env
     given = {**SMALL, "gradient_steps": 2, **more}
     model: Any = build_model("SAC", env, given, seed=seed, replay_size=800, learner=learner)
@@ -168,8 +164,6 @@ def test_an_episode_s_last_observation_is_its_own(batched: bool, learner: str) -
 
 @pytest.mark.parametrize("learner", OTHERS)
 def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path, learner: str) -> None:
-    if learner == "sbx":
-        pytest.importorskip("sbx")
     runs = [tmp_path / "one", tmp_path / "other"]
     given = {"timesteps": 200, "stop_when_solved": None, "learner": learner, **BATCHED}
     results = [train(config(out, **given)) for out in runs]
@@ -259,23 +253,6 @@ def test_an_optimiser_of_other_shapes_is_refused(
         restore_checkpoint(path, model_of(learner))
 
 
-def test_what_jax_has_learned_sb3_plays(tmp_path: Path) -> None:
-    model = model_of("sbx", steps=160)
-    description = {
-        "algorithm": "SAC", "algorithm_kwargs": SMALL, "learner": "sbx", "env": RANDOM,
-        "env_kwargs": {}, "backend": "oracle", "bundle": None, "precision": "auto",
-        "wrap_bundle": False,
-    }  # fmt: skip
-    save_policy(tmp_path, model, description)
-    with contextlib.closing(make_env(RANDOM, backend="oracle")) as env:
-        played = load_policy(tmp_path, env)
-        observations = np.stack([env.observation_space.sample() for _ in range(20)])
-    assert "Sbx" not in type(played).__name__
-    expected, _ = model.predict(observations, deterministic=True)
-    found, _ = played.predict(observations, deterministic=True)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
 def test_tensors_and_arrays_are_learned_from_alike() -> None:
     """A batch of tensors, as on a GPU, gives the training that NumPy's arrays give."""
     found = []
@@ -310,7 +287,6 @@ def test_a_single_environment_will_do(tmp_path: Path) -> None:
             {"learner": "skrl", "algorithm_kwargs": {"policy_kwargs": {"n_critics": 3}}},
             "n_critics=3 is not for --learner skrl",
         ),
-        ({"learner": "sbx", "device": "cuda"}, "--learner sbx with --device cuda"),
         ({"algorithm": "PPO"}, "--learner device with --algorithm PPO. Expected SAC;"),
         ({"learner": "skrl", "algorithm": "A2C"}, "A2C. Expected SAC or PPO;"),
     ],
@@ -323,23 +299,13 @@ def test_what_a_learner_cannot_do_is_refused(
         train(config(tmp_path / "run", **{**BATCHED, "learner": "device", **changes}))
 
 
-def test_sbx_takes_what_sb3_can_play(tmp_path: Path) -> None:
-    for more in ({"policy_delay": 2}, {"policy_kwargs": {"net_arch": [8], "layer_norm": True}}):
-        with pytest.raises(ConfigError, match=r"policy_delay|layer_norm"):
-            model_of("sbx", **more)
-
-
-@pytest.mark.parametrize("learner", ["skrl", "sbx"])
-def test_without_its_library_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, learner: str
-) -> None:
-    monkeypatch.delitem(sys.modules, f"vinoreward_training.policy.{learner}_sac", raising=False)
-    for name in [one for one in sys.modules if one.partition(".")[0] == learner] or [learner]:
+def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "vinoreward_training.policy.skrl_sac", raising=False)
+    for name in [one for one in sys.modules if one.partition(".")[0] == "skrl"] or ["skrl"]:
         monkeypatch.setitem(sys.modules, name, None)
     env = make_batch(2, RANDOM, backend="oracle")
-    words = rf"--learner {learner} needs {learner}.*\[{learner}\]"
-    with pytest.raises(MissingExtraError, match=words):
-        build_model("SAC", env, SMALL, seed=0, learner=learner)
+    with pytest.raises(MissingExtraError, match=r"--learner skrl needs skrl.*\[skrl\]"):
+        build_model("SAC", env, SMALL, seed=0, learner="skrl")
 
 
 @pytest.mark.slow
@@ -365,6 +331,5 @@ def test_the_row_of_learners_trains_in_turns(
 @pytest.mark.slow
 def test_the_row_of_a_batch() -> None:
     rows = learners.overhead_batched_rows(BenchConfig(seeds=1, overhead_steps=20))
-    timed = ["sb3", "sbx"] if learners.is_installed("sbx") else ["sb3"]
-    assert [row.target for row in rows] == [learners.OVERHEADS[learner] for learner in timed]
+    assert [row.target for row in rows] == [learners.OVERHEADS["sb3"]]
     assert all(row.value and row.value > 0 for row in rows)

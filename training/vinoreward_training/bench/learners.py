@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from typing import Any, get_args
 
@@ -22,7 +21,7 @@ from vinoreward_training.runs.machine import EXTRAS, module_of
 from vinoreward_training.tasks.many import make_batch
 
 TASK = TASKS[0]
-OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "skrl": "", "sbx": "<= 1.15 x"}
+OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "skrl": ""}
 """Learner to the bar of what the learned reward may cost it in a batch."""
 
 ENVIRONMENT = "PandaHover-v0"
@@ -98,45 +97,31 @@ def _compiled(settled: TrainConfig, environments: int) -> int:
 def overhead_batched_rows(config: BenchConfig) -> list[Row]:
     """Compare wall time of a training in one batch with the learned and the oracle's reward."""
     settled = SETTINGS.of(env=ENVIRONMENT, timesteps=config.overhead_steps)
-    compiled = _compiled(settled, TOGETHER)
-    timed: list[Learner] = ["sb3", "sbx"] if is_installed("sbx") else ["sb3"]
 
     def seconds(arm: str, seed: int) -> Any:
-        learner: Learner = "sbx" if arm.startswith("sbx") else "sb3"
         options: dict[str, Any] = {"bundle": config.bundle}
-        if arm.endswith("oracle"):
+        if arm == "oracle":
             options = {"backend": "oracle"}
-        spent = train_seconds(
-            make_batch(TOGETHER, ENVIRONMENT, **options),
-            dataclasses.replace(settled, learner=learner),
-            seed,
-            # JAX compiles in the first gradient steps, which are not counted. The steps before are.
-            uncounted=(compiled - 3 * TOGETHER, compiled) if learner == "sbx" else (0, 0),
-        )
+        spent = train_seconds(make_batch(TOGETHER, ENVIRONMENT, **options), settled, seed)
         print(f"  {arm} reward, seed {seed}: {spent[0]:.1f} s", flush=True)
         return spent
 
-    arms = [f"{learner} {reward}" for learner in timed for reward in ("learned", "oracle")]
-    times = paired(config, arms, config.seeds, seconds)
+    times = paired(config, ("learned", "oracle"), config.seeds, seconds)
     wall, cpu, thread = (
         {arm: [float(one[at]) for one in found] for arm, found in times.items()} for at in range(3)
     )
-
-    def ratios(seconds: dict[str, list[float]], learner: str) -> Any:
-        return paired_ratios(seconds[f"{learner} learned"], seconds[f"{learner} oracle"])
 
     return [
         median_row(
             "overhead-batched",
             f"training wall time with the learned reward over that with the oracle reward, "
             f"{TOGETHER} environments in one batch, {ENVIRONMENT}, "
-            f"{config.overhead_steps} steps of SAC with --learner {learner}",
-            ratios(wall, learner),
+            f"{config.overhead_steps} steps of SAC with --learner sb3",
+            paired_ratios(*wall.values()),
             "seeds, wall times",
-            target=OVERHEADS[learner],
-            note=f"by processor time {quartiles(ratios(cpu, learner))[1]:.3g} x, by that of the "
-            f"learner's thread alone, {quartiles(ratios(thread, learner))[1]:.3g} x",
+            target=OVERHEADS["sb3"],
+            note=f"by processor time {quartiles(paired_ratios(*cpu.values()))[1]:.3g} x, by that "
+            f"of the learner's thread alone, {quartiles(paired_ratios(*thread.values()))[1]:.3g} x",
             details={"seconds": wall, "processor_seconds": cpu, "thread_seconds": thread},
         )
-        for learner in timed
     ]

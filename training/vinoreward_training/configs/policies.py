@@ -13,7 +13,7 @@ from vinoreward.rewards.decision import OodAction, RewardMode
 Scalar = bool | int | float | str
 
 
-Learner = Literal["sb3", "device", "skrl", "sbx"]
+Learner = Literal["sb3", "device", "skrl"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,9 @@ class TrainConfig:
     actions, DQN for discrete ones, PPO for others."""
     learner: Learner | None = None
     """What trains. sb3: Stable-Baselines3. device: a SAC of ours on --device. skrl: the SAC or PPO
-    of skrl on --device. sbx: the SAC of SBX, in JAX. None: sb3, or device for SAC where the preset
-    of --vec-env batched says so. All but sb3 need vectors as observations; all train the same kind
-    of network. With device or skrl on CUDA, --vec-env batched and --backend torch keep the
-    environments on the device too."""
+    of skrl on --device. None: sb3, or device for SAC where the preset of --vec-env batched says so.
+    All but sb3 need vectors as observations; all train the same kind of network. With device or
+    skrl on CUDA, --vec-env batched and --backend torch keep the environments on the device too."""
     timesteps: int | None = None
     """Environment steps in all; None: the preset's, else 8000."""
     seed: int = 0

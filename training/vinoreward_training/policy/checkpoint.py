@@ -107,7 +107,7 @@ def build_model(
     ``gradient_steps`` is given.
     In a batch off-policy algorithms train while it steps, see
     :class:`~vinoreward_training.sb3.OverlappedTraining`.
-    ``learner`` ``"device"``, ``"skrl"`` and ``"sbx"`` train the same networks by other code, see
+    ``learner`` ``"device"`` and ``"skrl"`` train the same networks by other code, see
     ``TrainConfig``.
 
     ConfigError for actions that :func:`check_numbering` refuses.
@@ -125,10 +125,6 @@ def build_model(
         kind = DeviceSAC
     elif learner == "skrl":
         kind = _skrl_class(algorithm)
-    elif learner == "sbx":
-        from vinoreward_training.policy.sbx_sac import SbxSAC, checked_arguments
-
-        kind, given = SbxSAC, checked_arguments(given, env.observation_space)
     if algorithm in OFF_POLICY:
         from vinoreward_training.sb3 import BatchedVecEnv, OverlappedTraining
 
@@ -437,16 +433,6 @@ def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
 
 def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, Any]) -> None:
     """Write ``policy.pt`` (tensors) and ``policy.json`` (how to build the network and the env)."""
-    if description.get("learner") == "sbx":
-        played: Any = build_model(
-            description["algorithm"],
-            model.get_env(),  # type: ignore[arg-type]
-            {**description["algorithm_kwargs"], "buffer_size": 1},
-            seed=0,
-        )
-        trained: Any = model
-        trained.copy_into(played)
-        model = played
     save_state(folder / "policy.pt", model.policy.state_dict())
     write_json(folder / "policy.json", {"schema_version": 1, **description})
 

@@ -295,8 +295,6 @@ def _check_learner(config: TrainConfig) -> None:
     known = ("SAC", "PPO") if config.learner == "skrl" else ("SAC",)
     if config.algorithm not in known:
         found = f"--algorithm {config.algorithm}. Expected {' or '.join(known)}"
-    elif config.learner == "sbx" and config.device not in ("cpu", "auto"):
-        found = f"--device {config.device}. Expected cpu"
     if found is not None:
         raise ConfigError(
             f"found --learner {config.learner} with {found}; change it, or use --learner sb3."

@@ -35,7 +35,6 @@ EXTRAS = {
     "timm": ("timm",),
     "hub": ("huggingface-hub",),
     "label": ("h11", "starlette", "uvicorn"),
-    "sbx": ("sbx-rl",),
     "skrl": ("skrl",),
 }  # fmt: skip
 """Extra to its distributions."""
@@ -49,7 +48,7 @@ CPU_FEATURES = {
 
 def module_of(distribution: str) -> str:
     """Return what a distribution of an extra is imported as."""
-    return {"warp-lang": "warp", "sbx-rl": "sbx"}.get(distribution, distribution.replace("-", "_"))
+    return {"warp-lang": "warp"}.get(distribution, distribution.replace("-", "_"))
 
 
 def extra_of(module: str) -> str | None:
