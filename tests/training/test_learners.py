@@ -34,7 +34,6 @@ from vinoreward_training.tasks.many import make_batch
 
 RANDOM = "PandaHoverRandom-v0"
 BATCHED: dict[str, Any] = {"vec_env": "batched", "num_envs": 8, "env": RANDOM}
-OTHERS = ("device", "skrl")
 
 
 def model_of(learner: str, env: Any = None, steps: int = 0, seed: int = 0, **more: Any) -> Any:
@@ -53,23 +52,14 @@ def networks(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.policy.state_dict().items()}
 
 
-def a_deviation_above(normal: torch.distributions.Normal, shape: Any = ()) -> torch.Tensor:
-    return normal.mean + normal.stddev
-
-
 @pytest.mark.parametrize(
     ("ended", "cut"), [(False, False), (True, False), (True, True)], ids=["goes on", "ends", "cut"]
 )
 @pytest.mark.parametrize("weight", [0.7, "auto_0.7"])
-@pytest.mark.parametrize("learner", ["device", "skrl"])
-def test_the_updates_are_those_of_sb3(
-    monkeypatch: pytest.MonkeyPatch, learner: str, weight: Any, ended: bool, cut: bool
-) -> None:
+def test_the_updates_are_those_of_sb3(weight: Any, ended: bool, cut: bool) -> None:
     """Of the same networks, transitions and random numbers come the same networks."""
-    if learner == "skrl":  # which draws for what follows first
-        monkeypatch.setattr(torch.distributions.Normal, "rsample", a_deviation_above)
     given = {"ent_coef": weight, "gamma": 0.9, "learning_rate": 0.01, "tau": 0.1}
-    theirs, ours = (model_of(name, **given) for name in ("sb3", learner))
+    theirs, ours = (model_of(name, **given) for name in ("sb3", "device"))
     ours.policy.load_state_dict(networks(theirs))
     # One transition, so that it matters to neither which ones are drawn.
     draw = np.random.default_rng(0)
@@ -142,13 +132,12 @@ def test_a_deviation_beyond_its_limits_has_no_gradient(beyond: float) -> None:
 
 
 @pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("learner", ["device", "skrl"])
-def test_an_episode_s_last_observation_is_its_own(batched: bool, learner: str) -> None:
+def test_an_episode_s_last_observation_is_its_own(batched: bool) -> None:
     """Not that of the reset, whose object is elsewhere; only a success ends what follows."""
     env = None
     if not batched:
         env = DummyVecEnv([lambda: make_env(RANDOM, backend="oracle") for _ in range(8)])
-    model = model_of(learner, env, steps=400, learning_starts=10**6)
+    model = model_of("device", env, steps=400, learning_starts=10**6)
     kept = model.replay_buffer
     seen, following = (each[:50] for each in (kept.observations, kept.next_observations))
     assert kept.size() == 50
@@ -162,10 +151,9 @@ def test_an_episode_s_last_observation_is_its_own(batched: bool, learner: str) -
     assert (begun & ~ended[:-1]).any(), "some are cut short, and those bootstrap"
 
 
-@pytest.mark.parametrize("learner", OTHERS)
-def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path, learner: str) -> None:
+def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path) -> None:
     runs = [tmp_path / "one", tmp_path / "other"]
-    given = {"timesteps": 200, "stop_when_solved": None, "learner": learner, **BATCHED}
+    given = {"timesteps": 200, "stop_when_solved": None, "learner": "device", **BATCHED}
     results = [train(config(out, **given)) for out in runs]
     assert results[0].steps == 200 and results[0].final.claimed is not None
     policies = [torch.load(out / "policy.pt", weights_only=True) for out in runs]
@@ -183,16 +171,13 @@ def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path, learner: s
     assert more.steps == 240
 
 
-@pytest.mark.parametrize("learner", OTHERS)
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
-    tmp_path: Path, learner: str
-) -> None:
-    model = model_of(learner, steps=160, ent_coef="auto")
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    model = model_of("device", steps=160, ent_coef="auto")
     save_checkpoint(tmp_path / "c.pt", model)
-    other = model_of(learner, steps=80, seed=5, ent_coef="auto")
+    other = model_of("device", steps=80, seed=5, ent_coef="auto")
     restore_checkpoint(tmp_path / "c.pt", other)
     assert (other.num_timesteps, other.replay_buffer.size()) == (160, 20)
-    description = {"algorithm": "SAC", "algorithm_kwargs": SMALL, "learner": learner}
+    description = {"algorithm": "SAC", "algorithm_kwargs": SMALL, "learner": "device"}
     for name, each in (("one", model), ("other", other)):
         np.random.seed(0)
         torch.manual_seed(0)
@@ -220,11 +205,10 @@ class Doubles(gym.Env[Any, Any]):
         return self.np_random.normal(size=3), 0.0, False, self.np_random.random() < 0.1, {}
 
 
-@pytest.mark.parametrize("learner", ["device", "skrl"])
-def test_it_acts_at_once_on_observations_of_other_dtypes(learner: str) -> None:
+def test_it_acts_at_once_on_observations_of_other_dtypes() -> None:
     """As after a resume, which is past the first actions at random."""
     env = DummyVecEnv([Doubles])
-    model = model_of(learner, env=env, learning_starts=0)
+    model = model_of("device", env=env, learning_starts=0)
     model.learn(5)
     assert model.num_timesteps == 5
 
@@ -235,22 +219,17 @@ def test_a_checkpoint_of_another_learner_is_refused(tmp_path: Path) -> None:
         restore_checkpoint(tmp_path / "c.pt", model_of("sb3"))
 
 
-@pytest.mark.parametrize(
-    ("learner", "optimiser"), [("sb3", "critic.optimizer"), ("skrl", "agent.critic_optimizer")]
-)
-def test_an_optimiser_of_other_shapes_is_refused(
-    tmp_path: Path, learner: str, optimiser: str
-) -> None:
+def test_an_optimiser_of_other_shapes_is_refused(tmp_path: Path) -> None:
     """It would fail at the next gradient step."""
-    path = tmp_path / "c.pt"
-    model = model_of(learner, steps=160)
+    path, optimiser = tmp_path / "c.pt", "critic.optimizer"
+    model = model_of("sb3", steps=160)
     save_checkpoint(path, model)
     state = torch.load(path, weights_only=True)
-    restore_checkpoint(path, model_of(learner))
+    restore_checkpoint(path, model_of("sb3"))
     next(iter(state["parameters"][optimiser]["state"].values()))["exp_avg"] = torch.zeros(3)
     torch.save(state, path)
     with pytest.raises(ModelCorruptError, match=rf"exp_avg of {optimiser} has the shape \(3,\)"):
-        restore_checkpoint(path, model_of(learner))
+        restore_checkpoint(path, model_of("sb3"))
 
 
 def test_tensors_and_arrays_are_learned_from_alike() -> None:
@@ -275,20 +254,13 @@ def test_a_single_environment_will_do(tmp_path: Path) -> None:
         ({"env": "PandaHoverPixels-v0"}, "vectors of numbers"),
         ({"algorithm_kwargs": {"use_sde": True}}, "use_sde=True is not for --learner device"),
         ({"algorithm_kwargs": {"ent_coef": "auto_-1"}}, "at or below 0"),
-        (
-            {"learner": "skrl", "algorithm_kwargs": {"n_steps": 3}},
-            "n_steps=3 is not for --learner skrl",
-        ),
+        ({"algorithm_kwargs": {"n_steps": 3}}, "n_steps=3 is not for --learner device"),
         (
             {"algorithm_kwargs": {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}},
             "optimizer_kwargs in policy_kwargs is not for --learner device",
         ),
-        (
-            {"learner": "skrl", "algorithm_kwargs": {"policy_kwargs": {"n_critics": 3}}},
-            "n_critics=3 is not for --learner skrl",
-        ),
         ({"algorithm": "PPO"}, "--learner device with --algorithm PPO. Expected SAC;"),
-        ({"learner": "skrl", "algorithm": "A2C"}, "A2C. Expected SAC or PPO;"),
+        ({"learner": "skrl", "algorithm": "SAC"}, "--algorithm SAC. Expected PPO;"),
     ],
     ids=lambda value: "",
 )
@@ -300,12 +272,12 @@ def test_what_a_learner_cannot_do_is_refused(
 
 
 def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "vinoreward_training.policy.skrl_sac", raising=False)
+    monkeypatch.delitem(sys.modules, "vinoreward_training.policy.skrl_ppo", raising=False)
     for name in [one for one in sys.modules if one.partition(".")[0] == "skrl"] or ["skrl"]:
         monkeypatch.setitem(sys.modules, name, None)
     env = make_batch(2, RANDOM, backend="oracle")
     with pytest.raises(MissingExtraError, match=r"--learner skrl needs skrl.*\[skrl\]"):
-        build_model("SAC", env, SMALL, seed=0, learner="skrl")
+        build_model("PPO", env, SMALL, seed=0, learner="skrl")
 
 
 @pytest.mark.slow

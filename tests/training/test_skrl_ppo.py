@@ -143,9 +143,9 @@ def test_a_training_is_recorded_resumed_and_its_policy_played(tmp_path: Path) ->
 
 def test_the_preset_is_its_own() -> None:
     given = {"out": Path("x"), "vec_env": "batched", "learner": "skrl"}
-    ppo, sac = (SETTINGS.of(algorithm=name, **given) for name in ("PPO", "SAC"))
-    assert (ppo.num_envs, ppo.algorithm_kwargs["n_steps"]) == (1024, 5)
-    assert sac.num_envs == 16 and "n_steps" not in sac.algorithm_kwargs
+    ppo = SETTINGS.of(**given)
+    assert (ppo.algorithm, ppo.num_envs, ppo.algorithm_kwargs["n_steps"]) == ("PPO", 1024, 5)
+    assert SETTINGS.of(algorithm="PPO", **given) == ppo
     assert SETTINGS.of(algorithm="PPO", out=Path("x")).algorithm_kwargs == {}
     sb3 = SETTINGS.of(algorithm="PPO", **{**given, "learner": "sb3"})
     assert sb3.algorithm_kwargs == ppo.algorithm_kwargs

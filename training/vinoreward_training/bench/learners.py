@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from typing import Any, get_args
+from typing import Any
 
 from vinoreward_training.bench.rows import (
     Row,
@@ -17,11 +16,10 @@ from vinoreward_training.bench.trainings import train_seconds
 from vinoreward_training.configs import BenchConfig, TrainConfig
 from vinoreward_training.configs.policies import Learner
 from vinoreward_training.policy.train import SETTINGS
-from vinoreward_training.runs.machine import EXTRAS, module_of
 from vinoreward_training.tasks.many import make_batch
 
 TASK = TASKS[0]
-OVERHEADS = {"sb3": "<= 1.05 x", "device": "", "skrl": ""}
+OVERHEADS: dict[Learner, str] = {"sb3": "<= 1.05 x", "device": ""}
 """Learner to the bar of what the learned reward may cost it in a batch."""
 
 ENVIRONMENT = "PandaHover-v0"
@@ -30,33 +28,28 @@ TOGETHER = 32
 
 
 def learners_rows(config: BenchConfig) -> list[Row]:
-    """Return seconds until solved for each learner that is installed, and what the reward costs."""
-    installed = [name for name in learners() if is_installed(name)]
+    """Return seconds until solved for each learner of SAC, and what the reward costs."""
+    names = learners()
     runs = paired(
         config,
-        installed,
+        names,
         config.seeds,
         lambda name, seed: run_once(config, TASK, seed, "--learner", name),
     )
     rows = [
         row
-        for name in installed
+        for name in names
         for row in rows_of(config, "learners", TASK, runs[name], "--learner", name)
     ]
-    return rows + [_overhead(config, name) for name in installed]
+    return rows + [_overhead(config, name) for name in names]
 
 
-def learners() -> tuple[str, ...]:
-    """Return the names that ``--learner`` takes."""
-    return get_args(Learner)
+def learners() -> tuple[Learner, ...]:
+    """Return what trains SAC."""
+    return tuple(OVERHEADS)
 
 
-def is_installed(learner: str) -> bool:
-    """Return whether all is there that a learner needs."""
-    return all(importlib.util.find_spec(module_of(one)) for one in EXTRAS.get(learner, ()))
-
-
-def _overhead(config: BenchConfig, learner: str) -> Row:
+def _overhead(config: BenchConfig, learner: Learner) -> Row:
     """Time trainings of fixed length with the learned and the oracle reward, in turns."""
     steps = config.overhead_steps
     settled = SETTINGS.of(env=TASK.env, vec_env="batched", learner=learner, timesteps=steps)

@@ -124,7 +124,9 @@ def build_model(
 
         kind = DeviceSAC
     elif learner == "skrl":
-        kind = _skrl_class(algorithm)
+        from vinoreward_training.policy.skrl_ppo import SkrlPPO
+
+        kind = SkrlPPO
     if algorithm in OFF_POLICY:
         from vinoreward_training.sb3 import BatchedVecEnv, OverlappedTraining
 
@@ -154,17 +156,6 @@ def build_model(
             "spaces that Stable-Baselines3 documents for it; change --algorithm or "
             "--algorithm-kwargs."
         ) from error
-
-
-def _skrl_class(algorithm: str | None) -> Any:
-    """Return SB3's SAC or PPO with the agent of skrl."""
-    if algorithm == "PPO":
-        from vinoreward_training.policy.skrl_ppo import SkrlPPO
-
-        return SkrlPPO
-    from vinoreward_training.policy.skrl_sac import SkrlSAC
-
-    return SkrlSAC
 
 
 def _check_simple(kind: Any, algorithm: str | None, given: Mapping[str, Any]) -> None:

@@ -76,6 +76,8 @@ MOST_EVALUATED_AT_ONCE = 32
 images of another number a network would be compiled anew."""
 MAX_SAMPLE = 100_000
 """Claims that a run may keep images of."""
+_ONLY = {"device": "SAC", "skrl": "PPO"}
+"""Learner to the only algorithm that it has."""
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 _POSITIVE = (
     "timesteps", "eval_every", "eval_episodes", "final_episodes", "checkpoint_every", "frame_stack",
@@ -85,7 +87,7 @@ _POSITIVE = (
 
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preset of an environment; but for ``batched.PPO`` its arguments are SAC's."""
-    name, algorithm = _name(settings), settings["algorithm"]
+    name, algorithm = _name(settings), settings["algorithm"] or _ONLY.get(settings["learner"])
     names = [name]
     if settings["vec_env"] == "batched":
         names += [f"{name}.batched", f"{name}.batched.{_learner(settings)}"]
@@ -158,7 +160,7 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
         with contextlib.closing(make_env(config.env, config.env_kwargs)) as env:
             actions = env.action_space
     suited = suited_algorithms(actions)
-    algorithm = config.algorithm or suited[0]
+    algorithm = config.algorithm or _ONLY.get(config.learner or "sb3", suited[0])
     if algorithm in ALGORITHMS and algorithm not in suited:
         raise ConfigError(
             f"found --algorithm {algorithm}, but {config.env} takes actions from {actions}. "
@@ -289,15 +291,11 @@ def _check_reward_used(config: TrainConfig) -> None:
 
 def _check_learner(config: TrainConfig) -> None:
     """Refuse what only Stable-Baselines3 itself can do."""
-    if config.learner == "sb3":
-        return
-    found = None
-    known = ("SAC", "PPO") if config.learner == "skrl" else ("SAC",)
-    if config.algorithm not in known:
-        found = f"--algorithm {config.algorithm}. Expected {' or '.join(known)}"
-    if found is not None:
+    only = _ONLY.get(config.learner or "sb3", config.algorithm)
+    if config.algorithm != only:
         raise ConfigError(
-            f"found --learner {config.learner} with {found}; change it, or use --learner sb3."
+            f"found --learner {config.learner} with --algorithm {config.algorithm}. Expected "
+            f"{only}; change it, or use --learner sb3."
         )
 
 
@@ -386,7 +384,7 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
 def _make_all(config: TrainConfig) -> Any:
     if config.vec_env == "batched":
         kwargs = {**config.env_kwargs}
-        if config.learner in ("device", "skrl") and (device := _device(config)) != "cpu":
+        if config.learner != "sb3" and (device := _device(config)) != "cpu":
             # On a processor NumPy's arrays and the learner's tensors are the same memory.
             kwargs |= {"array": "torch", "device": device}
         return make_batch(config.num_envs, config.env, kwargs, **_of_env(config))
