@@ -26,7 +26,7 @@ from vinoreward_training.policy.checkpoint import (
     save_checkpoint,
     save_policy,
 )
-from vinoreward_training.policy.tensor_sac import Transitions
+from vinoreward_training.policy.fused_sac import Transitions
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env
@@ -59,7 +59,7 @@ def networks(model: Any) -> dict[str, torch.Tensor]:
 def test_the_updates_are_those_of_sb3(weight: Any, ended: bool, cut: bool) -> None:
     """Of the same networks, transitions and random numbers come the same networks."""
     given = {"ent_coef": weight, "gamma": 0.9, "learning_rate": 0.01, "tau": 0.1}
-    theirs, ours = (model_of(name, **given) for name in ("sb3", "device"))
+    theirs, ours = (model_of(name, **given) for name in ("sb3", "fused"))
     ours.policy.load_state_dict(networks(theirs))
     # One transition, so that it matters to neither which ones are drawn.
     draw = np.random.default_rng(0)
@@ -97,7 +97,7 @@ def test_a_gradient_step_on_many_transitions_is_that_of_sb3(
     """Each row differs, so that none may be taken for another; the losses are told alike."""
     more = {"ent_coef": "auto_0.7", "learning_rate": 0.01}
     more["policy_kwargs"] = {"net_arch": layers, "n_critics": critics}
-    theirs, ours = (model_of(name, **more) for name in ("sb3", "device"))
+    theirs, ours = (model_of(name, **more) for name in ("sb3", "fused"))
     ours.policy.load_state_dict(networks(theirs))
     draw = torch.Generator().manual_seed(0)
     seen, following = torch.rand(2, 64, 4, generator=draw) - 0.5
@@ -120,7 +120,7 @@ def test_a_gradient_step_on_many_transitions_is_that_of_sb3(
 
 @pytest.mark.parametrize("beyond", [-25.0, 5.0])
 def test_a_deviation_beyond_its_limits_has_no_gradient(beyond: float) -> None:
-    model = model_of("device", steps=80, learning_starts=10**6)
+    model = model_of("fused", steps=80, learning_starts=10**6)
     with torch.no_grad():
         model.actor.log_std.bias[0] = beyond
     before = networks(model)
@@ -137,7 +137,7 @@ def test_an_episode_s_last_observation_is_its_own(batched: bool) -> None:
     env = None
     if not batched:
         env = DummyVecEnv([lambda: make_env(RANDOM, backend="oracle") for _ in range(8)])
-    model = model_of("device", env, steps=400, learning_starts=10**6)
+    model = model_of("fused", env, steps=400, learning_starts=10**6)
     kept = model.replay_buffer
     seen, following = (each[:50] for each in (kept.observations, kept.next_observations))
     assert kept.size() == 50
@@ -153,7 +153,7 @@ def test_an_episode_s_last_observation_is_its_own(batched: bool) -> None:
 
 def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path) -> None:
     runs = [tmp_path / "one", tmp_path / "other"]
-    given = {"timesteps": 200, "stop_when_solved": None, "learner": "device", **BATCHED}
+    given = {"timesteps": 200, "stop_when_solved": None, "learner": "fused", **BATCHED}
     results = [train(config(out, **given)) for out in runs]
     assert results[0].steps == 200 and results[0].final.claimed is not None
     policies = [torch.load(out / "policy.pt", weights_only=True) for out in runs]
@@ -172,12 +172,12 @@ def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    model = model_of("device", steps=160, ent_coef="auto")
+    model = model_of("fused", steps=160, ent_coef="auto")
     save_checkpoint(tmp_path / "c.pt", model)
-    other = model_of("device", steps=80, seed=5, ent_coef="auto")
+    other = model_of("fused", steps=80, seed=5, ent_coef="auto")
     restore_checkpoint(tmp_path / "c.pt", other)
     assert (other.num_timesteps, other.replay_buffer.size()) == (160, 20)
-    description = {"algorithm": "SAC", "algorithm_kwargs": SMALL, "learner": "device"}
+    description = {"algorithm": "SAC", "algorithm_kwargs": SMALL, "learner": "fused"}
     for name, each in (("one", model), ("other", other)):
         np.random.seed(0)
         torch.manual_seed(0)
@@ -208,14 +208,14 @@ class Doubles(gym.Env[Any, Any]):
 def test_it_acts_at_once_on_observations_of_other_dtypes() -> None:
     """As after a resume, which is past the first actions at random."""
     env = DummyVecEnv([Doubles])
-    model = model_of("device", env=env, learning_starts=0)
+    model = model_of("fused", env=env, learning_starts=0)
     model.learn(5)
     assert model.num_timesteps == 5
 
 
 def test_a_checkpoint_of_another_learner_is_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "c.pt", model_of("device", steps=80))
-    with pytest.raises(ModelCorruptError, match="DeviceSAC"):
+    save_checkpoint(tmp_path / "c.pt", model_of("fused", steps=80))
+    with pytest.raises(ModelCorruptError, match="FusedSAC"):
         restore_checkpoint(tmp_path / "c.pt", model_of("sb3"))
 
 
@@ -237,29 +237,29 @@ def test_tensors_and_arrays_are_learned_from_alike() -> None:
     found = []
     for kind in ("numpy", "torch"):
         env = make_batch(8, RANDOM, {"array": kind}, backend="oracle")
-        found.append(networks(model_of("device", env, steps=160)))
+        found.append(networks(model_of("fused", env, steps=160)))
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name])
 
 
 def test_a_single_environment_will_do(tmp_path: Path) -> None:
-    result = train(config(tmp_path / "run", learner="device"))
+    result = train(config(tmp_path / "run", learner="fused"))
     assert result.steps == 120
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"algorithm": "TD3"}, "--learner device with --algorithm TD3"),
+        ({"algorithm": "TD3"}, "--learner fused with --algorithm TD3"),
         ({"env": "PandaHoverPixels-v0"}, "vectors of numbers"),
-        ({"algorithm_kwargs": {"use_sde": True}}, "use_sde=True is not for --learner device"),
+        ({"algorithm_kwargs": {"use_sde": True}}, "use_sde=True is not for --learner fused"),
         ({"algorithm_kwargs": {"ent_coef": "auto_-1"}}, "at or below 0"),
-        ({"algorithm_kwargs": {"n_steps": 3}}, "n_steps=3 is not for --learner device"),
+        ({"algorithm_kwargs": {"n_steps": 3}}, "n_steps=3 is not for --learner fused"),
         (
             {"algorithm_kwargs": {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}},
-            "optimizer_kwargs in policy_kwargs is not for --learner device",
+            "optimizer_kwargs in policy_kwargs is not for --learner fused",
         ),
-        ({"algorithm": "PPO"}, "--learner device with --algorithm PPO. Expected SAC;"),
+        ({"algorithm": "PPO"}, "--learner fused with --algorithm PPO. Expected SAC;"),
         ({"learner": "skrl", "algorithm": "SAC"}, "--algorithm SAC. Expected PPO;"),
     ],
     ids=lambda value: "",
@@ -268,7 +268,7 @@ def test_what_a_learner_cannot_do_is_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        train(config(tmp_path / "run", **{**BATCHED, "learner": "device", **changes}))
+        train(config(tmp_path / "run", **{**BATCHED, "learner": "fused", **changes}))
 
 
 def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,14 +287,14 @@ def test_the_row_of_learners_trains_in_turns(
     """The overheads are of trainings; the commands that train until solved are given here."""
 
     def run_once(config: BenchConfig, task: Task, seed: int, *options: str) -> Run:
-        assert (task, options) == (learners.TASK, ("--learner", "device"))
+        assert (task, options) == (learners.TASK, ("--learner", "fused"))
         return Run(seed, True, 500, true=1.0, training=3.0, process=7.0, processor=6.0)
 
     monkeypatch.setattr(learners, "run_once", run_once)
-    monkeypatch.setattr(learners, "learners", lambda: ("device",))
+    monkeypatch.setattr(learners, "learners", lambda: ("fused",))
     bench = BenchConfig(seeds=1, evaluation_episodes=5, overhead_steps=160, out=tmp_path)
     training, process, overhead = learners.learners_rows(bench)
-    assert "--learner device" in training.what and training.unit == process.unit == "s"
+    assert "--learner fused" in training.what and training.unit == process.unit == "s"
     (run,) = training.details["runs"]
     assert (training.value, process.value, run["processor"]) == (3.0, 7.0, 6.0)
     assert overhead.value is not None and overhead.value > 0

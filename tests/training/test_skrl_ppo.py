@@ -164,7 +164,7 @@ def test_auto_is_where_there_is_a_device(tmp_path: Path, monkeypatch: pytest.Mon
     for there in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         with pytest.raises(ConfigError, match="enough"):
-            train(SETTINGS.of(out=tmp_path / "run", vec_env="batched", learner="device",
+            train(SETTINGS.of(out=tmp_path / "run", vec_env="batched", learner="fused",
                               device="auto", backend="oracle"))  # fmt: skip
     assert made == [{}, {"array": "torch", "device": "cuda"}]
 

@@ -41,8 +41,8 @@ def test_the_preset_goes_over_that_of_the_environment() -> None:
 @pytest.mark.parametrize(
     ("options", "learner", "steps"),
     [
-        (["--vec-env", "batched"], "device", 10),
-        (["--vec-env", "batched", "--learner", "None"], "device", 10),
+        (["--vec-env", "batched"], "fused", 10),
+        (["--vec-env", "batched", "--learner", "None"], "fused", 10),
         (["--vec-env", "batched", "--learner", "sb3"], "sb3", 6),
         (["--vec-env", "batched", "--device", "auto"], "sb3", 6),
         (["--vec-env", "batched", "--algorithm", "PPO"], "sb3", None),
@@ -63,8 +63,8 @@ def test_a_run_goes_on_with_its_learner(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("vec_env: batched\nlearner: sb3\n")
     for more in ({}, {"learner": "sb3"}):
         assert SETTINGS.of(out=tmp_path, resume=True, **more).learner == "sb3"
-    with pytest.raises(ConfigError, match="found learner='device'"):
-        SETTINGS.of(out=tmp_path, resume=True, learner="device")
+    with pytest.raises(ConfigError, match="found learner='fused'"):
+        SETTINGS.of(out=tmp_path, resume=True, learner="fused")
 
 
 def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.tasks.many import make_batch
 
 TASK = TASKS[0]
-OVERHEADS: dict[Learner, str] = {"sb3": "<= 1.05 x", "device": ""}
+OVERHEADS: dict[Learner, str] = {"sb3": "<= 1.05 x", "fused": ""}
 """Learner to the bar of what the learned reward may cost it in a batch."""
 
 ENVIRONMENT = "PandaHover-v0"

@@ -13,7 +13,7 @@ from vinoreward.rewards.decision import OodAction, RewardMode
 Scalar = bool | int | float | str
 
 
-Learner = Literal["sb3", "device", "skrl"]
+Learner = Literal["sb3", "fused", "skrl"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ class TrainConfig:
     """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C. None: SAC for continuous
     actions, DQN for discrete ones, PPO for others and for --learner skrl."""
     learner: Learner | None = None
-    """What trains. sb3: Stable-Baselines3. device: a SAC of ours on --device. skrl: the PPO of skrl
-    on --device. None: sb3, or device for SAC where the preset of --vec-env batched says so. All but
-    sb3 need vectors as observations; all train the same kind of network. With device or skrl on
-    CUDA, --vec-env batched and --backend torch keep the environments on the device too."""
+    """What trains. sb3: Stable-Baselines3. fused: a SAC of ours with gradients written out, on
+    --device. skrl: the PPO of skrl on --device. None: sb3, or fused for SAC where the preset of
+    --vec-env batched says so. All but sb3 need vectors as observations; all train the same kind of
+    network. With fused or skrl on CUDA, --vec-env batched and --backend torch keep the environments
+    on the device too."""
     timesteps: int | None = None
     """Environment steps in all; None: the preset's, else 8000."""
     seed: int = 0

@@ -107,7 +107,7 @@ def build_model(
     ``gradient_steps`` is given.
     In a batch off-policy algorithms train while it steps, see
     :class:`~vinoreward_training.sb3.OverlappedTraining`.
-    ``learner`` ``"device"`` and ``"skrl"`` train the same networks by other code, see
+    ``learner`` ``"fused"`` and ``"skrl"`` train the same networks by other code, see
     ``TrainConfig``.
 
     ConfigError for actions that :func:`check_numbering` refuses.
@@ -119,10 +119,10 @@ def build_model(
         key: tuple(value) if isinstance(value, list) else value
         for key, value in copy.deepcopy(dict(arguments)).items()
     }
-    if learner == "device":
-        from vinoreward_training.policy.device_sac import DeviceSAC
+    if learner == "fused":
+        from vinoreward_training.policy.fused_sac import FusedSAC
 
-        kind = DeviceSAC
+        kind = FusedSAC
     elif learner == "skrl":
         from vinoreward_training.policy.skrl_ppo import SkrlPPO
 

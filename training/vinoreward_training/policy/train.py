@@ -76,7 +76,7 @@ MOST_EVALUATED_AT_ONCE = 32
 images of another number a network would be compiled anew."""
 MAX_SAMPLE = 100_000
 """Claims that a run may keep images of."""
-_ONLY = {"device": "SAC", "skrl": "PPO"}
+_ONLY = {"fused": "SAC", "skrl": "PPO"}
 """Learner to the only algorithm that it has."""
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 _POSITIVE = (
