@@ -25,7 +25,7 @@ help:
 	@echo "make test       the whole suite"
 	@echo "make test-fast  without the slow tests"
 	@echo "make test-pythons  make test-fast on every Python from 3.10 to 3.13 that is installed (7 GB each)"
-	@echo "make test-lerobot  against LeRobot itself: its loader, its classifier (Python 3.12, FFmpeg; 7 GB)"
+	@echo "make test-lerobot  against LeRobot itself: its recorder, its classifier (Python 3.12, FFmpeg; 7 GB)"
 	@echo "make check      ruff, mypy, pyright, import-linter"
 	@echo "make bench      every figure of docs/benchmarks.md (about two hours)"
 	@echo "make docs       the documentation as a site, build/site/index.html; broken links are errors"

@@ -1,4 +1,4 @@
-"""LeRobotDataset v3.0 folders, laid out as LeRobot 0.4.4 writes them, and what to record as one."""
+"""LeRobotDataset v3.0 folders, laid out as LeRobot 0.4.4 writes them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict
 from PIL import Image
 
 CAMERA = "observation.images.front"
@@ -124,63 +122,6 @@ def write_video(path: Path, images: Sequence[np.ndarray], fps: int | Fraction = 
 def change_info(folder: Path, **changes: Any) -> None:
     path = folder / "meta/info.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-RENDER, TOP = "observation.images.render", "observation.images.pixels.top"
-WALK_FPS = 12
-
-
-class Lamp(gymnasium.Env[Any, Any]):
-    """A walk that ends where the lamp turns green; the image's left half tells the place."""
-
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": WALK_FPS}  # noqa: RUF012
-    observation_space: Any = Dict(
-        agent_pos=Box(-50, 50, (2,), np.float64),
-        pixels=Dict(top=Box(0, 255, (17, 25, 3), np.uint8)),
-        many=Box(0, 1, (2, 2), np.float32),
-    )
-    action_space: Any = Box(-1, 1, (1,), np.float32)
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.at = 0
-        self.place = np.zeros(2)  # changed in place, as some simulators do
-        return self._seen(), {}
-
-    def step(self, action: Any) -> Any:
-        self.at += 1 if action[0] > 0 else -1
-        info = {"is_success": self.at == 3}
-        return self._seen(), float(self.at) / 2, self.at == 3, abs(self.at) > 5, info
-
-    def render(self) -> Any:
-        return scene(self.at, (32, 48))
-
-    def _seen(self) -> Any:
-        self.place[:] = self.at, -self.at
-        top = scene(self.at, (17, 25))
-        return {
-            "agent_pos": self.place,
-            "pixels": {"top": top},
-            "many": np.zeros((2, 2), np.float32),
-        }
-
-
-def scene(at: int, size: tuple[int, int]) -> np.ndarray:
-    image = np.full((*size, 3), (20, 200, 20) if at == 3 else (200, 20, 20), np.uint8)
-    image[:, : size[1] // 2] = 128 + 20 * at
-    return image
-
-
-def registered(name: str = "VinorewardTestLamp-v0", entry_point: Any = Lamp) -> str:
-    if name not in gymnasium.registry:
-        # Gymnasium's checker warns of an observation that changes in place.
-        gymnasium.register(
-            name, entry_point=entry_point, max_episode_steps=30, disable_env_checker=True
-        )
-    return name
 
 
 def moments(cameras: int) -> np.ndarray:

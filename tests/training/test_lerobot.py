@@ -439,3 +439,12 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError, match=rf"needs {library}.*\[lerobot\]"):
         take(dataset, tmp_path / "out")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_capture_into_a_dataset_leaves_it_as_it_is(tmp_path: Path, resume: bool) -> None:
+    dataset = write_lerobot(tmp_path / "pick", episodes=2)
+    before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="holds a LeRobot dataset"):
+        capture.run(CaptureConfig(out=dataset, resume=resume))
+    assert {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()} == before

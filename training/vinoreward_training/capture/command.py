@@ -22,9 +22,8 @@ from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, IMAGE_HEIGHT, IMAGE_WIDTH
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
-from vinoreward_training.capture.play import Episodes, Play
-from vinoreward_training.capture.policies import Act, open_policy
-from vinoreward_training.capture.record import Recording, described
+from vinoreward_training.capture.play import Play
+from vinoreward_training.capture.policies import open_policy
 from vinoreward_training.capture.views import SeveralViews
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import telling_numbers
@@ -39,17 +38,14 @@ from vinoreward_training.data.dataset_files import (
     read_table,
 )
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
-from vinoreward_training.data.lerobot_writer import LeRobotWriter
 from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_images
 from vinoreward_training.data.seen import HELD_OUT_SHARES
 from vinoreward_training.data.videos import find_videos, read_labels, take_images
 from vinoreward_training.runs.next_command import (
     after_capture,
-    after_recording,
     again,
     capture_again,
     command,
-    origin,
 )
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse_ignored
@@ -65,7 +61,6 @@ from vinoreward_training.tasks.environments import (
 )
 
 FORMAT = "vinoreward image folder 1"
-RECORDED_FORMAT = "vinoreward lerobot folder 1"
 MIX: Mapping[str, float] = {"random": 1.0, "policy": 1.0, "noisy": 2.0}
 """Shares of the episodes by who plays them, where there is a policy."""
 
@@ -145,7 +140,7 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
     truth_named = config.truth is not None or config.truth_key not in (None, "true_success")
     several = config.image_source != ("render",) or config.stack > 1
-    played = truth_named or several or config.policy is not None or config.format == "lerobot"
+    played = truth_named or several or config.policy is not None
     if is_hover(env.spec) and not played:
         return env.unwrapped.scene, env, about
     return None, env, about
@@ -183,11 +178,6 @@ def _check(config: CaptureConfig) -> None:
             "that is played; leave them out, or put the images below each other yourself and "
             "name the views in dataset.json (docs/datasets.md)."
         )
-    if config.format == "lerobot" and given:
-        raise ConfigError(
-            f"found --format lerobot and {given[0]}. Expected whole episodes of an environment; "
-            "leave one of both out."
-        )
     if not config.resume:  # an older version may have recorded what it ignored
         _check_used(config)
     if not 1 <= config.stack <= MAX_VIEWS or not 1 <= len(config.image_source) <= MAX_VIEWS:
@@ -221,7 +211,6 @@ _OF_PLAY = ("env_kwargs", "image_source", "stack", "truth_key", "truth")
 _OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix", "renderer", "mesh")
 _IGNORES: Mapping[str, tuple[str, ...]] = {
     "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": (*_OF_PLAY, "mesh"),
-    "format": ("stack", "per_episode", "patience", "failures_per_success"),
 }  # fmt: skip
 
 
@@ -233,7 +222,6 @@ def _check_same(
 ) -> None:
     """Refuse to resume a capture of something else."""
     pairs = {name: (before.get(name), getattr(config, name)) for name in ("seed", "env")}
-    pairs["format"] = before.get("format"), _format(config)
     # "drawn" marks the article's images and is missing in all others.
     for name in {*scene, *({"drawn"} & set(before["scene"]))}:
         pairs[f"scene {name}"] = before["scene"].get(name), scene.get(name)
@@ -298,10 +286,6 @@ def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
     }
 
 
-def _format(config: CaptureConfig) -> str:
-    return RECORDED_FORMAT if config.format == "lerobot" else FORMAT
-
-
 def _asked(how: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in how.items() if value != _DEFAULTS.get(name)}
 
@@ -342,7 +326,7 @@ def _describe(
 def _holds_nothing(folder: Path) -> bool:
     """Say whether a capture in ``folder`` ended without an image."""
     about = read_about(folder) if folder.is_dir() else {}
-    if about.get("format") not in (FORMAT, RECORDED_FORMAT) or about.get("frames") != 0:
+    if about.get("format") != FORMAT or about.get("frames") != 0:
         return False
     return not (folder / METADATA).is_file() or not any(read_table(folder))
 
@@ -350,10 +334,10 @@ def _holds_nothing(folder: Path) -> bool:
 def run(config: CaptureConfig) -> int:
     """Capture; return 0. Ctrl-C saves the images so far and raises KeyboardInterrupt."""
     _check(config)
-    if is_lerobot(config.out) and not read_about(config.out):
+    if is_lerobot(config.out):
         raise ConfigError(
-            f"{config.out} holds a LeRobot dataset that capture did not write. Expected a new "
-            "folder; choose another with --out."
+            f"{config.out} holds a LeRobot dataset. Expected a new folder; choose another with "
+            "--out."
         )
     if config.from_lerobot is not None:
         return _recordings(config, config.from_lerobot)
@@ -375,10 +359,6 @@ def run(config: CaptureConfig) -> int:
             _check_same(config, about, how, before)
         act = None if policy is None else open_policy(policy, env, closing)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
-            if config.format == "lerobot":
-                key = config.truth_key or before.get("truth_key")
-                known = {"scene": about, "env": config.env, **_asked(how)}
-                return _record(config, env, truth_reader(key, config.truth), act, mix, known)
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
             truth, play = None, None
@@ -408,9 +388,9 @@ def run(config: CaptureConfig) -> int:
 def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]], ...]:
     """Return by source the (height, width) of an environment's images, and that to take them at.
 
-    None of the hover scene, which draws at any size, and of episodes that --from-lerobot resizes.
+    None of the hover scene, which draws at any size.
     """
-    if env is None or is_hover(env.spec) or (config.format == "lerobot" and not config.image_size):
+    if env is None or is_hover(env.spec):
         return {}, {}
     observation, _ = env.reset(seed=0)
     takes = {one: image_reader(env, config.env, one, None) for one in config.image_source}
@@ -430,7 +410,7 @@ def _fill(
     work: Iterator[int],
     describe: Callable[[bool], None],
     total: int,
-    play: Episodes | None = None,
+    play: Play | None = None,
 ) -> None:
     """Do the work and save now and then; ``describe`` takes whether it is complete.
 
@@ -458,44 +438,6 @@ def _fill(
         describe(complete)
 
 
-def _record(
-    config: CaptureConfig,
-    env: Any,
-    truth: Truth,
-    act: Act | None,
-    mix: Mapping[str, float],
-    known: Mapping[str, Any],
-) -> int:
-    """Record whole episodes as a LeRobot dataset; return 0."""
-    from tqdm import tqdm
-
-    play = Recording(env, config, truth, tqdm.write, act, mix)
-    features = play.features()
-    writer = LeRobotWriter(config.out, features, play.fps, config.env)
-    print(f"each row has {described(features)}; {play.fps} rows a second")
-
-    def describe(complete: bool) -> None:
-        about: dict[str, Any] = {"format": RECORDED_FORMAT, **known, "cameras": play.sources}
-        if config.truth is not None:
-            about["truth"] = config.truth
-        elif truth.key is not None:
-            about["truth_key"] = truth.key
-        counts = {"seed": config.seed, "frames": writer.frames, "episodes": writer.episodes}
-        write_json(config.out / ABOUT, about | counts | {"complete": complete})
-
-    with writer:
-        work, count = play.fill(writer), lambda: writer.frames
-        _fill(config, count, writer.save, work, describe, config.frames, play)
-    print(play.by_player())
-    free = shutil.disk_usage(config.out).free / 1e9
-    print(
-        f"{writer.frames} images of {writer.episodes} whole episodes in {config.out} "
-        f"({free:.0f} GB free)."
-    )
-    print(f"next: {after_recording(config.out, next(iter(play.sources)))}")
-    return 0
-
-
 def _recordings(config: CaptureConfig, dataset: Path) -> int:
     """Take the images of a LeRobot dataset; return 0."""
     source = LeRobotFolder(dataset, config.camera)
@@ -506,7 +448,6 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     known = {
         "scene": source.scene,
         "lerobot": {"labels": str(labels), "fps": source.fps},
-        **_environment_of(source),
         **_asked(_how(config, None if sized.image_size == own else sized.image_size)),
     }
     _check_recorded(config, known)
@@ -523,16 +464,6 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     print(_summary(config, table))
     print(f"next: {after_capture(config.out)}")
     return 0
-
-
-def _environment_of(source: LeRobotFolder) -> dict[str, Any]:
-    """Return what capture recorded of the environment, if it wrote the dataset."""
-    about = read_about(source.folder)
-    if about.get("format") != RECORDED_FORMAT:
-        return {}
-    cameras = about.get("cameras")
-    taken = cameras.get(source.camera) if isinstance(cameras, dict) else None
-    return origin({**about, "image_source": taken})
 
 
 def _videos(config: CaptureConfig, source: Path) -> int:

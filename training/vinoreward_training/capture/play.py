@@ -154,21 +154,20 @@ class Step:
     number: int
     success: bool
     observation: Any
-    action: Any
-    reward: float
-    ended: bool
 
 
-class Episodes:
-    """Plays episodes of an environment.
+class Play:
+    """Plays episodes of an environment and adds the chosen images to a table.
 
-    Each is played by one of ``mix``: at ``random``, by the ``policy`` that ``act`` is, or by that
-    policy with random steps in between (``noisy``); its chances are ``mix``'s numbers. An episode
-    depends only on ``config.seed`` and its number. ``say`` prints advice.
+    Each episode is played by one of ``mix``: at ``random``, by the ``policy`` that ``act`` is, or
+    by that policy with random steps in between (``noisy``); its chances are ``mix``'s numbers. An
+    episode depends only on ``config.seed`` and its number. ``image`` takes the image of ``env``
+    after a step, given the step's observation. ``say`` prints advice.
     """
 
     def __init__(
         self,
+        image: Callable[[Any], Images],
         env: Any,
         config: CaptureConfig,
         truth: Truth,
@@ -176,6 +175,7 @@ class Episodes:
         act: Act | None = None,
         mix: Mapping[str, float] = MappingProxyType({"random": 1.0}),
     ) -> None:
+        self._image, self._repeats = image, True
         self._env, self._name, self._config = env, config.env, config
         self._truth, self._say = truth, say
         self._act, self._mix = act, mix
@@ -247,16 +247,15 @@ class Episodes:
                 action = space.sample()
             else:
                 action = self._act(observation)
-            observation, reward, terminated, truncated, info = self._env.step(action)
+            observation, _, terminated, truncated, info = self._env.step(action)
             self._info = info
             success = self._truth(info)
             if success is None:
                 raise ConfigError(f"{self._name}: {self._truth.missing(info)}")
-            ended = bool(terminated or truncated)
             if number % 100 == 99:
                 self._long(number + 1)
-            yield Step(number, success, observation, action, float(reward), ended)
-            if ended:
+            yield Step(number, success, observation)
+            if terminated or truncated:
                 return
 
     def _count(self, truths: Sequence[bool]) -> None:
@@ -283,19 +282,6 @@ class Episodes:
         )
         better = policy if self._act is None else "a better --policy, or more of it in --mix"
         return f"{better}; longer episodes ({longer}); another {option} or --env"
-
-
-class Play(Episodes):
-    """Plays an environment and adds the chosen images to a table.
-
-    ``image`` takes the image of ``env`` after a step, given the step's observation; for the
-    others see :class:`Episodes`.
-    """
-
-    def __init__(self, image: Callable[[Any], Images], env: Any, *others: Any) -> None:
-        super().__init__(env, *others)
-        self._image = image
-        self._repeats = True
 
     def fill(self, table: Table) -> Iterator[int]:
         """Add images until both labels have enough; yield after each episode how many it added.

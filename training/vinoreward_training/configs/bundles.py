@@ -13,8 +13,7 @@ from vinoreward_training.configs.policies import Scalar
 class CaptureConfig:
     """Write labelled images of successes, near misses and traps.
 
-    The result is an image folder (``success/``, ``failure/``) with a table, ``metadata.csv``; or
-    with --format lerobot a LeRobotDataset v3.0 of whole episodes.
+    The result is an image folder (``success/``, ``failure/``) with a table, ``metadata.csv``.
 
     Examples:
         vinoreward capture --out data/hover --frames 6000
@@ -28,21 +27,15 @@ class CaptureConfig:
         vinoreward capture --from-video recordings --labels times.csv --out data/mine
         vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
             --out data/pick
-        vinoreward capture --format lerobot --env my_package:MyEnv-v0 --frames 20000 --out data/mine
     """
 
     out: Path = Path("data/hover")
     """Folder to write."""
-    format: Literal["images", "lerobot"] = "images"
-    """images: labelled images, chosen so that little but success tells the labels apart. lerobot:
-    each step of whole episodes, images as mp4 and numbers as parquet, a camera for each
-    --image-source."""
     env: str = "PandaHoverRandom-v0"
     """Gymnasium id. In PandaHover and environments derived from its class, the capture places arm
     and object directly; in others it acts at random."""
     frames: int = 6000
-    """Number of images. In whole episodes at least so many of each camera: the last one is recorded
-    to its end."""
+    """Number of images."""
     seed: int = 0
     """Frame i depends only on the seed and i; in other environments, episode i does."""
     resume: bool = False
@@ -62,7 +55,7 @@ class CaptureConfig:
     not show."""
     image_size: tuple[int, int] | None = None
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
-    PIL, as the bundle does too (default: longer side at most 160, --format lerobot: their own)."""
+    PIL, as the bundle does too (default: longer side at most 160)."""
     renderer: Literal["fast", "tiny"] | None = None
     """Camera of the hover scene; by default the environment's, fast."""
     mesh: Literal["full", "20"] | None = None
@@ -94,10 +87,9 @@ class CaptureConfig:
     """Maximum failures per success. Where successes are rare, a capture keeps one failure for each
     episode played rather than one for each success."""
     patience: int = 200
-    """Stop after this many episodes in a row without an image to keep; of --format lerobot all are
-    kept."""
+    """Stop after this many episodes in a row without an image to keep."""
     save_every: int = 500
-    """Save after this many images; with --format lerobot, after the episode, into a new file."""
+    """Save after this many images."""
     from_video: Path | None = None
     """Instead of acting: take images from this video or folder of videos, --frames at most. Each
     video is an episode."""

@@ -123,12 +123,6 @@ def after_capture(data: Path) -> str:
     return command("finetune", "--data", data, "--out", out)
 
 
-def after_recording(dataset: Path, camera: str) -> str:
-    """Return the command that takes a camera's labelled images from a LeRobot dataset."""
-    out = free(dataset.with_name(f"{Path(os.path.abspath(dataset)).name}-images"))
-    return command("capture", "--from-lerobot", dataset, "--camera", camera, "--out", out)
-
-
 def after_bundle(
     bundle: Path, spec: BundleSpec, data: Path, held_out: int, tested: int, label: str = "success"
 ) -> str:
