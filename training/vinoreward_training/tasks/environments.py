@@ -129,8 +129,7 @@ def takes_no_mode(error: Exception) -> str:
 def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
     """Return an environment's registration; import the package of ``package:Id-v0`` first.
 
-    ``dm_control/DOMAIN-TASK`` and ``robosuite/TASK`` need no package. Raises Gymnasium's errors and
-    ImportError.
+    ``dm_control/DOMAIN-TASK`` needs no package. Raises Gymnasium's errors and ImportError.
     """
     package, _, name = env_id.rpartition(":")
     _load_triton_before_osmesa()
@@ -143,12 +142,6 @@ def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
             name,
             "vinoreward_training.tasks.dm_control:DmControlEnv",
             kwargs={"domain": domain, "task": task},
-        )
-    if suite == "robosuite" and task and name not in gym.registry:
-        gym.register(
-            name,
-            "vinoreward_training.tasks.robosuite:RobosuiteEnv",
-            kwargs={"task": task},
         )
     return gym.spec(name)
 
