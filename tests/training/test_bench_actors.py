@@ -215,7 +215,7 @@ def test_every_arm_trains(arm: str) -> None:
 )
 def test_batches_of_environments_train(name: str) -> None:
     if "balance" in name:
-        pytest.importorskip("dm_control")
+        pytest.importorskip("shimmy")
     settings = preset(name, 0, network="2x32", steps=1600, actors=1, target=None, final_episodes=2)
     one = train(MANY, settings)
     # A trajectory more than was asked for at most: all eight environments count.

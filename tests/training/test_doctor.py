@@ -145,7 +145,7 @@ def test_suites_that_are_not_installed_are_not_tried(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("extra", "library"), [("dm-control", "dm_control"), ("atari", "ale_py")])
+@pytest.mark.parametrize(("extra", "library"), [("dm-control", "shimmy"), ("atari", "ale_py")])
 def test_a_suite_that_is_installed_is_tried(
     monkeypatch: pytest.MonkeyPatch, extra: str, library: str
 ) -> None:

@@ -249,9 +249,7 @@ def test_policies_that_are_not_there_or_damaged(cartpole: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "package"), [("pong", "ale_py"), ("cartpole-balance", "dm_control")]
-)
+@pytest.mark.parametrize(("task", "package"), [("pong", "ale_py"), ("cartpole-balance", "shimmy")])
 def test_the_suites_are_played(tmp_path: Path, task: str, package: str) -> None:
     pytest.importorskip(package)
     name, algorithm = ("net3", "impala") if task == "pong" else ("1x8", "d4pg")

@@ -85,6 +85,22 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: P
         assert torch.equal(one, two)
 
 
+def test_a_legacy_generator_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """dm_control draws from NumPy's old generators."""
+    pytest.importorskip("shimmy")
+    small = {"n_steps": 4, "batch_size": 4}
+    one, other = (
+        build_model("PPO", make_env("dm_control/reacher-easy-v0"), small, seed=seed)
+        for seed in (0, 1)
+    )
+    one.learn(4)
+    save_checkpoint(tmp_path / "c.pt", one)
+    restore_checkpoint(tmp_path / "c.pt", other)
+    (expected,), (found,) = (model.get_env().get_attr("np_random") for model in (one, other))
+    assert isinstance(found, np.random.RandomState) and found is not expected
+    np.testing.assert_array_equal(found.normal(size=3), expected.normal(size=3))
+
+
 def test_a_full_replay_buffer_survives_in_order(tmp_path: Path) -> None:
     env = make_env("PandaHover-v0", backend="oracle")
     model = build_model("SAC", env, {**SMALL, "buffer_size": 30}, seed=0)

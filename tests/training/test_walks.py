@@ -24,7 +24,7 @@ MADE = {"capture": {"--frames": "24"}, "finetune": {"--target-fpr": "0.9"}}
 # A page of docs/, the packages without which it is skipped, and what it shortens in another way.
 WALKS: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {
     "pendulum": (("pygame",), {}),
-    "dm-control": (("dm_control",), {**MADE, "train": ROLLOUT}),
+    "dm-control": (("shimmy",), {**MADE, "train": ROLLOUT}),
     "point-maze": (("gymnasium_robotics",), {**MADE, "train": ROLLOUT}),
     "pusht": (("gym_pusht",), MADE),
 }

@@ -7,6 +7,7 @@ hover scene with its learned reward. A task's libraries are imported when it is 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,12 +21,12 @@ from gymnasium.wrappers import (
     RescaleAction,
     RescaleObservation,
     TimeLimit,
+    TransformAction,
 )
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.acting.environments import action_cure, as_config_error
 from vinoreward_actors.tasks.atari import AtariEnv
-from vinoreward_training.tasks.dm_control import DmControlEnv
 from vinoreward_training.tasks.environments import make_env
 
 Env = gym.Env[Any, Any]
@@ -39,7 +40,7 @@ class Task:
     name: str
     suite: Suite
     source: str
-    """Its id in the suite: Gymnasium's, ``domain-task`` or the game."""
+    """Gymnasium's id, or the game."""
     observation_shape: tuple[int, ...]
     """(D,) float32, or (4, 84, 84) uint8."""
     actions: int
@@ -64,7 +65,8 @@ def _control(
 ) -> Task:
     """Return a task of dm_control's suite; its episodes last 1000 steps and pay 1000 at most."""
     shape, actions = (sizes[0],), sizes[1]
-    return Task(name, "dm_control", name, shape, actions, False, 1000, network, threshold, title)
+    source = f"dm_control/{name}-v0"
+    return Task(name, "dm_control", source, shape, actions, False, 1000, network, threshold, title)
 
 
 def _gym(name: str, title: str, sizes: tuple[int, int], steps: int, threshold: float) -> Task:
@@ -136,21 +138,19 @@ _OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode"
 def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Return a task of the table, or describe another environment by making it once.
 
-    ``name`` is a task's, ``dm_control/DOMAIN-TASK``, ``atari/GAME`` or an id of Gymnasium's
-    (``package:Id-v0`` imports the package); ``options`` are those of :func:`make_task`.
+    ``name`` is a task's, ``atari/GAME`` or an id of Gymnasium's (``dm_control/DOMAIN-TASK-v0`` are
+    Shimmy's, ``package:Id-v0`` imports the package); ``options`` are those of :func:`make_task`.
     """
     if name in TASKS:
         return TASKS[name]
     prefix, _, source = name.partition("/")
-    if name in gym.registry or (":" in name and prefix not in ("dm_control", "atari")):
+    if name in gym.registry or prefix == "dm_control" or (":" in name and prefix != "atari"):
         task = Task(name, "gym", name, (1,), 1, True, 0, "2x256")
-    elif prefix == "dm_control":
-        task = Task(name, "dm_control", source, (1,), 1, False, 1000, "2x256")
     elif prefix == "atari":
         task = Task(name, "atari", source, (1,), 1, True, 27_000, "original")
     else:
         raise ConfigError(
-            f"no task {name!r}. Expected one of: {', '.join(TASKS)}; or dm_control/DOMAIN-TASK, "
+            f"no task {name!r}. Expected one of: {', '.join(TASKS)}; or dm_control/DOMAIN-TASK-v0, "
             "atari/GAME, or the id of a registered Gymnasium environment (package:Id-v0 for one "
             "that a package registers)."
         )
@@ -249,13 +249,10 @@ def _made(
     ):
         env: Env
         try:
-            if task.suite == "dm_control":
-                domain, _, part = task.source.partition("-")
-                env = DmControlEnv(domain, part, render_mode=render_mode, **options)
-            elif task.suite == "atari":
+            if task.suite == "atari":
                 env = AtariEnv(task.source, render_mode=render_mode, **options)
             else:
-                steps = (max_steps or task.max_steps) if task.suite == "gym" else 0
+                steps = 0 if task.suite == "hover" else max_steps or task.max_steps
                 limit = {"max_episode_steps": steps} if steps else {}
                 arguments = {**options, **limit, "disable_env_checker": True}
                 # The checker checks the first step only, but slows all others.
@@ -265,7 +262,7 @@ def _made(
                 f"{task.name} does not take these options: {error}. Expected those that its class "
                 "documents."
             ) from error
-        if task.suite != "gym" and max_steps is not None and max_steps < task.max_steps:
+        if task.suite in ("atari", "hover") and max_steps and max_steps < task.max_steps:
             env = TimeLimit(env, max_steps)
         return env
 
@@ -290,12 +287,15 @@ def _flat(env: Env, name: str) -> Env:
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
         env = FlattenObservation(env)
     if env.observation_space.dtype != np.float32:
-        env = DtypeObservation(env, np.float32)
+        with warnings.catch_warnings():
+            # That the bounds of float64, infinite mostly, are those of float32 now.
+            warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
+            env = DtypeObservation(env, np.float32)
     return env
 
 
 def _normalised(env: Env, name: str) -> Env:
-    """Scale the actions of a Box to [-1, 1]."""
+    """Scale the actions of a Box to [-1, 1], float32."""
     space = env.action_space
     if not isinstance(space, gym.spaces.Box):
         return env
@@ -305,9 +305,13 @@ def _normalised(env: Env, name: str) -> Env:
             f"{name} takes actions from {space}. Expected one row of bounded numbers, to be "
             f"scaled to [-1, 1]; {action_cure(space)}."
         )
-    if np.all(space.low == -1.0) and np.all(space.high == 1.0):
+    ends = np.float32(-1.0), np.float32(1.0)
+    if np.any(space.low != ends[0]) or np.any(space.high != ends[1]):
+        env = RescaleAction(env, *ends)
+    if env.action_space.dtype == np.float32:
         return env
-    return RescaleAction(env, np.float32(-1.0), np.float32(1.0))
+    row = gym.spaces.Box(*ends, space.shape, np.float32)
+    return TransformAction(env, lambda action: action, row)
 
 
 def _rescaled(env: Env, name: str) -> Env:

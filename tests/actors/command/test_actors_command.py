@@ -174,7 +174,7 @@ def test_the_pull_study_is_one_command(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("dm_control") is None, reason="needs dm_control")
+@pytest.mark.skipif(importlib.util.find_spec("shimmy") is None, reason="needs shimmy")
 def test_a_task_of_dm_control(tmp_path: Path) -> None:
     arguments = ["actors", "--task", "cartpole-balance", "--algorithm", "d4pg", "--network", "2x16",
                  "--learner", "learning_starts", "100", "batch_size", "16",

@@ -54,6 +54,7 @@ from vinoreward_training.tasks.environments import (
     find_spec,
     has_own_reward,
     is_hover,
+    make_plain,
     not_importable,
     takes_no_mode,
     truth_reader,
@@ -91,7 +92,6 @@ def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
 
 
 def _make(config: CaptureConfig) -> Any:
-    import gymnasium
     from gymnasium.error import Error
 
     options: dict[str, Any] = {name: tupled(item) for name, item in config.env_kwargs.items()}
@@ -110,7 +110,7 @@ def _make(config: CaptureConfig) -> Any:
                 f"found {given[0]}={getattr(config, given[0])!r} with {config.env}. Expected it "
                 f"with a PandaHover id, whose images it is about; leave --{given[0]} out."
             )
-        env = gymnasium.make(config.env, **options)
+        env = make_plain(config.env, **options)
         return env if config.truth is None else TrueSuccess(env, config.truth)
     except (Error, ImportError, TypeError) as error:
         if missing := not_importable(config.env, error):

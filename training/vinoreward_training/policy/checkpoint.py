@@ -378,12 +378,29 @@ def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
 def _generators(model: BaseAlgorithm) -> dict[str, Any]:
     """Return the states of the action space's generator and of each environment's, by name."""
     return {
-        "action_space": model.action_space.np_random.bit_generator.state,
-        **{name: one.bit_generator.state for name, one in _of_environments(model).items()},
+        "action_space": _state_of(model.action_space.np_random),
+        **{name: _state_of(one) for name, one in _of_environments(model).items()},
     }
 
 
-def _of_environments(model: BaseAlgorithm) -> dict[str, np.random.Generator]:
+def _state_of(generator: Any) -> dict[str, Any]:
+    """Return a generator's state as plain data; dm_control's are legacy ones, as NumPy's own is."""
+    if isinstance(generator, np.random.Generator):
+        return dict(generator.bit_generator.state)
+    state = generator.get_state(legacy=False)
+    return {**state, "state": {**state["state"], "key": state["state"]["key"].tolist()}}
+
+
+def _set_state(generator: Any, state: Mapping[str, Any]) -> None:
+    """Set a generator to what :func:`_state_of` returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+        return
+    keys = np.array(state["state"]["key"], dtype=np.uint32)
+    generator.set_state({**state, "state": {**state["state"], "key": keys}})
+
+
+def _of_environments(model: BaseAlgorithm) -> dict[str, Any]:
     """Return the environments' generators; those of other processes are copies, if they live."""
     env = model.get_env()
     found: list[Any] = []
@@ -393,20 +410,16 @@ def _of_environments(model: BaseAlgorithm) -> dict[str, np.random.Generator]:
 
 
 def _rng_state(model: BaseAlgorithm) -> dict[str, Any]:
-    numpy_state = dict(np.random.get_state(legacy=False))
-    numpy_state["state"] = {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}
     version, internal, following = random.getstate()
     return {
-        "numpy": numpy_state,
+        "numpy": _state_of(np.random),
         "python": [version, list(internal), following],
         "generators": _generators(model),
     }
 
 
 def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
-    inner = state["numpy"]["state"]
-    keys = np.array(inner["key"], dtype=np.uint32)
-    np.random.set_state({**state["numpy"], "state": {**inner, "key": keys}})
+    _set_state(np.random, state["numpy"])
     version, internal, following = state["python"]
     random.setstate((version, tuple(internal), following))
     env = model.get_env()
@@ -415,10 +428,10 @@ def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
         env.unwrapped._reset_seeds()
     states = state["generators"]
     if "action_space" in states:
-        model.action_space.np_random.bit_generator.state = states["action_space"]
+        _set_state(model.action_space.np_random, states["action_space"])
     for i, (key, generator) in enumerate(_of_environments(model).items()):
         if env is not None and key in states:
-            generator.bit_generator.state = states[key]
+            _set_state(generator, states[key])
             env.set_attr("np_random", generator, indices=[i])
 
 

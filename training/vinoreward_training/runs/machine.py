@@ -28,7 +28,7 @@ EXTRAS = {
         "safetensors", "stable-baselines3", "tensorboard", "matplotlib", "imageio",
         "imageio-ffmpeg", "psutil",
     ),
-    "dm-control": ("dm-control",),  # it needs MuJoCo itself
+    "dm-control": ("dm-control", "shimmy"),  # it needs MuJoCo itself
     "atari": ("ale-py",),
     "ray": ("ray",),
     "lerobot": ("pyarrow", "av"),

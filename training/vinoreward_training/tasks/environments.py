@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle, resolve_bundle
-from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
+from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, needed_for
 from vinoreward.rewards.decision import OodAction, RewardMode
 from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.encoded import EncodedObservation
@@ -129,21 +130,35 @@ def takes_no_mode(error: Exception) -> str:
 def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
     """Return an environment's registration; import the package of ``package:Id-v0`` first.
 
-    ``dm_control/DOMAIN-TASK`` needs no package. Raises Gymnasium's errors and ImportError.
+    ``dm_control/DOMAIN-TASK-v0`` needs no package. Raises Gymnasium's errors, ImportError, and
+    MissingExtraError where Shimmy, which registers these, is missing.
     """
     package, _, name = env_id.rpartition(":")
     _load_triton_before_osmesa()
     if package:
         importlib.import_module(package)
-    suite, _, task = name.partition("/")
-    if suite == "dm_control" and "-" in task and name not in gym.registry:
-        domain, _, task = task.partition("-")
-        gym.register(
-            name,
-            "vinoreward_training.tasks.dm_control:DmControlEnv",
-            kwargs={"domain": domain, "task": task},
-        )
+    elif name.startswith("dm_control/"):
+        _register_dm_control()
     return gym.spec(name)
+
+
+def make_plain(env_id: str, **arguments: Any) -> gym.Env[Any, Any]:
+    """Return what ``gym.make`` makes, after :func:`find_spec`.
+
+    dm_control's observations become one row of numbers: SB3's networks do not take their tables,
+    which have single numbers in them.
+    """
+    find_spec(env_id)
+    env = gym.make(env_id, **arguments)
+    rows = env_id.rpartition(":")[2].startswith("dm_control/")
+    return gym.wrappers.FlattenObservation(env) if rows else env
+
+
+def _register_dm_control() -> None:
+    with warnings.catch_warnings(), needed_for("dm_control's tasks", "dm-control"):
+        warnings.simplefilter("ignore")  # where there is no display, GLFW warns
+        for name in ("dm_control.suite", "shimmy"):  # Shimmy itself is silent without dm_control
+            importlib.import_module(name)
 
 
 def _load_triton_before_osmesa() -> None:
@@ -189,6 +204,8 @@ def has_own_reward(env_id: str) -> bool:
     """Return whether ``gym.make`` puts a learned reward around the environment: one of ours."""
     try:
         spec = find_spec(env_id)
+    except MissingExtraError:
+        raise
     except Exception as error:  # a package may raise anything when it is imported
         raise ConfigError(
             f"no environment {env_id!r} ({error}). Expected a registered id such as PandaHover-v0, "
@@ -486,8 +503,7 @@ def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
 def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
     try:
         with dependencies_named(env_id):
-            find_spec(env_id)
-            return gym.make(env_id, **arguments)
+            return make_plain(env_id, **arguments)
     except VinorewardError:
         raise
     except Exception as error:  # an environment may raise anything
