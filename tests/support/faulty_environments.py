@@ -87,7 +87,7 @@ class Numbered(gym.Env[Any, Any]):
             observation, reward = self._happen(observation, reward)
         how, after = ENDS[self._episode % len(ENDS)]
         over = self._step == after
-        info = {"score": float("torch" in sys.modules), self._truth: how == "terminated"}
+        info = {"episode": {"r": float("torch" in sys.modules)}, self._truth: how == "terminated"}
         if self._wrapped:
             info |= {"is_success": how != "terminated", "reward_prob": 0.5}
         return (

@@ -34,7 +34,7 @@ _SB3_AT_LEAST_ONE = (
 )  # fmt: skip
 _POWER = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]{1,3}")
 """A number such as 1e-3, which YAML reads as text; it needs 1.0e-3."""
-TRAINING_ONLY = ("episodic_life", "clip_reward")
+TRAINING_ONLY = ("terminal_on_life_loss", "clip_reward")
 """Options that make a game easier to learn; evaluations play the original game."""
 
 

@@ -52,8 +52,8 @@ class ActorsConfig:
     config: Path | None = None
     """YAML file with these option names (underscores); the command line overrides it."""
     task: str = "CartPole-v0"
-    """A task of the papers (cheetah-run, pong, CartPole-v0, PandaHover-v0), atari/GAME, or the id
-    of a Gymnasium environment (dm_control/DOMAIN-TASK-v0 are Shimmy's)."""
+    """A task of the papers (cheetah-run, pong, CartPole-v0, PandaHover-v0), or the id of a
+    Gymnasium environment; dm_control/DOMAIN-TASK-v0 are Shimmy's, ALE/Game-v5 are ale-py's."""
     algorithm: str = "impala"
     """impala, dqn, d4pg or sac; sb3-sac, sb3-td3 and sb3-dqn use Stable-Baselines3."""
     network: str | None = None

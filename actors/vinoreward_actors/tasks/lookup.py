@@ -7,6 +7,7 @@ hover scene with its learned reward. A task's libraries are imported when it is 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,17 +17,20 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import (
+    AtariPreprocessing,
+    ClipReward,
     DtypeObservation,
     FlattenObservation,
+    FrameStackObservation,
+    RecordEpisodeStatistics,
     RescaleAction,
     RescaleObservation,
     TimeLimit,
     TransformAction,
 )
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, needed_for
 from vinoreward_actors.actor_learner.acting.environments import action_cure, as_config_error
-from vinoreward_actors.tasks.atari import AtariEnv
 from vinoreward_training.tasks.environments import make_env
 
 Env = gym.Env[Any, Any]
@@ -40,7 +44,7 @@ class Task:
     name: str
     suite: Suite
     source: str
-    """Gymnasium's id, or the game."""
+    """Gymnasium's id."""
     observation_shape: tuple[int, ...]
     """(D,) float32, or (4, 84, 84) uint8."""
     actions: int
@@ -78,8 +82,10 @@ def _gym(name: str, title: str, sizes: tuple[int, int], steps: int, threshold: f
 
 def _game(name: str, actions: int, score: float | None = None) -> Task:
     """Return a game; it is truncated after 108000 frames, four to a step."""
-    shape, steps = (4, 84, 84), 27_000
-    return Task(name, "atari", name, shape, actions, True, steps, "original", score, name, "uint8")
+    source, shape, steps = f"ALE/{name.title().replace('_', '')}-v5", (4, 84, 84), 27_000
+    return Task(
+        name, "atari", source, shape, actions, True, steps, "original", score, name, "uint8"
+    )
 
 
 def _hover(name: str, size: int) -> Task:
@@ -138,20 +144,20 @@ _OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode"
 def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Return a task of the table, or describe another environment by making it once.
 
-    ``name`` is a task's, ``atari/GAME`` or an id of Gymnasium's (``dm_control/DOMAIN-TASK-v0`` are
-    Shimmy's, ``package:Id-v0`` imports the package); ``options`` are those of :func:`make_task`.
+    ``name`` is a task's or an id of Gymnasium's (``dm_control/DOMAIN-TASK-v0`` are Shimmy's,
+    ``ALE/Game-v5`` are ale-py's, ``package:Id-v0`` imports the package); ``options`` are those of
+    :func:`make_task`.
     """
     if name in TASKS:
         return TASKS[name]
-    prefix, _, source = name.partition("/")
-    if name in gym.registry or prefix == "dm_control" or (":" in name and prefix != "atari"):
+    if name.startswith("ALE/"):
+        task = Task(name, "atari", name, (1,), 1, True, 27_000, "original")
+    elif name in gym.registry or ":" in name or name.startswith("dm_control/"):
         task = Task(name, "gym", name, (1,), 1, True, 0, "2x256")
-    elif prefix == "atari":
-        task = Task(name, "atari", source, (1,), 1, True, 27_000, "original")
     else:
         raise ConfigError(
             f"no task {name!r}. Expected one of: {', '.join(TASKS)}; or dm_control/DOMAIN-TASK-v0, "
-            "atari/GAME, or the id of a registered Gymnasium environment (package:Id-v0 for one "
+            "ALE/Game-v5, or the id of a registered Gymnasium environment (package:Id-v0 for one "
             "that a package registers)."
         )
     own = {key: value for key, value in (options or {}).items() if key not in _OURS}
@@ -209,8 +215,9 @@ def make_task(
             at most beside a position of up to 1.2.
         max_steps: truncate episodes there; later than at the task's limit for Gymnasium's only.
         render_mode: None or ``"rgb_array"``.
-        options: the environment's own: ``episodic_life`` and others of ``AtariEnv``; ``backend``
-            and others of ``PandaHoverEnv``; keyword arguments of a Gymnasium environment.
+        options: keyword arguments of the environment. A game takes ``noop_max``, ``frame_skip``
+            and ``terminal_on_life_loss`` of Gymnasium's ``AtariPreprocessing`` too, and
+            ``clip_reward``, the points clipped to [-1, 1]: for training.
     """
     if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
         raise ConfigError(f"found max_steps={max_steps!r}. Expected 1 or more, or None.")
@@ -250,7 +257,7 @@ def _made(
         env: Env
         try:
             if task.suite == "atari":
-                env = AtariEnv(task.source, render_mode=render_mode, **options)
+                env = _played_game(task.source, max_steps, render_mode, **options)
             else:
                 steps = 0 if task.suite == "hover" else max_steps or task.max_steps
                 limit = {"max_episode_steps": steps} if steps else {}
@@ -262,9 +269,46 @@ def _made(
                 f"{task.name} does not take these options: {error}. Expected those that its class "
                 "documents."
             ) from error
-        if task.suite in ("atari", "hover") and max_steps and max_steps < task.max_steps:
+        if task.suite == "hover" and max_steps and max_steps < task.max_steps:
             env = TimeLimit(env, max_steps)
         return env
+
+
+def _played_game(
+    source: str,
+    max_steps: int | None,
+    render_mode: str | None,
+    *,
+    noop_max: int = 30,
+    frame_skip: int = 4,
+    terminal_on_life_loss: bool = False,
+    clip_reward: bool = False,
+    repeat_action_probability: float = 0.0,
+    **options: Any,
+) -> Env:
+    """Make a game as Mnih et al. 2015 play it, by Gymnasium's wrappers."""
+    with needed_for("playing Atari games", "atari"):
+        ale_py = importlib.import_module("ale_py")  # registers the games
+        importlib.import_module("cv2")  # with which AtariPreprocessing resizes
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    arguments = {
+        **options,
+        "frameskip": 1,
+        "repeat_action_probability": repeat_action_probability,
+        "disable_env_checker": True,
+    }
+    env = make_env(source, arguments, render_mode=render_mode)
+    env = AtariPreprocessing(
+        env,
+        noop_max=noop_max,
+        frame_skip=frame_skip,
+        terminal_on_life_loss=terminal_on_life_loss,
+    )
+    env = FrameStackObservation(env, 4)
+    if max_steps is not None:
+        env = TimeLimit(env, max_steps)
+    # The points themselves are in info["episode"] then.
+    return ClipReward(RecordEpisodeStatistics(env), -1.0, 1.0) if clip_reward else env
 
 
 def _flat(env: Env, name: str) -> Env:

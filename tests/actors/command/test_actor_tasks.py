@@ -303,8 +303,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"cartpole-jump.*Did you mean: `cartpole-"):
         find_task("dm_control/cartpole-jump-v0")
     pytest.importorskip("ale_py")
-    with pytest.raises(ConfigError, match=r"no game 'pong2'.*pong.*seaquest"):
-        find_task("atari/pong2")
+    with pytest.raises(ConfigError, match=r"Pong2.*Did you mean"):
+        find_task("ALE/Pong2-v5")
 
 
 def test_other_environments_are_described_by_making_them() -> None:
@@ -319,9 +319,48 @@ def test_other_environments_are_described_by_making_them() -> None:
     swing = find_task("dm_control/cartpole-swingup-v0")
     assert (swing.observation_shape, swing.actions, swing.max_steps) == ((5,), 1, 1000)
     pytest.importorskip("ale_py")
-    freeway = find_task("atari/freeway")
+    freeway = find_task("ALE/Freeway-v5")
     assert (freeway.observation_shape, freeway.actions) == ((4, 84, 84), 3)
     assert freeway.observation_dtype == "uint8"
+
+
+def test_a_game_is_played_as_gymnasium_preprocesses_it() -> None:
+    """Four grey images of the larger of two frames, without sticky actions; points as they are."""
+    ale_py = pytest.importorskip("ale_py")
+    cv2 = pytest.importorskip("cv2")
+    raw = ale_py.AtariEnv("pong", obs_type="grayscale", frameskip=1, repeat_action_probability=0.0)
+    env = make_task("pong", noop_max=0)
+    stack = [raw.reset(seed=0)[0]] * 4
+    observation, _ = env.reset(seed=0)
+    random = np.random.default_rng(1)
+    for _ in range(60):
+        shrunk = [cv2.resize(image, (84, 84), interpolation=cv2.INTER_AREA) for image in stack]
+        np.testing.assert_array_equal(observation, np.stack(shrunk))
+        action = int(random.integers(6))
+        frames = [raw.step(action) for _ in range(4)]
+        observation, reward, terminated, truncated, _ = env.step(action)
+        stack = [*stack[1:], np.maximum(frames[2][0], frames[3][0])]
+        assert reward == sum(frame[1] for frame in frames)
+        assert not (terminated or truncated)
+
+
+def test_an_episode_of_clipped_rewards_tells_the_points() -> None:
+    pytest.importorskip("ale_py")
+    options = {"clip_reward": True, "terminal_on_life_loss": True}
+    clipped, whole = (make_task("space_invaders", seed=2, **more) for more in (options, {}))
+    clipped.reset(), whole.reset()
+    random, points, rewards = np.random.default_rng(0), 0.0, set()
+    while True:
+        action = int(random.integers(6))
+        _, reward, ended, truncated, info = clipped.step(action)
+        _, paid, over, _, _ = whole.step(action)
+        rewards.add(float(reward))
+        points += float(paid)
+        assert not truncated and not over
+        if ended:
+            break
+    assert info["lives"] == 2
+    assert rewards == {0.0, 1.0} and info["episode"]["r"] == points >= 10
 
 
 def test_images_with_channels_last_are_refused() -> None:
@@ -362,6 +401,6 @@ def test_tasks_and_networks_need_no_torch() -> None:
         "for name in ('cartpole-balance', 'CartPole-v0', 'pong', 'PandaHoverRandom-v0'):\n"
         "    env = make_task(name, seed=0)\n"
         "    env.reset(), env.step(env.action_space.sample()), network(name)\n"
-        "found = {'torch', 'cv2', 'matplotlib', 'OpenGL', 'stable_baselines3'} & set(sys.modules)\n"
+        "found = {'torch', 'matplotlib', 'OpenGL', 'stable_baselines3'} & set(sys.modules)\n"
         "sys.exit(f'imported {found}' if found or 'MUJOCO_GL' in os.environ else 0)\n"
     )

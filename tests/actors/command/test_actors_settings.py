@@ -137,12 +137,8 @@ def test_a_command_says_what_differs_from_its_preset() -> None:
 
 
 def test_evaluations_play_the_game_itself() -> None:
-    given = {"clip_reward": True, "episodic_life": True, "press_fire": True, "sticky": 0.1}
-    # A game that waits for the button at each life waits for it in an evaluation too.
-    assert evaluation_options(ActorsConfig(env_kwargs=given)) == {
-        "press_fire": True,
-        "sticky": 0.1,
-    }
+    given = {"clip_reward": True, "terminal_on_life_loss": True, "frame_skip": 3}
+    assert evaluation_options(ActorsConfig(env_kwargs=given)) == {"frame_skip": 3}
 
 
 def test_settings_are_all_recorded() -> None:

@@ -167,8 +167,7 @@ def _played(
             filmer(moment)
             total = moment.reward if moment.step == 0 else total + moment.reward
             if moment.last:
-                # A game's score, if it differs from the training reward.
-                returns.append(float(moment.info.get("score", total)))
+                returns.append(total)
                 ends.append({**_end(moment), "return": round(returns[-1], 4)})
                 bar.update()
 

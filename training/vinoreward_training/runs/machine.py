@@ -29,7 +29,7 @@ EXTRAS = {
         "imageio-ffmpeg", "psutil",
     ),
     "dm-control": ("dm-control", "shimmy"),  # it needs MuJoCo itself
-    "atari": ("ale-py",),
+    "atari": ("ale-py", "opencv-python"),
     "ray": ("ray",),
     "lerobot": ("pyarrow", "av"),
     "timm": ("timm",),
@@ -48,7 +48,9 @@ CPU_FEATURES = {
 
 def module_of(distribution: str) -> str:
     """Return what a distribution of an extra is imported as."""
-    return {"warp-lang": "warp"}.get(distribution, distribution.replace("-", "_"))
+    return {"warp-lang": "warp", "opencv-python": "cv2"}.get(
+        distribution, distribution.replace("-", "_")
+    )
 
 
 def extra_of(module: str) -> str | None:

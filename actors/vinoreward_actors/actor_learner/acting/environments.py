@@ -233,7 +233,8 @@ class EpisodeSum:
 
     def finished(self, env: int, info: Mapping[str, Any], truth: Truth) -> Episode:
         """Return the episode that ended with a step of this ``info``."""
-        score = None if info.get("score") is None else float(info["score"])
+        # Of gymnasium.wrappers.RecordEpisodeStatistics: what was paid inside the wrappers.
+        score = float(info["episode"]["r"]) if "episode" in info else None
         ood = self.images.many
         return Episode(env, self.reward, self.length, truth(info), claim_of(info), score, ood)
 
