@@ -10,7 +10,7 @@ import pytest
 from vinoreward.errors import ConfigError
 from vinoreward_actors.command.build import build
 from vinoreward_actors.command.config import ActorsConfig
-from vinoreward_actors.command.expressions import chain_of
+from vinoreward_actors.command.stages import chain_of
 from vinoreward_actors.compression import CompressionContext
 from vinoreward_actors.policies.backends.base import make_backend
 from vinoreward_actors.policies.policy import forward, random_policy
@@ -83,7 +83,9 @@ def test_a_policy_backend_with_one_method() -> None:
 
 def test_a_stage() -> None:
     policy = random_policy(mlp(3, 2, head="logits", hidden=(8,)), 0)
-    chain = chain_of("rounded decimals=1 | numpy", "numpy", lambda name: policy.spec)
+    chain = chain_of(
+        "[{rounded: {decimals: 1}}, {compile: numpy}]", "numpy", lambda name: policy.spec
+    )
     assert chain is not None
     found = chain.compress(policy, CompressionContext(policy, np.ones((4, 3), np.float32)))
     for name, value in policy.float_parameters().items():

@@ -274,7 +274,7 @@ def test_the_two_commands_one_after_the_other(
 ) -> None:
     from actor_runs import trained
 
-    summary = trained(tmp_path / "run", 300, "--compress", "int8")
+    summary = trained(tmp_path / "run", 300, "--compress", "quantize: int8")
     for more in ([], ["--compressed"]):
         words = ["play", "--run", str(tmp_path / "run"), "--episodes", "3", "--film", "1"]
         assert main([*words, "--no-progress", *more]) == 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.command.config import ActorsConfig
-from vinoreward_actors.command.expressions import chain_of, correctors_of, monitor_of
+from vinoreward_actors.command.stages import chain_of, correctors_of, monitor_of
 from vinoreward_actors.policies.backends.base import BACKENDS
 from vinoreward_actors.tasks.lookup import Task, find_task, make_task
 from vinoreward_actors.tasks.networks import dense_layers, network

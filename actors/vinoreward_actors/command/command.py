@@ -116,7 +116,7 @@ def _next(config: ActorsConfig, updates: int) -> str:
         return f"{_again(config)} --steps {10 * config.steps}"
     if config.compress == "none":
         out = beside(config.out, "int8")
-        return command(config, compress="int8", out=out, resume=False)
+        return command(config, compress="quantize: int8", out=out, resume=False)
     if config.environments == 1:
         out = beside(config.out, "8-environments")
         return command(config, compress="none", environments=8, out=out, resume=False)

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from vinoreward_training.runs.settings import YamlText
+
 Scalar = bool | int | float | str
 """A value in a YAML file or on the command line."""
+NONE, DEFAULT = YamlText("none"), YamlText("default")
 
 
 @dataclass(frozen=True)
@@ -18,28 +21,28 @@ class ActorsConfig:
     the compressed one. This pays if the network takes most of an actor's step and acting is the
     bottleneck, not the learner; --profile-only tells you before a long run.
 
-    --compress is a chain of stages with | between them:
-        prune 0.5           remove half of the neurons and channels; needs distill after it
+    --compress is a list of stages in YAML, or one stage:
+        prune: 0.5          remove half of the neurons and channels; needs distill after it
         distill             train the remaining network to act like the full one
-        distill net3        train a separate, smaller network
-        low-rank 64         two thin layers for a wide one; or low-rank energy=0.9
+        distill: net3       train a separate, smaller network
+        low-rank: 64        two thin layers for a wide one; or low-rank: {energy: 0.9}
         fuse                fold constant operations into the weights
-        int8 | fp16 | w4    8-bit arithmetic; half precision; weights alone in 2 to 8 bits
-        openvino            the backend (onnxruntime, numpy); default: as --backend
+        quantize: int8      8-bit arithmetic; fp16: half precision; w2 to w8: weights alone
+        compile: openvino   the backend (onnxruntime, numpy); default: as --backend
 
-    Further settings are key=value: distill batch=32, int8 margin=1.5.
+    Further settings are a table: distill: {steps: 32, batch: 32}.
 
-    --monitor watches and adjusts the compression: default (stops harmful compression), kl 14
-    (AcceRL's switch between 8 and 16 bits), alpha 0.02 0.2 (AcceRL's mix of both networks), staged,
-    sparsity, watch (changes nothing), off.
+    --monitor watches and adjusts the compression: default (stops harmful compression), kl: 14
+    (AcceRL's switch between 8 and 16 bits), alpha: {low: 0.02, high: 0.2} (AcceRL's mix of both
+    networks), staged, sparsity, watch (changes nothing), off.
 
     Examples:
         vinoreward actors --task CartPole-v0 --network 2x256 --steps 60000 --target 195
-        vinoreward actors --task CartPole-v0 --compress int8 --profile-only 4000
+        vinoreward actors --task CartPole-v0 --compress "quantize: int8" --profile-only 4000
         vinoreward actors --preset actorq/cartpole-int8 --out runs/cartpole
         vinoreward actors --resume --out runs/cartpole
         vinoreward actors --list-presets
-        vinoreward actors --task pong --compress "prune 0.5 | distill | int8 | openvino"
+        vinoreward actors --task pong --compress "[{prune: 0.5}, distill, {quantize: int8}]"
         vinoreward actors --task cheetah-run --algorithm d4pg --learner n_step 1 batch_size 128
         vinoreward actors --task CartPole-v0 --network 2x256 --pull-study 10 40 160 640
         vinoreward actors --task my_package:MyEnv-v0 --network 2x64 --engine ray
@@ -59,12 +62,12 @@ class ActorsConfig:
     network: str | None = None
     """3x2048, 2x256, any DEPTHxWIDTH (optionally with -relu or -tanh); for images original, net1,
     net2, net3, nature. None: as in the task's paper."""
-    compress: str = "none"
-    """Stages with | between them, see above; none: actors run the learner's own network."""
-    correctors: str | None = None
-    """vtrace, importance, retrace, tree-backup, q-lambda or uncorrected; combine two with |. None:
-    the algorithm's own."""
-    monitor: str = "default"
+    compress: YamlText = NONE
+    """Stages, see above; none: actors run the learner's own network."""
+    correctors: YamlText | None = None
+    """vtrace, importance, retrace, tree-backup, q-lambda or uncorrected; two as [vtrace,
+    importance]. None: the algorithm's own."""
+    monitor: YamlText = DEFAULT
     """Strategy that adjusts the compression during training, see above."""
     actors: int = 1
     """Number of actor processes."""

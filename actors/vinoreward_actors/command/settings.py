@@ -12,7 +12,7 @@ from typing import Any
 from vinoreward.errors import ConfigError
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_training.runs import next_command
-from vinoreward_training.runs.settings import Settings, merged, read_yaml
+from vinoreward_training.runs.settings import Settings, merged, read_yaml, typed
 
 NOT_RECORDED = ("resume", "progress", "list_presets")
 FIXED_BY_A_RUN = (
@@ -53,7 +53,8 @@ def presets() -> dict[str, dict[str, Any]]:
         folder = path.parent.relative_to(root).as_posix()
         for task, of_task in tasks.items():
             for arm, of_arm in arms.items():
-                settings[f"{folder}/{task}-{arm}"] = merged(common, of_task, of_arm)
+                whole = merged(common, of_task, of_arm)
+                settings[f"{folder}/{task}-{arm}"] = typed(ActorsConfig, whole)
     return settings
 
 

@@ -21,7 +21,7 @@ from vinoreward_training.cli import main
 
 def test_an_error_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    assert main(["actors", *SMALL, "--compress", "prune 0.5", "--out", str(out)]) == 1
+    assert main(["actors", *SMALL, "--compress", "prune: 0.5", "--out", str(out)]) == 1
     said = capsys.readouterr().err
     assert said.startswith("vinoreward actors: ") and "distill" in said.lower()
     assert not (out / "config.yaml").exists()
@@ -96,7 +96,8 @@ def test_a_training_without_compression(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_a_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    chain = "prune 0.5 | distill steps=3 cold_steps=20 | int8 | openvino"
+    stages = "{prune: 0.5}, {distill: {steps: 3, cold_steps: 20}}, {quantize: int8}"
+    chain = f"[{stages}, {{compile: openvino}}]"
     arguments = ["actors", *SMALL, *FEW, "--steps", "640", "--evaluate-every", "160"]
     # With a fixed lag nothing depends on how soon the compressor's process has started.
     assert main([*arguments, "--compress", chain, "--lag", "1", "--out", str(out)]) == 0
@@ -128,11 +129,11 @@ def test_a_short_profile_says_whether_compression_can_pay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, "--compress", "int8", "--profile-only", "6000"]
+    arguments = ["actors", *SMALL, "--compress", "quantize: int8", "--profile-only", "6000"]
     assert main([*arguments, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "step: network" in said and "deserialize" in said
-    assert "With int8 an actor's step takes" in said
+    assert "With quantize: int8 an actor's step takes" in said
     assert "The compressor takes" in said and "the learner alone could make" in said
     assert "Acted compressed: " in said and "pushes old (median)." in said
     found = json.loads((out / "profile.json").read_text())
@@ -144,7 +145,12 @@ def test_a_short_profile_says_whether_compression_can_pay(
 def test_a_profile_says_when_every_update_would_wait_for_the_student(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chain = ["--compress", "prune 0.5 | distill steps=150 | openvino", "--lag", "1"]
+    chain = [
+        "--compress",
+        "[{prune: 0.5}, {distill: {steps: 150}}, {compile: openvino}]",
+        "--lag",
+        "1",
+    ]
     arguments = ["actors", *SMALL, *chain, "--profile-only", "200", "--no-progress"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
@@ -179,7 +185,7 @@ def test_a_task_of_dm_control(tmp_path: Path) -> None:
     arguments = ["actors", "--task", "cartpole-balance", "--algorithm", "d4pg", "--network", "2x16",
                  "--learner", "learning_starts", "100", "batch_size", "16",
                  "--env-kwargs", "max_steps", "50",
-                 "--compress", "int8", "--steps", "300", "--evaluate-every", "0",
+                 "--compress", "quantize: int8", "--steps", "300", "--evaluate-every", "0",
                  "--samples-per-insert", "2", "--no-progress", "--out", str(tmp_path / "run"),
                  *FEW]  # fmt: skip
     assert main(arguments) == 0
@@ -190,7 +196,7 @@ def test_a_task_of_dm_control(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs ale_py")
 def test_a_game_of_atari(tmp_path: Path) -> None:
-    arguments = ["actors", "--task", "pong", "--network", "net3", "--compress", "int8",
+    arguments = ["actors", "--task", "pong", "--network", "net3", "--compress", "quantize: int8",
                  "--env-kwargs", "max_steps", "60", "clip_reward", "true", "--steps", "200",
                  "--evaluate-every", "0", "--no-progress", "--out", str(tmp_path / "run"),
                  *FEW]  # fmt: skip

@@ -54,7 +54,7 @@ def test_what_is_recommended_follows_from_what_limits(
     said: str,
     changes: dict[str, Any],
 ) -> None:
-    config = ActorsConfig(compress="int8", **settings)
+    config = ActorsConfig(compress="quantize: int8", **settings)
     verdict = recommend(config, measured(*full), measured(*compressed))
     assert verdict.changes == changes
     words = " ".join(verdict.words)
@@ -86,7 +86,16 @@ def test_a_training_that_waits_for_its_learner_is_not_told_to_compress(
     slow = ["--algorithm", "dqn", "--samples-per-insert", "128", "--backend", "torch"]
     task = ["--task", "CartPole-v0", "--network", "2x256", "--no-progress"]
     begins = ["--learner", "learning_starts", "100"]
-    arguments = ["actors", *task, *slow, *begins, "--compress", "int8", "--profile-only", "300"]
+    arguments = [
+        "actors",
+        *task,
+        *slow,
+        *begins,
+        "--compress",
+        "quantize: int8",
+        "--profile-only",
+        "300",
+    ]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "the learner is the bottleneck" in said

@@ -25,9 +25,9 @@ from vinoreward_actors.actor_learner.trainer import ActorLearner
 from vinoreward_actors.actor_learner.transport.trajectory import ARRAYS
 from vinoreward_actors.command.build import build
 from vinoreward_actors.command.config import ActorsConfig
-from vinoreward_actors.command.expressions import chain_of, correctors_of, monitor_of
 from vinoreward_actors.command.run import METRICS, finished, read_rows, read_summary
 from vinoreward_actors.command.settings import SETTINGS, recorded
+from vinoreward_actors.command.stages import chain_of, correctors_of, monitor_of
 from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.policies.spec import mlp
 from vinoreward_actors.tasks.networks import network
@@ -39,10 +39,12 @@ def student(name: str) -> Any:
     return network("CartPole-v0", name)
 
 
-# Expressions
+# Lists of stages
 
 
-@pytest.mark.parametrize("text", ["uncorrected steps=1.5", "vtrace c=x", "vtrace rho=true"])
+@pytest.mark.parametrize(
+    "text", ["uncorrected: {steps: 1.5}", "vtrace: {c: x}", "vtrace: {rho: true}"]
+)
 def test_a_corrector_of_another_kind_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="Expected a "):
         correctors_of(text)
@@ -51,22 +53,23 @@ def test_a_corrector_of_another_kind_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("default | off", "'off'"),
-        ("off | off", "'off'"),
-        ("default x=1", "'x'"),
-        ("watch x=1", "'x'"),
-        ("kl 14 good=20", "bad above good"),
-        ("kl -1", "bad above good"),
-        ("kl patience=1.5", "a whole number"),
-        ("kl limits=3", "'limits'"),
-        ("sparsity 0.1 good=0.2", "bad above good"),
-        ("alpha 0.1", "high"),
-        ("staged exploration=x", "'exploration'"),
-        ("staged exploration=3", "'exploration'"),
+        ("[default, false]", "False"),
+        ("['off', 'off']", "'off'"),
+        ("default: {x: 1}", "x=1"),
+        ("watch: 1", "value=1"),
+        ("kl: {threshold: 14, good: 20}", "bad above good"),
+        ("kl: -1", "bad above good"),
+        ("kl: {patience: 1.5}", "a whole number"),
+        ("kl: {limits: 3}", "limits=3"),
+        ("sparsity: {bad: 0.1, good: 0.2}", "bad above good"),
+        ("alpha: {low: 0.1}", "no high"),
+        ("alpha: 0.1", "value=0.1"),
+        ("staged: {exploration: x}", "exploration='x'"),
+        ("staged: {exploration: 3}", "exploration=3"),
     ],
 )
 def test_a_monitor_that_cannot_be_is_refused(text: str, said: str) -> None:
-    chain = chain_of("prune 0.5 | distill | int8", "openvino", student)
+    chain = chain_of("[{prune: 0.5}, distill, {quantize: int8}]", "openvino", student)
     with pytest.raises(ConfigError, match="Expected") as error:
         monitor_of(text, "logits", chain, 10)
     assert said in str(error.value)
@@ -449,10 +452,20 @@ def test_a_profile_of_nothing_compressed_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # One hidden layer: INT8 leaves the first and the last layer as they are, so nothing is left.
-    arguments = ["actors", "--network", "1x8", "--compress", "int8", "--profile-only", "300"]
+    arguments = [
+        "actors",
+        "--network",
+        "1x8",
+        "--compress",
+        "quantize: int8",
+        "--profile-only",
+        "300",
+    ]
     assert main([*arguments, "--no-progress", "--out", str(tmp_path / "run")]) == 1
     said = capsys.readouterr().err
-    assert "no actor acted with 'int8'" in said and "Expected a layer between them" in said
+    assert (
+        "no actor acted with 'quantize: int8'" in said and "Expected a layer between them" in said
+    )
     assert not (tmp_path / "run" / "profile.json").exists()
 
 

@@ -11,8 +11,8 @@ import pytest
 from vinoreward.errors import ConfigError
 from vinoreward_actors.command.build import SB3, build, evaluation_options, settings_of
 from vinoreward_actors.command.config import ActorsConfig
-from vinoreward_actors.command.expressions import chain_of, monitor_of
 from vinoreward_actors.command.settings import SETTINGS, command, presets
+from vinoreward_actors.command.stages import chain_of, monitor_of
 from vinoreward_actors.tasks.networks import network
 
 
@@ -38,7 +38,9 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("steps: 777\nactors: 3\nlearner: {gamma: 0.9}\n")
     found = SETTINGS.of(preset="actorq/cartpole-int8", config=file, actors=1)
-    assert (found.steps, found.actors, found.compress) == (777, 1, "int8 | openvino")
+    assert (found.steps, found.actors, found.compress) == (
+        777, 1, "[{quantize: int8}, {compile: openvino}]",
+    )  # fmt: skip
     assert found.learner["gamma"] == 0.9
     assert found.learner["learning_rate"] == 0.00015
 
@@ -122,7 +124,9 @@ def test_a_files_error_names_what_this_command_takes(tmp_path: Path, text: str, 
      ("Pendulum-v1", "sac"), ("Pendulum-v1", "sb3-td3"), ("CartPole-v0", "sb3-dqn")],
 )  # fmt: skip
 def test_every_algorithm_is_made_by_its_name(task: str, algorithm: str) -> None:
-    parts = build(ActorsConfig(task=task, algorithm=algorithm, network="2x16", compress="int8"))
+    parts = build(
+        ActorsConfig(task=task, algorithm=algorithm, network="2x16", compress="quantize: int8")
+    )
     assert parts.learner.spec.actions == (2 if task == "CartPole-v0" else 1)
     assert parts.chain is not None and parts.monitor is not None
     parts.close()

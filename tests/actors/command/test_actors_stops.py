@@ -21,7 +21,7 @@ from vinoreward_training.cli import main
 def begin(out: Path, *more: str) -> subprocess.Popen[str]:
     arguments = [
         sys.executable, "-m", "vinoreward_training.cli", "actors", *SMALL, *FEW,
-        "--steps", "400000", "--evaluate-every", "0", "--compress", "int8",
+        "--steps", "400000", "--evaluate-every", "0", "--compress", "quantize: int8",
         "--checkpoint-seconds", "0.5",
     ]  # fmt: skip
     return subprocess.Popen(

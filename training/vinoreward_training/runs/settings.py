@@ -13,7 +13,17 @@ from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NewType,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
 
@@ -29,7 +39,10 @@ _DECIDE_THE_BASE = (
     "out", "config", "preset", "env", "task", "algorithm", "vec_env", "learner", "device",
 )  # fmt: skip
 """Options that decide what the defaults of the others are."""
+YamlText = NewType("YamlText", str)
+"""Text in YAML, which a file may hold as the list or table that it is."""
 _WORDS: Mapping[Any, str] = {
+    YamlText: "a list or a table",
     bool: "true or false",
     int: "a whole number",
     float: "a finite number",
@@ -249,6 +262,10 @@ def converted(value: Any, hint: Any) -> Any:
                 return value
             with contextlib.suppress(ValueError):
                 return {key: converted(item, float) for key, item in value.items()}
+    elif kind is YamlText and isinstance(value, str | list | dict):
+        if isinstance(value, str):
+            return value
+        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
     elif kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
     elif kind in (Path, str) and isinstance(value, str | Path):
@@ -304,6 +321,14 @@ class _PlainLoader(yaml.SafeLoader):
         if isinstance(value, int) and abs(value) >= 1 << 64:
             raise ValueError("it holds a whole number of more than 64 bits")
         return value
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value that YAML text is, read as untrusted; ValueError with the reason."""
+    try:
+        return yaml.load(text, _PlainLoader)
+    except (yaml.YAMLError, LookupError, TypeError) as error:
+        raise ValueError(_why(error)) from error
 
 
 def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
