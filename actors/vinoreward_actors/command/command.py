@@ -11,7 +11,7 @@ import numpy as np
 
 from vinoreward.files import write_json
 from vinoreward_actors.actor_learner.acting.profile import PARTS
-from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.command.config import NONE, OFF, ActorsConfig
 from vinoreward_actors.command.profile import profile
 from vinoreward_actors.command.report import (
     Row,
@@ -28,6 +28,7 @@ from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.next_command import again, beside
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import RunFolder, plain, plain_numbers
+from vinoreward_training.runs.settings import YamlText
 from vinoreward_training.tasks.environments import naming
 
 __all__ = ["SETTINGS", "run"]
@@ -152,7 +153,7 @@ def run_of(config: ActorsConfig, period: int, seed: int) -> ActorsConfig:
         seed=seed,
         pull_period=period,
         pull_study=(),
-        monitor="off" if config.compress == "none" and config.bits == 32 else "watch",
+        monitor=OFF if config.compress == NONE and config.bits == 32 else YamlText("watch"),
         resume=(folder / "config.yaml").is_file(),
     )
 

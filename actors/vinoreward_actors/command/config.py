@@ -10,7 +10,7 @@ from vinoreward_training.runs.settings import YamlText
 
 Scalar = bool | int | float | str
 """A value in a YAML file or on the command line."""
-NONE, DEFAULT = YamlText("none"), YamlText("default")
+NONE, DEFAULT, OFF = YamlText("none"), YamlText("default"), YamlText("off")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from vinoreward.files import write_json
 from vinoreward.machine import usable_cores
 from vinoreward_actors.actor_learner.acting.profile import Breakdown
 from vinoreward_actors.command.build import build
-from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.command.config import NONE, OFF, ActorsConfig
 from vinoreward_actors.command.report import aligned, breakdown_rows, draw_profile, share_words
 from vinoreward_actors.command.run import difference
 from vinoreward_actors.command.settings import command, recorded
@@ -113,7 +113,7 @@ def profile(config: ActorsConfig) -> None:
     """Measure full-precision actors, and compressed ones if there is a chain; print advice."""
     steps = config.profile_only or 0
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
-        full = measure(dataclasses.replace(config, compress="none", monitor="off"), steps)
+        full = measure(dataclasses.replace(config, compress=NONE, monitor=OFF), steps)
         first, learner_seconds = full.actor, full.learner_seconds
         breakdowns = {config.backend: first}
         lines = [first.advice(learner_seconds, config.actors)]
