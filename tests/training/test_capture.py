@@ -956,7 +956,6 @@ def test_the_articles_images_are_of_the_hover_task_only(tmp_path: Path, line_id:
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"renderer": "tiny"}, "renderer='tiny' with line"),
         ({"noise": 0.5}, "--noise, which a capture without --policy would ignore"),
         ({"labels": Path("times.csv")}, "--labels, which a capture without --from-video would"),
         ({"label_column": "done"}, "--label-column, which a capture without --from-lerobot"),

@@ -337,8 +337,6 @@ def _trained(
         seed=seed,
         steps=steps,
         encoder=encoder,
-        # A replay buffer of images is over a gigabyte, and writing it would be timed too.
-        save_replay=encoder is not None,
         algorithm_kwargs={} if encoder is not None else {"learning_rate": CNN_LEARNING_RATE},
     )
     with contextlib.closing(make_env(ENVIRONMENT, bundle=config.bundle, encoder=encoder)) as env:

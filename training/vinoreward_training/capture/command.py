@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
@@ -86,9 +86,9 @@ def _hover(
         yield 1
 
 
-def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
+def article_camera() -> CameraSpec:
     """Return the camera of the article's setting: 960x720, full meshes."""
-    return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
+    return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer="fast", mesh="full")
 
 
 def _make(config: CaptureConfig) -> Any:
@@ -100,15 +100,14 @@ def _make(config: CaptureConfig) -> Any:
     try:
         spec = find_spec(config.env)
         if is_hover(spec):
-            size = config.image_size
-            asked = {"image_size": size, "camera": config.renderer, "mesh": config.mesh}
-            options |= {name: value for name, value in asked.items() if value is not None}
+            if config.image_size is not None:
+                options["image_size"] = config.image_size
             if has_own_reward(config.env):
                 options.setdefault("backend", "oracle")  # it needs no bundle to take images
-        elif given := [name for name in _OF_HOVER if getattr(config, name) is not None]:
+        elif config.fidelity is not None:
             raise ConfigError(
-                f"found {given[0]}={getattr(config, given[0])!r} with {config.env}. Expected it "
-                f"with a PandaHover id, whose images it is about; leave --{given[0]} out."
+                f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
+                "PandaHover id, whose images it is about; leave --fidelity out."
             )
         env = make_plain(config.env, **options)
         return env if config.truth is None else TrueSuccess(env, config.truth)
@@ -130,7 +129,7 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     env = _make(config)
     if config.fidelity == "article":
         env.close()
-        spec = article_camera(config.renderer or "fast")
+        spec = article_camera()
         height, width = config.image_size or (IMAGE_HEIGHT, IMAGE_WIDTH)
         # "drawn" keeps a bundle trained on these from environments with other images.
         saved = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
@@ -201,16 +200,15 @@ def _check_used(config: CaptureConfig) -> None:
             refuse_ignored(config, names, f"a capture with --{other.replace('_', '-')}")
 
 
-_OF_HOVER = ("fidelity", "renderer", "mesh")
 _NEEDS: Mapping[str, str] = {
     "labels": "from_video", "video_fps": "from_video", "camera": "from_lerobot",
     "label_column": "from_lerobot", "label_above": "from_lerobot", "label_frame": "from_lerobot",
     "noise": "policy",
 }  # fmt: skip
 _OF_PLAY = ("env_kwargs", "image_source", "stack", "truth_key", "truth")
-_OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix", "renderer", "mesh")
+_OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix")
 _IGNORES: Mapping[str, tuple[str, ...]] = {
-    "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": (*_OF_PLAY, "mesh"),
+    "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": _OF_PLAY,
 }  # fmt: skip
 
 

@@ -56,13 +56,9 @@ class CaptureConfig:
     image_size: tuple[int, int] | None = None
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
     PIL, as the bundle does too (default: longer side at most 160)."""
-    renderer: Literal["fast", "tiny"] | None = None
-    """Camera of the hover scene; by default the environment's, fast."""
-    mesh: Literal["full", "20"] | None = None
-    """Mesh level of the hover scene; by default the environment's, 20."""
     fidelity: Literal["article"] | None = None
     """article: the hover images of ``fidelity="article"``, rendered at 960x720 with full meshes and
-    resized by PIL to --image-size. --renderer fast draws them like tiny, 15 times faster."""
+    resized by PIL to --image-size."""
     truth_key: str | None = None
     """Key of the truth in ``info``; by default the first of true_success, is_success, success and
     succeed that exists. With another key than true_success, the capture acts at random also in an

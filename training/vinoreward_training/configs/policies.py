@@ -104,9 +104,6 @@ class TrainConfig:
     process, for those that take less than a millisecond per step; or batched, one object that
     steps, draws and judges all at once on all cores, for PandaHover and its siblings, with a
     preset of its own that trains in seconds."""
-    start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
-    """How processes of --num-envs start. fork is fast and copies what this process holds, which
-    some libraries do not survive."""
     success_reward: float = 1.0
     """Reward of a claimed success, with --wrap-bundle."""
     step_reward: float = 0.0
@@ -142,8 +139,6 @@ class TrainConfig:
     """Stop at this fraction of true success, if the final evaluation confirms it; None: never."""
     checkpoint_every: int = 1000
     """Steps between checkpoints."""
-    save_replay: bool = True
-    """Save the replay buffer in checkpoints; with image observations it is large."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
     trust_run: bool = False

@@ -342,7 +342,7 @@ class RunCallback(ClaimedVsTrue):
         self.write_tables()
         if self.claims is not None:  # not more often: the sample would soon replace them
             self.claims.write()
-        save_checkpoint(self.folder / "checkpoint.pt", self.model, replay=self._config.save_replay)
+        save_checkpoint(self.folder / "checkpoint.pt", self.model)
         # After the checkpoint: steps that are repeated must not be timed twice.
         write_json(
             self.folder / CLOCK,

@@ -213,7 +213,7 @@ def discount(algorithm_kwargs: Mapping[str, Any]) -> float:
     return float(gamma) if isinstance(gamma, int | float) else 0.99
 
 
-def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) -> None:
+def save_checkpoint(path: Path, model: BaseAlgorithm) -> None:
     """Write everything that training needs to continue, as one file (atomically).
 
     Call it between rollouts: within one, the newest transition is not in the buffer yet.
@@ -231,7 +231,7 @@ def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) ->
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": _cuda_rng(model),
         "rng": json.dumps(_rng_state(model)),
-        "replay": _replay_state(model) if replay else {},
+        "replay": _replay_state(model),
     }
     save_state(path, state)
 
@@ -265,8 +265,6 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
             getattr(model, name).data.copy_(value)
         if state["replay"]:
             _restore_replay(model, state["replay"])
-        elif hasattr(model, "postponed"):
-            model.postponed = 0  # there is nothing left to take these gradient steps on
         torch.set_rng_state(state["torch_rng"])
         if model.device.type == "cuda" and state.get("cuda_rng") is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], model.device)

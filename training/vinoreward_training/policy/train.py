@@ -396,7 +396,6 @@ def _make_all(config: TrainConfig) -> Any:
         config.env,
         config.env_kwargs,
         processes=processes,
-        start_method=config.start_method,
         **_of_env(config),
     )
 

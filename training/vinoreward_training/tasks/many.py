@@ -46,7 +46,6 @@ def make_envs(
     env_kwargs: Mapping[str, Any] | None = None,
     *,
     processes: bool = True,
-    start_method: str = "forkserver",
     **options: Any,
 ) -> VecEnv:
     """Make many environments whose images are classified, and encoded, in one call per step.
@@ -56,7 +55,6 @@ def make_envs(
         env_id: as :func:`make_env`, like all others but:
         env_kwargs: see there.
         processes: step each environment in a process of its own, which computes on one thread.
-        start_method: of these processes, as :mod:`multiprocessing` names it.
         options: see there.
 
     Raises:
@@ -65,7 +63,6 @@ def make_envs(
     """
     from vinoreward.wrappers.sb3 import VecEncodedObservation, VecLearnedReward
 
-    method = start_method if processes else None
     options["judged"] = False
     encoder = options.get("encoder")
     loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))
@@ -74,7 +71,7 @@ def make_envs(
         judge_bundle = resolve_bundle(found_bundle(options["bundle"]))
         given = unpacked(options.get("image_source"))
         options["image_source"] = sources_of(given, judge_bundle, "render")
-    env = _together(count, env_id, env_kwargs or {}, method, options)
+    env = _together(count, env_id, env_kwargs or {}, processes, options)
     try:
         if options.get("backend") == ORACLE:
             pass
@@ -183,13 +180,12 @@ def _together(
     count: int,
     env_id: str,
     env_kwargs: Mapping[str, Any],
-    method: str | None,
+    processes: bool,
     options: dict[str, Any],
 ) -> VecEnv:
-    """Make many environments, in processes that start by ``method`` unless that is None."""
+    """Make many environments, in this process or each in one of its own."""
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    processes = method is not None
     limits = thread_limits() if processes else None
     make = functools.partial(_one_of_many, env_id, dict(env_kwargs), limits, options)
     before = set(multiprocessing.active_children())
@@ -200,7 +196,7 @@ def _together(
         if limits is None:
             return DummyVecEnv([make] * count)
         with starting_processes(limits):
-            return SubprocVecEnv([make] * count, start_method=method)
+            return SubprocVecEnv([make] * count, start_method="forkserver")
     except Exception as error:  # anything that the environment raises
         for child in set(multiprocessing.active_children()) - before:
             child.kill()
