@@ -92,9 +92,6 @@ class TrainConfig:
     sample_claims: int = 200
     """Claims drawn at random, each as likely, whose images are kept in claims/ for vinoreward label
     --run. 0: none."""
-    precision_alarm: float = 0.9
-    """Share of the claims that must be successes, by the labels of the sampled ones: an alarm once
-    it is surely lower."""
     num_envs: int = 1
     """Environments that are stepped together, with one classification of all their images per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per

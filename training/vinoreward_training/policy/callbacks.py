@@ -103,7 +103,6 @@ class RunCallback(ClaimedVsTrue):
             false=FalseClaimAlarm() if tested else None,
             ood=RateAlarm() if tested else None,
             earliest=config.earliest_success if tested else None,
-            precision=config.precision_alarm,
         )
         self.claims: ClaimSample | None = None
         if config.sample_claims:

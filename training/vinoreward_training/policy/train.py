@@ -135,11 +135,6 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
             f"found stop_when_solved={config.stop_when_solved!r}. Expected a share of episodes "
             "above 0 and up to 1, or None to use every step; change --stop-when-solved."
         )
-    if not 0 < config.precision_alarm < 1:
-        raise ConfigError(
-            f"found precision_alarm={config.precision_alarm!r}. Expected a share of the claims "
-            "above 0 and below 1; change --precision-alarm."
-        )
     if config.exit_threshold is not None and config.hold == 1:
         raise ConfigError(
             f"found exit_threshold={config.exit_threshold:g} with hold=1, where the first claim "
