@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError
-from vinoreward.strict_model import shown
+from vinoreward.files import shown
 from vinoreward_actors import correction, monitoring
 from vinoreward_actors.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
 from vinoreward_actors.compression.chain import CompressorChain, Stage
