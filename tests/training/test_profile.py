@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError
-from vinoreward_training.bench.profile import (
+from vinoreward_training.configs import ProfileConfig
+from vinoreward_training.profile import (
     PARTS,
     Clock,
     amdahl_bound,
@@ -22,7 +23,6 @@ from vinoreward_training.bench.profile import (
     run,
     shares,
 )
-from vinoreward_training.configs import ProfileConfig
 
 
 @given(st.floats(1e-6, 1e3), st.floats(0, 0.99))

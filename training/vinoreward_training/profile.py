@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward_training.bench.rewards import Stepper, one_thread
-from vinoreward_training.bench.rows import Clock, quartiles
 from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.policy.checkpoint import build_model, suited_algorithms
 from vinoreward_training.runs.machine import describe_machine
@@ -31,6 +32,58 @@ PARTS = ("motion", "render", "preprocess", "infer", "other", "learner")
 Step = Callable[[], object]
 
 
+class Clock:
+    """Seconds spent inside wrapped calls, by part; inner calls are taken out of outer ones."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner = [0.0]
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the block's time as ``name``, less what blocks inside it count."""
+        self._inner.append(0.0)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inner.pop()
+            self._inner[-1] += spent
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function``, counted as ``name``."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.part(name):
+                return function(*args, **kwargs)
+
+        return call
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds since the last call and start again."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
+
+class Stepper:
+    """Steps an environment with random actions, over and over; resets are part of the call."""
+
+    def __init__(self, env: gym.Env[Any, Any], seed: int = 0) -> None:
+        self.env = env
+        self._over = False
+        env.action_space.seed(seed)
+        env.reset(seed=seed)
+
+    def __call__(self) -> None:
+        """Take one step, after a reset where the last one ended the episode."""
+        if self._over:
+            self.env.reset()
+        _, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
+        self._over = terminated or truncated
+
+
 def amdahl_bound(total: float, part: float) -> float:
     """Return how many times faster ``total`` gets if ``part`` of it takes no time; may be inf."""
     if not 0 <= part <= total or total <= 0:
@@ -44,7 +97,8 @@ def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     total = sum(means.values())
     table = {}
     for name, mean in means.items():
-        low, median, high = quartiles([sample.get(name, 0.0) for sample in samples])
+        values = [sample.get(name, 0.0) for sample in samples]
+        low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
         share = mean / total if total else 0.0
         table[name] = {"mean": mean, "low": low, "median": median, "high": high, "share": share}
     return table
@@ -124,7 +178,9 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 @contextlib.contextmanager
 def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     """Yield a function that takes one gradient step of SAC, or of DQN for discrete actions."""
-    one_thread()
+    import torch
+
+    torch.set_num_threads(1)
     # The cheapest reward fills the buffer, as the reward does not change the time.
     backend = "oracle" if has_own_reward(config.env) else config.backend
     made = make_env(config.env, config.env_kwargs, backend=backend)
