@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from label_logs import write_images
+from labelling_client import QUIET, Labelling, chromium
 
-from vinoreward_training.bench.labelling import QUIET, Labelling, chromium
 from vinoreward_training.labelling.labels import read_labels
 
 BROWSER = chromium()
@@ -311,23 +311,3 @@ def test_a_video_is_labelled_frame_by_frame(tmp_path: Path, page: Any) -> None:
             press(page, "s")
     names = [label.image for label in read_labels(tmp_path / "labels.jsonl")]
     assert sorted(names) == [f"a.mp4@{second / 2:.3f}s" for second in range(6)]
-
-
-def test_labels_a_minute(tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "images", NAMES[:4], (96, 128))
-    # In a process of its own: playwright's loop runs once in each.
-    import subprocess
-
-    from vinoreward.processes import python_command
-
-    script = (
-        "import sys; from pathlib import Path;"
-        "from vinoreward_training.bench.labelling import *;"
-        "print(labels_a_minute(Path(sys.argv[1]), chromium()))"
-    )
-    done = subprocess.run(
-        python_command(script, str(folder)), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) > 0
-    assert len(answers(folder)) == 4

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import waiting
 from label_logs import write_images
+from labelling_client import Client, Labelling, labels_lost
 from PIL import Image
 
 from vinoreward.errors import RunFolderError
 from vinoreward.images import read_image
-from vinoreward_training.bench.labelling import Client, Labelling, labels_lost
 from vinoreward_training.cli import main
 from vinoreward_training.configs import LabelConfig
 from vinoreward_training.labelling.command import _following, _invite
@@ -437,8 +437,8 @@ def test_a_lost_label_would_be_noticed(folder: Path, monkeypatch: pytest.MonkeyP
     def forgetful(path: Path) -> list[Label]:
         return read_labels(path)[1:]
 
-    monkeypatch.setattr("vinoreward_training.bench.labelling.read_labels", forgetful)
-    monkeypatch.setattr("vinoreward_training.bench.labelling.MOST_SECONDS", 2.0)
+    monkeypatch.setattr("labelling_client.read_labels", forgetful)
+    monkeypatch.setattr("labelling_client.MOST_SECONDS", 2.0)
     acknowledged, lost, _ = labels_lost(folder, 1, seed=0)
     assert acknowledged > 0 and lost == 1
 
