@@ -13,6 +13,8 @@ JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PYTHONS ?= 3.10 3.11 3.12 3.13
 OUT ?= runs/demo
+# The short ones; each of the others is a command of its own.
+BENCHMARKS ?= backends reward_path steps classifier guard batch overhead seconds actor_step
 
 # One thread a process: several of them share the cores.
 export OMP_NUM_THREADS ?= 1
@@ -27,7 +29,7 @@ help:
 	@echo "make test-pythons  make test-fast on every Python from 3.10 to 3.13 that is installed (7 GB each)"
 	@echo "make test-lerobot  against LeRobot itself: its recorder, its classifier (Python 3.12, FFmpeg; 7 GB)"
 	@echo "make check      ruff, mypy, pyright, import-linter"
-	@echo "make bench      every figure of docs/benchmarks.md (about two hours)"
+	@echo "make bench      the short benchmarks, and docs/benchmarks.md with their figures (20 minutes)"
 	@echo "make docs       the documentation as a site, build/site/index.html; broken links are errors"
 	@echo "make install    only make $(VENV)"
 	@echo "make clean      remove virtual environments and caches; runs/ and data/ stay"
@@ -98,12 +100,18 @@ check-style: $(STAMP)
 
 check-mypy: $(STAMP)
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 
 check-pyright: $(STAMP)
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 bench: $(STAMP)
-	$(BIN)/vinoreward bench --rows all --resume
+	@failed=; \
+	for name in $(BENCHMARKS); do \
+	  echo "$$name"; $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; \
+	done; \
+	$(BIN)/python benchmarks/page.py; \
+	[ -z "$$failed" ] || { echo "missed a target or could not run:$$failed" >&2; exit 1; }
 
 # The site is made from the sources as text, so it needs none of what `make install` adds.
 docs: $(VENV)/.docs
