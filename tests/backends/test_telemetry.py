@@ -93,7 +93,7 @@ def test_onnx_runtime_is_imported_without_telemetry(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loading_quantizing_and_bench_connect_to_nothing(
+def test_loading_and_quantizing_connect_to_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nncf")
@@ -115,9 +115,6 @@ def test_loading_quantizing_and_bench_connect_to_nothing(
         "quantize_onnx(bundle.path / 'model.onnx', out, bundle.golden.images[:1])\n"
         "from nncf.telemetry.wrapper import telemetry\n"
         "telemetry.send_event('nncf', 'test', 'test')\n"
-        "from vinoreward_training.cli import main\n"
-        "words = ['bench', '--rows', 'backends', '--rounds', '1', '--out']\n"
-        f"assert main([*words, {str(tmp_path / 'out')!r}]) == 0\n"
         "import time\n"
         "time.sleep(0.5)\n"  # what telemetry does, it does from a thread
     )

@@ -123,7 +123,7 @@ def test_a_hole_of_a_square_centimetre_is_found(
         caught += bool(found.holes) and math.dist(found.at[:2], middle) < HOLE
         if found.holes:
             assert len(fooled.fooled) and found.plane == pytest.approx(1e-4, abs=3 * found.cell)
-    assert caught == 3  # 20 of 20 in the benchmark
+    assert caught == 3
 
 
 def test_a_way_up_is_climbed(classifier: Classifier) -> None:

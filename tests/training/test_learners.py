@@ -16,9 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from train_runs import SMALL, config
 
 from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError
-from vinoreward_training.bench import learners
-from vinoreward_training.bench.seconds import Run, Task
-from vinoreward_training.configs import BenchConfig, PlayConfig
+from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import (
     build_model,
@@ -278,30 +276,3 @@ def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     env = make_batch(2, RANDOM, backend="oracle")
     with pytest.raises(MissingExtraError, match=r"--learner skrl needs skrl.*\[skrl\]"):
         build_model("PPO", env, SMALL, seed=0, learner="skrl")
-
-
-@pytest.mark.slow
-def test_the_row_of_learners_trains_in_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The overheads are of trainings; the commands that train until solved are given here."""
-
-    def run_once(config: BenchConfig, task: Task, seed: int, *options: str) -> Run:
-        assert (task, options) == (learners.TASK, ("--learner", "fused"))
-        return Run(seed, True, 500, true=1.0, training=3.0, process=7.0, processor=6.0)
-
-    monkeypatch.setattr(learners, "run_once", run_once)
-    monkeypatch.setattr(learners, "learners", lambda: ("fused",))
-    bench = BenchConfig(seeds=1, evaluation_episodes=5, overhead_steps=160, out=tmp_path)
-    training, process, overhead = learners.learners_rows(bench)
-    assert "--learner fused" in training.what and training.unit == process.unit == "s"
-    (run,) = training.details["runs"]
-    assert (training.value, process.value, run["processor"]) == (3.0, 7.0, 6.0)
-    assert overhead.value is not None and overhead.value > 0
-
-
-@pytest.mark.slow
-def test_the_row_of_a_batch() -> None:
-    rows = learners.overhead_batched_rows(BenchConfig(seeds=1, overhead_steps=20))
-    assert [row.target for row in rows] == [learners.OVERHEADS["sb3"]]
-    assert all(row.value and row.value > 0 for row in rows)

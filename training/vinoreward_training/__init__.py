@@ -1,1 +1,1 @@
-"""What a user runs: capture, finetune, quantize, train, play, profile, bench, doctor."""
+"""What a user runs: capture, finetune, quantize, train, play, profile, doctor."""

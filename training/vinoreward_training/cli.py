@@ -38,7 +38,6 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "train": (f"{_OWN}.policy.train", configs.TrainConfig),
     "play": (f"{_OWN}.play.command", configs.PlayConfig),
     "profile": (f"{_OWN}.profile", configs.ProfileConfig),
-    "bench": (f"{_OWN}.bench.command", configs.BenchConfig),
     "doctor": (f"{_OWN}.doctor", configs.DoctorConfig),
     "demo": (f"{_OWN}.demo.command", configs.DemoConfig),
 }

@@ -17,7 +17,6 @@ from vinoreward_training.configs.bundles import (
     TrainVaeConfig,
 )
 from vinoreward_training.configs.policies import (
-    BenchConfig,
     PlayConfig,
     ProfileConfig,
     TrainConfig,
@@ -25,7 +24,6 @@ from vinoreward_training.configs.policies import (
 
 __all__ = [
     "AuditConfig",
-    "BenchConfig",
     "CalibrateConfig",
     "CaptureConfig",
     "DemoConfig",

@@ -1,4 +1,4 @@
-"""Options of the commands that train, play and measure: train, actors, play, profile, bench."""
+"""Options of the commands that train, play and measure: train, actors, play, profile."""
 
 from __future__ import annotations
 
@@ -234,81 +234,3 @@ class ProfileConfig:
     """Folder for profile.json and profile.png."""
     resume: bool = False
     """Overwrite an earlier profile in the same folder."""
-
-
-@dataclass(frozen=True)
-class BenchConfig:
-    """Run the paired comparisons behind the README's figures; write a table and JSON.
-
-    Rows: backends, reward-path, step, camera, classifier, guard, int8, batch, encoders, joint,
-    memory, install, gpu, labelling, search, audit, mend, label-order, overhead-batched,
-    seconds, learners, overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, alarms,
-    and those of compressed actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
-    actor-cartpole, actor-classic, actor-samples, actor-pong, actor-curves. ``actors`` are these,
-    ``quick`` for the first ones, which need no training, ``all`` for all. search, audit, mend,
-    label-order and alarms take about 20 minutes each.
-    Rows with pixels, and most of encoders, need an encoder (--encoder) and are skipped with a note
-    without one. labelling needs Chromium, gpu a CUDA device.
-
-    ``wall`` takes longest: 10 to 60 minutes for the article's setting. After Ctrl-C, --resume
-    continues from its last checkpoint. The article's run uses the same bundle on resized 960x720
-    images. For a classifier trained on the original ones:
-
-        vinoreward capture --fidelity article --out data/article
-        vinoreward finetune --data data/article --out runs/article --epochs 3 \\
-            --weights runs/hover-classifier/bundle/model.safetensors --learning-rate 3e-4
-        vinoreward bench --rows wall --article-bundle runs/article/bundle
-
-    Examples:
-        vinoreward bench
-        vinoreward bench --rows backends camera
-        vinoreward bench --rows actors --out runs/actors-bench
-        vinoreward bench --rows all --resume
-        vinoreward bench --rows solve --seeds 1 --out runs/one-seed
-    """
-
-    rows: tuple[str, ...] = ("quick",)
-    """Names of rows, ``quick``, ``actors`` or ``all``."""
-    out: Path = Path("runs/bench")
-    """Folder for bench.json and bench.md."""
-    resume: bool = False
-    """Skip the rows that are already measured."""
-    bundle: str = "panda-hover-classifier"
-    """Classifier to measure: an installed name or a folder."""
-    encoder: str = "panda-hover-encoder"
-    """Encoder to measure: an installed name or a folder."""
-    article_bundle: str | None = None
-    """Classifier for the article's setting in ``wall``; None: the same one, on resized images."""
-    seed: int = 1_000_000
-    """First seed of scenes, far from those of a capture."""
-    first_seed: int = 100
-    """First seed of trainings; the presets were tuned on seeds 0 to 19."""
-    seeds: int = 5
-    """Trainings per arm of ``solve``, ``solve-random``, ``seconds``, ``learners``, ``overhead``,
-    ``overhead-batched`` and ``actor-cartpole``."""
-    rounds: int = 20
-    """Rounds in which the candidates are measured in turns."""
-    scenes: int = 2000
-    """Scenes of ``camera``, ``classifier`` and ``int8``."""
-    memory_steps: int = 20_000
-    """Environment steps of ``memory``."""
-    train_steps: int = 8000
-    """Maximum steps of a training on the fixed object."""
-    random_steps: int = 20_000
-    """Maximum steps of a training on the moving object."""
-    pixel_steps: int = 20_000
-    """Maximum steps of a training on images."""
-    pixel_seeds: int = 3
-    """Trainings of ``solve-pixels`` through the encoder, with consecutive seeds."""
-    cnn_steps: int = 0
-    """Maximum steps of the training with CnnPolicy; 0: as many as the slowest of these."""
-    actor_steps: int = 150_000
-    """Maximum environment steps of a training of ``actor-cartpole`` and ``actor-classic``."""
-    actor_seeds: int = 3
-    """Trainings per arm of the other rows with actors."""
-    samples_steps: int = 3000
-    """Steps of each training of ``actor-samples`` and ``actor-pong``."""
-    overhead_steps: int = 2000
-    """Steps of each training of ``overhead``, ``overhead-pixels`` and ``overhead-batched``."""
-    evaluation_episodes: int = 100
-    """Episodes for the decision whether a policy has solved its task."""

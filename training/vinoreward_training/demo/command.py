@@ -49,7 +49,7 @@ from vinoreward_training.runs.run_folder import CONFIG, RunFolder, reading
 CAPTURE_SEED = 710_000
 """Added to the seed of the capture, so that no image is one that trained the shipped bundle."""
 SCENES_SEED = 2
-"""Of the fresh scenes; ``vinoreward bench`` draws others."""
+"""Of the fresh scenes; ``benchmarks/classifier.py`` draws others."""
 FAILURE_SHARE = 2 / 3
 """Share of failures in a capture."""
 QUANTIZE_NEEDS = 200
@@ -300,9 +300,7 @@ class Demo:
     def next_commands(self) -> list[tuple[str, str]]:
         """Return (command, what it does) pairs of what to try after the demo."""
         # Folders of their own: the commands' usual ones may hold an earlier run.
-        profile, random, bench = (
-            ("--out", beside(self.folder, word)) for word in ("profile", "random", "bench")
-        )
+        profile, random = (("--out", beside(self.folder, word)) for word in ("profile", "random"))
         bundle = ("--bundle", self.bundle)
         play = ("play", "--run", self.policy, "--episodes", 500, "--seed", 5000)
         train = ("train", "--env", "PandaHoverRandom-v0", *bundle, *random)
@@ -310,7 +308,6 @@ class Demo:
             (("profile", *bundle, *profile), "where the time of a step goes"),
             (play, "count more episodes"),
             (train, "the object moves in every episode"),
-            (("bench", "--rows", "quick", *bench), "the comparisons that need no training"),
         ]
         return [(f"{program()} {shlex.join(map(str, words))}", what) for words, what in commands]
 
