@@ -14,6 +14,7 @@ import datetime
 import json
 import operator
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -178,6 +179,14 @@ def gpu_name() -> str:
     return f"one {torch.cuda.get_device_name(0)}"
 
 
+def commit(described: str | None) -> str | None:
+    """Return a commit without ``-dirty`` where only figures and their page have changed."""
+    others = ["git", "diff", "--quiet", "HEAD", "--", ".", ":!docs/benchmarks.md", ":!*.jsonl"]
+    if described and subprocess.run(others, cwd=ROOT, check=False).returncode == 0:
+        return described.removesuffix("-dirty")
+    return described
+
+
 class Benchmark:
     """The rows of one script, what measures them, and its command line.
 
@@ -222,7 +231,8 @@ class Benchmark:
         except VinorewardError as error:
             print(error, file=sys.stderr)
             return 2
-        print(f"appended to {file}" if file else f"not recorded: {', '.join(smaller)} is too small")
+        said = f"not recorded, as it is below what the figure has: {', '.join(smaller)}"
+        print(f"appended to {file}" if file else said)
         return int(missed > 0)
 
     def _measured(self, arguments: Any, file: Path | None) -> int:
@@ -256,6 +266,6 @@ class Benchmark:
             "command": " ".join(words),
             "options": chosen,
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-            "commit": machine.pop("commit"),
+            "commit": commit(machine.pop("commit")),
             "machine": {"name": self.device(arguments) or cpu, **machine},
         }

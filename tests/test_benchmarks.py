@@ -135,7 +135,7 @@ def test_what_was_measured_at_a_smaller_size_is_not_recorded(
     monkeypatch.setattr(harness, "FIGURES", tmp_path / "figures.jsonl")
     bench.main(["--rounds", "3"])
     assert not (tmp_path / "figures.jsonl").exists()
-    assert "not recorded: --rounds 3 is too small" in capsys.readouterr().out
+    assert "not recorded, as it is below what the figure has: --rounds 3" in capsys.readouterr().out
     bench.main(["--rounds", "5"])
     assert len(page.read(tmp_path / "figures.jsonl")) == 2
 
