@@ -26,7 +26,7 @@ EXTRAS = {
     "train": (
         "torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "nncf", "scipy",
         "safetensors", "stable-baselines3", "tensorboard", "matplotlib", "imageio",
-        "imageio-ffmpeg", "psutil",
+        "imageio-ffmpeg",
     ),
     "dm-control": ("dm-control", "shimmy"),  # it needs MuJoCo itself
     "atari": ("ale-py", "opencv-python"),
@@ -110,13 +110,6 @@ def describe_machine() -> dict[str, object]:
         "commit": git_commit(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
     }
-
-
-def resident_bytes() -> int:
-    """Return this process's resident memory in bytes."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
 
 
 def _cpu_info(key: str) -> str:
