@@ -19,9 +19,10 @@ from scenes import ENCODER, placed, shipped
 from vinoreward import VectorEncodedObservation
 from vinoreward.backends.base import load_backend
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.bundles.save import save_bundle
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.ood import GUARD_FILE, LEAST_EPISODES, OodDetector
+from vinoreward.rewards.ood import LEAST_EPISODES, OodDetector
 from vinoreward_envs.arrays import Arrays
 from vinoreward_envs.constants import MAX_MOVE
 from vinoreward_envs.making import spec_of
@@ -177,9 +178,8 @@ def of_size(bundle: Bundle, folder: Path, side: int) -> Bundle:
     guard = OodDetector.fit(noise, noise, np.arange(len(noise)) // 2)
     kept = {name: bundle.path / name for name in ("model.onnx", "model.safetensors")}
     changed = dataclasses.replace(bundle.spec, image=image, quantization=None, files={})
-    network = bundle.network("fp32")
-    taken = dataclasses.replace(network.input, shape=(None, side, side, 3))
-    with load_backend("torch", dataclasses.replace(network, input=taken)) as backend:
+    network = dataclasses.replace(bundle.network("fp32"), size=(side, side))
+    with load_backend("torch", network) as backend:
         logits = backend.infer(noise[:4])
     saved = save_bundle(folder, changed, {**kept, GUARD_FILE: guard.to_bytes()}, noise[:4], logits)
     return Bundle.load(saved)
