@@ -6,12 +6,12 @@
     ├── ConfigError (ValueError)                 an argument or configuration that cannot work
     │   ├── UnknownBackendError                  no such backend
     │   ├── UnknownDeviceError                   the backend has no such device
-    │   └── ImageMismatchError                 the environment's image is not the bundle's
+    │   └── ImageMismatchError                   the environment's image is not the bundle's
     ├── MissingExtraError (ImportError)          an optional dependency is not installed
     ├── MissingDisplayError (RuntimeError)       no display, or no OpenGL
     ├── InputError (ValueError)                  an array of the wrong shape, dtype or range
     ├── OutputError (RuntimeError)               NaN, infinity or a wrong shape from a network
-    ├── OutOfDistributionError (RuntimeError)           an image unlike those of the training
+    ├── OutOfDistributionError (RuntimeError)    an image unlike those of the training
     ├── ModelNotFoundError (FileNotFoundError)   no model file or bundle at that path or name
     ├── ModelCorruptError (ValueError)           a model file that cannot be read
     ├── ModelRefusedError (ValueError)           a network that could take too much memory or time

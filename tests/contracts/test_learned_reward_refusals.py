@@ -141,6 +141,9 @@ def test_ends_that_cannot_be_made_true_are_refused(bundle: Bundle) -> None:
     with pytest.raises(ConfigError, match="outside"):
         VectorLearnedReward(wrapped, bundle, image_source="obs")
     VectorLearnedReward(wrapped, bundle, image_source="obs", terminate_on_success=False).close()
+    parts = gym.vector.SyncVectorEnv([lambda: Monitor(Corridor("image"), allow_early_resets=False)])
+    with pytest.raises(ConfigError, match="allow_early_resets"):
+        VectorLearnedReward(parts, bundle, image_source="obs")
     strict = DummyVecEnv([lambda: Monitor(Corridor("image"), allow_early_resets=False)])
     with pytest.raises(ConfigError, match="allow_early_resets"):
         VecLearnedReward(strict, bundle)

@@ -828,8 +828,9 @@ class Dim(PandaHoverEnv):
         self.light = float(self.np_random.uniform(0.3, 0.8))
         return result
 
-    def _draw(self) -> np.ndarray:
-        return (super()._draw() * self.light).astype(np.uint8)
+    def render(self) -> np.ndarray | None:
+        image = super().render()
+        return None if image is None else (image * self.light).astype(np.uint8)
 
 
 def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) -> None:

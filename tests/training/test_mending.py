@@ -410,7 +410,7 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
         if name == "kept":
             assert status == 0 and told["kept"] == "new", said
             assert said.count("next:") == 1 and "next: vinoreward audit" in said
-            assert "note: near its threshold the old bundle judged by means" in said
+            assert "note: near its threshold the old bundle scored translation averages" in said
             assert Bundle.load(out / "bundle").spec.decision.translation_band is None
         else:
             assert status == 3 and told["kept"] == "old", said

@@ -39,7 +39,7 @@ def test_a_dataset_says_what_its_images_are_views_of(tmp_path: Path) -> None:
     ("views", "message"),
     [
         (VIEWS[:1], r"dataset.json: views is \[40\]. Expected heights that add up to 72"),
-        ([{"name": "front"}], "no 'height'"),
+        ([{"name": "front"}], "height is missing"),
         ("two", "a valid list"),
     ],
 )
@@ -252,7 +252,7 @@ def test_two_cameras_from_images_to_a_policy_by_what_is_printed(
     more = {
         "capture": "--frames 720 --per-episode 2",
         "finetune": "--epochs 1 --batch-size 16 --threads 1",
-        "quantize": "--calibration 32 --max-second-looks 1",
+        "quantize": "--calibration 96 --max-second-looks 1",
         "train": "--num-envs 2 --vec-env dummy --timesteps 104 --final-episodes 2 --no-progress",
         "play": "--episodes 2 --film 1 --no-progress",
     }

@@ -159,7 +159,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 
         if classifier is not None:
             for backend in classifier.backends:  # Built here, so that loading is in no step.
-                backend.infer = clock.timed("infer", backend.infer)
+                backend.infer_prepared = clock.timed("infer", backend.infer_prepared)
             classifier.prepare = clock.timed("preprocess", classifier.prepare)
         for _ in range(3):
             step()

@@ -35,11 +35,13 @@ MAX_NODES = 20_000
 
 _PARTS = {
     "model": {7: "graph"},
-    "graph": {1: "node", 5: "tensor"},
+    "graph": {1: "node", 5: "tensor", 11: "value", 12: "value"},
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 10: "tensor"},
 }
 """Messages in messages, by the number of their field."""
+_NAMES = {"graph": (2,), "node": (1, 2, 3, 4, 7), "tensor": (8,), "value": (1,)}
+"""Fields with text. Python's bindings of the runtimes fail on names that are not UTF-8."""
 _OPERATOR, _DOMAIN = 4, 7
 _REFUSED = {
     ("model", 20): "it holds training graphs",
@@ -91,6 +93,8 @@ def _check(message: memoryview, kind: str) -> None:
             raise ModelRefusedError(reason)
         if isinstance(value, int):
             continue
+        if number in _NAMES.get(kind, ()):
+            _check_text(value)
         if number in parts:
             nodes += parts[number] == "node"
             if nodes > MAX_NODES:
@@ -100,6 +104,13 @@ def _check(message: memoryview, kind: str) -> None:
             raise ModelRefusedError(f"it has the operator {name[:60]!r}, which is not a known one")
         elif kind == "node" and number == _DOMAIN and _text(value) not in ("", "ai.onnx"):
             raise ModelRefusedError(f"it has operators of the domain {_text(value)[:60]!r}")
+
+
+def _check_text(value: memoryview) -> None:
+    try:
+        bytes(value).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotOnnx("a name that is not UTF-8") from error
 
 
 def _fields(data: memoryview) -> Iterator[_Field]:

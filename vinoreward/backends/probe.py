@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import importlib.metadata
 import io
 import json
 import math
@@ -118,6 +119,13 @@ def read_network(spec: NetworkSpec, runtime: str = "openvino") -> bytes:
     return content
 
 
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def try_network(
     path: Path, content: bytes, spec: NetworkSpec | None = None, runtime: str = "openvino"
 ) -> None:
@@ -129,7 +137,7 @@ def try_network(
     if digest in SHIPPED:
         return
     facts = spec and (spec.size, spec.preprocess, spec.outputs)
-    versions = [getattr(sys.modules.get(name), "__version__", "") for name in (runtime, "openvino")]
+    versions = [_version(name) for name in (runtime, "openvino")]
     known = repr((VERSION, digest, facts, runtime, versions))
     entry = _cache_folder() / f"{hashlib.sha256(known.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -182,18 +190,24 @@ def _ask(job: str, size: int, *arguments: Any) -> bytes:
     Other ends are a ModelRefusedError with only the reason.
     """
     command = python_command(_CHILD, str(Path(__file__).parents[1]))
+    pipe = subprocess.PIPE
     given = pickle.dumps((job, MEMORY + 6 * size, arguments))
     environment = {**os.environ, **thread_limits()}
     try:
-        done = subprocess.run(
-            command, input=given, capture_output=True, env=environment, timeout=PATIENCE
-        )
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
+        ) as process:
+            try:
+                answer, said = process.communicate(given, timeout=PATIENCE)
+            finally:  # of Ctrl-C, too, where subprocess.run would leave a process to be waited for
+                process.kill()
+                process.wait()
     except OSError as error:
         raise ModelRefusedError(f"no process to try it can start ({reason_of(error)})") from error
     except subprocess.TimeoutExpired:
         raise ModelRefusedError(f"it takes more than {PATIENCE:.0f} s to try") from None
-    code = done.returncode
-    head, _, body = done.stdout.partition(b"\n")
+    code = process.returncode
+    head, _, body = answer.partition(b"\n")
     if code == 0 and head:
         error_class, text = json.loads(head)
         if not error_class:
@@ -206,7 +220,7 @@ def _ask(job: str, size: int, *arguments: Any) -> bytes:
             f"it ended the process that tried it ({signal.Signals(-code).name}), for want of "
             "memory or by a fault"
         )
-    last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
     raise ModelRefusedError(f"the process that tried it failed ({shown(''.join(last))})")
 
 

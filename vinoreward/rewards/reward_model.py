@@ -165,15 +165,14 @@ class RewardModel:
         """
         mask = self._all_envs if mask is None else mask
         probability, log_odds, ood_score = self._predict(images, mask)
-        stale = False
+        age = None
         if self.frozen is not None and states is not None:
             age = np.zeros(self.num_envs, np.float32)
             if self.classifier.prepared is not None:
                 claims = mask & (probability >= np.float32(self.classifier.exit_threshold))
                 age = self.frozen.ood_score(mask, self.classifier.prepared, states, claims)
-            stale = bool((age > 1.0).any())
             ood_score = age if ood_score is None else np.maximum(ood_score, age)
-        ood_mask = self._ood_mask(mask, probability, ood_score, stale=stale)
+        ood_mask = self._ood_mask(mask, probability, ood_score, age)
         counted = withhold(probability, ood_mask, "probability")
         claimed = self.detector.update(counted, mask, observations, ood_mask)
         where, ended = self.arrays.xp.where, self.arrays.cast(terminated, "bool")
@@ -216,10 +215,11 @@ class RewardModel:
         return Prediction(rows[0], rows[1], None if prediction.ood_score is None else rows[2])
 
     def _ood_mask(
-        self, mask: Array, probability: Array, ood_score: Array | None, *, stale: bool = False
+        self, mask: Array, probability: Array, ood_score: Array | None, age: Array | None = None
     ) -> Array | None:
         """Return which images must not count, ``(num_envs,)`` bool; None: all may.
 
+        ``age`` is the part of ``ood_score`` that images have which are older than their state.
         Warns once, or raises OutOfDistributionError, if the options say so.
         """
         on_ood, on_host = self.options.on_ood, self.arrays.on_host
@@ -237,7 +237,7 @@ class RewardModel:
             "an image shows less change than the observation: in whole or in part it is of an "
             "earlier step. Expected the camera's present one; look at the camera, or give "
             "frozen_check=False if observations change that no image shows"
-            if stale
+            if age is not None and (age[out] > 1.0).all()
             else "an image is unlike those that the classifier was trained on: "
             f"{ood_score.max():.2g} times the limit of its OOD detector. Expected the camera, "
             "light and place of the training; look at it, and finetune again if it is right"

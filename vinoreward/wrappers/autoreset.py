@@ -140,7 +140,7 @@ def converted(infos: Mapping[str, Any], convert: Callable[[Array], Array]) -> In
             continue
         if isinstance(values, Mapping):
             result[key] = converted(values, convert)
-        elif is_tensor(values) or (isinstance(values, np.ndarray) and values.dtype != "O"):
+        elif is_tensor(values) or (isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
             result[key] = convert(values)
     return result
 

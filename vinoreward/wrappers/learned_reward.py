@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.arrays import Array, Arrays
 from vinoreward.bundles.bundle import AnyBundle, bundle_spec, resolve_bundle
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.classifier import Classifier
@@ -252,10 +253,11 @@ def _with_hold(space: gym.Space[Any], hold: int) -> gym.spaces.Box:
     return gym.spaces.Box(low, high, dtype=dtype.type)
 
 
-def append_hold(observation: NDArray[Any], counter: NDArray[np.int64]) -> NDArray[Any]:
+def append_hold(observation: Array, counter: NDArray[np.int64]) -> Array:
     """Return the ``(..., D)`` observation with the ``(...)`` counter as its last number."""
-    last = np.asarray(counter).astype(observation.dtype)[..., None]
-    return np.concatenate([observation, last], axis=-1)
+    arrays = Arrays.like(observation)
+    last = arrays.cast(counter, str(observation.dtype).removeprefix("torch."))[..., None]
+    return arrays.xp.concatenate([observation, last], axis=-1)
 
 
 def check_early_resets(allowed: Iterable[bool]) -> None:

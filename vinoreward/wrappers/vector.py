@@ -32,7 +32,12 @@ from vinoreward.wrappers.autoreset import (
 )
 from vinoreward.wrappers.encoded import EncodedObservationBase
 from vinoreward.wrappers.env_adapter import NOTHING, EnvAdapter, FinalObs
-from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, has_recorder
+from vinoreward.wrappers.learned_reward import (
+    LearnedRewardBase,
+    append_hold,
+    check_early_resets,
+    has_recorder,
+)
 from vinoreward.wrappers.render_once import IMAGE, render_once
 from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
 
@@ -240,13 +245,13 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
     def _init_wrapper(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
         super()._init_wrapper(env, source, arguments)
         self._recorded = has_recorder(env)
-        self._recorded_in_parts = bool(  # by SB3's Monitor, or Gymnasium's recorder
-            _env_attributes(env, "allow_early_resets")
-            or "episode" in _env_attributes(env, "_stats_key")
-        )
+        monitors = _env_attributes(env, "allow_early_resets")  # of SB3; or Gymnasium's recorder
+        self._recorded_in_parts = bool(monitors or "episode" in _env_attributes(env, "_stats_key"))
         self._restarts = (
             self._model.options.terminate_on_success and self._mode is not AutoresetMode.DISABLED
         )
+        if self._restarts:
+            check_early_resets(monitors)
         self._needs_reset = np.zeros(env.num_envs, np.bool_)
         """Whether a claimed success ended an episode that its sub-environment would continue."""
         self._kept: tuple[Any, Any] | None = None
@@ -297,7 +302,9 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
             if self._model.options.hold_in_observation:
                 counter = self._model.hold_counter
             self._begin(self.env, observations, starting)
-        self._over = scores.terminated | (truncations & stepped)
+        # Also of episodes that ended at an action without an image.
+        terminated = scores.terminated | (terminations & stepped)
+        self._over = terminated | (truncations & stepped)
         if self._restarts:
             self._needs_reset = scores.terminated & ~ended
             if same_step and self._needs_reset.any():
@@ -313,10 +320,10 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
                 infos["final_obs"][i] = append_hold(np.asarray(last[i]), counter[i])
         seen, give = self._observed(observations), outside.cast
         if outside.on_host:
-            return seen, scores.rewards, scores.terminated, truncations, infos
+            return seen, scores.rewards, terminated, truncations, infos
         if arrays.on_host:
             infos = converted(infos, lambda values: give(values, str(values.dtype)))
-        ends = give(scores.terminated, "bool"), give(truncations, "bool")
+        ends = give(terminated, "bool"), give(truncations, "bool")
         return seen, give(scores.rewards, "float32"), *ends, infos
 
     def _score(
