@@ -247,7 +247,7 @@ def check_counts(counts: Mapping[str, object]) -> None:
 
 
 def check_header(content: bytes) -> None:
-    """Raise ValueError if a safetensors file, of which 8 bytes do, has too many tensors to read."""
+    """Raise ValueError if a safetensors header is too large; the first 8 bytes are enough."""
     if (size := int.from_bytes(content[:8], "little")) > MAX_HEADER:
         raise ValueError(f"its table of tensors has {size} bytes, more than {MAX_HEADER}")
 

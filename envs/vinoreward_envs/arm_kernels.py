@@ -112,8 +112,8 @@ def reach(
     """Find the joints ``(B,)`` that put grippers at ``targets``, pointing down, from ``starts``.
 
     Damped least squares on the analytic Jacobian, within the joint limits; fingers are passed
-    through. One start in some thousands leads into a corner of the limits: then from the home pose.
-    ``solved`` says where it was found. A scene whose row is negative is left out.
+    through. Where that fails, about once in some thousands, it starts again from the home pose.
+    ``solved`` marks the scenes that succeeded. A scene whose row is negative is left out.
     """
     scene = wp.tid()
     if rows[scene] < 0:

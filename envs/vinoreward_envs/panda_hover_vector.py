@@ -205,12 +205,12 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     ) -> tuple[Array, Infos]:
         """Start new episodes, in all environments or where ``options["reset_mask"]`` says.
 
-        ``seed`` is of the first environment, the others get the numbers that follow; or one per
-        environment, None for those whose random numbers go on. Only those that are reset get one.
+        An integer ``seed`` seeds environment i with ``seed + i``. A list has a seed for each
+        environment; None keeps its generator. Environments that are not reset ignore theirs.
 
         Raises:
             ConfigError: an unknown option.
-            InputError: a wrong shape, no place for an object, or a seed that is none.
+            InputError: a wrong shape, no place for an object, or an invalid seed.
             ResetNeeded: a mask in the first reset, which starts all environments.
         """
         given = checked_options(options, {"reset_mask", "object_position"})

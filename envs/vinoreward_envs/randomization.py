@@ -43,7 +43,7 @@ NOISE_SHIFTED: Final = (NOISE_UNIT * NOISE_STEPS).bit_length() - 1
 
 
 def _within(least: float, most: float, unit: str, default: float, *, values: int = 1) -> Any:
-    """Return a field: limits of its ranges, and how many values an episode draws."""
+    """Return a dataclass field whose metadata has its limits and its values per episode."""
     limits = {"limits": (least, most, unit), "values": values}
     return dataclasses.field(default=(default, default), metadata=limits)
 

@@ -249,7 +249,7 @@ class Bundle:
         """Return a backend for this network, checked with the golden frames.
 
         Args:
-            name: as of :func:`~vinoreward.backends.base.load_backend`, as ``device``, ``threads``.
+            name: see :func:`~vinoreward.backends.base.load_backend`.
             device: device name, in capitals.
             precision: as of :meth:`resolve_precision`.
             threads: threads that one inference may use.

@@ -126,7 +126,7 @@ def negatives_needed(target_fpr: float, confidence: float = 0.95) -> int:
 
 
 def rate_supported(negatives: int, confidence: float = 0.95) -> float:
-    """Return the rate that these negatives without a false positive support: 1 % for 299."""
+    """Return the lowest rate that so many negatives without an error prove: 1 % for 299."""
     _check_rate("confidence", confidence)
     if negatives < 1:
         return 1.0

@@ -45,8 +45,8 @@ class FrozenCheck:
 
     How far two images are apart is measured relative to how far both are from what is usually
     there, so that the background does not count. How far two states are apart is the median over
-    their numbers, each relative to its deviation from step to step; clocks do not count, nor what
-    stays the same within an episode, but the latter does for an image that is the same bit for bit.
+    their numbers, each relative to its deviation from step to step. Clocks are ignored, and
+    so are numbers that are constant within an episode, except where an image is identical.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -150,7 +150,7 @@ class FrozenCheck:
         return FROZEN if self._added >= MOVES and moved >= least else 0.0
 
     def _learn(self, rows: Rows, states: Floats, moved: Floats, change: Floats, good: Mask) -> None:
-        """Learn from steps what usually changes: of states, then of images where ``good``."""
+        """Update the usual change of states, and that of images in rows where ``good``."""
         running, off = self._running[rows], states[rows] - self._states[rows]
         if not running.all():
             other = np.abs(off[~running & self._seen[rows]])

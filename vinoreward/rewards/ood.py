@@ -258,14 +258,14 @@ class _Measures:
         return self._novel.take(number) if self._arrays.on_host else self._novel[number]
 
     def _novelty(self, novel: Array) -> tuple[Array, Array]:
-        """Return multiples (N,): of novel pixels of all; of those in the worst place."""
+        """Return (N,) shares of novel pixels over their limits: in the image, in its worst cell."""
         shares = self._down @ self._arrays.cast(novel, "float32") @ self._across
         shares = shares.reshape(len(novel), self.count)
         worst = self._arrays.xp.amax(shares, 1)
         return shares.mean(1) / self._limits[0], worst / self._limits[1]
 
     def _roughness(self, images: Array) -> Array:
-        """Return multiples (N,): how far the roughness is off."""
+        """Return (N,) distances of the roughness from the usual, over their limit."""
         off = self.rough(images) @ self._left
         off -= self._usual
         off *= off

@@ -98,7 +98,7 @@ def mask_of(infos: Mapping[str, Any], key: str, default: Array) -> Array:
 
 
 def put(infos: Infos, key: str, values: Any, mask: Array) -> None:
-    """Set a key to an array or to infos where ``mask`` is True, in new memory, nowhere else."""
+    """Write values of a key where ``mask`` is True; other rows keep theirs. Never in place."""
     before = infos.get(key)
     own = mask & True if before is None else mask_of(infos, key, mask | True) | mask
     if isinstance(values, Mapping):

@@ -34,7 +34,10 @@ ENDS = 8
 
 
 class EnvAdapter(abc.ABC, Generic[AnyEnv]):
-    """How a wrapper goes around one kind of environment; constructors call this, in this order."""
+    """How a wrapper fits one kind of environment.
+
+    Constructors call ``_env_info``, ``_init_wrapper`` and ``_set_space``, in this order.
+    """
 
     @abc.abstractmethod
     def _env_info(self, env: AnyEnv) -> EnvInfo: ...

@@ -98,7 +98,7 @@ class Appearance:
             self.device.fill(self._steps, steps)
 
     def background_launches(self, rows: Any) -> list[Launch]:
-        """Return launches that draw backgrounds that are stale, of ``(B,)`` rows.
+        """Return the kernel launches that redraw outdated backgrounds of ``(B,)`` rows.
 
         The kernel ``project_bodies``, which comes next, notes that they were drawn.
         """
