@@ -57,7 +57,7 @@ def _sentence(error: ValidationError) -> str:
             "spelling, or upgrade vinoreward if a newer one wrote the file."
         )
     if kind == "value_error":  # ours
-        cause = first["ctx"]["error"]
+        cause = first.get("ctx", {}).get("error")
         if isinstance(cause, VinorewardError):
             return str(cause)
         expected = str(cause)

@@ -120,7 +120,7 @@ class RewardModel:
         """
         mask = self._all_envs if mask is None else mask
         if self.frozen is not None:
-            self.frozen.begin(mask)
+            self.frozen.begin(np.asarray(mask))
         first = self._zeros
         if images is not None and self.needs_first_images:
             probability, _, ood_score = self._predict(images, mask)
@@ -170,7 +170,9 @@ class RewardModel:
             age = np.zeros(self.num_envs, np.float32)
             if self.classifier.prepared is not None:
                 claims = mask & (probability >= np.float32(self.classifier.exit_threshold))
-                age = self.frozen.ood_score(mask, self.classifier.prepared, states, claims)
+                age = self.frozen.ood_score(
+                    np.asarray(mask), self.classifier.prepared, states, claims
+                )
             ood_score = age if ood_score is None else np.maximum(ood_score, age)
         ood_mask = self._ood_mask(mask, probability, ood_score, age)
         counted = withhold(probability, ood_mask, "probability")

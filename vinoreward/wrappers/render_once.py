@@ -25,10 +25,10 @@ class _RenderOnce:
         self._frames = None
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Any:
+    def step(self, *args: Any, **kwargs: Any) -> Any:
         """Step the environment and forget what it showed."""
         self._frames = None
-        return self.env.step(action)
+        return self.env.step(*args, **kwargs)
 
     def render(self) -> Any:
         """Return what the environment shows, rendered at the first call after a step or reset."""
@@ -92,8 +92,14 @@ class ImageInInfo(PlainWrapper):
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment; ``info["image"]`` is the image that the step ended with."""
-        *step, info = self.env.step(action)
-        return *step, {**info, IMAGE: _copied(render(self.env))}
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return (
+            observation,
+            reward,
+            terminated,
+            truncated,
+            {**info, IMAGE: _copied(render(self.env))},
+        )
 
 
 def render(env: Any) -> Any:

@@ -359,16 +359,17 @@ def stack_of(shape: tuple[int, ...], where: str, bundle: Bundle) -> tuple[int, L
     and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes counts, else
     the one of fewer channels than pixels in a side.
     """
-    readings: dict[Layout, int] = {}
+    stacked, layouts = len(shape) == 4, dict[Layout, int]()
     if len(shape) in (3, 4):
-        readings = {"HWC": shape[-1], "CHW": shape[-3]}
-    stacked = len(shape) == 4
-    readings = {
+        layouts |= {"HWC": shape[-1], "CHW": shape[-3]}
+    readings: dict[Layout, int] = {
         layout: channels
-        for layout, channels in readings.items()
+        for layout, channels in layouts.items()
         if channels == 3 or (channels and channels % 3 == 0 and not stacked)
     }
-    fitting = {each: n for each, n in readings.items() if _takes(bundle, _size(shape, each))}
+    fitting: dict[Layout, int] = {
+        each: n for each, n in readings.items() if _takes(bundle, _size(shape, each))
+    }
     if len(fitting) != 1:
         fitting = {
             each: n for each, n in (fitting or readings).items() if n < min(_size(shape, each))

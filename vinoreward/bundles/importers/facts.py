@@ -175,9 +175,8 @@ class NetworkFile:
                 f"{', '.join(f'{name}=' for name in missing)}."
             )
         with describing(path):
-            return ImageSpec(
-                in_graph=in_graph, **{key: facts[key] for key in _OF_IMAGE if key in facts}
-            )
+            known: dict[str, Any] = {key: facts[key] for key in _OF_IMAGE if key in facts}
+            return ImageSpec(in_graph=in_graph, **known)
 
     def _sizes(self, layout: str | None) -> dict[str, Any]:
         """Return the known ones of layout, height and width."""
