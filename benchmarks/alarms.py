@@ -13,13 +13,18 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from vinoreward.rewards.precision import PrecisionBound
-from vinoreward.rewards.trust import TITLES, Ended, TrustMonitor
 
 from harness import SCENES, TRAININGS, Benchmark, Row, Value
 from scenes import BUNDLE
 from trainings import fresh, vinoreward
-from vinoreward.rewards.alarms import FalseClaimAlarm, RateAlarm
+from vinoreward.rewards.alarms import (
+    TITLES,
+    Ended,
+    FalseClaimAlarm,
+    PrecisionBound,
+    RateAlarm,
+    TrustMonitor,
+)
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.labelling.sources import CLAIMS, TABLE
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table

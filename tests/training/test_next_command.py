@@ -37,7 +37,6 @@ from vinoreward_training.runs.next_command import (
     after_import,
     after_labelling,
     after_mending,
-    after_recording,
     again,
     beside,
     bundle_name,
@@ -495,7 +494,7 @@ def test_every_printed_line_is_what_its_command_takes(runs: Path) -> None:
     mended = MendConfig(bundle="b", data=data, labels=(policy,), env="CartPole-v1")
     written = {"env": "Walled-v0", "truth": "pole.py:up"}
     lines = [
-        after_capture(data), after_recording(data, "observation.image"),
+        after_capture(data),
         after_bundle(bundle, known, data, 200, 30), after_bundle(bundle, known, data, 0, 30, "ok"),
         to_train(bundle, known), to_train(bundle, spec(env="PandaHover-v0")),
         to_mend(policy, 99), to_mend(policy, 0), to_play(policy, written),

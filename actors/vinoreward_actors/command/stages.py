@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError
-from vinoreward.files import shown
 from vinoreward_actors import correction, monitoring
 from vinoreward_actors.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
 from vinoreward_actors.compression.chain import CompressorChain, Stage
@@ -73,18 +72,18 @@ class Item:
         for name, value in given.items():
             if name not in takes:
                 known = ", ".join(takes) or "none"
-                raise self.wrong(f"{name or 'value'}={shown(value)}", f"settings of: {known}")
+                raise self.wrong(f"{name or 'value'}={value!r:.80}", f"settings of: {known}")
             try:
                 given[name] = converted(value, takes[name].annotation)
             except ValueError as error:
-                raise self.wrong(f"{name}={shown(value)}", str(error)) from error
+                raise self.wrong(f"{name}={value!r:.80}", str(error)) from error
         required = [n for n in takes if takes[n].default is inspect.Parameter.empty]
         if missing := [name for name in required if name not in given]:
             raise self.wrong(f"no {' and no '.join(missing)}", "a value for each")
         try:
             return kind(**given)
         except TypeError as error:
-            raise self.wrong(f"{shown(given)}: {error}", "other values") from error
+            raise self.wrong(f"{given!r:.80}: {error}", "other values") from error
         except ConfigError as error:
             raise ConfigError(f"{self.option} has {self.name}: {error}") from error
 
@@ -118,7 +117,7 @@ def items_of(text: str, option: str) -> list[Item]:
         value = parse_yaml(text)
     except ValueError as error:
         raise ConfigError(
-            f"{option} is {shown(text)}, which is no YAML ({error}). Expected a list such as "
+            f"{option} is {text!r:.80}, which is no YAML ({error}). Expected a list such as "
             "[{prune: 0.5}, distill, {quantize: int8}]."
         ) from error
     return [_item(one, option) for one in (value if isinstance(value, list) else [value])]
@@ -130,7 +129,7 @@ def _item(given: Any, option: str) -> Item:
         pairs = list(given.items())
     if pairs is None or len(pairs) != 1 or not isinstance(pairs[0][0], str):
         raise ConfigError(
-            f"{option} has {shown(given)}. Expected a name, or one name with its value or a table "
+            f"{option} has {given!r:.80}. Expected a name, or one name with its value or a table "
             "of its settings, such as distill, {prune: 0.5} or {distill: {steps: 32}}."
         )
     name, value = pairs[0]
@@ -169,12 +168,12 @@ def _stage(item: Item, network: Callable[[str], PolicySpec]) -> Stage:
     if item.name in STAGES:
         kind, first = STAGES[item.name]
         if kind is Compile and (item.settings.get(first) or item.value) not in BACKENDS:
-            raise item.wrong(f"{first}={shown(item.value)}", f"one of {', '.join(BACKENDS)}")
+            raise item.wrong(f"{first}={item.value!r:.80}", f"one of {', '.join(BACKENDS)}")
         return stage(kind, first)
     if item.name in OTHER_STAGES.names():
         return stage(OTHER_STAGES.find(item.name))
     raise ConfigError(
-        f"--compress has the stage {shown(item.name)}. Expected some of "
+        f"--compress has the stage {item.name!r:.80}. Expected some of "
         f"{', '.join((*STAGES, *OTHER_STAGES.names()))}."
     )
 
@@ -187,7 +186,7 @@ def correctors_of(text: str | None) -> tuple[correction.Corrector, ...] | None:
     for item in items_of(text, "--correctors"):
         if item.name not in CORRECTORS:
             raise ConfigError(
-                f"--correctors has {shown(item.name)}. Expected some of {', '.join(CORRECTORS)}, "
+                f"--correctors has {item.name!r:.80}. Expected some of {', '.join(CORRECTORS)}, "
                 "with settings such as {vtrace: {rho: 1.0}}."
             )
         correctors.append(item.make(CORRECTORS[item.name]))
@@ -221,7 +220,7 @@ def monitor_of(
     for item in items:
         if item.name not in MONITORS or item.name == "off":  # "off" cannot be combined
             raise ConfigError(
-                f"--monitor has {shown(item.name)}. Expected one of {', '.join(MONITORS)}, with "
+                f"--monitor has {item.name!r:.80}. Expected one of {', '.join(MONITORS)}, with "
                 "settings such as {kl: 14}."
             )
     if not items or (chain is None and bits == 32):
