@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from harness import SCENES, Benchmark, Row, Timing, Value, interleaved, median, one_thread, times
-from scenes import BUNDLE, Stepper, placed, shipped
+from scenes import BUNDLE, placed, shipped
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.camera.fast import FastCamera
@@ -20,6 +20,7 @@ from vinoreward_envs.constants import MAX_MOVE
 from vinoreward_envs.making import spec_of
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.scenes import CHUNK
+from vinoreward_training.profile import Stepper
 
 ENV = "PandaHoverRandom-v0"
 STATES = (16, 256, 4096)

@@ -10,7 +10,8 @@ from typing import Any
 import gymnasium as gym
 
 from harness import SCENES, Benchmark, Row, Value, interleaved, one_thread, rare, times
-from scenes import BUNDLE, Stepper
+from scenes import BUNDLE
+from vinoreward_training.profile import Stepper
 
 ENV = "PandaHoverRandom-v0"
 ROWS = {

@@ -1,10 +1,9 @@
-"""Parts of several benchmarks: the shipped bundle, an environment that is stepped, posed arms."""
+"""Parts of several benchmarks: the shipped bundle, posed arms."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -15,23 +14,6 @@ from vinoreward_envs.constants import HOVER_HEIGHT, WORKSPACE_HIGH, WORKSPACE_LO
 BUNDLE = "panda-hover-classifier"
 ENCODER = "panda-hover-encoder"
 Images = npt.NDArray[np.uint8]
-
-
-class Stepper:
-    """Steps an environment with random actions, over and over; resets are part of the call."""
-
-    def __init__(self, env: gym.Env[Any, Any], seed: int) -> None:
-        self.env = env
-        self._over = False
-        env.action_space.seed(seed)
-        env.reset(seed=seed)
-
-    def __call__(self) -> None:
-        """Take one step, after a reset where the last one ended the episode."""
-        if self._over:
-            self.env.reset()
-        _, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
-        self._over = terminated or truncated
 
 
 def shipped() -> Bundle:

@@ -11,8 +11,9 @@ import gymnasium as gym
 import numpy as np
 
 from harness import SCENES, Benchmark, Row, Value, interleaved, one_thread, times
-from scenes import BUNDLE, Stepper
+from scenes import BUNDLE
 from vinoreward import ImageInInfo, VecLearnedReward
+from vinoreward_training.profile import Stepper
 
 TOGETHER = (4, 8)
 ROWS = {
