@@ -25,22 +25,74 @@
     ├── RunFolderError (OSError)                 a run folder that is locked, full or unwritable
     └── SharedMemoryError (OSError)              shared memory that cannot be allocated, or changed
 
-Each message says what was found, what was expected and what to do about it.
+Each message says what was found, what was expected and what to do about it. Where an argument is
+wrong, the error carries it: ``ConfigError(field="hold", value=0, expected="at least 1")``. A
+command shows the argument, and those in backticks, as its options: ``--hold``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+_NO_VALUE = object()
+_ARGUMENT = re.compile(r"`([a-z]\w*)(?:=([^`]*))?`")
+
 
 class VinorewardError(Exception):
-    """Base of all exceptions raised by vinoreward."""
+    """Base of all exceptions raised by vinoreward.
+
+    Args:
+        message: the whole message; names of arguments stand in backticks.
+        field: the argument that is wrong, as Python names it.
+        value: what was found there.
+        expected: what may stand there.
+        remedy: what to do; None: change the argument.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        field: str | None = None,
+        value: object = _NO_VALUE,
+        expected: str = "",
+        remedy: str | None = None,
+    ) -> None:
+        self.field, self.expected = field, expected
+        self.value = None if value is _NO_VALUE else value
+        self.remedy = f"change `{field}`" if remedy is None else remedy
+        if not message:
+            text = repr(value)[:80].replace("`", "'")
+            found = f"`{field}`" if value is _NO_VALUE else f"`{field}={text}`"
+            message = f"found {found}. Expected {expected}; {self.remedy}."
+        self._message = message
+        super().__init__(_ARGUMENT.sub(_as_argument, message))
+
+    def as_options(self, options: Collection[str]) -> str:
+        """Return the message for a command line: the arguments that it has as its options."""
+
+        def replaced(name: re.Match[str]) -> str:
+            return _as_option(name) if name[1] in options else _as_argument(name)
+
+        return _ARGUMENT.sub(replaced, self._message)
+
+
+def _as_argument(name: re.Match[str]) -> str:
+    return name[1] if name[2] is None else f"{name[1]}={name[2]}"
+
+
+def _as_option(name: re.Match[str]) -> str:
+    option = f"--{name[1].replace('_', '-')}"
+    if name[2] == "False":
+        return f"--no-{option[2:]}"
+    return option if name[2] in (None, "True") else f"{option} {name[2]}"
 
 
 class ConfigError(VinorewardError, ValueError):

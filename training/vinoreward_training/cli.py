@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import gc
 import importlib
 import importlib.metadata
@@ -133,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except VinorewardError as error:
         # It may quote a file, whose control characters must not reach the terminal.
-        lines = [shown_name(line) for line in str(error).splitlines()]
+        options = {field.name for field in dataclasses.fields(known[name][1])}
+        lines = [shown_name(line) for line in error.as_options(options).splitlines()]
         print(f"vinoreward {name}: " + "\n".join(lines), file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
