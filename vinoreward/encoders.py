@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from vinoreward.arrays import Array, Arrays, is_tensor
 from vinoreward.bundles.runner import Runner
 from vinoreward.bundles.schema import Encoding
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import InputError
 
 if TYPE_CHECKING:
     from vinoreward.backends.cuda_graph import Replayed
 
-_LOG_VARIANCE = 60.0
-"""Limit of log variances, whose exponentials would overflow in float32."""
 PIECE = 1024
 """Images on a device that are encoded at once."""
 
@@ -78,40 +76,10 @@ class Encoder(Runner):
         """
         return self.clip(self._outputs(images)[:, : self.latent_size])
 
-    def posterior(self, images: Array) -> tuple[Array, Array | None]:
-        """Return means and standard deviations ``(N, D)``, unclipped; None for an autoencoder's."""
-        outputs = self._outputs(images)
-        size, xp = self.latent_size, Arrays.like(outputs).xp
-        if not self.encoding.posterior:
-            return outputs, None
-        log_variance = xp.clip(outputs[:, size:], -_LOG_VARIANCE, _LOG_VARIANCE)
-        return outputs[:, :size], xp.exp(0.5 * log_variance)
-
     def check(self) -> None:
         """Raise OutputError, once, if the network gave NaN or infinity on a device."""
         if self._on_device is not None:
             self._on_device.finite.check("encoder", "the learner was shown zeros")
-
-    def sample(self, images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.float32]:
-        """Return one draw from each image's posterior, ``(N, D)`` float32, clipped.
-
-        Errors as :meth:`encode` and :meth:`check_samples`.
-        """
-        self.check_samples()
-        mean, std = self.posterior(images)
-        if std is not None:
-            mean = mean + std * random.standard_normal(mean.shape, np.float32)
-        drawn: NDArray[np.float32] = self.clip(mean)
-        return drawn
-
-    def check_samples(self) -> None:
-        """Raise ConfigError unless the encoder has a posterior to draw from."""
-        if not self.encoding.posterior:
-            raise ConfigError(
-                f"a sample was requested from the bundle {self.bundle.spec.name!r}, a plain "
-                "autoencoder without a posterior. Expected a variational encoder; use the vector "
-                "itself (encode, or sample=False)."
-            )
 
     def clip(self, vectors: Array) -> Array:
         """Return a copy of ``(N, D)`` vectors, clipped to the bounds."""

@@ -307,8 +307,9 @@ def layout_of(shape: tuple[int, ...], where: str) -> Layout:
     if channels is None:
         raise ConfigError(
             f"{where} has shape {shape}. Expected one image, in colour with 3 channels first or "
-            "last, or grey; choose another image_source, or give a callable that makes the image "
-            "(of several the newest: a bundle of the last ones keeps them itself)."
+            "last, or grey; choose another image_source, or give a callable that makes the image. "
+            "Of several give the newest: a bundle of the last images keeps them itself, and for "
+            "an encoder give frame_stack."
         )
     if shape[0] == shape[2]:
         raise ConfigError(

@@ -152,9 +152,6 @@ def test_an_encoder_is_made_again(tmp_path: Path, kind: str, way: str) -> None:
         bundle,
         keep=("joints",),
         frame_stack=2,
-        sample=True,
-        seed=4,
-        image_in_info=True,
     )
     again = made_again(env, way)
     assert isinstance(again, EncodedObservation) and again.encoder.bundle == bundle

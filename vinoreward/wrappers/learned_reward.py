@@ -142,7 +142,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         ``final`` has final observations where ``observations`` has the next episode's first.
         """
         rows = np.flatnonzero(mask).tolist()
-        images = self._source.batch(observations, rows, last=final, env=env)[:, -1]
+        images = self._source.batch(observations, rows, last=final, env=env)
         ended_with: Sequence[Any] = ()
         if self._model.options.success_filter is not None or self._model.frozen is not None:
             ended_with = [final.get(i, o) for i, o in enumerate(self._info.rows(observations))]
@@ -178,7 +178,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         images = None
         if self._model.needs_first_images or self._source.remembers:
             rows = np.flatnonzero(mask).tolist()
-            images = self._source.batch(observations, (), rows, env=env)[:, -1]
+            images = self._source.batch(observations, (), rows, env=env)
         self._model.reset(mask, images)
 
     @contextlib.contextmanager
@@ -365,7 +365,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         with self._forget_on_error(ONE):
             images = None
             if self._model.needs_first_images or self._source.remembers:
-                images = self._source.single(self.env, observation, first=True)[:, -1]
+                images = self._source.single(self.env, observation, first=True)
             self._model.reset(ONE, images)
         return self._observed(observation), info
 
@@ -380,7 +380,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         observation, reward, terminated, truncated, info = self.env.step(action)
         try:
             own = _number(reward)
-            images = self._source.single(self.env, observation)[:, -1]
+            images = self._source.single(self.env, observation)
             ended = np.array([terminated], np.bool_)
             scores = self._score_images(images, ONE, np.array([own]), ended, [observation])
         except BaseException:

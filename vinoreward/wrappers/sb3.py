@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,23 +81,18 @@ def _rendered(infos: Infos) -> Any:
 class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
     """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, one batched call per step.
 
-    ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended;
-    ``infos[i]["image"]`` is then that episode's last one. ``image_source="render"`` is refused:
-    SB3 has reset an environment before it can be rendered.
+    ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended.
+    ``image_source="render"`` is refused: SB3 has reset an environment before it can be rendered.
 
     Arguments are those of :class:`~vinoreward.EncodedObservation`; a function as
     ``image_source`` is given ``None`` for the environment.
     """
 
     def reset(self) -> Any:
-        """Start new episodes everywhere; the seeds are those of the draws, too."""
-        for i, seed in enumerate(self.venv.unwrapped._seeds):
-            self._model.seed(i, seed)
+        """Start new episodes everywhere."""
         observations = self.venv.reset()
-        self.reset_infos = [dict(info) for info in self.venv.reset_infos]
-        all_envs = self._all_envs
-        _, _, begun = self._model.advance(self.venv, observations, ~all_envs, all_envs)
-        _put(self.reset_infos, begun)
+        self.reset_infos = self.venv.reset_infos
+        self._model.advance(self.venv, observations, ~self._all_envs, self._all_envs)
         return self._model.observed(observations)
 
     def step_wait(self) -> Any:
@@ -110,21 +104,12 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
         """
         observations, rewards, dones, env_infos = self.venv.step_wait()
         infos = [dict(info) for info in env_infos]
-        self.reset_infos = [dict(info) for info in self.venv.reset_infos]
+        self.reset_infos = self.venv.reset_infos
         final = self._finals(dones, observations, infos)
-        seen, newest, begun = self._model.advance(
-            self.venv, observations, self._all_envs, dones, final
-        )
+        seen = self._model.advance(self.venv, observations, self._all_envs, dones, final)
         for i, observation in seen.items():
             infos[i]["terminal_observation"] = observation
-        _put(infos, newest)
-        _put(self.reset_infos, begun)
         return self._model.observed(observations), rewards, dones, infos
-
-
-def _put(infos: Infos, images: Mapping[int, NDArray[np.uint8]]) -> None:
-    for i, image in images.items():
-        infos[i][IMAGE] = image
 
 
 class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):

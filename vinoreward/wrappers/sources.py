@@ -59,18 +59,13 @@ class ImageReader:
     """Reads ``(H, W, 3)`` images from one source; grey ones become RGB.
 
     Size and scene must be those ``bundle`` was trained on, where they are known; dtype and shape
-    are checked where images are prepared for the network. With ``stacked`` an observation may hold
-    several images, see :func:`stack_of`.
+    are checked where images are prepared for the network.
     """
 
     remembers = False
     """Whether images depend on those before: it must then be shown the first of each episode."""
 
-    def __init__(
-        self, source: OneSource, info: EnvInfo, bundle: Bundle, *, stacked: bool = False
-    ) -> None:
-        self.count = 1
-        """Images in an observation."""
+    def __init__(self, source: OneSource, info: EnvInfo, bundle: Bundle) -> None:
         self.key: str | None = None
         """The key of the observation that holds the images, where it is a Dict."""
         self._renders = source == "render"
@@ -80,7 +75,7 @@ class ImageReader:
         if callable(source):
             return
         if source != "render":
-            self._read_space(source, bundle, stacked)
+            self._read_space(source, bundle)
         elif info.render_mode != "rgb_array":
             raise ConfigError(
                 f"image_source is 'render' and the environment's render_mode is "
@@ -93,16 +88,16 @@ class ImageReader:
             check_scene(info.scene, expected, name, "set the environment's camera so")
 
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
-        """Return one environment's images ``(1, count, H, W, 3)``, oldest first; maybe a view.
+        """Return one environment's image, ``(1, H, W, 3)``, which may be a view.
 
         ``env`` is rendered or given to the function; ``first`` says that an episode begins.
         """
         if self._renders:
-            return as_image(render(env), "render()")[None, None]
+            return as_image(render(env), "render()")[None]
         if self._call is None:
-            return self._as_stacks(np.asarray(self._part(observation))[None])
+            return self._as_images(np.asarray(self._part(observation))[None])
         try:
-            return as_image(self._call(env, observation), "the image_source function")[None, None]
+            return as_image(self._call(env, observation), "the image_source function")[None]
         except (AttributeError, TypeError) as error:
             if env is not None or "NoneType" not in str(error):
                 raise
@@ -124,17 +119,17 @@ class ImageReader:
 
         ``last`` has an environment's final observation where ``observations``, a batch of all
         environments, has the next episode's first; ``ends`` is all of them then. ``"render"``
-        renders ``env``. The result, ``(len(ends) + len(begins), count, H, W, 3)``, may be a view.
+        renders ``env``. The result, ``(len(ends) + len(begins), H, W, 3)``, may be a view.
         """
         chosen = [*ends, *begins]
         if self._renders:
             images = render(env) if chosen else ()
-            return _concatenate([as_image(images[i], "render()")[None, None] for i in chosen])
+            return _concatenate([as_image(images[i], "render()")[None] for i in chosen])
         if self._call is not None:
             rows = self._info.rows(observations)
             given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
             return _concatenate([self.single(None, one) for one in given])
-        images = self._as_stacks(np.asarray(self._part(observations)))
+        images = self._as_images(np.asarray(self._part(observations)))
         if last:
             row_of = {i: len(images) + k for k, i in enumerate(last)}
             chosen = [*(row_of.get(i, i) for i in ends), *begins]
@@ -160,7 +155,7 @@ class ImageReader:
         part = observation if self.key is None else part_at(observation, self.key)
         return part if isinstance(part, np.ndarray) else on_host(part)
 
-    def _read_space(self, source: object, bundle: Bundle, stacked: bool) -> None:
+    def _read_space(self, source: object, bundle: Bundle) -> None:
         space, image = self._info.space, None
         if source == "obs":
             image = space
@@ -177,27 +172,13 @@ class ImageReader:
                 "'render', a function (env, observation) -> image, or 'obs' or (in a Dict) "
                 "'obs:<key>' that names a Box of uint8 images from 0 to 255."
             )
-        shape, where = image.shape, f"the observation that image_source {source!r} names"
-        if stacked:
-            self.count, self._layout = stack_of(shape, where, bundle)
-        else:
-            self._layout = layout_of(shape, where)
-        bundle.prepare(np.zeros((1, *_size(shape, self._layout), 3), np.uint8))
+        where = f"the observation that image_source {source!r} names"
+        self._layout = layout_of(image.shape, where)
+        bundle.prepare(self._as_images(np.zeros((1, *image.shape), np.uint8)))
 
-    def _as_stacks(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return ``(N, count, H, W, 3)``, a view of a batch of observations."""
-        if batch.ndim == 5 and self.count == 1:  # batches of one
-            batch = batch[:, 0]
-        if batch.ndim == 4 and self.count > 1:  # side by side in the channels
-            if self._layout == "HWC":
-                parts = batch.reshape(*batch.shape[:3], self.count, 3)
-                return parts.transpose(0, 3, 1, 2, 4)
-            batch = batch.reshape(len(batch), self.count, 3, *batch.shape[2:])
-        elif batch.ndim == 4 and self._layout == "HWC" and batch.shape[3] == 3:
-            return batch[:, None]
-        elif batch.ndim < 5:
-            return in_color(batch, self._layout)[:, None]
-        return batch if self._layout == "HWC" else batch.transpose(0, 1, 3, 4, 2)
+    def _as_images(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return ``(N, H, W, 3)`` of a batch of observations, a view unless they are grey."""
+        return in_color(batch[:, 0] if batch.ndim == 5 else batch, self._layout)
 
 
 class ViewReader:
@@ -223,8 +204,8 @@ class ViewReader:
         self.remembers = any(view.age for view in self._image.views)
 
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
-        """Return one environment's image, ``(1, 1, H, W, 3)``; ``first`` of its episode."""
-        parts = {name: one.single(env, observation)[:, -1] for name, one in self._cameras.items()}
+        """Return one environment's image, ``(1, H, W, 3)``; ``first`` of its episode."""
+        parts = {name: one.single(env, observation) for name, one in self._cameras.items()}
         return self._combine_views([] if first else [0], [0] if first else [], parts)
 
     def batch(
@@ -235,9 +216,9 @@ class ViewReader:
         last: Mapping[int, Any] = MappingProxyType({}),
         env: Any = None,
     ) -> NDArray[np.uint8]:
-        """Return ``(len(ends) + len(begins), 1, H, W, 3)``; see :meth:`ImageReader.batch`."""
+        """Return ``(len(ends) + len(begins), H, W, 3)``; see :meth:`ImageReader.batch`."""
         parts = {
-            name: one.batch(observations, ends, begins, last, env)[:, -1]
+            name: one.batch(observations, ends, begins, last, env)
             for name, one in self._cameras.items()
         }
         return self._combine_views(ends, begins, parts)
@@ -255,14 +236,14 @@ class ViewReader:
         """Remember the newest images of ``[*ends, *begins]`` by camera; return what is seen."""
         views, rows = self._image.views, [*ends, *begins]
         if not rows:
-            return np.zeros((0, 1, self._image.height, self._image.width, 3), np.uint8)
+            return np.zeros((0, self._image.height, self._image.width, 3), np.uint8)
         newest = {}
         for name, part in parts.items():
             with _name_in_errors(name):
                 newest[name] = prepare(part, self._image.of_view(self._image.cameras[name]))
         names = [view.name for view in views]
         if not self.remembers:
-            return tiled([newest[name] for name in names], names)[:, None]
+            return tiled([newest[name] for name in names], names)
         # Ends first, as an environment may end an episode and begin the next in one step.
         seen: list[list[NDArray[np.uint8]]] = [[] for _ in views]
         for some, chosen in ((ends, slice(len(ends))), (begins, slice(len(ends), None))):
@@ -272,7 +253,7 @@ class ViewReader:
                 memory[list(some)] = np.concatenate([known, image], axis=1)
             for parts_of_view, view in zip(seen, views, strict=True):
                 parts_of_view.append(self._memory[view.name][list(some), -1 - view.age])
-        return tiled([np.concatenate(each) for each in seen], names)[:, None]
+        return tiled([np.concatenate(each) for each in seen], names)
 
 
 def image_reader(
@@ -352,38 +333,6 @@ def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
     )
 
 
-def stack_of(shape: tuple[int, ...], where: str, bundle: Bundle) -> tuple[int, Layout]:
-    """Return how many colour images a shape holds, and their layout.
-
-    The shapes are ``(H, W, 3)``, ``(3, H, W)``, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)``
-    and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes counts, else
-    the one of fewer channels than pixels in a side.
-    """
-    stacked, layouts = len(shape) == 4, dict[Layout, int]()
-    if len(shape) in (3, 4):
-        layouts |= {"HWC": shape[-1], "CHW": shape[-3]}
-    readings: dict[Layout, int] = {
-        layout: channels
-        for layout, channels in layouts.items()
-        if channels == 3 or (channels and channels % 3 == 0 and not stacked)
-    }
-    fitting: dict[Layout, int] = {
-        each: n for each, n in readings.items() if _takes(bundle, _size(shape, each))
-    }
-    if len(fitting) != 1:
-        fitting = {
-            each: n for each, n in (fitting or readings).items() if n < min(_size(shape, each))
-        }
-    if len(fitting) != 1:
-        raise ConfigError(
-            f"{where} has shape {shape}. Expected colour images, one or several in a first axis or "
-            "in the channels, which divide by 3 and are clearly first or last; give a function as "
-            "image_source that makes the image."
-        )
-    ((layout, channels),) = fitting.items()
-    return shape[0] if stacked else channels // 3, layout
-
-
 def has_state(space: gym.Space[Any]) -> bool:
     """Return whether observations hold numbers that :func:`state_of` finds."""
     parts = parts_below(space).values()
@@ -431,27 +380,13 @@ def parts_below(space: gym.Space[Any], prefix: str = "") -> dict[str, gym.Space[
 
 def _concatenate(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Return several results of :meth:`ImageReader.single` as one batch."""
-    shapes = sorted({image.shape[2:] for image in images})
+    shapes = sorted({image.shape[1:] for image in images})
     if len(shapes) > 1:
         raise InputError(
             f"the environments gave images of the shapes {shapes}. Expected one shape, also of "
             "final observations; give all environments the same image size."
         )
-    return np.concatenate(images) if images else np.zeros((0, 1, 1, 1, 3), np.uint8)
-
-
-def _size(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """Return the height and width of images of a shape, which may be stacked."""
-    image = shape[-3:]
-    return image[1:] if layout == "CHW" else image[:2]
-
-
-def _takes(bundle: Bundle, size: tuple[int, ...]) -> bool:
-    try:
-        bundle.prepare(np.zeros((1, *size, 3), np.uint8))
-    except ImageMismatchError:
-        return False
-    return True
+    return np.concatenate(images) if images else np.zeros((0, 1, 1, 3), np.uint8)
 
 
 @contextlib.contextmanager
