@@ -152,38 +152,6 @@ def test_a_classifier_travels_and_loads_where_it_arrives(bundle: Bundle) -> None
             assert np.array_equal(again.probability(images()), expected)
 
 
-def test_the_reward_function_is_imitations(bundle: Bundle) -> None:
-    with Classifier(bundle) as classifier:
-        batch = images()
-        reward = classifier.as_reward_fn()
-        nothing = np.zeros(8)
-        found = reward(state=batch[::-1], action=nothing, next_state=batch, done=nothing)
-        assert found.shape == (8,) and found.dtype == np.float32
-        assert np.array_equal(found, classifier.compute_reward(batch))
-        planes = np.ascontiguousarray(batch.transpose(0, 3, 1, 2))
-        assert np.array_equal(reward(batch, nothing, planes, nothing), found)
-        graded = classifier.as_reward_fn("log_odds")
-        assert np.array_equal(graded(batch, nothing, batch, nothing), classifier.log_odds(batch))
-        with pytest.raises(ConfigError, match="Expected one image"):
-            reward(batch, nothing, np.zeros((8, 4)), nothing)
-        for wrong in ("dense", ["claim"]):
-            with pytest.raises(ConfigError):
-                classifier.as_reward_fn(wrong)  # type: ignore[arg-type]
-
-
-class Halved(Classifier):
-    def probability(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return super().probability(images) / 2
-
-
-def test_the_reward_function_of_a_derived_classifier_is_its_own(bundle: Bundle) -> None:
-    with Halved(bundle) as classifier:
-        batch, nothing = images(), np.zeros(8)
-        found = classifier.as_reward_fn("probability")(batch, nothing, batch, nothing)
-        assert np.array_equal(found, classifier.probability(batch))
-        assert found.max() <= 0.5
-
-
 def test_wrong_images_and_closed_classifiers_are_errors(bundle: Bundle) -> None:
     classifier = Classifier(bundle)
     with pytest.raises(InputError, match="uint8"):

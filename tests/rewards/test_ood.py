@@ -240,23 +240,3 @@ def test_a_classifier_says_what_its_guard_says(tmp_path: Path) -> None:
         assert np.flatnonzero(classifier.compute_reward(images)).tolist() == [6, 7]
         assert classifier.predict(images[:0]).ood_score.shape == (0,)
     assert guard_of(save_toy_bundle(tmp_path / "without")) is None
-
-
-@pytest.mark.parametrize(
-    ("reward", "failure"), [("claim", 0), ("probability", 0), ("log_odds", -20)]
-)
-def test_a_reward_function_pays_at_most_a_sure_failure_for_an_ood_image(
-    tmp_path: Path, reward: Any, failure: float
-) -> None:
-    bundle = save_toy_bundle(tmp_path / "toy", seen=(0, 1, 2, 3, 4, 6, 7))
-    images = np.zeros((8, 6, 8, 3), np.uint8)
-    images[..., 0] = np.round(255 * np.arange(8) / 7)[:, None, None]
-    with Classifier(bundle) as classifier, Classifier(bundle, guarded=False) as alone:
-        paid, full = (
-            one.as_reward_fn(reward)(None, None, images, None) for one in (classifier, alone)
-        )
-        assert paid[5] == failure < full[5], "the image that the detector has not seen"
-        known = np.arange(8) != 5
-        np.testing.assert_allclose(paid[known], full[known], rtol=1e-6)
-        assert paid.dtype == np.float32
-        assert classifier.as_reward_fn(reward)(None, None, images[:0], None).shape == (0,)

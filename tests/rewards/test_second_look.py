@@ -454,18 +454,3 @@ def test_a_sparse_reward_still_runs_in_int8() -> None:
     )
     assert env.classifier.precision == "int8" and env.classifier.band is not None
     env.close()
-
-
-def test_a_reward_function_pays_numbers_of_fp32_too(
-    shipped: tuple[np.ndarray, np.ndarray, np.ndarray],
-) -> None:
-    images, rough, exact = shipped
-    nothing = np.zeros(len(images))
-    with Classifier("panda-hover-classifier") as auto:
-        function = pickle.loads(pickle.dumps(auto.as_reward_fn("log_odds")))
-        np.testing.assert_allclose(function(images, nothing, images, nothing), exact, atol=1e-4)
-        auto.as_reward_fn("claim")(images, nothing, images, nothing)
-        assert auto.scored == len(images), "a claim is decided in INT8"
-    with Classifier("panda-hover-classifier", precision="int8") as int8:
-        found = int8.as_reward_fn("log_odds")(images, nothing, images, nothing)
-        np.testing.assert_allclose(found, rough, atol=1e-4)
