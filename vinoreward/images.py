@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 from vinoreward.files import read_plain
 from vinoreward.strict_model import (
@@ -169,7 +170,7 @@ def as_image(value: Any, where: str) -> NDArray[Any]:
     Raises:
         InputError: no array.
     """
-    image = on_host(value)
+    image = to_numpy(value) if is_tensor(value) else value
     if not isinstance(image, np.ndarray):
         raise InputError(
             f"{where} gave {type(image).__name__}. Expected one image, (height, width, 3) uint8 "
@@ -329,11 +330,6 @@ def in_color(images: NDArray[Any], layout: Layout) -> NDArray[Any]:
     elif layout == "CHW":
         images = np.moveaxis(images, -3, -1)
     return np.repeat(images, 3, axis=-1) if images.shape[-1] == 1 else images
-
-
-def on_host(value: Any) -> Any:
-    """Return a torch tensor's numbers as an array, wherever it is; anything else as it is."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
 def check_scene(

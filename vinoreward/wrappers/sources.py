@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
-from vinoreward.arrays import is_tensor
+from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 from vinoreward.images import (
@@ -23,7 +23,6 @@ from vinoreward.images import (
     check_scene,
     in_color,
     layout_of,
-    on_host,
     prepare,
     tiled,
 )
@@ -153,7 +152,7 @@ class ImageReader:
 
     def _part(self, observation: Any) -> Any:
         part = observation if self.key is None else part_at(observation, self.key)
-        return part if isinstance(part, np.ndarray) else on_host(part)
+        return to_numpy(part) if is_tensor(part) else part
 
     def _read_space(self, source: object, bundle: Bundle) -> None:
         space, image = self._info.space, None
@@ -343,7 +342,7 @@ def state_of(observation: Any) -> NDArray[np.float64]:
     """Return the numbers of one observation, ``(D,)``, without images and text."""
     if isinstance(observation, Mapping):
         return np.concatenate([np.zeros(0), *map(state_of, observation.values())])
-    value = np.asarray(on_host(observation))
+    value = to_numpy(observation)
     if not _is_state(value.ndim, value.dtype):
         return np.zeros(0)
     return np.nan_to_num(value.ravel().astype(np.float64), posinf=0.0, neginf=0.0)

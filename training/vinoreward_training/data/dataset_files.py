@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.arrays import to_numpy
 from vinoreward.errors import ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_json, write_text
 from vinoreward.images import (
@@ -28,7 +29,6 @@ from vinoreward.images import (
     as_image,
     in_color,
     layout_of,
-    on_host,
     read_image,
     shown_name,
 )
@@ -397,8 +397,8 @@ def image_reader(
     layout = layout_of(space.shape, f"the observation {source} of {name}")
 
     def of(observation: Any) -> npt.NDArray[np.uint8]:
-        part = on_host(observation if key is None else part_at(observation, key))
-        image = in_color(alone(np.array(part)), layout)
+        part = to_numpy(observation if key is None else part_at(observation, key))
+        image = in_color(alone(part.copy()), layout)
         image = np.ascontiguousarray(image)
         return image if size is None else resized(image, *size)
 
