@@ -1,7 +1,7 @@
 from .backends.base import load_backend
 from .bundles.bundle import Bundle
 from .encoders import Encoder
-from .rewards.alarms import FalseClaimAlarm, PrecisionBound, RateAlarm, TrustMonitor
+from .rewards.alarms import PrecisionBound, RateAlarm, TrustMonitor
 from .rewards.classifier import Classifier
 from .rewards.decision import SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
@@ -22,7 +22,6 @@ __all__ = [
     "Classifier",
     "EncodedObservation",
     "Encoder",
-    "FalseClaimAlarm",
     "ImageInInfo",
     "Intervention",
     "LearnedReward",

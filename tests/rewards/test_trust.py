@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from vinoreward import FalseClaimAlarm, PrecisionBound, RateAlarm, TrustMonitor
+from vinoreward import PrecisionBound, RateAlarm, TrustMonitor
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.alarms import Ended, OodImages
 
@@ -64,7 +64,7 @@ def test_what_nobody_can_tell_widens_the_bounds() -> None:
 
 
 def every_test(**more: object) -> TrustMonitor:
-    return TrustMonitor(false=FalseClaimAlarm(), ood=RateAlarm(), earliest=3, **more)  # type: ignore[arg-type]
+    return TrustMonitor(false=RateAlarm(), ood=RateAlarm(), earliest=3, **more)  # type: ignore[arg-type]
 
 
 HONEST = Ended(claimed=True, true=True, ood=False, length=4)

@@ -92,15 +92,6 @@ class RateAlarm:
         return True
 
 
-class FalseClaimAlarm(RateAlarm):
-    """A :class:`RateAlarm` of claims that are no successes."""
-
-    def update(self, claimed: float | None, true: float | None) -> bool:  # type: ignore[override]
-        """Take how an episode ended; see :meth:`RateAlarm.update`."""
-        known = claimed is not None and true is not None
-        return super().update(bool(claimed) and not true if known else None)
-
-
 @dataclass(frozen=True)
 class PrecisionBound:
     """Bounds on the precision of claims that hold at every number of labels at once.
@@ -208,7 +199,7 @@ class TrustMonitor:
     Each test runs only where what it needs is known.
 
     Args:
-        false: tests for claims that are no true successes, by the truth; None: no test.
+        false: tests for episodes whose claim is no true success; None: no test.
         ood: tests for episodes of which a tenth or more is out of distribution for the bundle's
             guard; None: no test.
         earliest: first step of an episode, from 1, at which a success is possible; claims before it
@@ -224,7 +215,7 @@ class TrustMonitor:
     def __init__(
         self,
         *,
-        false: FalseClaimAlarm | None = None,
+        false: RateAlarm | None = None,
         ood: RateAlarm | None = None,
         earliest: int | None = None,
         precision: float = 0.9,
@@ -247,12 +238,15 @@ class TrustMonitor:
 
     def add(self, ended: Ended) -> list[Alarm]:
         """Take an episode; return the alarms that it raises."""
-        claimed, true, early = ended.claimed, ended.true, None
+        claimed, true = ended.claimed, ended.true
+        false = early = None
+        if claimed is not None and true is not None:
+            false = bool(claimed) and not true
         if self.earliest is not None and claimed is not None and ended.length is not None:
             early = bool(claimed) and ended.length < self.earliest
         self._recent.append({"claim": claimed, "true": true, "ood": ended.ood, "early": early})
         raised = {
-            "false": self.false is not None and self.false.update(claimed, true),
+            "false": self.false is not None and self.false.update(false),
             "ood": self.ood is not None and self.ood.update(ended.ood),
             "early": self.early is not None and self.early.update(early),
         }

@@ -16,7 +16,6 @@ from vinoreward.files import read_json, shown, write_json
 from vinoreward.rewards.alarms import (
     TESTS,
     Ended,
-    FalseClaimAlarm,
     PrecisionBound,
     RateAlarm,
     TrustMonitor,
@@ -100,7 +99,7 @@ class RunCallback(ClaimedVsTrue):
         super().__init__(config.truth_key)
         self.folder = folder
         self.trust = TrustMonitor(
-            false=FalseClaimAlarm() if tested else None,
+            false=RateAlarm() if tested else None,
             ood=RateAlarm() if tested else None,
             earliest=config.earliest_success if tested else None,
         )
