@@ -173,6 +173,8 @@ class RewardOptions(StrictModel):
     env_reward_weight: Number = 0.0
     success_replaces_env_reward: Flag = False
     reward_mode: RewardMode = "sparse"
+    success_threshold: Number | None = None
+    success_exit_threshold: Number | None = None
     success_hold_steps: SkipValidation[int] = 1  # the success detector checks it
     success_filter: SuccessFilter | None = None
     terminate_on_success: Flag = True
@@ -223,11 +225,3 @@ def withhold(values: Array, ood_mask: Array | None, kind: str) -> Array:
     xp, most = Arrays.like(values).xp, WITHHELD[kind]
     least = xp.nan_to_num(values, nan=most, posinf=most, neginf=most)
     return xp.where(ood_mask, xp.clip(least, None, most), values)
-
-
-def shaping(before: Array, after: Array, gamma: float) -> Array:
-    """Return ``gamma * phi(s') - phi(s)``, which leaves the optimal policy as it was.
-
-    Ng, Harada & Russell 1999, "Policy invariance under reward transformations", ICML, theorem 1.
-    """
-    return gamma * after - before

@@ -20,7 +20,6 @@ from vinoreward.rewards.decision import (
     RewardOptions,
     Scores,
     SuccessDetector,
-    shaping,
     withhold,
 )
 from vinoreward.rewards.frozen import FrozenCheck
@@ -63,8 +62,6 @@ class RewardModel:
         backend: str = "openvino",
         device: str = "CPU",
         threads: int = 1,
-        threshold: float | None = None,
-        exit_threshold: float | None = None,
     ) -> None:
         sparse = options.reward_mode == "sparse"
         self.classifier = Classifier(
@@ -73,8 +70,8 @@ class RewardModel:
             device=device,
             precision="fp32" if precision == "auto" and not sparse else precision,
             threads=threads,
-            threshold=threshold,
-            exit_threshold=exit_threshold,
+            threshold=options.success_threshold,
+            exit_threshold=options.success_exit_threshold,
             guarded=options.on_ood != "ignore",
         )
         """What scores the images. It loads at the first one."""
@@ -264,7 +261,7 @@ class RewardModel:
             # An absorbing state has potential 0, else the optimal policy may change; a truncated
             # episode has not ended, its last state keeps its potential.
             following = where(ended, 0.0, counted)
-            rewards = rewards + shaping(self._potential, following, options.gamma)
+            rewards = rewards + (options.gamma * following - self._potential)
             self._potential = where(mask, following, self._potential)
         return rewards
 

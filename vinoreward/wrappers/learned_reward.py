@@ -81,8 +81,6 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             device=device,
             precision=precision,
             threads=threads,
-            threshold=success_threshold,
-            exit_threshold=success_exit_threshold,
         )
         loaded = self.classifier.bundle
         source = sources_of(image_source, loaded, self._default_source)
@@ -90,10 +88,6 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         arguments["image_source"] = source
         if success_threshold is None:
             warn_uncalibrated(loaded)
-        else:
-            arguments["success_threshold"] = self.classifier.threshold
-        if success_exit_threshold is not None:
-            arguments["success_exit_threshold"] = self.classifier.exit_threshold
         if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_images):
             check_origin(loaded)
         self._init_wrapper(env, source, arguments)
