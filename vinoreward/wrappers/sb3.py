@@ -227,19 +227,5 @@ def _check_restarts(venv: VecEnv) -> None:
             check_early_resets(venv.get_attr("allow_early_resets", indices=[i]))
 
 
-def claimed_image(env: VecEnv, index: int) -> NDArray[np.uint8] | None:
-    """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None without any.
-
-    It may be that of an earlier episode if the last one claimed nothing.
-    """
-    own = getattr(env, "claimed_image", None)  # a wrapper finds that of wrappers inside
-    if own is not None:
-        image: NDArray[np.uint8] | None = own(index)
-    else:
-        known = env.has_attr("claimed_image")
-        image = env.env_method("claimed_image", indices=[index])[0] if known else None
-    return image
-
-
 # As vinoreward names them.
 VecEncodedObservation, VecLearnedReward = EncodedObservation, LearnedReward
