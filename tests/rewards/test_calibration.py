@@ -92,7 +92,6 @@ def test_the_threshold_is_the_smallest_that_holds_both_bounds(
     assert chosen.recall == chosen.true_positives / len(positive)
     assert chosen.episodes_reach_target == enough
     assert bool(chosen.notes) != enough
-    assert chosen.as_dict()["value"] == chosen.value
 
 
 @given(

@@ -47,10 +47,6 @@ class Threshold:
     recall_interval: tuple[float, float]
     notes: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for the bundle's ``decision.chosen_for``."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-
 
 def temperature(
     logits: NDArray[np.floating[Any]],

@@ -88,18 +88,15 @@ class ImageInInfo(PlainWrapper):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; ``info["image"]`` is the episode's first image."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, {**info, IMAGE: _copied(render(self.env))}
+        return observation, self._with_image(info)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment; ``info["image"]`` is the image that the step ended with."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return (
-            observation,
-            reward,
-            terminated,
-            truncated,
-            {**info, IMAGE: _copied(render(self.env))},
-        )
+        return observation, reward, terminated, truncated, self._with_image(info)
+
+    def _with_image(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {**info, IMAGE: _copied(render(self.env))}
 
 
 def render(env: Any) -> Any:
