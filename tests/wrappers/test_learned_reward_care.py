@@ -25,7 +25,7 @@ from vinoreward import (
 )
 from vinoreward.errors import ConfigError, InputError, OutOfDistributionError
 from vinoreward.rewards.decision import RewardOptions
-from vinoreward.rewards.truth import Truth, claim_of
+from vinoreward.wrappers.true_success import Truth, claim_of
 from vinoreward_training.sb3 import BatchedVecEnv
 
 

@@ -17,7 +17,7 @@ from vinoreward.rewards.alarms import (
     RateAlarm,
     TrustMonitor,
 )
-from vinoreward.rewards.truth import Truth, claim_of
+from vinoreward.wrappers.true_success import Truth, claim_of
 
 with needed_for("vinoreward.wrappers.sb3_callback", "train"):
     from stable_baselines3.common.callbacks import BaseCallback
@@ -40,7 +40,7 @@ class ClaimedVsTrue(BaseCallback):
 
     Args:
         truth_key: key of the truth in ``info``; None finds the usual ones, see
-            :class:`~vinoreward.rewards.truth.Truth`.
+            :class:`~vinoreward.wrappers.true_success.Truth`.
         window: episodes behind a logged rate, at least 1.
         alarm: tests whether claims are still true successes; None: no test.
         ood_alarm: tests whether episodes that are out of distribution for the bundle's guard become

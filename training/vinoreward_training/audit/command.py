@@ -66,7 +66,7 @@ from vinoreward_training.tasks.environments import (
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from vinoreward.rewards.truth import Truth
+    from vinoreward.wrappers.true_success import Truth
 
 UNSAFE = 3
 """Exit status where something is paid that should not be."""
