@@ -36,17 +36,17 @@ def test_a_batch_of_observations_is_looked_at_where_it_lies(bundle: Bundle, kind
     envs = SyncVectorEnv([lambda: Camera(kind)] * ENVS)
     observations, _ = envs.reset(seed=3)
     source = source_of(bundle, "obs", envs.single_observation_space)
-    images = source.batch(observations, range(ENVS))
+    images = source.batch(observations, [0, 1, 2])
     assert images.shape == (ENVS, HEIGHT, WIDTH, 3)
     assert np.shares_memory(images, observations)
     alone = [source.single(None, one) for one in observations]
     np.testing.assert_array_equal(images, np.concatenate(alone))
-    # Of some environments, one twice, and one whose observation is already of its next episode.
+    # One whose observation is already of its next episode, and some environments.
     other = observations[::-1].copy()
-    mixed = source.batch(observations, [0, 1, 2], [1], {1: other[0]})
-    np.testing.assert_array_equal(mixed[[0, 2, 3]], images[[0, 2, 1]])
+    mixed = source.batch(observations, [0, 1, 2], last={1: other[0]})
+    np.testing.assert_array_equal(mixed[[0, 2]], images[[0, 2]])
     np.testing.assert_array_equal(mixed[1], source.single(None, other[0])[0])
-    np.testing.assert_array_equal(source.batch(observations, [2], [0]), images[[2, 0]])
+    np.testing.assert_array_equal(source.batch(observations, [2, 0]), images[[2, 0]])
     assert source.batch(observations, []).shape[0] == 0
     envs.close()
 
@@ -60,7 +60,7 @@ def test_a_function_is_asked_for_the_chosen_environments_only(bundle: Bundle) ->
 
     source = source_of(bundle, draw, gym.spaces.Box(0, 255, (1,), np.float32))
     observations = np.array([[10], [11], [12]], np.float32)
-    found = source.batch(observations, [0, 2], [1], {2: np.array([99], np.float32)})
+    found = source.batch(observations, [0, 2, 1], last={2: np.array([99], np.float32)})
     assert asked == [10, 99, 11] == found[:, 0, 0, 0].tolist()
 
 
@@ -74,7 +74,7 @@ def test_a_final_image_of_another_kind_is_an_error(
     source = source_of(bundle, "obs", gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8))
     observations = np.zeros((ENVS, HEIGHT, WIDTH, 3), np.uint8)
     with pytest.raises(InputError, match=message):
-        bundle.prepare(source.batch(observations, range(ENVS), [], {0: wrong}))
+        bundle.prepare(source.batch(observations, [0, 1, 2], last={0: wrong}))
 
 
 def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
@@ -107,7 +107,7 @@ def test_a_key_with_a_dot_names_an_image_in_a_dict_in_the_dict(bundle: Bundle) -
     envs = SyncVectorEnv([Nested] * ENVS)
     observations, _ = envs.reset(seed=3)
     source = source_of(bundle, "obs:pixels.front", envs.single_observation_space)
-    images = source.batch(observations, range(ENVS))
+    images = source.batch(observations, [0, 1, 2])
     np.testing.assert_array_equal(images, observations["pixels"]["front"])
     assert np.ptp(images) > 0
     with pytest.raises(ConfigError, match=r"agent_pos, pixels\.front, pixels\.top"):

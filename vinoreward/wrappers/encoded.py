@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -67,7 +67,7 @@ class EncodingCore:
     def advance(
         self, env: Any, observations: Any, stepped: Array, starting: Array, final: Any = NOTHING
     ) -> Any:
-        """Encode what steps ended with and what episodes begin with in one call, and stack it.
+        """Encode what steps ended with and what episodes begin with, and stack it.
 
         Args:
             env: what renders, if images are rendered.
@@ -91,13 +91,12 @@ class EncodingCore:
             seen = self.observations()
             self.begin(starting, latents)
             return seen
-        ends, begins = np.flatnonzero(stepped).tolist(), np.flatnonzero(starting).tolist()
-        images = self.source.batch(observations, ends, begins, final, env)
-        latents = self.encoder.encode(images)
-        self.push(stepped, self._spread(ends, latents[: len(ends)]))
-        last = {i: self.observations([i], [one])[0] for i, one in final.items()}
-        self.begin(starting, self._spread(begins, latents[len(ends) :]))
-        return last
+        if stepped.any():
+            self.push(stepped, self._latents(stepped, observations, env, final))
+        seen = {i: self.observations([i], [one])[0] for i, one in final.items()}
+        if starting.any():
+            self.begin(starting, self._latents(starting, observations, env))
+        return seen
 
     def begin(self, mask: Array, latents: Array) -> None:
         """Fill stacks with an episode's first latents ``(N, D)`` where ``mask`` is True."""
@@ -129,11 +128,18 @@ class EncodingCore:
             own.append(np.concatenate(flat, dtype=np.float32, casting="unsafe"))
         return np.concatenate([seen, np.stack(own)], axis=1)
 
-    def _spread(self, rows: Sequence[int], latents: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return ``(num_envs, D)``, zero but for these rows."""
-        spread = np.zeros((len(self._stacks), latents.shape[1]), np.float32)
-        spread[rows] = latents
-        return spread
+    def _latents(
+        self,
+        mask: NDArray[np.bool_],
+        observations: Any,
+        env: Any,
+        final: Mapping[int, Any] = NOTHING,
+    ) -> NDArray[np.float32]:
+        """Return ``(num_envs, D)``, zero where ``mask`` is False."""
+        rows = np.flatnonzero(mask).tolist()
+        latents = np.zeros((len(mask), self.encoder.latent_size), np.float32)
+        latents[rows] = self.encoder.encode(self.source.batch(observations, rows, env, final))
+        return latents
 
 
 class EncodedObservationBase(EnvAdapter[AnyEnv]):

@@ -29,7 +29,14 @@ from vinoreward.wrappers.env_adapter import (
     refuse_autoreset,
 )
 from vinoreward.wrappers.render_once import layers
-from vinoreward.wrappers.sources import ImageSource, has_state, image_reader, sources_of, state_of
+from vinoreward.wrappers.sources import (
+    ImageReader,
+    ImageSource,
+    ViewReader,
+    has_state,
+    sources_of,
+    state_of,
+)
 
 RELABELS = "compute_reward"
 """What hindsight experience replay calls in a goal environment."""
@@ -92,7 +99,11 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             check_origin(loaded)
         self._init_wrapper(env, source, arguments)
         self._info = info
-        self._source = image_reader(source, info, loaded)
+        self._source: ImageReader | ViewReader = (
+            ViewReader(source, info, loaded)
+            if isinstance(source, Mapping)
+            else ImageReader(source, info, loaded)
+        )
         if frozen_check and on_ood != "ignore" and has_state(info.space):
             self._model.frozen = FrozenCheck(info.num_envs)
         self._claimed_images: dict[int, NDArray[np.uint8]] = {}
@@ -136,7 +147,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         ``final`` has final observations where ``observations`` has the next episode's first.
         """
         rows = np.flatnonzero(mask).tolist()
-        images = self._source.batch(observations, rows, last=final, env=env)
+        images = self._source.batch(observations, rows, env, final)
         ended_with: Sequence[Any] = ()
         if self._model.options.success_filter is not None or self._model.frozen is not None:
             ended_with = [final.get(i, o) for i, o in enumerate(self._info.rows(observations))]
@@ -172,7 +183,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         images = None
         if self._model.needs_first_images or self._source.remembers:
             rows = np.flatnonzero(mask).tolist()
-            images = self._source.batch(observations, (), rows, env=env)
+            images = self._source.batch(observations, rows, env, first=True)
         self._model.reset(mask, images)
 
     @contextlib.contextmanager

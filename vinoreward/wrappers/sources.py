@@ -109,31 +109,30 @@ class ImageReader:
     def batch(
         self,
         observations: Any,
-        ends: Sequence[int],
-        begins: Sequence[int] = (),
-        last: Mapping[int, Any] = MappingProxyType({}),
+        rows: Sequence[int],
         env: Any = None,
+        last: Mapping[int, Any] = MappingProxyType({}),
+        *,
+        first: bool = False,
     ) -> NDArray[np.uint8]:
-        """Return final images of steps (environments ``ends``), then first ones (``begins``).
+        """Return images ``(len(rows), H, W, 3)`` of these environments, which may be a view.
 
         ``last`` has an environment's final observation where ``observations``, a batch of all
-        environments, has the next episode's first; ``ends`` is all of them then. ``"render"``
-        renders ``env``. The result, ``(len(ends) + len(begins), H, W, 3)``, may be a view.
+        environments, has the next episode's first. ``env`` is rendered; ``first`` says that
+        episodes begin.
         """
-        chosen = [*ends, *begins]
         if self._renders:
-            images = render(env) if chosen else ()
-            return _concatenate([as_image(images[i], "render()")[None] for i in chosen])
+            images = render(env) if rows else ()
+            return _concatenate([as_image(images[i], "render()")[None] for i in rows])
         if self._call is not None:
-            rows = self._info.rows(observations)
-            given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
-            return _concatenate([self.single(None, one) for one in given])
+            each = self._info.rows(observations)
+            return _concatenate([self.single(None, last.get(i, each[i])) for i in rows])
         images = self._as_images(np.asarray(self._part(observations)))
         if last:
             row_of = {i: len(images) + k for k, i in enumerate(last)}
-            chosen = [*(row_of.get(i, i) for i in ends), *begins]
+            rows = [row_of.get(i, i) for i in rows]
             images = _concatenate([images, *(self.single(None, one) for one in last.values())])
-        return images if chosen == list(range(len(images))) else images[chosen]
+        return images if rows == list(range(len(images))) else images[rows]
 
     def tensors(self, observations: Any, env: Any) -> Any:
         """Return the images of a batch where they are torch tensors, ``(N, ...)``; else None."""
@@ -205,22 +204,24 @@ class ViewReader:
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
         """Return one environment's image, ``(1, H, W, 3)``; ``first`` of its episode."""
         parts = {name: one.single(env, observation) for name, one in self._cameras.items()}
-        return self._combine_views([] if first else [0], [0] if first else [], parts)
+        return self._combine_views([0], parts, first)
 
     def batch(
         self,
         observations: Any,
-        ends: Sequence[int],
-        begins: Sequence[int] = (),
-        last: Mapping[int, Any] = MappingProxyType({}),
+        rows: Sequence[int],
         env: Any = None,
+        last: Mapping[int, Any] = MappingProxyType({}),
+        *,
+        first: bool = False,
     ) -> NDArray[np.uint8]:
-        """Return ``(len(ends) + len(begins), H, W, 3)``; see :meth:`ImageReader.batch`."""
+        """Return ``(len(rows), H, W, 3)``; see :meth:`ImageReader.batch`."""
+        if not rows:
+            return np.zeros((0, self._image.height, self._image.width, 3), np.uint8)
         parts = {
-            name: one.batch(observations, ends, begins, last, env)
-            for name, one in self._cameras.items()
+            name: one.batch(observations, rows, env, last) for name, one in self._cameras.items()
         }
-        return self._combine_views(ends, begins, parts)
+        return self._combine_views(rows, parts, first)
 
     def tensors(self, observations: Any, env: Any) -> None:
         """Return None: several views are put together on the host."""
@@ -230,38 +231,19 @@ class ViewReader:
         return [part for one in self._cameras.values() for part in one.stored(observation)]
 
     def _combine_views(
-        self, ends: Sequence[int], begins: Sequence[int], parts: Mapping[str, NDArray[np.uint8]]
+        self, rows: Sequence[int], parts: Mapping[str, NDArray[np.uint8]], first: bool
     ) -> NDArray[np.uint8]:
-        """Remember the newest images of ``[*ends, *begins]`` by camera; return what is seen."""
-        views, rows = self._image.views, [*ends, *begins]
-        if not rows:
-            return np.zeros((0, self._image.height, self._image.width, 3), np.uint8)
-        newest = {}
-        for name, part in parts.items():
+        """Remember the newest images of environments by camera; return what is seen."""
+        for name, memory in self._memory.items():
             with _name_in_errors(name):
-                newest[name] = prepare(part, self._image.of_view(self._image.cameras[name]))
-        names = [view.name for view in views]
-        if not self.remembers:
-            return tiled([newest[name] for name in names], names)
-        # Ends first, as an environment may end an episode and begin the next in one step.
-        seen: list[list[NDArray[np.uint8]]] = [[] for _ in views]
-        for some, chosen in ((ends, slice(len(ends))), (begins, slice(len(ends), None))):
-            for name, memory in self._memory.items():
-                image, old = newest[name][chosen, None], memory[list(some), 1:]
-                known = old if some is ends else np.repeat(image, old.shape[1], axis=1)
-                memory[list(some)] = np.concatenate([known, image], axis=1)
-            for parts_of_view, view in zip(seen, views, strict=True):
-                parts_of_view.append(self._memory[view.name][list(some), -1 - view.age])
-        return tiled([np.concatenate(each) for each in seen], names)
-
-
-def image_reader(
-    source: OneSource | Mapping[str, OneSource], info: EnvInfo, bundle: Bundle
-) -> ImageReader | ViewReader:
-    """Return what takes a bundle's images from an environment; see :func:`sources_of`."""
-    if isinstance(source, Mapping):
-        return ViewReader(source, info, bundle)
-    return ImageReader(source, info, bundle)
+                image = prepare(parts[name], self._image.of_view(self._image.cameras[name]))
+            older = memory[rows, 1:]
+            if first:
+                older = np.repeat(image[:, None], older.shape[1], axis=1)
+            memory[rows] = np.concatenate([older, image[:, None]], axis=1)
+        views = self._image.views
+        seen = [self._memory[view.name][rows, -1 - view.age] for view in views]
+        return tiled(seen, [view.name for view in views])
 
 
 def sources_of(
