@@ -8,8 +8,7 @@ from .rewards.interventions import Axis, Intervention, SearchSpace
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
 from .wrappers.render_once import ImageInInfo
-from .wrappers.sb3 import VecEncodedObservation, VecLearnedReward
-from .wrappers.sb3_callback import ClaimedVsTrue
+from .wrappers.sb3 import ClaimedVsTrue, VecEncodedObservation, VecLearnedReward
 from .wrappers.true_success import TrueSuccess
 from .wrappers.vector import VectorEncodedObservation, VectorLearnedReward
 

@@ -20,7 +20,7 @@ from vinoreward.rewards.alarms import (
     RateAlarm,
     TrustMonitor,
 )
-from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
+from vinoreward.wrappers.sb3 import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
 from vinoreward_training.policy.claims import ClaimSample
