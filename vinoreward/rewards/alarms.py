@@ -25,6 +25,8 @@ TITLES = {
 }
 """What each test is called in a report; its evidence is logged under its key."""
 TESTS: tuple[str, ...] = tuple(TITLES)
+PRECISION = 0.9
+"""Least share of the claims that must be successes, by people's labels of a random sample."""
 OOD_SHARE = 0.1
 """Share of an episode's images that are out of distribution where the episode is: one of hundreds
 may be by chance."""
@@ -204,8 +206,6 @@ class TrustMonitor:
             guard; None: no test.
         earliest: first step of an episode, from 1, at which a success is possible; claims before it
             are tested for. None: no test.
-        precision: least share of the claims that must be successes, by people's labels of a random
-            sample; see :meth:`labelled`.
         window: episodes behind a rate, at least 1.
 
     Raises:
@@ -218,18 +218,14 @@ class TrustMonitor:
         false: RateAlarm | None = None,
         ood: RateAlarm | None = None,
         earliest: int | None = None,
-        precision: float = 0.9,
         window: int = 50,
     ) -> None:
         if window < 1:
             raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
         if earliest is not None and earliest < 1:
             raise ConfigError(f"earliest is {earliest}. Expected a step from 1, or None.")
-        if not 0 < precision < 1:
-            raise ConfigError(f"precision is {precision}. Expected a share between 0 and 1.")
         self.false, self.ood, self.earliest = false, ood, earliest
         self.early = None if earliest is None else RateAlarm()
-        self.precision = precision
         self.bound: PrecisionBound | None = None
         """From the labels; None before the first."""
         self.raised = dict.fromkeys(TESTS, 0)
@@ -255,15 +251,16 @@ class TrustMonitor:
     def labelled(self, bound: PrecisionBound) -> list[Alarm]:
         """Take what people said of a random sample of claims; return the alarm that it raises.
 
-        It is raised when the bound is surely below ``precision``, and again only after it was not.
+        It is raised when the bound is surely below :data:`PRECISION`, and again only after it was
+        not.
         """
-        before = self.bound is not None and self.bound.high < self.precision
+        before = self.bound is not None and self.bound.high < PRECISION
         self.bound = bound
-        if bound.high >= self.precision or before:
+        if bound.high >= PRECISION or before:
             return []
         text = (
             f"of {bound.labels} labelled claims {bound.failures} are no successes: surely at most "
-            f"{bound.high:.0%} of the claims are any, and {self.precision:.0%} were expected. Mend "
+            f"{bound.high:.0%} of the claims are any, and {PRECISION:.0%} were expected. Mend "
             "the classifier with these labels (vinoreward mend) before going on"
         )
         return [self._alarm("precision", text)]

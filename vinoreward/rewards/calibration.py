@@ -51,27 +51,24 @@ class Threshold:
 def temperature(
     logits: NDArray[np.floating[Any]],
     labels: NDArray[np.integer[Any]],
-    success: int | None = None,
+    success: int = 1,
 ) -> float:
     """Return the T that makes ``softmax(logits / T)`` most likely (Guo et al. 2017, ICML).
 
     ``logits`` are ``(N, K)``, finite, of data that the network was not trained on; ``labels`` are
-    ``(N,)`` column numbers, or with ``success``, the column of success, 1 for success and 0 for a
-    failure of any kind. T is within 0.05 and 20, and at least 1 where a label has fewer than
-    :data:`FEW` frames or the labels are separated perfectly: there the lowest would be likeliest.
+    ``(N,)``, 1 for success, whose column is ``success``, and 0 for a failure of any kind. T is
+    within 0.05 and 20, and at least 1 where a label has fewer than :data:`FEW` frames or the labels
+    are separated perfectly: there the lowest would be likeliest.
     """
     values, targets = np.asarray(logits, dtype=np.float64), np.asarray(labels)
-    columns = np.arange(values.shape[1])
-    possible = columns == targets[:, None]
-    if success is not None:
-        possible = (columns == success) == (targets[:, None] == 1)
-    one_of_several = possible.any(axis=1) & ~possible.all(axis=1)
-    if not len(values) or not np.isfinite(values).all() or not one_of_several.all():
+    usable = len(values) and values.shape[1] > 1 and np.isfinite(values).all()
+    if not (usable and np.isin(targets, (0, 1)).all()):
         raise InputError(
-            f"found logits of shape {values.shape}, with NaN or infinity among them or labels that "
-            "are none of their columns. Expected one row or more of finite numbers, at least two "
-            "columns, and labels that number them from 0."
+            f"found logits of shape {values.shape}, with NaN or infinity among them, or labels but "
+            "0 and 1. Expected one row or more of finite numbers, at least two columns, and "
+            "labels: 1 for success, 0 for failure."
         )
+    possible = (np.arange(values.shape[1]) == success) == (targets[:, None] == 1)
     # Not scipy.stats, which takes a second to load.
     with needed_for("calibration", "train"):
         from scipy.optimize import minimize_scalar
