@@ -250,7 +250,7 @@ def test_no_hold_goes_on_over_a_step_that_was_not_judged(
         patch.setattr(env.classifier, "predict", fails)
         with pytest.raises(error):
             env.step(0 if form == "one" else np.array([0]))
-    assert env._model.hold_counter.tolist() == [0]
+    assert env._model.detector.counter.tolist() == [0]
     env.close()
 
 

@@ -105,11 +105,6 @@ class RewardModel:
         """Return whether images are tensors that can be scored without waiting for their device."""
         return not self.options.host_only and self.classifier.takes(images)
 
-    @property
-    def hold_counter(self) -> Array:
-        """``(num_envs,)`` int64: counting images in a row, at most ``success_hold_steps``."""
-        return self.detector.counter
-
     def reset(self, mask: Array | None = None, images: Array | None = None) -> None:
         """Start episodes where ``mask``, ``(num_envs,)`` bool, is True; None: everywhere.
 
@@ -129,11 +124,6 @@ class RewardModel:
         self._returns = where(mask, 0.0, self._returns)
         self._lengths = where(mask, 0, self._lengths)
         self._began = where(mask, time.perf_counter(), self._began)
-
-    def forget(self, ended: Array, begun: Array) -> None:
-        """After an error: end the holds of ``ended`` environments, start episodes of ``begun``."""
-        self.detector.reset(ended)
-        self.reset(begun)
 
     def score(
         self,

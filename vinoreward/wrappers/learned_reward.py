@@ -197,7 +197,8 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         try:
             yield
         except BaseException:
-            self._model.forget(begun if ended is None else ended, begun)
+            self._model.detector.reset(begun if ended is None else ended)
+            self._model.reset(begun)
             raise
 
     def _record(
@@ -222,7 +223,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         """Return one or a batch of observations as the learner sees them."""
         if not self._model.options.hold_in_observation:
             return observations
-        counter = self._model.hold_counter
+        counter = self._model.detector.counter
         return append_hold(observations, counter if observations.ndim == 2 else counter[0])
 
 
@@ -383,14 +384,11 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
             OutOfDistributionError: the image is out of distribution, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        try:
+        with self._forget_on_error(~ONE, ONE):
             own = _number(reward)
             images = self._source.single(self.env, observation)
             ended = np.array([terminated], np.bool_)
             scores = self._score_images(images, ONE, np.array([own]), ended, [observation])
-        except BaseException:
-            self._model.forget(ONE, ~ONE)
-            raise
         info, over = dict(info), bool(scores.terminated[0])
         self._record(info, scores, 0, own, ended=over or bool(truncated))
         return self._observed(observation), float(scores.rewards[0]), over, bool(truncated), info

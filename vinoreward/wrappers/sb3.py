@@ -183,7 +183,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
                 dones & ~np.array(truncated, np.bool_),
                 final,
             )
-        counter = self._model.hold_counter
+        counter = self._model.detector.counter
         if (scores.terminated & ~dones).any():
             observations = self._restart(scores.terminated & ~dones, observations, infos)
         ended = dones | scores.terminated

@@ -287,7 +287,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         with self._forget_on_error(starting, stepped):
             scores = self._score(self.env, observations, scored, env_rewards, terminations, final)
             if self._model.options.hold_in_observation:
-                counter = self._model.hold_counter
+                counter = self._model.detector.counter
             self._begin(self.env, observations, starting)
         # Also of episodes that ended at an action without an image.
         terminated = scores.terminated | (terminations & stepped)
