@@ -122,7 +122,7 @@ def images() -> np.ndarray:
 def test_probabilities_are_those_of_the_image_at_the_temperature(bundle: Bundle) -> None:
     odds = np.array([cell_log_odds(cell) for cell in range(8)]) / 2.0
     with Classifier(bundle) as classifier:
-        np.testing.assert_allclose(classifier.log_odds(images()), odds, atol=1e-4)
+        np.testing.assert_allclose(classifier.predict(images()).log_odds, odds, atol=1e-4)
         probability = classifier.probability(images())
         np.testing.assert_allclose(probability, 1 / (1 + np.exp(-odds)), atol=1e-5)
         claims = classifier.compute_reward(images())

@@ -36,6 +36,7 @@ class Prediction(NamedTuple):
     probability: Array
     """Calibrated, from 0 to 1; on a device NaN where the network gave no number."""
     log_odds: Array
+    """``log(p / (1 - p))`` of the probability, exact where that rounds to 1."""
     ood_score: Array | None
     """Out of distribution above 1; None without a detector."""
 
@@ -147,14 +148,10 @@ class Classifier(Runner):
             InputError: wrong shape, size or dtype.
             OutputError: the network returned what cannot be right.
         """
-        return sigmoid(self._log_odds(images)).astype(np.float32)
-
-    def log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return ``log(p / (1 - p))`` of the calibrated probability, exact where p rounds to 1.
-
-        ``(N,)`` float32, finite; images and errors are as for :meth:`probability`.
-        """
-        return self._log_odds(images).astype(np.float32)
+        prepared = self.prepare(images)
+        if prepared is None:
+            return np.zeros(0, np.float32)
+        return sigmoid(self._log_odds(prepared)).astype(np.float32)
 
     def compute_reward(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return 1.0 where success is claimed and 0.0 elsewhere, ``(N,)`` float32.
@@ -179,7 +176,7 @@ class Classifier(Runner):
         return {**super().__getstate__(), **own, "_clones": [], "_on_device": None}
 
     def _predict(self, images: NDArray[np.uint8]) -> Prediction:
-        odds = self._log_odds_of(images)
+        odds = self._log_odds(images)
         ood_score = None if self.guard is None else self.guard.ood_score(images)
         return Prediction(sigmoid(odds).astype(np.float32), odds.astype(np.float32), ood_score)
 
@@ -240,10 +237,6 @@ class Classifier(Runner):
         return odds, ood_score
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        prepared = self.prepare(images)
-        return np.zeros(0) if prepared is None else self._log_odds_of(prepared)
-
-    def _log_odds_of(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         spec = self.bundle.spec
         first, *again = self.backends
         scores = scores_of(first.infer_prepared(images), spec)
