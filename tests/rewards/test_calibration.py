@@ -72,7 +72,7 @@ def test_the_threshold_is_the_smallest_that_holds_both_bounds(
     episodes = np.concatenate(
         [np.arange(len(negative)) // per_episode, 10_000 + np.arange(len(positive))]
     )
-    chosen = threshold_for_fpr(probabilities, labels, episodes, target, confidence)
+    chosen = threshold_for_fpr(probabilities, labels, episodes, target)
     enough = len(np.unique(episodes[labels == 0])) >= negatives_needed(target, confidence)
 
     def holds(value: float) -> bool:
