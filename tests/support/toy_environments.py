@@ -24,7 +24,7 @@ from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
 from vinoreward.bundles.update import add_int8
 from vinoreward.images import ImageSpec, View
-from vinoreward.rewards.ood import OodDetector
+from vinoreward_training.classifier.fit_detector import fit_detector
 
 HEIGHT, WIDTH = 6, 8
 LAST_CELL = 7
@@ -211,7 +211,7 @@ def save_toy_bundle(
     if seen is not None:
         known = np.repeat(images[list(seen)], 32, axis=0)
         known[..., 2] = np.tile(np.arange(0, 256, 8), len(seen))[:, None, None]
-        files[GUARD_FILE] = OodDetector.fit(known, known, np.arange(len(known))).to_bytes()
+        files[GUARD_FILE] = fit_detector(known, known, np.arange(len(known))).to_bytes()
     return Bundle.load(save_bundle(folder, spec, files, images, logits))
 
 
