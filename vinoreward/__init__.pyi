@@ -6,8 +6,8 @@ from .rewards.classifier import Classifier
 from .rewards.decision import SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
 from .wrappers.encoded import EncodedObservation
+from .wrappers.env_adapter import ImageInInfo
 from .wrappers.learned_reward import LearnedReward
-from .wrappers.render_once import ImageInInfo
 from .wrappers.sb3 import ClaimedVsTrue, VecEncodedObservation, VecLearnedReward
 from .wrappers.true_success import TrueSuccess
 from .wrappers.vector import VectorEncodedObservation, VectorLearnedReward

@@ -26,9 +26,9 @@ from vinoreward.wrappers.env_adapter import (
     Env,
     EnvAdapter,
     SingleAdapter,
+    layers,
     refuse_autoreset,
 )
-from vinoreward.wrappers.render_once import layers
 from vinoreward.wrappers.sources import (
     ImageReader,
     ImageSource,

@@ -27,14 +27,13 @@ from vinoreward.rewards.alarms import (
     TrustMonitor,
 )
 from vinoreward.wrappers.encoded import EncodedObservationBase
-from vinoreward.wrappers.env_adapter import EnvAdapter, FinalObs
+from vinoreward.wrappers.env_adapter import IMAGE, EnvAdapter, FinalObs, ImageInInfo
 from vinoreward.wrappers.learned_reward import (
     RELABELS,
     LearnedRewardBase,
     append_hold,
     check_early_resets,
 )
-from vinoreward.wrappers.render_once import IMAGE, ImageInInfo
 from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
 from vinoreward.wrappers.true_success import Truth, claim_of
 

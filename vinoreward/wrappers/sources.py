@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, ImageMismatchError, InputError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError, MissingDisplayError
 from vinoreward.images import (
     Layout,
     as_image,
@@ -26,7 +26,6 @@ from vinoreward.images import (
     prepare,
     tiled,
 )
-from vinoreward.wrappers.render_once import render
 
 OneSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 """``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``."""
@@ -283,6 +282,30 @@ def sources_of(
             "order, or a mapping from these names (which may also exchange cameras)."
         )
     return {name: chosen[name] for name in cameras}
+
+
+def render(env: Any) -> Any:
+    """Return what an environment renders.
+
+    ConfigError if it does not draw, MissingDisplayError if it finds no OpenGL to draw with.
+    """
+    try:
+        return env.render()
+    except (NotImplementedError, AssertionError) as error:  # the latter is Gymnasium's checker's
+        raise ConfigError(
+            "the environment shows no images: render() raises "
+            f"{': '.join(filter(None, (type(error).__name__, str(error))))}. Expected one that "
+            "draws itself with render_mode='rgb_array'; write its render(), or name an image in "
+            "its observation as image source, obs or obs:KEY."
+        ) from error
+    except Exception as error:  # each simulator has classes of its own, mujoco.FatalError is one
+        if "OpenGL" not in str(error):
+            raise
+        raise MissingDisplayError(
+            f"the environment cannot draw ({error}). Expected OpenGL: without a display set "
+            "MUJOCO_GL=egl where there is a GPU, else install OSMesa (Debian: apt-get install "
+            "libosmesa6) and set MUJOCO_GL=osmesa."
+        ) from error
 
 
 def takes_render(source: ImageSource) -> bool:

@@ -30,14 +30,13 @@ from vinoreward.wrappers.autoreset import (
     reset_ended,
 )
 from vinoreward.wrappers.encoded import EncodedObservationBase
-from vinoreward.wrappers.env_adapter import NOTHING, EnvAdapter, FinalObs
+from vinoreward.wrappers.env_adapter import NOTHING, EnvAdapter, FinalObs, render_once
 from vinoreward.wrappers.learned_reward import (
     LearnedRewardBase,
     append_hold,
     check_early_resets,
     has_recorder,
 )
-from vinoreward.wrappers.render_once import render_once
 from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
 
 __all__ = ["EncodedObservation", "LearnedReward"]

@@ -33,8 +33,7 @@ from vinoreward.images import (
     shown_name,
 )
 from vinoreward.machine import free_memory
-from vinoreward.wrappers.render_once import render
-from vinoreward.wrappers.sources import part_at, parts_below
+from vinoreward.wrappers.sources import part_at, parts_below, render
 from vinoreward_envs.camera.spec import resized
 
 Indices = npt.NDArray[np.int64]

@@ -19,8 +19,8 @@ from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, needed_for
 from vinoreward.rewards.decision import OodAction, RewardMode
 from vinoreward.wrappers.encoded import EncodedObservation
+from vinoreward.wrappers.env_adapter import ImageInInfo
 from vinoreward.wrappers.learned_reward import LearnedReward
-from vinoreward.wrappers.render_once import ImageInInfo
 from vinoreward.wrappers.sources import ImageSource, default_source, sources_of, takes_render
 from vinoreward.wrappers.true_success import TrueSuccess, Truth
 from vinoreward_envs.making import ORACLE, UNJUDGED
