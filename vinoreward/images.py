@@ -176,7 +176,7 @@ def as_image(value: Any, where: str) -> NDArray[Any]:
             f"{where} gave {type(image).__name__}. Expected one image, (height, width, 3) uint8 "
             "RGB; look at the environment's render_mode or at the function."
         )
-    image = alone(image)
+    image = image[0] if image.ndim == 4 and len(image) == 1 else image
     ends = image.shape[::2] if image.ndim == 3 else ()
     if image.ndim == 2 or (1 in ends and 3 not in ends):
         return in_color(image, layout_of(image.shape, where))
@@ -289,11 +289,6 @@ def tiled(views: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> NDArray[n
                 "render them at one width, and give the same moments of both."
             )
     return np.concatenate(list(views), axis=-3)
-
-
-def alone(image: NDArray[Any]) -> NDArray[Any]:
-    """Return the image in a batch or stack of one, ``(1, H, W, 3)``; any other array as it is."""
-    return image[0] if image.ndim == 4 and len(image) == 1 else image
 
 
 def layout_of(shape: tuple[int, ...], where: str) -> Layout:

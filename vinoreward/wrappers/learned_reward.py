@@ -165,13 +165,10 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         states = None
         if self._model.frozen is not None:
             numbers = [state_of(one) for one in observations]
-            if len(numbers) == 1:
-                states = numbers[0][None]
-            elif len(set(map(len, numbers))) == 1:  # sequences may have any length
+            if len(set(map(len, numbers))) == 1:  # sequences may have any length
                 states = np.array(numbers)
-        asked = observations if self._model.options.success_filter is not None else None
         scores = self._model.score(
-            images, env_rewards, terminated, mask, observations=asked, states=states
+            images, env_rewards, terminated, mask, observations=observations, states=states
         )
         for i in np.flatnonzero(scores.claimed).tolist() if scores.claimed.any() else ():
             # A copy: the environment may write its next image into the same array.

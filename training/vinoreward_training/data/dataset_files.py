@@ -25,7 +25,6 @@ from vinoreward.arrays import to_numpy
 from vinoreward.errors import ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_json, write_text
 from vinoreward.images import (
-    alone,
     as_image,
     in_color,
     layout_of,
@@ -397,8 +396,8 @@ def image_reader(
 
     def of(observation: Any) -> npt.NDArray[np.uint8]:
         part = to_numpy(observation if key is None else part_at(observation, key))
-        image = in_color(alone(part.copy()), layout)
-        image = np.ascontiguousarray(image)
+        image = in_color(part[0] if part.ndim == 4 else part, layout)
+        image = np.array(image, order="C")  # the environment may write to its own again
         return image if size is None else resized(image, *size)
 
     return of
