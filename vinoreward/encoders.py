@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +13,8 @@ from vinoreward.bundles.runner import Runner
 from vinoreward.bundles.schema import Encoding
 from vinoreward.errors import InputError
 
-if TYPE_CHECKING:
-    from vinoreward.backends.cuda_graph import FiniteCheck, Replayed
-
 PIECE = 1024
 """Images on a device that are encoded at once."""
-
-
-class _OnDevice(NamedTuple):
-    finite: FiniteCheck
-    replayed: Replayed[Any]
-    bounds: list[Array]
 
 
 class Encoder(Runner):
@@ -81,13 +72,13 @@ class Encoder(Runner):
                 become zeros, and :meth:`check` tells.
         """
         vectors = self._outputs(images)[:, : self.latent_size]
-        low, high = self._on_device.bounds if is_tensor(vectors) else (self.low, self.high)
+        low, high = self._on_device[2] if is_tensor(vectors) else (self.low, self.high)
         return Arrays.like(vectors).xp.clip(vectors, low, high)
 
     def check(self) -> None:
         """Raise OutputError, once, if the network gave NaN or infinity on a device."""
         if self._on_device is not None:
-            self._on_device.finite.check("encoder", "the learner was shown zeros")
+            self._on_device[0].check("encoder", "the learner was shown zeros")
 
     def _outputs(self, images: Array) -> Array:
         if is_tensor(images):
@@ -116,8 +107,9 @@ class Encoder(Runner):
             if self._on_device is None:
                 bounds = [torch.tensor(bound, device=device) for bound in (self.low, self.high)]
                 replayed = Replayed[Any]((pieces[0].stop, *shape))
-                self._on_device = _OnDevice(FiniteCheck(device), replayed, bounds)
+                self._on_device = FiniteCheck(device), replayed, bounds
+            finite, replayed, _ = self._on_device
             outputs = torch.empty(len(images), self.bundle.spec.width, device=device)
             for piece in pieces:
-                outputs[piece] = self._on_device.replayed(network.module, images[piece])
-            return outputs.masked_fill(~self._on_device.finite.of(outputs), 0.0)
+                outputs[piece] = replayed(network.module, images[piece])
+            return outputs.masked_fill(~finite.of(outputs), 0.0)

@@ -35,8 +35,10 @@ def offered_by(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, .
 
     ConfigError as :func:`apart`.
     """
-    lists = (getattr(env, name, tuple)() for name in ("audit_interventions", "audit_spaces"))
-    return apart([one for offered in lists for one in offered], type(env).__name__)
+    found: list[Any] = []
+    for name in ("audit_interventions", "audit_spaces"):
+        found += getattr(env, name, tuple)()
+    return apart(found, type(env).__name__)
 
 
 def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
