@@ -92,7 +92,7 @@ def _rendered(infos: Infos) -> Any:
 
 
 class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
-    """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, one batched call per step.
+    """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, in batched calls.
 
     ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended.
     ``image_source="render"`` is refused: SB3 has reset an environment before it can be rendered.

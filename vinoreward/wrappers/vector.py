@@ -144,7 +144,7 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
 
 
 class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
-    """:class:`~vinoreward.EncodedObservation` for all sub-environments, one batched call per step.
+    """:class:`~vinoreward.EncodedObservation` for all sub-environments, in batched calls.
 
     Autoreset modes are as for :class:`LearnedReward`. In SAME_STEP mode ``final_obs`` is encoded
     too, with the latents of the episode that ended.
