@@ -20,7 +20,6 @@ from trainings import fresh, vinoreward
 from vinoreward.rewards.alarms import (
     TITLES,
     Ended,
-    FalseClaimAlarm,
     PrecisionBound,
     RateAlarm,
     TrustMonitor,
@@ -98,7 +97,7 @@ def _episodes(run: Path) -> Episodes:
 def first_alarm(test: str, rows: Episodes) -> int | None:
     """Return the episode, from 0, at which a test alone raises its first alarm."""
     monitor = TrustMonitor(
-        false=FalseClaimAlarm() if test == "false" else None,
+        false=RateAlarm() if test == "false" else None,
         ood=RateAlarm() if test == "ood" else None,
         earliest=EARLIEST if test == "early" else None,
     )

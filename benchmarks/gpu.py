@@ -22,11 +22,11 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.bundles.save import save_bundle
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.ood import LEAST_EPISODES, OodDetector
 from vinoreward_envs.arrays import Arrays
 from vinoreward_envs.constants import MAX_MOVE
 from vinoreward_envs.making import spec_of
 from vinoreward_envs.scenes import HoverScenes, piece_of
+from vinoreward_training.classifier.fit_detector import LEAST_EPISODES, fit_detector
 
 ENV, PIXELS = "PandaHoverRandom-v0", "PandaHoverPixels-v0"
 COUNT = 4096
@@ -175,7 +175,7 @@ def of_size(bundle: Bundle, folder: Path, side: int) -> Bundle:
     image = dataclasses.replace(bundle.spec.image, height=side, width=side, scene=scene)
     random = np.random.default_rng(0)
     noise = random.integers(0, 256, (8 * LEAST_EPISODES, side, side, 3), np.uint8)
-    guard = OodDetector.fit(noise, noise, np.arange(len(noise)) // 2)
+    guard = fit_detector(noise, noise, np.arange(len(noise)) // 2)
     kept = {name: bundle.path / name for name in ("model.onnx", "model.safetensors")}
     changed = dataclasses.replace(bundle.spec, image=image, quantization=None, files={})
     network = dataclasses.replace(bundle.network("fp32"), size=(side, side))

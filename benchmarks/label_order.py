@@ -139,7 +139,9 @@ def _play(count: int, seed: int) -> tuple[Images, Labels]:
 
 def _log_odds(bundle: Bundle, images: Images) -> npt.NDArray[np.float64]:
     with contextlib.closing(Classifier(bundle, precision="fp32", guarded=False)) as classifier:
-        parts = [classifier.log_odds(images[at : at + 64]) for at in range(0, len(images), 64)]
+        parts = [
+            classifier.predict(images[at : at + 64]).log_odds for at in range(0, len(images), 64)
+        ]
     return np.concatenate(parts).astype(np.float64)
 
 

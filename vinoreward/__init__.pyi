@@ -1,15 +1,14 @@
 from .backends.base import load_backend
 from .bundles.bundle import Bundle
 from .encoders import Encoder
-from .rewards.alarms import FalseClaimAlarm, PrecisionBound, RateAlarm, TrustMonitor
+from .rewards.alarms import PrecisionBound, RateAlarm, TrustMonitor
 from .rewards.classifier import Classifier
 from .rewards.decision import SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
 from .wrappers.encoded import EncodedObservation
+from .wrappers.env_adapter import ImageInInfo
 from .wrappers.learned_reward import LearnedReward
-from .wrappers.render_once import ImageInInfo
-from .wrappers.sb3 import VecEncodedObservation, VecLearnedReward
-from .wrappers.sb3_callback import ClaimedVsTrue
+from .wrappers.sb3 import ClaimedVsTrue, VecEncodedObservation, VecLearnedReward
 from .wrappers.true_success import TrueSuccess
 from .wrappers.vector import VectorEncodedObservation, VectorLearnedReward
 
@@ -22,7 +21,6 @@ __all__ = [
     "Classifier",
     "EncodedObservation",
     "Encoder",
-    "FalseClaimAlarm",
     "ImageInInfo",
     "Intervention",
     "LearnedReward",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,8 @@ from numpy.typing import NDArray
 from vinoreward.arrays import Array, Arrays, is_tensor
 from vinoreward.bundles.runner import Runner
 from vinoreward.bundles.schema import Encoding
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import InputError
 
-if TYPE_CHECKING:
-    from vinoreward.backends.cuda_graph import Replayed
-
-_LOG_VARIANCE = 60.0
-"""Limit of log variances, whose exponentials would overflow in float32."""
 PIECE = 1024
 """Images on a device that are encoded at once."""
 
@@ -39,7 +34,7 @@ class Encoder(Runner):
 
     kind = "encoder"
     resources: ClassVar[tuple[str, ...]] = ("_on_device", *Runner.resources)
-    _on_device: _DeviceNetwork | None = None
+    _on_device: Any = None
 
     @functools.cached_property
     def low(self) -> NDArray[np.float32]:
@@ -76,96 +71,45 @@ class Encoder(Runner):
             OutputError: the network returned NaN, infinity or another shape; on a device these
                 become zeros, and :meth:`check` tells.
         """
-        return self.clip(self._outputs(images)[:, : self.latent_size])
-
-    def posterior(self, images: Array) -> tuple[Array, Array | None]:
-        """Return means and standard deviations ``(N, D)``, unclipped; None for an autoencoder's."""
-        outputs = self._outputs(images)
-        size, xp = self.latent_size, Arrays.like(outputs).xp
-        if not self.encoding.posterior:
-            return outputs, None
-        log_variance = xp.clip(outputs[:, size:], -_LOG_VARIANCE, _LOG_VARIANCE)
-        return outputs[:, :size], xp.exp(0.5 * log_variance)
+        vectors = self._outputs(images)[:, : self.latent_size]
+        low, high = self._on_device[2] if is_tensor(vectors) else (self.low, self.high)
+        return Arrays.like(vectors).xp.clip(vectors, low, high)
 
     def check(self) -> None:
         """Raise OutputError, once, if the network gave NaN or infinity on a device."""
         if self._on_device is not None:
-            self._on_device.finite.check("encoder", "the learner was shown zeros")
-
-    def sample(self, images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.float32]:
-        """Return one draw from each image's posterior, ``(N, D)`` float32, clipped.
-
-        Errors as :meth:`encode` and :meth:`check_samples`.
-        """
-        self.check_samples()
-        mean, std = self.posterior(images)
-        if std is not None:
-            mean = mean + std * random.standard_normal(mean.shape, np.float32)
-        drawn: NDArray[np.float32] = self.clip(mean)
-        return drawn
-
-    def check_samples(self) -> None:
-        """Raise ConfigError unless the encoder has a posterior to draw from."""
-        if not self.encoding.posterior:
-            raise ConfigError(
-                f"a sample was requested from the bundle {self.bundle.spec.name!r}, a plain "
-                "autoencoder without a posterior. Expected a variational encoder; use the vector "
-                "itself (encode, or sample=False)."
-            )
-
-    def clip(self, vectors: Array) -> Array:
-        """Return a copy of ``(N, D)`` vectors, clipped to the bounds."""
-        on_device = self._on_device if is_tensor(vectors) else None
-        low, high = (self.low, self.high) if on_device is None else on_device.bounds
-        return Arrays.like(vectors).xp.clip(vectors, low, high)
+            self._on_device[0].check("encoder", "the learner was shown zeros")
 
     def _outputs(self, images: Array) -> Array:
         if is_tensor(images):
-            if self._on_device is None:
-                self._on_device = _DeviceNetwork(self)
-            return self._on_device(images)
+            return self._outputs_on_device(images)
         prepared = self.prepare(images)
         if prepared is None:
             return np.zeros((0, self.bundle.spec.width), np.float32)
         return self.backend.infer_prepared(prepared)
 
-
-class _DeviceNetwork:
-    """A network of the torch backend on images that are tensors, where they are."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        import torch
-
-        from vinoreward.backends.cuda_graph import FiniteCheck
-
-        backend: Any = encoder.backend
-        device = backend.device.lower()
-        self._module = backend.module
-        self._width = encoder.bundle.spec.width
-        self._shape = (encoder.image.height, encoder.image.width, 3)
-        self._piece: Replayed[Any] | None = None
-        with torch.inference_mode(mode=False):
-            low, high = encoder.low, encoder.high
-            self.bounds = torch.tensor(low, device=device), torch.tensor(high, device=device)
-            self.finite = FiniteCheck(device)
-
-    def __call__(self, images: Array) -> Array:
+    def _outputs_on_device(self, images: Array) -> Array:
         """Return ``(N, width)`` float32 in new memory; zeros for what is no number."""
         import torch
 
-        from vinoreward.backends.cuda_graph import Replayed, equal_pieces
+        from vinoreward.backends.cuda_graph import FiniteCheck, Replayed, equal_pieces
 
-        if images.dtype != torch.uint8 or tuple(images.shape[1:]) != self._shape:
+        network: Any = self.backend
+        shape = (self.image.height, self.image.width, 3)
+        if images.dtype != torch.uint8 or tuple(images.shape[1:]) != shape:
             raise InputError(
                 f"the images are {images.dtype} of shape {tuple(images.shape)}. Expected "
-                f"torch.uint8 of shape (N, *{self._shape}), as the observation space says."
+                f"torch.uint8 of shape (N, *{shape}), as the observation space says."
             )
+        pieces, device = equal_pieces(len(images), PIECE), images.device
         # A caller's inference mode can come and go.
         with torch.inference_mode(mode=False), torch.no_grad():
-            pieces = equal_pieces(len(images), PIECE)
-            if self._piece is None:
-                self._piece = Replayed((pieces[0].stop, *images.shape[1:]))
-            outputs = torch.empty(len(images), self._width, device=images.device)
+            if self._on_device is None:
+                bounds = [torch.tensor(bound, device=device) for bound in (self.low, self.high)]
+                replayed = Replayed[Any]((pieces[0].stop, *shape))
+                self._on_device = FiniteCheck(device), replayed, bounds
+            finite, replayed, _ = self._on_device
+            outputs = torch.empty(len(images), self.bundle.spec.width, device=device)
             for piece in pieces:
-                outputs[piece] = self._piece(self._module, images[piece])
-            return outputs.masked_fill(~self.finite.of(outputs), 0.0)
+                outputs[piece] = replayed(network.module, images[piece])
+            return outputs.masked_fill(~finite.of(outputs), 0.0)

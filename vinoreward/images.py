@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.errors import ConfigError, ImageMismatchError, InputError
 from vinoreward.files import read_plain
 from vinoreward.strict_model import (
@@ -169,13 +170,13 @@ def as_image(value: Any, where: str) -> NDArray[Any]:
     Raises:
         InputError: no array.
     """
-    image = on_host(value)
+    image = to_numpy(value) if is_tensor(value) else value
     if not isinstance(image, np.ndarray):
         raise InputError(
             f"{where} gave {type(image).__name__}. Expected one image, (height, width, 3) uint8 "
             "RGB; look at the environment's render_mode or at the function."
         )
-    image = alone(image)
+    image = image[0] if image.ndim == 4 and len(image) == 1 else image
     ends = image.shape[::2] if image.ndim == 3 else ()
     if image.ndim == 2 or (1 in ends and 3 not in ends):
         return in_color(image, layout_of(image.shape, where))
@@ -290,11 +291,6 @@ def tiled(views: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> NDArray[n
     return np.concatenate(list(views), axis=-3)
 
 
-def alone(image: NDArray[Any]) -> NDArray[Any]:
-    """Return the image in a batch or stack of one, ``(1, H, W, 3)``; any other array as it is."""
-    return image[0] if image.ndim == 4 and len(image) == 1 else image
-
-
 def layout_of(shape: tuple[int, ...], where: str) -> Layout:
     """Return where an image of ``shape`` has its three channels, or the one of a grey image.
 
@@ -307,8 +303,9 @@ def layout_of(shape: tuple[int, ...], where: str) -> Layout:
     if channels is None:
         raise ConfigError(
             f"{where} has shape {shape}. Expected one image, in colour with 3 channels first or "
-            "last, or grey; choose another image_source, or give a callable that makes the image "
-            "(of several the newest: a bundle of the last ones keeps them itself)."
+            "last, or grey; choose another image_source, or give a callable that makes the image. "
+            "Of several give the newest: a bundle of the last images keeps them itself, and for "
+            "an encoder give frame_stack."
         )
     if shape[0] == shape[2]:
         raise ConfigError(
@@ -328,11 +325,6 @@ def in_color(images: NDArray[Any], layout: Layout) -> NDArray[Any]:
     elif layout == "CHW":
         images = np.moveaxis(images, -3, -1)
     return np.repeat(images, 3, axis=-1) if images.shape[-1] == 1 else images
-
-
-def on_host(value: Any) -> Any:
-    """Return a torch tensor's numbers as an array, wherever it is; anything else as it is."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
 def check_scene(

@@ -53,7 +53,10 @@ def log_odds(folder: Path, name: str, seed: int, frames: int, epochs: int) -> li
     fresh = load_dataset(made["fresh"].out)
     with Classifier(config.out / "bundle", precision="fp32") as classifier:
         batches = np.array_split(fresh.images, max(1, len(fresh.images) // 64))
-        return [np.concatenate([classifier.log_odds(batch) for batch in batches]), fresh.labels]
+        return [
+            np.concatenate([classifier.predict(batch).log_odds for batch in batches]),
+            fresh.labels,
+        ]
 
 
 def recall_at(rate: float, odds: np.ndarray, labels: np.ndarray) -> tuple[int, int, int, int]:

@@ -117,13 +117,13 @@ from vinoreward import Classifier
 classifier = Classifier("panda-hover-classifier")
 images = np.zeros((1, 96, 128, 3), np.uint8)
 first = classifier.backend
-expected = classifier.log_odds(images)
+expected = classifier.predict(images).log_odds
 """
 
 
 def test_a_forked_child_has_networks_of_its_own() -> None:
     work = (
-        "np.testing.assert_array_equal(classifier.log_odds(images), expected)\n"
+        "np.testing.assert_array_equal(classifier.predict(images).log_odds, expected)\n"
         "        assert classifier.backend is not first\n"
         "        classifier.close()"
     )

@@ -39,7 +39,7 @@ def work(classifier):
     barrier.wait()
     try:
         networks.append(id(classifier.backend))
-        answers.append(classifier.log_odds(images).tolist())
+        answers.append(classifier.predict(images).log_odds.tolist())
     except BaseException as error:
         failures.append(repr(error))
 
@@ -131,7 +131,7 @@ def test_the_torch_backend_leaves_the_process_its_threads(torch_threads: Any) ->
     for found, asked in ((3, 1), (1, 2)):
         torch.set_num_threads(found)
         with Classifier("panda-hover-classifier", backend="torch", threads=asked) as classifier:
-            classifier.log_odds(np.zeros((1, 96, 128, 3), np.uint8))
+            classifier.predict(np.zeros((1, 96, 128, 3), np.uint8))
             assert torch.get_num_threads() == found
             assert set(seen) == {asked}
             seen.clear()
@@ -154,7 +154,7 @@ def test_torch_backends_in_two_threads_leave_the_process_its_threads(torch_threa
     hook = in_forward(torch, meet)
     images = np.zeros((1, 96, 128, 3), np.uint8)
     workers = [
-        threading.Thread(target=classifier.log_odds, args=(images,)) for classifier in classifiers
+        threading.Thread(target=classifier.predict, args=(images,)) for classifier in classifiers
     ]
     for worker in workers:
         worker.start()

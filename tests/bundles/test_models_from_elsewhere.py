@@ -182,7 +182,7 @@ def test_one_logit_is_divided_by_the_temperature(tmp_path: Path) -> None:
     images = golden_images()
     logits = expected_logits(images, ONE)[:, 0]
     with Classifier(dataclasses.replace(bundle, spec=spec)) as classifier:
-        assert np.allclose(classifier.log_odds(images), logits / 2, atol=1e-4)
+        assert np.allclose(classifier.predict(images).log_odds, logits / 2, atol=1e-4)
 
 
 @pytest.mark.parametrize(

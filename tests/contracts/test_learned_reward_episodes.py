@@ -219,3 +219,24 @@ def test_a_claimed_success_has_no_infos_of_another_sub_environment(bundle: Bundl
     env.close()
     assert not terminated[0] and infos["_note"].tolist() == [True, False]
     assert not infos["final_info"].get("_note", np.zeros(2, bool)).any()
+
+
+class Refusing(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends the episode at action 0, which it refuses: no image shows what it led to."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(1)
+        if action == 0:
+            return observation, reward, True, truncated, {**info, "invalid_action": True}
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_an_invalid_action_may_end_the_episode(bundle: Bundle, mode: AutoresetMode) -> None:
+    parts = [lambda: Refusing(Corridor("image", first_cells=(4,)))] * 2  # one step from a success
+    env = VectorLearnedReward(SyncVectorEnv(parts, autoreset_mode=mode), bundle, image_source="obs")
+    env.reset(seed=SEED)
+    _, rewards, terminated, truncated, infos = env.step(np.array([0, 1]))
+    assert terminated.tolist() == [True, True] and not truncated.any()
+    assert infos["is_success"].tolist() == [False, True] and rewards.tolist() == [0.0, 1.0]
+    env.close()

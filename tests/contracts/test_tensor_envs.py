@@ -235,3 +235,54 @@ def test_another_backend_scores_tensors_on_the_host_and_gives_tensors() -> None:
         for part in (seen, rewards, terminated, truncated, infos["is_success"]):
             assert isinstance(part, torch.Tensor)
     env.close()
+
+
+class Places(Gallery):
+    """Observes places as numbers, draws its images, and says a word in its infos."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self) -> None:
+        super().__init__("cpu", AutoresetMode.DISABLED)
+        self.single_observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, COUNT)
+
+    def render(self) -> Any:
+        return self.images[self._place]
+
+    def step(self, actions: Any) -> Any:
+        *rest, infos = super().step(actions)
+        return *rest, {**infos, "word": np.array(["near"] * COUNT)}
+
+    def _observe(self) -> Any:
+        return self._place[:, None].float()
+
+
+def test_tensors_have_the_hold_counter_as_their_last_number() -> None:
+    env: Any = VectorLearnedReward(
+        Places(),
+        BUNDLE,
+        success_threshold=0.0,  # every image counts
+        success_hold_steps=3,
+        hold_in_observation=True,
+        terminate_on_success=False,
+        on_ood="ignore",
+    )
+    seen, _ = env.reset()
+    for held in (0, 1, 2, 3, 3):
+        assert isinstance(seen, torch.Tensor) and seen.dtype == torch.float32
+        assert seen[:, 0].tolist() == env.unwrapped._place.tolist()
+        assert seen[:, 1].tolist() == [held] * COUNT
+        assert env.observation_space.contains(seen.numpy())
+        seen, *_ = env.step(torch.zeros(COUNT, dtype=torch.int64))
+    env.close()
+
+
+def test_text_in_infos_stays_as_it_is() -> None:
+    env: Any = VectorLearnedReward(Places(), BUNDLE, on_ood="ignore")
+    env.reset()
+    *_, infos = env.step(torch.zeros(COUNT, dtype=torch.int64))
+    assert infos["word"].tolist() == ["near"] * COUNT
+    assert isinstance(infos["place"], torch.Tensor)
+    assert isinstance(infos["reward_prob"], torch.Tensor)
+    env.close()

@@ -82,10 +82,6 @@ def test_every_backend_gives_the_same(made: tuple[Bundle, nn.Module], backend: s
         found = encoder.encode(images)
         assert found.dtype == np.float32 and found.shape == (7, SIZE)
         np.testing.assert_allclose(found, wanted[:, :SIZE].clip(-9, 9), atol=1e-3)
-        mean, std = encoder.posterior(images)
-        np.testing.assert_allclose(mean, wanted[:, :SIZE], atol=1e-3)
-        assert std is not None
-        np.testing.assert_allclose(std, np.exp(wanted[:, SIZE:] / 2), rtol=1e-3)
         for count in (1, 3):
             np.testing.assert_allclose(encoder.encode(images[:count]), found[:count], atol=1e-4)
         assert encoder.encode(images[:0]).shape == (0, SIZE)
@@ -123,19 +119,6 @@ def test_golden_frames_notice_another_network(
         Encoder(other, backend=backend).encode(make_images(1))
 
 
-def test_samples_have_the_posteriors_moments(made: tuple[Bundle, nn.Module]) -> None:
-    with Encoder(made[0]) as encoder:
-        one = make_images(1)
-        mean, std = encoder.posterior(one)
-        assert std is not None
-        random = np.random.default_rng(3)
-        many = encoder.sample(one.repeat(1000, axis=0), random)
-        np.testing.assert_allclose(many.mean(0), mean[0], atol=6 * std.max() / np.sqrt(1000))
-        np.testing.assert_allclose(many.std(0), std[0], rtol=0.1)
-        again = encoder.sample(one.repeat(1000, axis=0), np.random.default_rng(3))
-        np.testing.assert_array_equal(many, again)
-
-
 def test_wrong_images_are_errors(made: tuple[Bundle, nn.Module]) -> None:
     with Encoder(made[0]) as encoder:
         good = make_images(2)
@@ -150,14 +133,11 @@ def test_wrong_images_are_errors(made: tuple[Bundle, nn.Module]) -> None:
 # --- the toy encoder: bounds, plain autoencoders, kinds
 
 
-def test_a_plain_autoencoder_has_no_posterior(tmp_path: Path) -> None:
+def test_a_plain_autoencoder_gives_its_vector(tmp_path: Path) -> None:
     bundle = save_toy_encoder(tmp_path / "plain", posterior=False)
     images = np.random.default_rng(0).integers(0, 256, (3, 6, 8, 3)).astype(np.uint8)
     with Encoder(bundle) as encoder:
         np.testing.assert_allclose(encoder.encode(images), toy_latents(images, False), atol=1e-4)
-        assert encoder.posterior(images)[1] is None
-        with pytest.raises(ConfigError, match="posterior"):
-            encoder.sample(images, np.random.default_rng(0))
 
 
 def test_vectors_are_clipped_to_the_stated_bounds(tmp_path: Path) -> None:
@@ -167,8 +147,6 @@ def test_vectors_are_clipped_to_the_stated_bounds(tmp_path: Path) -> None:
     with Encoder(bundle) as encoder:
         assert encoder.low.tolist() == [-0.5] * 3 and encoder.high.tolist() == [0.5] * 3
         np.testing.assert_allclose(encoder.encode(images), means.clip(-0.5, 0.5), atol=1e-4)
-        np.testing.assert_allclose(encoder.posterior(images)[0], means, atol=1e-4)
-        assert np.abs(encoder.sample(images, np.random.default_rng(0))).max() <= 0.5
 
 
 def test_each_kind_of_bundle_is_refused_by_the_other(tmp_path: Path) -> None:

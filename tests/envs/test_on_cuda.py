@@ -93,7 +93,10 @@ def test_an_encoder_sees_as_on_a_processor() -> None:
         make(100, "cuda", PIXELS), ENCODER, backend="torch", device="CUDA"
     )
     here = VectorEncodedObservation(
-        make(100, "cpu", PIXELS, backend="oracle"), ENCODER, backend="torch", image_in_info=True
+        make(100, "cpu", PIXELS, backend="oracle"),
+        ENCODER,
+        backend="torch",
+        image_source=lambda _, image: image.numpy(),
     )
     found, expected = there.reset(seed=3)[0], here.reset(seed=3)[0]
     assert isinstance(expected, np.ndarray)

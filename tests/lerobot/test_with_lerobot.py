@@ -131,7 +131,7 @@ def test_an_imported_classifier_has_lerobots_logits(tmp_path: Path, cameras: int
     assert main(words) == 0
     for backend in ("onnxruntime", "openvino"):
         with Classifier(out, backend=backend, precision="fp32") as ours:
-            found = ours.log_odds(images)
+            found = ours.predict(images).log_odds
         difference = float(np.abs(found - expected).max())
         spread = f"logits from {expected.min():.2f} to {expected.max():.2f}"
         print(f"{cameras} camera(s), {backend}: largest difference {difference:.1e}, {spread}")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vinoreward import FalseClaimAlarm
+from vinoreward import RateAlarm
 from vinoreward.errors import ConfigError
 
 ENDS = st.lists(st.sampled_from([(True, True), (True, False), (False, False), (False, True)]))
@@ -32,12 +32,12 @@ def restated(ends: list[tuple[bool, bool]], allowed: float) -> float:
 def test_the_evidence_is_the_sum_of_likelihood_ratios(
     ends: list[tuple[bool, bool]], allowed: float
 ) -> None:
-    alarm = FalseClaimAlarm(allowed, episodes=1e12)
+    alarm = RateAlarm(allowed, episodes=1e12)
     for claimed, true in ends:
         before = alarm.evidence
-        assert alarm.update(None, true) is alarm.update(claimed, None) is False
+        assert alarm.update(None) is False
         assert alarm.evidence == before, "what is not known counts for nothing"
-        raised = alarm.update(claimed, true)
+        raised = alarm.update(claimed and not true)
         if raised:
             assert alarm.evidence == 0.0
             return
@@ -46,9 +46,9 @@ def test_the_evidence_is_the_sum_of_likelihood_ratios(
 
 @pytest.mark.parametrize("rate", [0.05, 0.02])
 def test_false_alarms_are_rarer_than_promised(rate: float) -> None:
-    random, alarm = np.random.default_rng(0), FalseClaimAlarm(0.05, episodes=200)
+    random, alarm = np.random.default_rng(0), RateAlarm(0.05, episodes=200)
     count = 40_000
-    alarms = sum(alarm.update(True, not false) for false in random.random(count) < rate)
+    alarms = sum(alarm.update(bool(false)) for false in random.random(count) < rate)
     # At most one in 200 on average; three standard deviations of a Poisson number more.
     assert alarms <= count / 200 + 3 * math.sqrt(count / 200)
     assert rate < 0.05 or alarms > 0, "a test that never fires would pass too"
@@ -68,11 +68,11 @@ def test_a_cheat_is_seen_before_claims_pass_the_truth_by_twenty_points(
 ) -> None:
     random = np.random.default_rng(0)
     for _ in range(40):
-        alarm, false = FalseClaimAlarm(), [bool(one) for one in random.random(200) < 0.01]
-        assert not any(alarm.update(True, not one) for one in false)
+        alarm, false = RateAlarm(), [bool(one) for one in random.random(200) < 0.01]
+        assert not any(alarm.update(one) for one in false)
         for rate in rates:
             false.append(bool(random.random() < rate))
-            if alarm.update(True, not false[-1]):
+            if alarm.update(false[-1]):
                 break
             assert np.mean(false[-50:]) < 0.2, "claimed minus true over the last 50 episodes"
         else:
@@ -82,13 +82,12 @@ def test_a_cheat_is_seen_before_claims_pass_the_truth_by_twenty_points(
 def test_an_honest_training_raises_none() -> None:
     random = np.random.default_rng(1)
     for _ in range(20):
-        alarm = FalseClaimAlarm()
+        alarm = RateAlarm()
         learned = np.linspace(0.05, 1.0, 1000)
         claimed = random.random(1000) < learned
         false = random.random(1000) < 0.01
         assert not any(
-            alarm.update(bool(one), bool(one and not wrong))
-            for one, wrong in zip(claimed, false, strict=True)
+            alarm.update(bool(one and wrong)) for one, wrong in zip(claimed, false, strict=True)
         )
 
 
@@ -97,4 +96,4 @@ def test_an_honest_training_raises_none() -> None:
 )
 def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="above 0"):
-        FalseClaimAlarm(**wrong)
+        RateAlarm(**wrong)

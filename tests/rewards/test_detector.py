@@ -61,11 +61,7 @@ def test_masked_environments_keep_their_state() -> None:
 
 def test_reset_starts_the_chosen_environments_again() -> None:
     detector = SuccessDetector(0.5, hold=2, num_envs=3)
-    for chosen, left in (
-        ([1], [1, 0, 1]),
-        (np.array([True, False, False]), [0, 1, 1]),
-        (None, [0] * 3),
-    ):
+    for chosen, left in ((np.array([True, False, False]), [0, 1, 1]), (None, [0] * 3)):
         detector.reset()
         detector.update(np.full(3, 0.9))
         detector.reset(chosen)
@@ -84,7 +80,6 @@ def test_the_threshold_is_compared_in_the_classifiers_precision() -> None:
         {"enter": 1.2},
         {"enter": 0.5, "hold": 0},
         {"enter": 0.5, "hold": True},
-        {"enter": 0.5, "num_envs": 0},
     ],
     ids=str,
 )
@@ -127,7 +122,7 @@ def images() -> np.ndarray:
 def test_probabilities_are_those_of_the_image_at_the_temperature(bundle: Bundle) -> None:
     odds = np.array([cell_log_odds(cell) for cell in range(8)]) / 2.0
     with Classifier(bundle) as classifier:
-        np.testing.assert_allclose(classifier.log_odds(images()), odds, atol=1e-4)
+        np.testing.assert_allclose(classifier.predict(images()).log_odds, odds, atol=1e-4)
         probability = classifier.probability(images())
         np.testing.assert_allclose(probability, 1 / (1 + np.exp(-odds)), atol=1e-5)
         claims = classifier.compute_reward(images())
@@ -150,38 +145,6 @@ def test_a_classifier_travels_and_loads_where_it_arrives(bundle: Bundle) -> None
         expected = classifier.probability(images())
         with pickle.loads(pickle.dumps(classifier)) as again:
             assert np.array_equal(again.probability(images()), expected)
-
-
-def test_the_reward_function_is_imitations(bundle: Bundle) -> None:
-    with Classifier(bundle) as classifier:
-        batch = images()
-        reward = classifier.as_reward_fn()
-        nothing = np.zeros(8)
-        found = reward(state=batch[::-1], action=nothing, next_state=batch, done=nothing)
-        assert found.shape == (8,) and found.dtype == np.float32
-        assert np.array_equal(found, classifier.compute_reward(batch))
-        planes = np.ascontiguousarray(batch.transpose(0, 3, 1, 2))
-        assert np.array_equal(reward(batch, nothing, planes, nothing), found)
-        graded = classifier.as_reward_fn("log_odds")
-        assert np.array_equal(graded(batch, nothing, batch, nothing), classifier.log_odds(batch))
-        with pytest.raises(ConfigError, match="Expected one image"):
-            reward(batch, nothing, np.zeros((8, 4)), nothing)
-        for wrong in ("dense", ["claim"]):
-            with pytest.raises(ConfigError):
-                classifier.as_reward_fn(wrong)  # type: ignore[arg-type]
-
-
-class Halved(Classifier):
-    def probability(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return super().probability(images) / 2
-
-
-def test_the_reward_function_of_a_derived_classifier_is_its_own(bundle: Bundle) -> None:
-    with Halved(bundle) as classifier:
-        batch, nothing = images(), np.zeros(8)
-        found = classifier.as_reward_fn("probability")(batch, nothing, batch, nothing)
-        assert np.array_equal(found, classifier.probability(batch))
-        assert found.max() <= 0.5
 
 
 def test_wrong_images_and_closed_classifiers_are_errors(bundle: Bundle) -> None:

@@ -20,11 +20,10 @@ from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.errors import BundleError
 from vinoreward.files import read_npz
 from vinoreward.rewards.ood import (
-    FALSE_ALARMS,
-    LEAST_EPISODES,
     OodDetector,
     guard_of,
 )
+from vinoreward_training.classifier.fit_detector import FALSE_ALARMS, LEAST_EPISODES, fit_detector
 
 HEIGHT, WIDTH = 40, 56
 
@@ -45,7 +44,7 @@ def scenes(count: int, seed: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def guard() -> OodDetector:
     held_out = scenes(400, 1)
-    return OodDetector.fit(scenes(800, 0), held_out, np.arange(400))
+    return fit_detector(scenes(800, 0), held_out, np.arange(400))
 
 
 def test_clean_images_are_not_ood(guard: OodDetector) -> None:
@@ -79,7 +78,7 @@ def test_changed_images_are_ood(guard: OodDetector, change: str) -> None:
 def test_a_little_more_or_less_light_is_not_ood() -> None:
     """In a room without noise too, whose colours lie anywhere between two levels."""
     room = np.arange(0, 256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, axis=3).repeat(60, 0)
-    guard = OodDetector.fit(room, room, np.arange(60))
+    guard = fit_detector(room, room, np.arange(60))
     for off in (-6, 6):
         lit = np.clip(room[:1].astype(int) + off, 0, 255).astype(np.uint8)
         assert guard.ood_score(lit)[0] <= 1, off
@@ -90,7 +89,7 @@ def test_a_little_more_or_less_light_is_not_ood() -> None:
 def test_a_limit_has_room_for_what_no_capture_saw() -> None:
     """Of images that are all alike the limit is a quarter above the least there is."""
     alike = np.full((60, 20, 20, 3), 100, np.uint8)
-    assert OodDetector.fit(alike, alike, np.arange(60)).limit[0] == 1.25
+    assert fit_detector(alike, alike, np.arange(60)).limit[0] == 1.25
 
 
 def test_each_measure_counts_alone(guard: OodDetector) -> None:
@@ -114,9 +113,9 @@ def test_each_measure_counts_alone(guard: OodDetector) -> None:
 def test_the_episodes_that_choose_the_limit_do_not_choose_the_scales() -> None:
     """Every second one each, or the limit would promise too much."""
     held_out, of_frame = scenes(80, 8), np.arange(80)
-    before = OodDetector.fit(scenes(100, 9), held_out, of_frame)
+    before = fit_detector(scenes(100, 9), held_out, of_frame)
     held_out[1::2] //= 2
-    after = OodDetector.fit(scenes(100, 9), held_out, of_frame)
+    after = fit_detector(scenes(100, 9), held_out, of_frame)
     np.testing.assert_array_equal(after.scales, before.scales)
     assert after.limit[0] > 2 * before.limit[0]
 
@@ -136,7 +135,7 @@ def test_the_limit_is_above_what_its_episodes_ask_for(seed: int, episodes: int) 
     assert episodes < 1 / FALSE_ALARMS
     held_out = scenes(2 * episodes, seed)
     of_frame = np.arange(2 * episodes) // 2
-    guard = OodDetector.fit(scenes(100, seed + 1), held_out, of_frame)
+    guard = fit_detector(scenes(100, seed + 1), held_out, of_frame)
     assert (guard.ood_score(held_out[of_frame % 2 == 1]) <= 1).all()
     larger = dataclasses.replace(guard, limit=guard.limit * 2)
     np.testing.assert_allclose(2 * larger.ood_score(held_out), guard.ood_score(held_out), rtol=1e-5)
@@ -157,7 +156,7 @@ def test_an_image_alone_is_as_ood_as_among_others(guard: OodDetector) -> None:
 def test_images_of_any_size(size: tuple[int, int]) -> None:
     random = np.random.default_rng(0)
     images = random.integers(0, 40, (60, *size, 3)).astype(np.uint8)
-    guard = OodDetector.fit(images, images[:30], np.arange(30))
+    guard = fit_detector(images, images[:30], np.arange(30))
     read = OodDetector.from_arrays(read_npz(guard.to_bytes(), 1 << 20), size)
     np.testing.assert_array_equal(read.ood_score(images), guard.ood_score(images))
     assert (guard.ood_score(np.full((1, *size, 3), 200, np.uint8)) > 1).all()
@@ -176,7 +175,7 @@ def test_a_new_colour_counts_in_each_channel_of_each_pixel(
 ) -> None:
     """Images are uniform, so that one pixel is all that is strange; the last one too."""
     grey = np.full((60, height, width, 3), 112, np.uint8)
-    guard = OodDetector.fit(grey, grey, np.arange(60))
+    guard = fit_detector(grey, grey, np.arange(60))
     pixel = round(place[0] * (height - 1)), round(place[1] * (width - 1))
     changed = grey[:1].copy()
     changed[0, pixel[0], pixel[1], channel] = level
@@ -240,23 +239,3 @@ def test_a_classifier_says_what_its_guard_says(tmp_path: Path) -> None:
         assert np.flatnonzero(classifier.compute_reward(images)).tolist() == [6, 7]
         assert classifier.predict(images[:0]).ood_score.shape == (0,)
     assert guard_of(save_toy_bundle(tmp_path / "without")) is None
-
-
-@pytest.mark.parametrize(
-    ("reward", "failure"), [("claim", 0), ("probability", 0), ("log_odds", -20)]
-)
-def test_a_reward_function_pays_at_most_a_sure_failure_for_an_ood_image(
-    tmp_path: Path, reward: Any, failure: float
-) -> None:
-    bundle = save_toy_bundle(tmp_path / "toy", seen=(0, 1, 2, 3, 4, 6, 7))
-    images = np.zeros((8, 6, 8, 3), np.uint8)
-    images[..., 0] = np.round(255 * np.arange(8) / 7)[:, None, None]
-    with Classifier(bundle) as classifier, Classifier(bundle, guarded=False) as alone:
-        paid, full = (
-            one.as_reward_fn(reward)(None, None, images, None) for one in (classifier, alone)
-        )
-        assert paid[5] == failure < full[5], "the image that the detector has not seen"
-        known = np.arange(8) != 5
-        np.testing.assert_allclose(paid[known], full[known], rtol=1e-6)
-        assert paid.dtype == np.float32
-        assert classifier.as_reward_fn(reward)(None, None, images[:0], None).shape == (0,)

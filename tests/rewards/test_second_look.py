@@ -120,11 +120,11 @@ def test_fp32_answers_within_the_band_and_int8_beyond(bundle: Bundle, backend: s
         Classifier(without_band(bundle), backend=backend) as int8,
         Classifier(bundle, backend=backend) as both,
     ):
-        exact, small = fp32.log_odds(images()), int8.log_odds(images())
+        exact, small = fp32.predict(images()).log_odds, int8.predict(images()).log_odds
         np.testing.assert_allclose(small - exact, SHIFT, atol=1e-3)
         again = np.abs(small - logit(THRESHOLD)) < BAND
         assert 0 < again.sum() < 256
-        found = both.log_odds(images())
+        found = both.predict(images()).log_odds
         assert found.tolist() == np.where(again, exact, small).tolist()
         assert (both.scored, both.second_looks) == (256, again.sum())
         claims = both.compute_reward(images())
@@ -143,8 +143,8 @@ def test_fp32_answers_within_the_band_and_int8_beyond(bundle: Bundle, backend: s
 
 def test_images_one_by_one_give_what_the_batch_gives(bundle: Bundle) -> None:
     with Classifier(bundle) as classifier:
-        batch = classifier.log_odds(images())
-        single = [classifier.log_odds(image[None])[0] for image in images()]
+        batch = classifier.predict(images()).log_odds
+        single = [classifier.predict(image[None]).log_odds[0] for image in images()]
         np.testing.assert_allclose(single, batch, atol=1e-5)
 
 
@@ -169,15 +169,15 @@ def test_a_broken_second_network_is_found_before_the_first_image(
         bundle.spec, files={**bundle.spec.files, "model.onnx": sha256(copy / "model.onnx")}
     )
     with pytest.raises(BundleParityError):
-        Classifier(Bundle(copy, spec)).log_odds(images()[:1])
+        Classifier(Bundle(copy, spec)).predict(images()[:1])
 
 
 def test_a_pickled_classifier_looks_twice_where_it_arrives(bundle: Bundle) -> None:
     with Classifier(bundle) as classifier:
-        expected = classifier.log_odds(images())
+        expected = classifier.predict(images()).log_odds
         with pickle.loads(pickle.dumps(classifier)) as again:
             assert again.scored == again.second_looks == 0
-            assert np.array_equal(again.log_odds(images()), expected)
+            assert np.array_equal(again.predict(images()).log_odds, expected)
             assert again.second_looks == classifier.second_looks > 0
 
 
@@ -185,8 +185,8 @@ def test_the_band_follows_the_users_threshold(bundle: Bundle) -> None:
     own = 0.05
     with Classifier(bundle, precision="fp32") as fp32, Classifier(bundle, threshold=own) as both:
         assert both.threshold == own
-        exact = fp32.log_odds(images())
-        found = both.log_odds(images())
+        exact = fp32.predict(images()).log_odds
+        found = both.predict(images()).log_odds
         near = np.abs(exact - logit(own)) < BAND - SHIFT
         assert near.any() and np.array_equal(found[near], exact[near])
         decided = both.compute_reward(images()) > 0
@@ -202,7 +202,7 @@ def test_fp32_decides_at_the_exit_threshold_too(bundle: Bundle) -> None:
         Classifier(bundle, precision="fp32") as fp32,
         Classifier(bundle, exit_threshold=leave) as both,
     ):
-        exact, found = fp32.log_odds(images()), both.log_odds(images())
+        exact, found = fp32.predict(images()).log_odds, both.predict(images()).log_odds
         for limit in (logit(leave), logit(THRESHOLD)):
             near = np.abs(exact - limit) < BAND - SHIFT
             assert near.any() and np.array_equal(found[near], exact[near])
@@ -226,7 +226,7 @@ def test_a_wrappers_thresholds_move_the_band_too(bundle: Bundle) -> None:
 
 def test_a_certain_threshold_needs_no_second_look(bundle: Bundle) -> None:
     with Classifier(bundle, threshold=1.0) as classifier:
-        classifier.log_odds(images())
+        classifier.predict(images())
         assert classifier.second_looks == 0
 
 
@@ -283,7 +283,7 @@ def means_of(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (0, 0)), mode="edge")
     places = range(3)
     moved = [np.ascontiguousarray(padded[:, :, at : at + images.shape[2]]) for at in places]
-    return np.mean([classifier.log_odds(each).astype(np.float64) for each in moved], axis=0)
+    return np.mean([classifier.predict(each).log_odds.astype(np.float64) for each in moved], axis=0)
 
 
 @pytest.mark.parametrize(
@@ -300,27 +300,27 @@ def test_close_to_the_threshold_the_mean_of_fp32_counts(
             with_shifts(column), backend=backend, precision=precision, exit_threshold=leave
         ) as averaged,
     ):
-        before, mean = own.log_odds(edges()), means_of(fp32, edges())
+        before, mean = own.predict(edges()).log_odds, means_of(fp32, edges())
         limits = [logit(THRESHOLD)] + ([] if leave is None else [logit(leave)])
         near = np.any([np.abs(before - limit) < SHIFT_BAND for limit in limits], axis=0)
-        found = averaged.log_odds(edges())
+        found = averaged.predict(edges()).log_odds
         assert 0 < near.sum() < len(near)
         np.testing.assert_allclose(found, np.where(near, mean, before), atol=1e-4)
         decided = found >= logit(THRESHOLD)
         assert (decided != (before >= logit(THRESHOLD))).any(), "the means must matter here"
         assert np.array_equal(averaged.compute_reward(edges()) > 0, decided)
-        single = [averaged.log_odds(image[None])[0] for image in edges()]
+        single = [averaged.predict(image[None]).log_odds[0] for image in edges()]
         np.testing.assert_allclose(single, found, atol=1e-4)
-        assert averaged.log_odds(edges()[:0]).shape == (0,)
+        assert averaged.predict(edges()[:0]).log_odds.shape == (0,)
 
 
 def test_int8_that_decides_alone_averages_itself(column: Bundle) -> None:
     alone = with_shifts(without_band(column))
     with Classifier(without_band(column)) as small, Classifier(alone) as averaged:
-        before = small.log_odds(edges())
+        before = small.predict(edges()).log_odds
         near = np.abs(before - logit(THRESHOLD)) < SHIFT_BAND
         expected = np.where(near, means_of(small, edges()), before)
-        np.testing.assert_allclose(averaged.log_odds(edges()), expected, atol=1e-4)
+        np.testing.assert_allclose(averaged.predict(edges()).log_odds, expected, atol=1e-4)
         assert len(averaged.backends) == 1
 
 
@@ -332,11 +332,15 @@ def test_means_are_of_fp32_however_narrow_the_band_of_int8_is(column: Bundle) ->
         Classifier(without_band(column)) as int8,
         Classifier(narrow) as averaged,
     ):
-        small, exact, mean = int8.log_odds(edges()), fp32.log_odds(edges()), means_of(fp32, edges())
+        small, exact, mean = (
+            int8.predict(edges()).log_odds,
+            fp32.predict(edges()).log_odds,
+            means_of(fp32, edges()),
+        )
         again = np.abs(small - logit(THRESHOLD)) < SHIFT_BAND
         expected = np.where(again, exact, small)
         near = np.abs(expected - logit(THRESHOLD)) < SHIFT_BAND
-        found = averaged.log_odds(edges())
+        found = averaged.predict(edges()).log_odds
         np.testing.assert_allclose(found, np.where(near, mean, expected), atol=1e-4)
         assert averaged.band == SHIFT_BAND and averaged.second_looks == again.sum()
 
@@ -344,7 +348,7 @@ def test_means_are_of_fp32_however_narrow_the_band_of_int8_is(column: Bundle) ->
 @pytest.mark.parametrize("band", [None, 0.0])
 def test_without_a_band_nothing_is_averaged(column: Bundle, band: float | None) -> None:
     with Classifier(column) as own, Classifier(with_shifts(column, band)) as none:
-        assert np.array_equal(own.log_odds(edges()), none.log_odds(edges()))
+        assert np.array_equal(own.predict(edges()).log_odds, none.predict(edges()).log_odds)
 
 
 def test_a_mistyped_backend_is_said_when_the_classifier_is_made() -> None:
@@ -409,9 +413,9 @@ def shipped() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     images = Bundle.load("panda-hover-classifier").golden.images
     with Classifier("panda-hover-classifier") as small:
         assert small.precision == "int8", "the shipped bundle has INT8, else this shows nothing"
-        rough = small.log_odds(images)
+        rough = small.predict(images).log_odds
     with Classifier("panda-hover-classifier", precision="fp32") as full:
-        exact = full.log_odds(images)
+        exact = full.predict(images).log_odds
     assert np.abs(rough - exact).max() > 1.0
     return images, rough, exact
 
@@ -454,18 +458,3 @@ def test_a_sparse_reward_still_runs_in_int8() -> None:
     )
     assert env.classifier.precision == "int8" and env.classifier.band is not None
     env.close()
-
-
-def test_a_reward_function_pays_numbers_of_fp32_too(
-    shipped: tuple[np.ndarray, np.ndarray, np.ndarray],
-) -> None:
-    images, rough, exact = shipped
-    nothing = np.zeros(len(images))
-    with Classifier("panda-hover-classifier") as auto:
-        function = pickle.loads(pickle.dumps(auto.as_reward_fn("log_odds")))
-        np.testing.assert_allclose(function(images, nothing, images, nothing), exact, atol=1e-4)
-        auto.as_reward_fn("claim")(images, nothing, images, nothing)
-        assert auto.scored == len(images), "a claim is decided in INT8"
-    with Classifier("panda-hover-classifier", precision="int8") as int8:
-        found = int8.as_reward_fn("log_odds")(images, nothing, images, nothing)
-        np.testing.assert_allclose(found, rough, atol=1e-4)

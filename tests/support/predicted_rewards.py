@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from vinoreward import Bundle
@@ -24,9 +25,8 @@ class PredictedRewards(RewardModel):
         exit_threshold: float | None = None,
         arrays: Arrays = Arrays(),  # noqa: B008
     ) -> None:
-        super().__init__(
-            BUNDLE, options, num_envs, threshold=threshold, exit_threshold=exit_threshold
-        )
+        limits = {"success_threshold": threshold, "success_exit_threshold": exit_threshold}
+        super().__init__(BUNDLE, dataclasses.replace(options, **limits), num_envs)
         self.use(arrays)
 
     def decide(

@@ -24,7 +24,7 @@ from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
 from vinoreward.bundles.update import add_int8
 from vinoreward.images import ImageSpec, View
-from vinoreward.rewards.ood import OodDetector
+from vinoreward_training.classifier.fit_detector import fit_detector
 
 HEIGHT, WIDTH = 6, 8
 LAST_CELL = 7
@@ -211,7 +211,7 @@ def save_toy_bundle(
     if seen is not None:
         known = np.repeat(images[list(seen)], 32, axis=0)
         known[..., 2] = np.tile(np.arange(0, 256, 8), len(seen))[:, None, None]
-        files[GUARD_FILE] = OodDetector.fit(known, known, np.arange(len(known))).to_bytes()
+        files[GUARD_FILE] = fit_detector(known, known, np.arange(len(known))).to_bytes()
     return Bundle.load(save_bundle(folder, spec, files, images, logits))
 
 
@@ -357,9 +357,6 @@ class Camera(gym.Env[Any, Any]):
             ),
             "two": gym.spaces.Dict({"left": image, "right": image}),
             "stack": box(0, 255, (2, HEIGHT, WIDTH, 3), np.uint8),
-            "stack_planes": box(0, 255, (2, 3, HEIGHT, WIDTH), np.uint8),
-            "channels": box(0, 255, (HEIGHT, WIDTH, 6), np.uint8),
-            "channels_first": box(0, 255, (6, HEIGHT, WIDTH), np.uint8),
             "uneven": box(0, 255, (HEIGHT, WIDTH, 4), np.uint8),
             "float": box(0, 1, (HEIGHT, WIDTH, 3), np.float32),
             "small": box(0, 255, (HEIGHT, WIDTH - 1, 3), np.uint8),
@@ -375,13 +372,11 @@ class Camera(gym.Env[Any, Any]):
         self.steps = 0
         self.over = False
         self._draw()
-        self.before = self.now
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.over:
             raise RuntimeError("stepped an episode that is over")
-        self.before = self.now
         self._draw()
         self.steps += 1
         terminated = bool(self.steps >= 2 and self.now[0, 0, 0] < 60)
@@ -398,16 +393,11 @@ class Camera(gym.Env[Any, Any]):
 
     def _observe(self) -> Any:
         joints = np.array([self.steps, self.now[0, 0, 0] / 10], np.float64)
-        pair = np.stack([self.before, self.now])
         return {
             "vector": joints,
             "image": self.now,
             "planes": self.now.transpose(2, 0, 1).copy(),
             "dict": {"camera": self.now, "gear": np.int64(self.steps % 3), "joints": joints},
-            "stack": pair,
-            "stack_planes": pair.transpose(0, 3, 1, 2).copy(),
-            "channels": np.concatenate([self.before, self.now], axis=2),
-            "channels_first": np.concatenate([self.before, self.now], axis=2).transpose(2, 0, 1),
         }.get(self.kind, self.now)
 
 

@@ -34,7 +34,6 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.images import ImageSpec, View
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.interventions import offered_by
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import FIXED_OBJECT, MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.panda_hover import PandaHoverEnv
@@ -57,6 +56,7 @@ from vinoreward_training.audit.command import audit, environment_of
 from vinoreward_training.audit.pairs import PairRow
 from vinoreward_training.audit.replays import Replays
 from vinoreward_training.audit.report import AuditReport, sections_of
+from vinoreward_training.audit.states import offered_by
 from vinoreward_training.classifier.evaluation import Rates, rates
 from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 from vinoreward_training.classifier.training import record_of

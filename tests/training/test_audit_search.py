@@ -20,7 +20,7 @@ from toy_environments import HEIGHT, WIDTH, save_toy_bundle
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.interventions import Axis, SearchSpace, apart, offered_by
+from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_envs import constants as c
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.audit.battery import Battery
@@ -28,6 +28,7 @@ from vinoreward_training.audit.cheating import Cheating, learn
 from vinoreward_training.audit.command import environment_of
 from vinoreward_training.audit.replays import Replays, explained, play_again
 from vinoreward_training.audit.search import Searched, grid, search
+from vinoreward_training.audit.states import apart, offered_by
 from vinoreward_training.configs import AuditConfig
 
 TABLE = (Axis("x", 0.4, 0.7, "m"), Axis("y", -0.4, 0.4, "m"))

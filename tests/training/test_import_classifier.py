@@ -220,7 +220,7 @@ def test_import_calibrate_quantize_and_wrap(
     raw = by_hand(Colours(1), data.images[::30])
     with Classifier(out, precision="fp32") as classifier:
         expected = np.log(raw / (1 - raw)) / decision.temperature
-        found = classifier.log_odds(data.images[::30])
+        found = classifier.predict(data.images[::30]).log_odds
         assert found == pytest.approx(expected, abs=1e-3, rel=1e-3)
     shown = split_by_episode(data)[2]
     env = LearnedReward(Shown(data.images[shown]), out, image_source="obs",

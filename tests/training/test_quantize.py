@@ -200,7 +200,9 @@ def test_the_gate_sees_an_inverted_network_whatever_the_graph_returns(
     # The log-odds of the gate are those of the classifier that will decide.
     with Classifier(bundle, precision="fp32") as classifier:
         ours = quantize.log_odds_of(bundle.network("fp32"), "openvino", images[:50], bundle)
-        np.testing.assert_allclose(ours, classifier.log_odds(images[:50]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            ours, classifier.predict(images[:50]).log_odds, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_frames_on_which_fp32_decides_all_alike_cannot_pass_a_network() -> None:

@@ -21,7 +21,7 @@ from train_runs import SMALL, Corridor, config
 from vinoreward.errors import (
     ConfigError,
 )
-from vinoreward.rewards.truth import Truth
+from vinoreward.wrappers.true_success import Truth
 from vinoreward_training.cli import main
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.evaluate import Moment, evaluate

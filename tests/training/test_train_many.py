@@ -18,7 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 from train_runs import config
 
-from vinoreward import ClaimedVsTrue, FalseClaimAlarm, RateAlarm, VecLearnedReward
+from vinoreward import ClaimedVsTrue, RateAlarm, VecLearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
@@ -391,9 +391,9 @@ def test_the_callback_tells_of_false_claims_or_stops(bundle: Bundle) -> None:
         return record
 
     with pytest.warns(UserWarning, match=r"alarm at step \d+: \d+ of the last \d+ claimed"):
-        told = trained(ClaimedVsTrue(alarm=FalseClaimAlarm()))
+        told = trained(ClaimedVsTrue(alarm=RateAlarm()))
     with pytest.warns(UserWarning, match="vinoreward audit"):
-        stopped = trained(ClaimedVsTrue(alarm=FalseClaimAlarm(), on_alarm="stop"))
+        stopped = trained(ClaimedVsTrue(alarm=RateAlarm(), on_alarm="stop"))
     assert stopped.raised["false"] == told.raised["false"][:1]
     assert (
         len(told.raised["false"]) > 1

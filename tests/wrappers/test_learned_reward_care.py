@@ -25,7 +25,7 @@ from vinoreward import (
 )
 from vinoreward.errors import ConfigError, InputError, OutOfDistributionError
 from vinoreward.rewards.decision import RewardOptions
-from vinoreward.rewards.truth import Truth, claim_of
+from vinoreward.wrappers.true_success import Truth, claim_of
 from vinoreward_training.sb3 import BatchedVecEnv
 
 
@@ -131,6 +131,29 @@ def test_what_is_no_number_is_refused(toy: Bundle, reward: Any) -> None:
         one(Pays(at(4), reward), toy)
 
 
+class FirstIsStale:
+    """Stands for the frozen-camera check."""
+
+    def ood_score(self, *_: Any) -> Any:
+        return np.array([100.0, 0.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("ood_score", "said"),
+    [([0.5, 0.5], "shows less change than the observation"), ([0.5, 2.0], "unlike those")],
+)
+def test_the_camera_is_blamed_only_if_all_images_are_stale(
+    ood_score: list[float], said: str
+) -> None:
+    core = PredictedRewards(RewardOptions(on_ood="raise"), 0.5, 2)
+    core.frozen = FirstIsStale()  # type: ignore[assignment]
+    core.classifier.prepared = np.zeros((2, 96, 128, 3), np.uint8)
+    sure, none = np.full(2, 0.9, np.float32), np.zeros(2, np.bool_)
+    found = (sure, sure, np.array(ood_score, np.float32))
+    with pytest.raises(OutOfDistributionError, match=said):
+        core.score(found, np.zeros(2), none, states=np.zeros((2, 1)))
+
+
 def test_an_ood_image_that_raises_ends_the_hold_as_one_that_is_withheld() -> None:
     sure, everyone = np.full(2, 0.9, np.float32), np.ones(2, np.bool_)
     ood = np.array([0.1, 3.0], np.float32)
@@ -227,7 +250,7 @@ def test_no_hold_goes_on_over_a_step_that_was_not_judged(
         patch.setattr(env.classifier, "predict", fails)
         with pytest.raises(error):
             env.step(0 if form == "one" else np.array([0]))
-    assert env._model.hold_counter.tolist() == [0]
+    assert env._model.detector.counter.tolist() == [0]
     env.close()
 
 

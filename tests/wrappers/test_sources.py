@@ -19,7 +19,7 @@ from vinoreward.wrappers.sources import EnvInfo, ImageReader, default_source
 from vinoreward_training.data.dataset_files import image_reader
 
 ENVS = 3
-KINDS = ("image", "planes", "stack", "stack_planes", "channels", "channels_first")
+KINDS = ("image", "planes")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def source_of(bundle: Bundle, source: Any, space: gym.Space[Any]) -> ImageReader:
-    return ImageReader(source, EnvInfo(space, "rgb_array", None, ENVS), bundle, stacked=True)
+    return ImageReader(source, EnvInfo(space, "rgb_array", None, ENVS), bundle)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -36,17 +36,17 @@ def test_a_batch_of_observations_is_looked_at_where_it_lies(bundle: Bundle, kind
     envs = SyncVectorEnv([lambda: Camera(kind)] * ENVS)
     observations, _ = envs.reset(seed=3)
     source = source_of(bundle, "obs", envs.single_observation_space)
-    images = source.batch(observations, range(ENVS))
-    assert images.shape == (ENVS, source.count, HEIGHT, WIDTH, 3)
+    images = source.batch(observations, [0, 1, 2])
+    assert images.shape == (ENVS, HEIGHT, WIDTH, 3)
     assert np.shares_memory(images, observations)
     alone = [source.single(None, one) for one in observations]
     np.testing.assert_array_equal(images, np.concatenate(alone))
-    # Of some environments, one twice, and one whose observation is already of its next episode.
+    # One whose observation is already of its next episode, and some environments.
     other = observations[::-1].copy()
-    mixed = source.batch(observations, [0, 1, 2], [1], {1: other[0]})
-    np.testing.assert_array_equal(mixed[[0, 2, 3]], images[[0, 2, 1]])
+    mixed = source.batch(observations, [0, 1, 2], last={1: other[0]})
+    np.testing.assert_array_equal(mixed[[0, 2]], images[[0, 2]])
     np.testing.assert_array_equal(mixed[1], source.single(None, other[0])[0])
-    np.testing.assert_array_equal(source.batch(observations, [2], [0]), images[[2, 0]])
+    np.testing.assert_array_equal(source.batch(observations, [2, 0]), images[[2, 0]])
     assert source.batch(observations, []).shape[0] == 0
     envs.close()
 
@@ -60,8 +60,8 @@ def test_a_function_is_asked_for_the_chosen_environments_only(bundle: Bundle) ->
 
     source = source_of(bundle, draw, gym.spaces.Box(0, 255, (1,), np.float32))
     observations = np.array([[10], [11], [12]], np.float32)
-    found = source.batch(observations, [0, 2], [1], {2: np.array([99], np.float32)})
-    assert asked == [10, 99, 11] == found[:, 0, 0, 0, 0].tolist()
+    found = source.batch(observations, [0, 2, 1], last={2: np.array([99], np.float32)})
+    assert asked == [10, 99, 11] == found[:, 0, 0, 0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_a_final_image_of_another_kind_is_an_error(
     source = source_of(bundle, "obs", gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8))
     observations = np.zeros((ENVS, HEIGHT, WIDTH, 3), np.uint8)
     with pytest.raises(InputError, match=message):
-        bundle.prepare(source.batch(observations, range(ENVS), [], {0: wrong})[:, 0])
+        bundle.prepare(source.batch(observations, [0, 1, 2], last={0: wrong}))
 
 
 def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
     source = source_of(bundle, "render", gym.spaces.Box(0, 1, (2,)))
     frames = [np.zeros((6, width, 3), np.uint8) for width in (8, 8, 9)]
     drawn = SimpleNamespace(render=lambda: frames)
-    assert source.batch(None, [0, 1], env=drawn).shape == (2, 1, 6, 8, 3)
+    assert source.batch(None, [0, 1], env=drawn).shape == (2, 6, 8, 3)
     with pytest.raises(InputError, match="one shape"):
         source.batch(None, [0, 1, 2], env=drawn)
     with pytest.raises(InputError, match=r"render\(\) gave NoneType"):
@@ -107,8 +107,8 @@ def test_a_key_with_a_dot_names_an_image_in_a_dict_in_the_dict(bundle: Bundle) -
     envs = SyncVectorEnv([Nested] * ENVS)
     observations, _ = envs.reset(seed=3)
     source = source_of(bundle, "obs:pixels.front", envs.single_observation_space)
-    images = source.batch(observations, range(ENVS))
-    np.testing.assert_array_equal(images[:, 0], observations["pixels"]["front"])
+    images = source.batch(observations, [0, 1, 2])
+    np.testing.assert_array_equal(images, observations["pixels"]["front"])
     assert np.ptp(images) > 0
     with pytest.raises(ConfigError, match=r"agent_pos, pixels\.front, pixels\.top"):
         source_of(bundle, "obs:pixels.back", envs.single_observation_space)
@@ -128,7 +128,7 @@ def test_an_image_may_be_a_torch_tensor(bundle: Bundle) -> None:
     )
     np.testing.assert_array_equal(called.single(tensors, tensors.reset(seed=3)[0]), expected)
     captured = image_reader(tensors, "Nested-v0", "obs:pixels.front", None)
-    np.testing.assert_array_equal(captured(tensors.reset(seed=3)[0]), expected[0, 0])
+    np.testing.assert_array_equal(captured(tensors.reset(seed=3)[0]), expected[0])
     with pytest.raises(ConfigError, match=r"has agent_pos, pixels\.front, pixels\.top"):
         image_reader(tensors, "Nested-v0", "obs:pixels", None)
 

@@ -18,7 +18,7 @@ import yaml
 
 from vinoreward import TrueSuccess
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.truth import Truth, as_truth, claim_of
+from vinoreward.wrappers.true_success import Truth, as_truth, claim_of
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset_files import read_about

@@ -25,6 +25,8 @@ TITLES = {
 }
 """What each test is called in a report; its evidence is logged under its key."""
 TESTS: tuple[str, ...] = tuple(TITLES)
+PRECISION = 0.9
+"""Least share of the claims that must be successes, by people's labels of a random sample."""
 OOD_SHARE = 0.1
 """Share of an episode's images that are out of distribution where the episode is: one of hundreds
 may be by chance."""
@@ -90,15 +92,6 @@ class RateAlarm:
             return False
         self._evidence = np.zeros(3)
         return True
-
-
-class FalseClaimAlarm(RateAlarm):
-    """A :class:`RateAlarm` of claims that are no successes."""
-
-    def update(self, claimed: float | None, true: float | None) -> bool:  # type: ignore[override]
-        """Take how an episode ended; see :meth:`RateAlarm.update`."""
-        known = claimed is not None and true is not None
-        return super().update(bool(claimed) and not true if known else None)
 
 
 @dataclass(frozen=True)
@@ -208,13 +201,11 @@ class TrustMonitor:
     Each test runs only where what it needs is known.
 
     Args:
-        false: tests for claims that are no true successes, by the truth; None: no test.
+        false: tests for episodes whose claim is no true success; None: no test.
         ood: tests for episodes of which a tenth or more is out of distribution for the bundle's
             guard; None: no test.
         earliest: first step of an episode, from 1, at which a success is possible; claims before it
             are tested for. None: no test.
-        precision: least share of the claims that must be successes, by people's labels of a random
-            sample; see :meth:`labelled`.
         window: episodes behind a rate, at least 1.
 
     Raises:
@@ -224,21 +215,17 @@ class TrustMonitor:
     def __init__(
         self,
         *,
-        false: FalseClaimAlarm | None = None,
+        false: RateAlarm | None = None,
         ood: RateAlarm | None = None,
         earliest: int | None = None,
-        precision: float = 0.9,
         window: int = 50,
     ) -> None:
         if window < 1:
             raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
         if earliest is not None and earliest < 1:
             raise ConfigError(f"earliest is {earliest}. Expected a step from 1, or None.")
-        if not 0 < precision < 1:
-            raise ConfigError(f"precision is {precision}. Expected a share between 0 and 1.")
         self.false, self.ood, self.earliest = false, ood, earliest
         self.early = None if earliest is None else RateAlarm()
-        self.precision = precision
         self.bound: PrecisionBound | None = None
         """From the labels; None before the first."""
         self.raised = dict.fromkeys(TESTS, 0)
@@ -247,12 +234,15 @@ class TrustMonitor:
 
     def add(self, ended: Ended) -> list[Alarm]:
         """Take an episode; return the alarms that it raises."""
-        claimed, true, early = ended.claimed, ended.true, None
+        claimed, true = ended.claimed, ended.true
+        false = early = None
+        if claimed is not None and true is not None:
+            false = bool(claimed) and not true
         if self.earliest is not None and claimed is not None and ended.length is not None:
             early = bool(claimed) and ended.length < self.earliest
         self._recent.append({"claim": claimed, "true": true, "ood": ended.ood, "early": early})
         raised = {
-            "false": self.false is not None and self.false.update(claimed, true),
+            "false": self.false is not None and self.false.update(false),
             "ood": self.ood is not None and self.ood.update(ended.ood),
             "early": self.early is not None and self.early.update(early),
         }
@@ -261,15 +251,16 @@ class TrustMonitor:
     def labelled(self, bound: PrecisionBound) -> list[Alarm]:
         """Take what people said of a random sample of claims; return the alarm that it raises.
 
-        It is raised when the bound is surely below ``precision``, and again only after it was not.
+        It is raised when the bound is surely below :data:`PRECISION`, and again only after it was
+        not.
         """
-        before = self.bound is not None and self.bound.high < self.precision
+        before = self.bound is not None and self.bound.high < PRECISION
         self.bound = bound
-        if bound.high >= self.precision or before:
+        if bound.high >= PRECISION or before:
             return []
         text = (
             f"of {bound.labels} labelled claims {bound.failures} are no successes: surely at most "
-            f"{bound.high:.0%} of the claims are any, and {self.precision:.0%} were expected. Mend "
+            f"{bound.high:.0%} of the claims are any, and {PRECISION:.0%} were expected. Mend "
             "the classifier with these labels (vinoreward mend) before going on"
         )
         return [self._alarm("precision", text)]

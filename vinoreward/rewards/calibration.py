@@ -14,6 +14,8 @@ from vinoreward.errors import ConfigError, InputError, TooFewNegativesError, nee
 
 # A temperature outside this range says that the logits are wrong, not that they need scaling.
 TEMPERATURES = (0.05, 20.0)
+CONFIDENCE = 0.95
+"""Of the bounds, unless another is given."""
 FEW = 50
 """Fewer frames of a label do not show that a network is surer than it says."""
 
@@ -47,35 +49,28 @@ class Threshold:
     recall_interval: tuple[float, float]
     notes: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for the bundle's ``decision.chosen_for``."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-
 
 def temperature(
     logits: NDArray[np.floating[Any]],
     labels: NDArray[np.integer[Any]],
-    success: int | None = None,
+    success: int = 1,
 ) -> float:
     """Return the T that makes ``softmax(logits / T)`` most likely (Guo et al. 2017, ICML).
 
     ``logits`` are ``(N, K)``, finite, of data that the network was not trained on; ``labels`` are
-    ``(N,)`` column numbers, or with ``success``, the column of success, 1 for success and 0 for a
-    failure of any kind. T is within 0.05 and 20, and at least 1 where a label has fewer than
-    :data:`FEW` frames or the labels are separated perfectly: there the lowest would be likeliest.
+    ``(N,)``, 1 for success, whose column is ``success``, and 0 for a failure of any kind. T is
+    within 0.05 and 20, and at least 1 where a label has fewer than :data:`FEW` frames or the labels
+    are separated perfectly: there the lowest would be likeliest.
     """
     values, targets = np.asarray(logits, dtype=np.float64), np.asarray(labels)
-    columns = np.arange(values.shape[1])
-    possible = columns == targets[:, None]
-    if success is not None:
-        possible = (columns == success) == (targets[:, None] == 1)
-    one_of_several = possible.any(axis=1) & ~possible.all(axis=1)
-    if not len(values) or not np.isfinite(values).all() or not one_of_several.all():
+    usable = len(values) and values.shape[1] > 1 and np.isfinite(values).all()
+    if not (usable and np.isin(targets, (0, 1)).all()):
         raise InputError(
-            f"found logits of shape {values.shape}, with NaN or infinity among them or labels that "
-            "are none of their columns. Expected one row or more of finite numbers, at least two "
-            "columns, and labels that number them from 0."
+            f"found logits of shape {values.shape}, with NaN or infinity among them, or labels but "
+            "0 and 1. Expected one row or more of finite numbers, at least two columns, and "
+            "labels: 1 for success, 0 for failure."
         )
+    possible = (np.arange(values.shape[1]) == success) == (targets[:, None] == 1)
     # Not scipy.stats, which takes a second to load.
     with needed_for("calibration", "train"):
         from scipy.optimize import minimize_scalar
@@ -97,7 +92,7 @@ def temperature(
 
 
 def clopper_pearson(
-    k: int, n: int, confidence: float = 0.95, side: Side = "two"
+    k: int, n: int, confidence: float = CONFIDENCE, side: Side = "two"
 ) -> tuple[float, float]:
     """Return the exact interval of a rate, ``k`` events in ``n`` trials (Clopper & Pearson 1934).
 
@@ -117,7 +112,7 @@ def clopper_pearson(
     return low, high
 
 
-def negatives_needed(target_fpr: float, confidence: float = 0.95) -> int:
+def negatives_needed(target_fpr: float, confidence: float = CONFIDENCE) -> int:
     """Return how many negatives without a false positive support the rate: 299 for 1 %."""
     _check_rate("target_fpr", target_fpr)
     _check_rate("confidence", confidence)
@@ -125,7 +120,7 @@ def negatives_needed(target_fpr: float, confidence: float = 0.95) -> int:
     return max(1, math.ceil(math.log1p(-confidence) / math.log1p(-target_fpr) - 1e-9))
 
 
-def rate_supported(negatives: int, confidence: float = 0.95) -> float:
+def rate_supported(negatives: int, confidence: float = CONFIDENCE) -> float:
     """Return the lowest rate that so many negatives without an error prove: 1 % for 299."""
     _check_rate("confidence", confidence)
     if negatives < 1:
@@ -152,7 +147,6 @@ def threshold_for_fpr(
     labels: NDArray[np.integer[Any]],
     episodes: NDArray[np.integer[Any]],
     target_fpr: float = 0.01,
-    confidence: float = 0.95,
 ) -> Threshold:
     """Return the smallest threshold whose false-positive rate is below the target, with confidence.
 
@@ -165,31 +159,30 @@ def threshold_for_fpr(
         labels: ``(N,)``, 1 for success and 0 for failure.
         episodes: ``(N,)`` number of the episode each frame comes from.
         target_fpr: highest accepted rate, between 0 and 1.
-        confidence: of the bounds.
 
     Raises:
         TooFewNegativesError: too few failure frames to support the rate.
         InputError: arrays that cannot work, or no threshold reaches the target.
     """
     frames = _Frames(probabilities, labels, episodes)
-    needed = negatives_needed(target_fpr, confidence)
+    needed = negatives_needed(target_fpr)
     negative, peaks = frames.negative, frames.peaks
     if len(negative) < needed:
         raise TooFewNegativesError(
             f"found {len(negative)} failure frames. Expected at least {needed} to support a "
-            f"false-positive rate of {target_fpr:g} at {confidence:g} confidence even without a "
+            f"false-positive rate of {target_fpr:g} at {CONFIDENCE:g} confidence even without a "
             f"single error; capture {needed - len(negative)} more, or accept a higher target_fpr."
         )
-    smallest = _above(negative, _allowed(len(negative), target_fpr, confidence))
+    smallest = _above(negative, _allowed(len(negative), target_fpr))
     if len(peaks) >= needed:
-        smallest = max(smallest, _above(peaks, _allowed(len(peaks), target_fpr, confidence)))
+        smallest = max(smallest, _above(peaks, _allowed(len(peaks), target_fpr)))
     if smallest > 1.0:
         raise InputError(
             f"found more failure frames or episodes of probability 1 than a rate of {target_fpr:g} "
             "allows. Expected a network that separates them better; check the highest-scored "
             "failures' labels, train again with more like them, or raise target_fpr."
         )
-    return frames.measured(smallest, target_fpr, confidence)
+    return frames.measured(smallest, target_fpr)
 
 
 def threshold_for_recall(
@@ -198,7 +191,6 @@ def threshold_for_recall(
     episodes: NDArray[np.integer[Any]],
     recall: float,
     target_fpr: float = 0.01,
-    confidence: float = 0.95,
 ) -> Threshold:
     """Return the largest threshold that claims at least a share ``recall`` of the successes.
 
@@ -216,7 +208,7 @@ def threshold_for_recall(
         raise InputError("found no success frame. Expected some, to keep a recall.")
     # Less than a billionth of a frame is rounding.
     least = min(len(positive), max(1, math.ceil(recall * len(positive) - 1e-9)))
-    return frames.measured(float(positive[least - 1]), target_fpr, confidence)
+    return frames.measured(float(positive[least - 1]), target_fpr)
 
 
 class _Frames:
@@ -241,18 +233,18 @@ class _Frames:
         self.peaks = np.zeros(len(names))
         np.maximum.at(self.peaks, inverse, self.negative)
 
-    def measured(self, value: float, target_fpr: float, confidence: float) -> Threshold:
+    def measured(self, value: float, target_fpr: float) -> Threshold:
         """Return a threshold with its rates on these frames."""
         every = self.negative, self.peaks, self.positive
         wrong, wrong_episodes, right = (int((each >= value).sum()) for each in every)
         negatives, episodes, positives = map(len, every)
-        episode_bound = clopper_pearson(wrong_episodes, episodes, confidence, "upper")[1]
+        episode_bound = clopper_pearson(wrong_episodes, episodes, CONFIDENCE, "upper")[1]
         notes = []
         if episode_bound > target_fpr:
             notes.append(
                 f"The bound per episode is {episode_bound:.3g}, above the target of "
                 f"{target_fpr:g}: {episodes} episodes with failures were found and "
-                f"{negatives_needed(target_fpr, confidence)} are needed. Frames of an episode "
+                f"{negatives_needed(target_fpr)} are needed. Frames of an episode "
                 "resemble each other, so the bound per frame is optimistic; capture more, shorter "
                 "episodes."
             )
@@ -261,10 +253,10 @@ class _Frames:
         return Threshold(
             value=value,
             target_fpr=target_fpr,
-            confidence=confidence,
+            confidence=CONFIDENCE,
             false_positives=wrong,
             negatives=negatives,
-            fpr_upper=clopper_pearson(wrong, negatives, confidence, "upper")[1],
+            fpr_upper=clopper_pearson(wrong, negatives, CONFIDENCE, "upper")[1],
             false_positive_episodes=wrong_episodes,
             negative_episodes=episodes,
             episode_fpr_upper=episode_bound,
@@ -272,16 +264,16 @@ class _Frames:
             true_positives=right,
             positives=positives,
             recall=right / positives if positives else 0.0,
-            recall_interval=clopper_pearson(right, positives, confidence),
+            recall_interval=clopper_pearson(right, positives, CONFIDENCE),
             notes=tuple(notes),
         )
 
 
-def _allowed(n: int, target: float, confidence: float) -> int:
+def _allowed(n: int, target: float) -> int:
     """Return the most errors in ``n`` whose upper bound is within the target, at least 0."""
 
     def upper(errors: int) -> float:
-        return clopper_pearson(errors, n, confidence, "upper")[1]
+        return clopper_pearson(errors, n, CONFIDENCE, "upper")[1]
 
     return max(0, bisect.bisect_right(range(n + 1), target, key=upper) - 1)
 

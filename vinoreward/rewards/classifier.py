@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +18,9 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import columns
 from vinoreward.bundles.runner import Runner
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward.errors import ConfigError, OutputError
-from vinoreward.images import in_color, layout_of
-from vinoreward.rewards.decision import WITHHELD, check_thresholds
+from vinoreward.errors import OutputError
+from vinoreward.rewards.decision import check_thresholds
 from vinoreward.rewards.ood import OodDetector, guard_of
-
-RewardKind = Literal["claim", "probability", "log_odds"]
 
 PARALLEL = 16
 """Images for each thread from which a batch is scored in several."""
@@ -40,6 +36,7 @@ class Prediction(NamedTuple):
     probability: Array
     """Calibrated, from 0 to 1; on a device NaN where the network gave no number."""
     log_odds: Array
+    """``log(p / (1 - p))`` of the probability, exact where that rounds to 1."""
     ood_score: Array | None
     """Out of distribution above 1; None without a detector."""
 
@@ -88,7 +85,6 @@ class Classifier(Runner):
         super().__init__(
             bundle, backend=backend, device=device, precision=precision, threads=threads
         )
-        self._auto = precision == "auto"
         self.guarded = guarded
         """Whether the OOD detector sees the images too."""
         own = self.bundle.spec.decision.threshold if threshold is None else threshold
@@ -152,14 +148,10 @@ class Classifier(Runner):
             InputError: wrong shape, size or dtype.
             OutputError: the network returned what cannot be right.
         """
-        return sigmoid(self._log_odds(images)).astype(np.float32)
-
-    def log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return ``log(p / (1 - p))`` of the calibrated probability, exact where p rounds to 1.
-
-        ``(N,)`` float32, finite; images and errors are as for :meth:`probability`.
-        """
-        return self._log_odds(images).astype(np.float32)
+        prepared = self.prepare(images)
+        if prepared is None:
+            return np.zeros(0, np.float32)
+        return sigmoid(self._log_odds(prepared)).astype(np.float32)
 
     def compute_reward(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return 1.0 where success is claimed and 0.0 elsewhere, ``(N,)`` float32.
@@ -171,23 +163,6 @@ class Classifier(Runner):
         if prediction.ood_score is not None:
             claimed &= prediction.ood_score <= 1.0
         return np.asarray(claimed.astype(np.float32))
-
-    def as_reward_fn(self, reward: RewardKind = "claim") -> Callable[..., NDArray[np.float32]]:
-        """Return the reward function that the ``imitation`` library calls; it can be pickled.
-
-        It takes ``state, action, next_state, done`` by position or by name and scores
-        ``next_state``: ``(N, H, W, 3)`` or ``(N, 3, H, W)`` uint8. The reward is ``"claim"`` (1 or
-        0), ``"probability"`` or ``"log_odds"``; an image that is out of distribution earns at most
-        a sure failure: 0, or -20 log-odds. For the last two ``precision="auto"`` means FP32, in a
-        classifier of its own: INT8 is checked for its decisions at the threshold only.
-        """
-        if reward not in get_args(RewardKind):
-            raise ConfigError(f"reward is {reward!r}. Expected one of {get_args(RewardKind)}.")
-        exact = self
-        if reward != "claim" and self._auto and self.precision != "fp32":
-            exact = copy.copy(self)
-            exact.precision, exact.band = "fp32", None
-        return functools.partial(_imitation_reward, exact, reward)
 
     def close(self) -> None:
         """Free the networks; may be called more than once."""
@@ -201,7 +176,7 @@ class Classifier(Runner):
         return {**super().__getstate__(), **own, "_clones": [], "_on_device": None}
 
     def _predict(self, images: NDArray[np.uint8]) -> Prediction:
-        odds = self._log_odds_of(images)
+        odds = self._log_odds(images)
         ood_score = None if self.guard is None else self.guard.ood_score(images)
         return Prediction(sigmoid(odds).astype(np.float32), odds.astype(np.float32), ood_score)
 
@@ -262,10 +237,6 @@ class Classifier(Runner):
         return odds, ood_score
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        prepared = self.prepare(images)
-        return np.zeros(0) if prepared is None else self._log_odds_of(prepared)
-
-    def _log_odds_of(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         spec = self.bundle.spec
         first, *again = self.backends
         scores = scores_of(first.infer_prepared(images), spec)
@@ -303,25 +274,6 @@ class Classifier(Runner):
     def _odds(self, scores: Array) -> Array:
         spec = self.bundle.spec
         return log_odds(scores, spec.success_index, spec.decision.temperature)
-
-
-def _imitation_reward(
-    classifier: Classifier,
-    reward: RewardKind,
-    state: object,
-    action: object,
-    next_state: NDArray[np.uint8],
-    done: object,
-) -> NDArray[np.float32]:
-    images = in_color(next_state, layout_of(next_state.shape[1:], "next_state"))
-    if reward == "claim":
-        return classifier.compute_reward(images)
-    rewards: NDArray[np.float32] = getattr(classifier, reward)(images)
-    prepared = classifier.prepare(images)
-    if classifier.guard is None or prepared is None:
-        return rewards
-    ood_mask = classifier.guard.ood_score(prepared) > 1.0
-    return np.where(ood_mask, np.minimum(rewards, np.float32(WITHHELD[reward])), rewards)
 
 
 def translations(images: Array) -> tuple[Array, Array, Array]:

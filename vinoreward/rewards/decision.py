@@ -67,12 +67,11 @@ class SuccessDetector:
         arrays: Arrays = Arrays(),  # noqa: B008  (a tuple, which nobody can change)
     ) -> None:
         self.enter, self.exit = check_thresholds(enter, exit)
-        for name, value in (("hold", hold), ("num_envs", num_envs)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ConfigError(f"{name} is {value!r}. Expected a whole number of at least 1.")
+        if isinstance(hold, bool) or not isinstance(hold, (int, np.integer)) or hold < 1:
+            raise ConfigError(f"hold is {hold!r}. Expected a whole number of at least 1.")
         self.hold = int(hold)
         self.success_filter = success_filter
-        self.num_envs = int(num_envs)
+        self.num_envs = num_envs
         self._arrays = arrays
         self._counter = arrays.full(self.num_envs, 0, "int64")
 
@@ -120,17 +119,9 @@ class SuccessDetector:
         self._counter = xp.where(new, longer, self._counter)
         return new & (self._counter >= self.hold)
 
-    def reset(self, indices: Sequence[int] | Array | None = None) -> None:
-        """Start a new episode in these environments (numbers or a bool mask), or in all."""
-        if indices is None:
-            self._counter = self._counter * 0
-            return
-        mask: Any = indices
-        if self._arrays.on_host:
-            mask = np.asarray(indices)
-            if mask.dtype != np.bool_:
-                mask = np.isin(np.arange(self.num_envs), mask)
-        self._counter = self._counter * ~mask
+    def reset(self, mask: Array | None = None) -> None:
+        """Start episodes where ``mask``, ``(num_envs,)`` bool, is True; None: everywhere."""
+        self._counter = self._counter * (0 if mask is None else ~mask)
 
     def _check(self, values: NDArray[np.float32], mask: NDArray[Any]) -> None:
         shape = (self.num_envs,)
@@ -173,6 +164,8 @@ class RewardOptions(StrictModel):
     env_reward_weight: Number = 0.0
     success_replaces_env_reward: Flag = False
     reward_mode: RewardMode = "sparse"
+    success_threshold: Number | None = None
+    success_exit_threshold: Number | None = None
     success_hold_steps: SkipValidation[int] = 1  # the success detector checks it
     success_filter: SuccessFilter | None = None
     terminate_on_success: Flag = True
@@ -223,11 +216,3 @@ def withhold(values: Array, ood_mask: Array | None, kind: str) -> Array:
     xp, most = Arrays.like(values).xp, WITHHELD[kind]
     least = xp.nan_to_num(values, nan=most, posinf=most, neginf=most)
     return xp.where(ood_mask, xp.clip(least, None, most), values)
-
-
-def shaping(before: Array, after: Array, gamma: float) -> Array:
-    """Return ``gamma * phi(s') - phi(s)``, which leaves the optimal policy as it was.
-
-    Ng, Harada & Russell 1999, "Policy invariance under reward transformations", ICML, theorem 1.
-    """
-    return gamma * after - before

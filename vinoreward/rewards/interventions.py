@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from vinoreward.errors import ConfigError
 
 Undo = Callable[[], None]
 
@@ -70,35 +67,3 @@ class SearchSpace:
     set_state: Callable[[NDArray[np.float64]], bool | None]
     """Puts the environment into a state, one number for each axis; the next image shows it.
     Returns whether that is a success, or None: too close to call, or not to be reached."""
-
-
-def offered_by(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
-    """Return the interventions and spaces that an environment (``env.unwrapped``) offers.
-
-    ConfigError as :func:`apart`.
-    """
-    name = type(env).__name__
-    changes, spaces = apart(getattr(env, "audit_interventions", tuple)(), name)
-    more_changes, more_spaces = apart(getattr(env, "audit_spaces", tuple)(), name)
-    return changes + more_changes, spaces + more_spaces
-
-
-def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
-    """Return the interventions and the spaces among what ``source`` gives.
-
-    ConfigError for anything else, and for a space that cannot be searched.
-    """
-    every = tuple(found) if isinstance(found, list | tuple) else (found,)
-    if not all(isinstance(one, Intervention | SearchSpace) for one in every):
-        raise ConfigError(
-            f"{source} gives {found!r}. Expected a list of vinoreward.Intervention(name, apply) "
-            "and vinoreward.SearchSpace(name, axes, set_state)."
-        )
-    spaces = tuple(one for one in every if isinstance(one, SearchSpace))
-    for space in spaces:
-        if not (space.axes and all(-np.inf < one.low < one.high < np.inf for one in space.axes)):
-            raise ConfigError(
-                f"the search space {space.name!r} of {source} has the axes {space.axes}. Expected "
-                "at least one, each with a low below its high."
-            )
-    return tuple(one for one in every if isinstance(one, Intervention)), spaces

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -27,30 +27,16 @@ Floats = NDArray[np.float32]
 Images = NDArray[np.uint8]
 
 MAX_GUARD_BYTES = 8 << 20
-FALSE_ALARMS = 0.002
-"""Share of clean episodes that may have an out-of-distribution frame, if enough are there."""
-MARGIN = 1.25
-"""The limit is this times what the clean episodes ask for: a policy sees what no capture saw."""
-LEAST_EPISODES = 20
-"""Fewest episodes to choose a limit on."""
 
 _CELLS = (12, 16)
 """Places, down and across."""
-_COLOURS = 8**3
+COLOURS = 8**3
 """Eight levels of each channel."""
 _SIDE = 48
 """About as many pixels of the shorter side are compared, of large images half as many rows."""
-_TOLERATED = 6
-"""Grey levels by which a colour may differ from one that was seen."""
-_RARE = 5e-4
-"""A colour was seen in a place if this share of the images had a pixel of it there."""
 _ROUGH_CELLS = (6, 8)
-_PARTS = 12
+PARTS = 12
 """Directions in which the roughness of the training images differs."""
-_FLOORS = (0.002, 0.02, 1.0)
-"""Least scale of each measure: share of all pixels, of a place's pixels, roughness."""
-_ROUGH_FLOOR = 0.05
-_BATCH = 256
 # A colour's number from its bytes: three bits of each channel, side by side from bit 21. (Arrays:
 # a number would be converted in each call.)
 _TOP_BITS, _SIDE_BY_SIDE, _FIRST_BIT = (np.array(n, np.uint32) for n in (0xE0E0E0, 0x400801, 21))
@@ -66,9 +52,9 @@ class OodDetector:
     leave. ``scales`` (3,) are of the measures, whose largest multiple counts, and ``limit`` (1,) is
     the multiple from which an image is out of distribution.
 
-    Example::
+    Training fits one (``vinoreward_training.classifier.fit_detector``)::
 
-        guard = OodDetector.fit(images, held_out, episodes)
+        guard = fit_detector(images, held_out, episodes)
         ood_mask = guard.ood_score(images) > 1.0
     """
 
@@ -80,49 +66,6 @@ class OodDetector:
     scales: Floats
     limit: Floats
 
-    @classmethod
-    def fit(cls, images: Images, held_out: Images, episodes: NDArray[Any]) -> OodDetector:
-        """Learn what clean images are like.
-
-        The limit is split conformal by episode (Vovk, Gammerman & Shafer 2005): a new one of the
-        same kind has an out-of-distribution frame with a probability of at most ``FALSE_ALARMS``,
-        or ``1 / (n + 1)`` of n episodes if that is more.
-
-        Args:
-            images: ``(N, H, W, 3)`` uint8, images that the network was trained on.
-            held_out: ``(M, H, W, 3)`` uint8, others of the same kind.
-            episodes: ``(M,)`` which episode each is of; at least ``LEAST_EPISODES``.
-        """
-        names, of_frame = np.unique(np.asarray(episodes), return_inverse=True)
-        height, width = images.shape[1:3]
-        measures = _Measures(height, width)
-        rough = np.concatenate([measures.rough(part) for part in _batches(images)])
-        mean = rough.mean(axis=0)
-        kept = min(_PARTS, len(rough) // 20, rough.shape[1] - 1)
-        parts = np.linalg.svd(rough - mean, full_matrices=False)[2][: max(0, kept)]
-        left = (rough - mean) - (rough - mean) @ parts.T @ parts
-        guard = cls(
-            size=np.array([height, width]),
-            seen=np.packbits(_seen(measures, images)),
-            rough_mean=mean,
-            rough_parts=parts,
-            rough_scale=np.sqrt((left**2).mean(axis=0) + np.float32(_ROUGH_FLOOR**2)),
-            scales=np.ones(3, np.float32),
-            limit=np.ones(1, np.float32),
-        )
-        # With scales and a limit of 1 the multiples are the measures themselves.
-        measures.fitted(guard)
-        multiples = np.concatenate([measures.multiples(part) for part in _batches(held_out)])
-        # Some episodes choose the scales and others the limit, or that would be too low.
-        choosing = of_frame % 2 == 0
-        scales = np.maximum(np.quantile(multiples[choosing], 0.999, axis=0), _FLOORS)
-        largest = np.zeros(len(names))
-        np.maximum.at(largest, of_frame, (multiples / scales).max(axis=1))
-        ordered = np.sort(largest[1::2])
-        rank = min(len(ordered), int(np.ceil((len(ordered) + 1) * (1 - FALSE_ALARMS))))
-        limit = MARGIN * max(1.0, float(ordered[rank - 1]))
-        return replace(guard, scales=scales.astype(np.float32), limit=np.array([limit], np.float32))
-
     def ood_score(self, images: Array) -> Array:
         """Return ``(N,)`` float32 of at least 0; above 1 an image is out of distribution.
 
@@ -133,7 +76,7 @@ class OodDetector:
         measures = self._measures.get(arrays)
         if measures is None:
             height, width = self.size.tolist()
-            measures = self._measures[arrays] = _Measures(height, width, arrays).fitted(self)
+            measures = self._measures[arrays] = Measures(height, width, arrays).fitted(self)
         return measures.ood_score(images)
 
     def to_bytes(self) -> bytes:
@@ -148,9 +91,9 @@ class OodDetector:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], size: tuple[int, int]) -> OodDetector:
         """Return a guard of images of that size; BundleError unless the arrays are one's."""
-        measures, most = _Measures(*size), np.finfo(np.float32).max
-        bits, rough = measures.count * _COLOURS, measures.rough_count
-        kept = min(_PARTS, len(np.atleast_1d(arrays.get("rough_parts", 0))))
+        measures, most = Measures(*size), np.finfo(np.float32).max
+        bits, rough = measures.count * COLOURS, measures.rough_count
+        kept = min(PARTS, len(np.atleast_1d(arrays.get("rough_parts", 0))))
         # With other numbers the multiples might be none.
         expected: dict[str, tuple[tuple[int, ...], type, Any, Any]] = {
             "size": ((2,), np.int64, size, size),
@@ -177,7 +120,7 @@ class OodDetector:
         return cls(**arrays)
 
     @cached_property
-    def _measures(self) -> dict[Arrays, _Measures]:
+    def _measures(self) -> dict[Arrays, Measures]:
         return {}
 
 
@@ -198,7 +141,7 @@ def guard_of(bundle: Bundle) -> OodDetector | None:
     return OodDetector.from_arrays(arrays, (spec.image.height, spec.image.width))
 
 
-class _Measures:
+class Measures:
     """Measures images of one size, on the arrays of one library and device.
 
     Colours are compared in every ``rows``-th row and ``step``-th column; ``offset`` is the number
@@ -216,7 +159,7 @@ class _Measures:
         down, across = min(_CELLS[0], rows), min(_CELLS[1], columns)
         self.count = down * across
         place = _cell(down, rows)[:, None] * across + _cell(across, columns)
-        self.offset = arrays.cast(place * _COLOURS, "uint32" if arrays.on_host else "int32")
+        self.offset = arrays.cast(place * COLOURS, "uint32" if arrays.on_host else "int32")
         self._down = arrays.cast(_means(down, rows), "float32")
         self._across = arrays.cast(_means(across, columns).T.copy(), "float32")
         columns = max(0, width - 2)
@@ -225,10 +168,10 @@ class _Measures:
         self._rough_down = arrays.cast(_means(down, rows), "float32")
         self._rough_across = arrays.cast(_means(across, columns).T.copy(), "float32")
 
-    def fitted(self, detector: OodDetector) -> _Measures:
+    def fitted(self, detector: OodDetector) -> Measures:
         """Take a detector's numbers, for all but :meth:`rough` and :meth:`colours`."""
         cast = self._arrays.cast
-        seen = np.unpackbits(detector.seen, count=self.count * _COLOURS)
+        seen = np.unpackbits(detector.seen, count=self.count * COLOURS)
         limits = detector.scales * detector.limit
         self._novel, self._limits = cast(seen == 0, "bool"), limits.tolist()
         # Takes the known directions out of roughness and scales the rest: the norm of what it
@@ -321,17 +264,3 @@ def _means(cells: int, side: int) -> Floats:
         matrix[_cell(cells, side), np.arange(side)] = 1.0
         matrix /= matrix.sum(axis=1, keepdims=True)
     return matrix
-
-
-def _seen(measures: _Measures, images: Images) -> NDArray[np.bool_]:
-    """Return which colours were seen in which places, flat."""
-    counts = np.zeros(measures.count * _COLOURS, np.int64)
-    for part in _batches(images):
-        for off in (-_TOLERATED, 0, _TOLERATED):
-            moved = np.clip(part.astype(np.int16) + off, 0, 255).astype(np.uint8)
-            counts += np.bincount(measures.colours(moved).ravel(), minlength=len(counts))
-    return np.asarray(counts >= max(2.0, _RARE * len(images)))
-
-
-def _batches(images: Images) -> list[Images]:
-    return [images[start : start + _BATCH] for start in range(0, len(images), _BATCH)]

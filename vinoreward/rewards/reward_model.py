@@ -20,7 +20,6 @@ from vinoreward.rewards.decision import (
     RewardOptions,
     Scores,
     SuccessDetector,
-    shaping,
     withhold,
 )
 from vinoreward.rewards.frozen import FrozenCheck
@@ -63,8 +62,6 @@ class RewardModel:
         backend: str = "openvino",
         device: str = "CPU",
         threads: int = 1,
-        threshold: float | None = None,
-        exit_threshold: float | None = None,
     ) -> None:
         sparse = options.reward_mode == "sparse"
         self.classifier = Classifier(
@@ -73,8 +70,8 @@ class RewardModel:
             device=device,
             precision="fp32" if precision == "auto" and not sparse else precision,
             threads=threads,
-            threshold=threshold,
-            exit_threshold=exit_threshold,
+            threshold=options.success_threshold,
+            exit_threshold=options.success_exit_threshold,
             guarded=options.on_ood != "ignore",
         )
         """What scores the images. It loads at the first one."""
@@ -108,11 +105,6 @@ class RewardModel:
         """Return whether images are tensors that can be scored without waiting for their device."""
         return not self.options.host_only and self.classifier.takes(images)
 
-    @property
-    def hold_counter(self) -> Array:
-        """``(num_envs,)`` int64: counting images in a row, at most ``success_hold_steps``."""
-        return self.detector.counter
-
     def reset(self, mask: Array | None = None, images: Array | None = None) -> None:
         """Start episodes where ``mask``, ``(num_envs,)`` bool, is True; None: everywhere.
 
@@ -132,11 +124,6 @@ class RewardModel:
         self._returns = where(mask, 0.0, self._returns)
         self._lengths = where(mask, 0, self._lengths)
         self._began = where(mask, time.perf_counter(), self._began)
-
-    def forget(self, ended: Array, begun: Array) -> None:
-        """After an error: end the holds of ``ended`` environments, start episodes of ``begun``."""
-        self.detector.reset(ended)
-        self.reset(begun)
 
     def score(
         self,
@@ -264,7 +251,7 @@ class RewardModel:
             # An absorbing state has potential 0, else the optimal policy may change; a truncated
             # episode has not ended, its last state keeps its potential.
             following = where(ended, 0.0, counted)
-            rewards = rewards + shaping(self._potential, following, options.gamma)
+            rewards = rewards + (options.gamma * following - self._potential)
             self._potential = where(mask, following, self._potential)
         return rewards
 

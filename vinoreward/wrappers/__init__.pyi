@@ -1,6 +1,6 @@
 from .encoded import EncodedObservation
+from .env_adapter import ImageInInfo
 from .learned_reward import LearnedReward
-from .render_once import ImageInInfo
 from .true_success import TrueSuccess
 
 __all__ = ["EncodedObservation", "ImageInInfo", "LearnedReward", "TrueSuccess"]

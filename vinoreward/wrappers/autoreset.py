@@ -65,7 +65,7 @@ def reset_ended(
     Their ``final_obs`` and ``final_info`` hold what ``observations`` and ``infos`` were there.
     """
     final = _final_obs(env.observation_space, observations, over)
-    ended = masked(infos, over)
+    ended = merged({}, infos, over)
     fresh, begun = env.reset(options={"reset_mask": over & True})
     going = merged(infos, begun, over)
     if "final_obs" in going:  # of other environments
@@ -106,11 +106,6 @@ def put(infos: Infos, key: str, values: Any, mask: Array) -> None:
     else:
         infos[key] = _where(mask, values, before)
     infos[f"_{key}"] = own
-
-
-def masked(infos: Mapping[str, Any], mask: Array) -> Infos:
-    """Return infos that are set where ``mask`` is True, in new memory."""
-    return merged({}, infos, mask)
 
 
 def merged(infos: Mapping[str, Any], others: Mapping[str, Any], mask: Array) -> Infos:

@@ -1,4 +1,6 @@
-"""What all wrappers share: how they go around an environment, and final observations.
+"""What all wrappers share: how they go around an environment, frames, and final observations.
+
+An image is rendered once for several wrappers, and may travel in ``info``.
 
 Gymnasium's SAME_STEP mode and SB3's vector environments reset an environment before they return the
 final observation of its episode. An environment that returns the same array every time has
@@ -10,17 +12,24 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, SupportsFloat, TypeVar
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.wrappers.render_once import PlainWrapper, layers, render_once
-from vinoreward.wrappers.sources import EnvInfo, ImageReader, ImageSource, ViewReader, takes_render
+from vinoreward.wrappers.sources import (
+    EnvInfo,
+    ImageReader,
+    ImageSource,
+    ViewReader,
+    render,
+    takes_render,
+)
 
 AnyEnv = TypeVar("AnyEnv")
 Env = gym.Env[Any, Any]
@@ -29,6 +38,8 @@ ONE = np.ones(1, np.bool_)
 """The mask of a single environment."""
 NOTHING: Mapping[int, Any] = MappingProxyType({})
 """No final observations."""
+IMAGE = "image"
+"""Key of ``info`` under which an image travels."""
 ENDS = 8
 """Episodes in a row that must end with the next one's first image before an error is raised."""
 
@@ -74,6 +85,112 @@ def refuse_autoreset(env: Env, harm: str) -> None:
             f"first image of the next episode like any other: {harm}. Expected Autoreset outside; "
             "put it around this wrapper."
         )
+
+
+class _RenderOnce:
+    env: Any
+    _frames: Any = None
+    """What was rendered since the last step or reset."""
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environment and forget what it showed."""
+        self._frames = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Step the environment and forget what it showed."""
+        self._frames = None
+        return self.env.step(*args, **kwargs)
+
+    def render(self) -> Any:
+        """Return what the environment shows, rendered at the first call after a step or reset."""
+        if self.env.render_mode != "rgb_array":
+            return self.env.render()
+        if self._frames is None:
+            self._frames = self.env.render()
+        return _copied(self._frames)
+
+
+class PlainWrapper(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """A wrapper without arguments, which ``env.spec`` can make again."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+
+class RenderOnce(_RenderOnce, PlainWrapper):
+    """Render once per step or reset; every caller of ``render()`` gets its own copy.
+
+    For ``render_mode="rgb_array"`` only. A state changed without a step or reset is not seen.
+    """
+
+
+class VectorRenderOnce(_RenderOnce, VectorWrapper[Any, Any, Any, Any, Any]):
+    """:class:`RenderOnce` for the frames of all sub-environments; tensors are not copied."""
+
+    passes_masked_resets = True
+
+
+class ImageInInfo(PlainWrapper):
+    """Render after every step and reset and put the image into ``info["image"]``.
+
+    Vector environments of Stable-Baselines3 reset an environment before its last image can be
+    rendered. With this wrapper around each environment that image travels in the ``info`` of the
+    last step, so that ``VecLearnedReward`` takes ``image_source="render"``, also from environments
+    in other processes.
+
+    Args:
+        env: an environment made with ``render_mode="rgb_array"``.
+
+    Raises:
+        ConfigError: another render mode.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        if env.render_mode != "rgb_array":
+            raise ConfigError(
+                f"the environment's render_mode is {env.render_mode!r}. Expected 'rgb_array', as "
+                "every step is rendered; make the environment with render_mode='rgb_array'."
+            )
+        super().__init__(env)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; ``info["image"]`` is the episode's first image."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, self._with_image(info)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the environment; ``info["image"]`` is the image that the step ended with."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated, truncated, self._with_image(info)
+
+    def _with_image(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {**info, IMAGE: _copied(render(self.env))}
+
+
+def render_once(env: Any) -> Any:
+    """Return an environment that renders once per step; ``env`` itself if it does already."""
+    if any(isinstance(layer, _RenderOnce) for layer in layers(env)):
+        return env
+    return VectorRenderOnce(env) if isinstance(env, VectorEnv) else RenderOnce(env)
+
+
+def layers(env: Any) -> Iterator[Any]:
+    """Yield an environment's wrappers from the outermost to the innermost, then itself."""
+    while isinstance(env, (gym.Wrapper, VectorWrapper)):
+        yield env
+        env = env.env
+    yield env
+
+
+def _copied(frames: Any) -> Any:
+    """Return a copy of an image, or of those of a vector environment; tensors as they are."""
+    if isinstance(frames, (tuple, list)):
+        return tuple(map(_copied, frames))
+    return frames.copy() if isinstance(frames, np.ndarray) else frames
 
 
 class CopyFinalObs(PlainWrapper):

@@ -26,10 +26,17 @@ from vinoreward.wrappers.env_adapter import (
     Env,
     EnvAdapter,
     SingleAdapter,
+    layers,
     refuse_autoreset,
 )
-from vinoreward.wrappers.render_once import layers
-from vinoreward.wrappers.sources import ImageSource, has_state, image_reader, sources_of, state_of
+from vinoreward.wrappers.sources import (
+    ImageReader,
+    ImageSource,
+    ViewReader,
+    has_state,
+    sources_of,
+    state_of,
+)
 
 RELABELS = "compute_reward"
 """What hindsight experience replay calls in a goal environment."""
@@ -81,8 +88,6 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             device=device,
             precision=precision,
             threads=threads,
-            threshold=success_threshold,
-            exit_threshold=success_exit_threshold,
         )
         loaded = self.classifier.bundle
         source = sources_of(image_source, loaded, self._default_source)
@@ -90,15 +95,15 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         arguments["image_source"] = source
         if success_threshold is None:
             warn_uncalibrated(loaded)
-        else:
-            arguments["success_threshold"] = self.classifier.threshold
-        if success_exit_threshold is not None:
-            arguments["success_exit_threshold"] = self.classifier.exit_threshold
         if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_images):
             check_origin(loaded)
         self._init_wrapper(env, source, arguments)
         self._info = info
-        self._source = image_reader(source, info, loaded)
+        self._source: ImageReader | ViewReader = (
+            ViewReader(source, info, loaded)
+            if isinstance(source, Mapping)
+            else ImageReader(source, info, loaded)
+        )
         if frozen_check and on_ood != "ignore" and has_state(info.space):
             self._model.frozen = FrozenCheck(info.num_envs)
         self._claimed_images: dict[int, NDArray[np.uint8]] = {}
@@ -142,7 +147,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         ``final`` has final observations where ``observations`` has the next episode's first.
         """
         rows = np.flatnonzero(mask).tolist()
-        images = self._source.batch(observations, rows, last=final, env=env)[:, -1]
+        images = self._source.batch(observations, rows, env, final)
         ended_with: Sequence[Any] = ()
         if self._model.options.success_filter is not None or self._model.frozen is not None:
             ended_with = [final.get(i, o) for i, o in enumerate(self._info.rows(observations))]
@@ -160,13 +165,10 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         states = None
         if self._model.frozen is not None:
             numbers = [state_of(one) for one in observations]
-            if len(numbers) == 1:
-                states = numbers[0][None]
-            elif len(set(map(len, numbers))) == 1:  # sequences may have any length
+            if len(set(map(len, numbers))) == 1:  # sequences may have any length
                 states = np.array(numbers)
-        asked = observations if self._model.options.success_filter is not None else None
         scores = self._model.score(
-            images, env_rewards, terminated, mask, observations=asked, states=states
+            images, env_rewards, terminated, mask, observations=observations, states=states
         )
         for i in np.flatnonzero(scores.claimed).tolist() if scores.claimed.any() else ():
             # A copy: the environment may write its next image into the same array.
@@ -178,7 +180,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         images = None
         if self._model.needs_first_images or self._source.remembers:
             rows = np.flatnonzero(mask).tolist()
-            images = self._source.batch(observations, (), rows, env=env)[:, -1]
+            images = self._source.batch(observations, rows, env, first=True)
         self._model.reset(mask, images)
 
     @contextlib.contextmanager
@@ -192,7 +194,8 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         try:
             yield
         except BaseException:
-            self._model.forget(begun if ended is None else ended, begun)
+            self._model.detector.reset(begun if ended is None else ended)
+            self._model.reset(begun)
             raise
 
     def _record(
@@ -217,7 +220,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         """Return one or a batch of observations as the learner sees them."""
         if not self._model.options.hold_in_observation:
             return observations
-        counter = self._model.hold_counter
+        counter = self._model.detector.counter
         return append_hold(observations, counter if observations.ndim == 2 else counter[0])
 
 
@@ -365,7 +368,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         with self._forget_on_error(ONE):
             images = None
             if self._model.needs_first_images or self._source.remembers:
-                images = self._source.single(self.env, observation, first=True)[:, -1]
+                images = self._source.single(self.env, observation, first=True)
             self._model.reset(ONE, images)
         return self._observed(observation), info
 
@@ -378,14 +381,11 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
             OutOfDistributionError: the image is out of distribution, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        try:
+        with self._forget_on_error(~ONE, ONE):
             own = _number(reward)
-            images = self._source.single(self.env, observation)[:, -1]
+            images = self._source.single(self.env, observation)
             ended = np.array([terminated], np.bool_)
             scores = self._score_images(images, ONE, np.array([own]), ended, [observation])
-        except BaseException:
-            self._model.forget(ONE, ~ONE)
-            raise
         info, over = dict(info), bool(scores.terminated[0])
         self._record(info, scores, 0, own, ended=over or bool(truncated))
         return self._observed(observation), float(scores.rewards[0]), over, bool(truncated), info

@@ -1,14 +1,16 @@
-"""LearnedReward and EncodedObservation for Stable-Baselines3's vector environments.
+"""LearnedReward and EncodedObservation for Stable-Baselines3, and a callback for its trainings.
 
-``vinoreward`` has them as ``VecLearnedReward`` and ``VecEncodedObservation``. This imports SB3.
+``vinoreward`` has them as ``VecLearnedReward``, ``VecEncodedObservation`` and ``ClaimedVsTrue``.
+This imports SB3.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -16,25 +18,35 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, needed_for
+from vinoreward.rewards.alarms import (
+    TESTS,
+    Alarm,
+    Ended,
+    OodImages,
+    RateAlarm,
+    TrustMonitor,
+)
 from vinoreward.wrappers.encoded import EncodedObservationBase
-from vinoreward.wrappers.env_adapter import EnvAdapter, FinalObs
+from vinoreward.wrappers.env_adapter import IMAGE, EnvAdapter, FinalObs, ImageInInfo
 from vinoreward.wrappers.learned_reward import (
     RELABELS,
     LearnedRewardBase,
     append_hold,
     check_early_resets,
 )
-from vinoreward.wrappers.render_once import IMAGE, ImageInInfo
 from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
+from vinoreward.wrappers.true_success import Truth, claim_of
 
 with needed_for("vinoreward.wrappers.sb3", "train"):
+    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 
-__all__ = ["EncodedObservation", "LearnedReward"]
+__all__ = ["ClaimedVsTrue", "EncodedObservation", "LearnedReward"]
 
 Infos = list[dict[str, Any]]
+OnAlarm = Literal["tell", "stop"]
 
 
 class SB3Adapter(EnvAdapter[VecEnv], VecEnvWrapper):
@@ -80,25 +92,20 @@ def _rendered(infos: Infos) -> Any:
 
 
 class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
-    """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, one batched call per step.
+    """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, in batched calls.
 
-    ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended;
-    ``infos[i]["image"]`` is then that episode's last one. ``image_source="render"`` is refused:
-    SB3 has reset an environment before it can be rendered.
+    ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended.
+    ``image_source="render"`` is refused: SB3 has reset an environment before it can be rendered.
 
     Arguments are those of :class:`~vinoreward.EncodedObservation`; a function as
     ``image_source`` is given ``None`` for the environment.
     """
 
     def reset(self) -> Any:
-        """Start new episodes everywhere; the seeds are those of the draws, too."""
-        for i, seed in enumerate(self.venv.unwrapped._seeds):
-            self._model.seed(i, seed)
+        """Start new episodes everywhere."""
         observations = self.venv.reset()
-        self.reset_infos = [dict(info) for info in self.venv.reset_infos]
-        all_envs = self._all_envs
-        _, _, begun = self._model.advance(self.venv, observations, ~all_envs, all_envs)
-        _put(self.reset_infos, begun)
+        self.reset_infos = self.venv.reset_infos
+        self._model.advance(self.venv, observations, ~self._all_envs, self._all_envs)
         return self._model.observed(observations)
 
     def step_wait(self) -> Any:
@@ -110,21 +117,12 @@ class EncodedObservation(EncodedObservationBase[VecEnv], SB3Adapter):
         """
         observations, rewards, dones, env_infos = self.venv.step_wait()
         infos = [dict(info) for info in env_infos]
-        self.reset_infos = [dict(info) for info in self.venv.reset_infos]
+        self.reset_infos = self.venv.reset_infos
         final = self._finals(dones, observations, infos)
-        seen, newest, begun = self._model.advance(
-            self.venv, observations, self._all_envs, dones, final
-        )
+        seen = self._model.advance(self.venv, observations, self._all_envs, dones, final)
         for i, observation in seen.items():
             infos[i]["terminal_observation"] = observation
-        _put(infos, newest)
-        _put(self.reset_infos, begun)
         return self._model.observed(observations), rewards, dones, infos
-
-
-def _put(infos: Infos, images: Mapping[int, NDArray[np.uint8]]) -> None:
-    for i, image in images.items():
-        infos[i][IMAGE] = image
 
 
 class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
@@ -184,7 +182,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Adapter):
                 dones & ~np.array(truncated, np.bool_),
                 final,
             )
-        counter = self._model.hold_counter
+        counter = self._model.detector.counter
         if (scores.terminated & ~dones).any():
             observations = self._restart(scores.terminated & ~dones, observations, infos)
         ended = dones | scores.terminated
@@ -242,18 +240,122 @@ def _check_restarts(venv: VecEnv) -> None:
             check_early_resets(venv.get_attr("allow_early_resets", indices=[i]))
 
 
-def claimed_image(env: VecEnv, index: int) -> NDArray[np.uint8] | None:
-    """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None without any.
+class ClaimedVsTrue(BaseCallback):
+    """Draw claimed and true success as two curves, wherever SB3 logs.
 
-    It may be that of an earlier episode if the last one claimed nothing.
+    It reads both from each episode's last ``info`` and logs ``rollout/claimed_success`` and
+    ``rollout/true_success``, from 0 to 1, over the last ``window`` episodes, where they are known.
+    Where the two part, the policy has found what fools the classifier. What
+    :class:`~vinoreward.TrustMonitor` reads is under ``trust/``. Works with one environment and with
+    many, on-policy and off-policy::
+
+        record = ClaimedVsTrue()
+        SAC("MlpPolicy", "PandaHover-v0", tensorboard_log="logs").learn(200, callback=record)
+        print(record.rates(), record.episodes[-1])
+
+    Args:
+        truth_key: key of the truth in ``info``; None finds the usual ones, see
+            :class:`~vinoreward.wrappers.true_success.Truth`.
+        window: episodes behind a logged rate, at least 1.
+        alarm: tests whether claims are still true successes; None: no test.
+        ood_alarm: tests whether episodes that are out of distribution for the bundle's guard become
+            too many, which needs no truth; None: no test.
+        earliest: first step of an episode, from 1, at which a success is possible: tests whether
+            claims come before; None: no test.
+        on_alarm: ``"tell"`` warns at the first alarm of each test, ``"stop"`` ends the training.
+        verbose: 1 prints once where the truth is read from, or that it is not known.
+
+    Raises:
+        ConfigError: a window below 1, or another ``on_alarm``; while training, a named key that is
+            not there.
     """
-    own = getattr(env, "claimed_image", None)  # a wrapper finds that of wrappers inside
-    if own is not None:
-        image: NDArray[np.uint8] | None = own(index)
-    else:
-        known = env.has_attr("claimed_image")
-        image = env.env_method("claimed_image", indices=[index])[0] if known else None
-    return image
+
+    def __init__(
+        self,
+        truth_key: str | None = None,
+        *,
+        window: int = 50,
+        alarm: RateAlarm | None = None,
+        ood_alarm: RateAlarm | None = None,
+        earliest: int | None = None,
+        on_alarm: OnAlarm = "tell",
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(verbose)
+        if on_alarm not in get_args(OnAlarm):
+            raise ConfigError(f"on_alarm is {on_alarm!r}. Expected tell or stop.")
+        self.on_alarm = on_alarm
+        self.trust = TrustMonitor(false=alarm, ood=ood_alarm, earliest=earliest, window=window)
+        self.raised: dict[str, list[int]] = {test: [] for test in TESTS}
+        """Steps of the training at which each test raised its alarm."""
+        self._ood: dict[int, OodImages] = {}
+        self.window = window
+        self.truth = Truth(truth_key)
+        self.episodes: list[Mapping[str, float | int | None]] = []
+        """One row per finished episode: ``step`` (of the training, at its end), ``reward`` (its
+        return), ``length``, and 1 or 0 for ``claimed``, ``true`` and ``ood`` (a tenth of its images
+        or more were out of distribution); None where not known."""
+        self._said = False
+
+    @property
+    def alarm_count(self) -> int:
+        """Alarms of all tests so far."""
+        return sum(map(len, self.raised.values()))
+
+    def rates(self) -> dict[str, float]:
+        """Return ``claimed`` and ``true`` over the last ``window`` episodes, where known."""
+        recent = self.episodes[-self.window :]
+        known = {
+            name: [value for row in recent if (value := row[name]) is not None]
+            for name in ("claimed", "true")
+        }
+        return {name: float(np.mean(values)) for name, values in known.items() if values}
+
+    def say(self, text: str) -> None:
+        """Print where the truth is read from, if ``verbose``."""
+        if self.verbose:
+            print(text)
+
+    def _on_step(self) -> bool:
+        ended = []
+        before = self.alarm_count
+        for number, info in enumerate(self.locals["infos"]):
+            self._ood.setdefault(number, OodImages()).add(info)
+            if self.locals["dones"][number]:
+                ended.append(info)
+                self._note(info, self._ood.pop(number).many)
+        if ended:
+            for name, value in self.rates().items():
+                self.logger.record(f"rollout/{name}_success", value)
+            for name, value in self.trust.readings().items():
+                self.logger.record(f"trust/{name}", value)
+        return self.on_alarm == "tell" or self.alarm_count == before
+
+    def warn(self, text: str) -> None:
+        """Tell of an alarm."""
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+    def tell(self, alarms: Sequence[Alarm]) -> None:
+        """Note alarms; tell of the first of each test."""
+        for alarm in alarms:
+            self.raised[alarm.test].append(self.num_timesteps)
+            if alarm.first:
+                self.warn(f"alarm at step {self.num_timesteps}: {alarm.text}.")
+
+    def _note(self, info: Mapping[str, Any], ood: bool | None = None) -> None:
+        claimed, true = claim_of(info), self.truth(info)
+        if not self._said and self.truth.key != "true_success":
+            self._said = True
+            read = f"true success is read from info[{self.truth.key!r}]"
+            self.say(self.truth.missing(info) if true is None else read)
+        recorded = info.get("episode", {})
+        length = int(recorded["l"]) if "l" in recorded else None
+        reward = round(float(recorded["r"]), 6) if "r" in recorded else None
+        flags = {"claimed": claimed, "true": true, "ood": ood}
+        known = {name: None if flag is None else int(flag) for name, flag in flags.items()}
+        row = {"step": self.num_timesteps, "reward": reward, "length": length, **known}
+        self.episodes.append(row)
+        self.tell(self.trust.add(Ended(claimed, true, ood, length)))
 
 
 # As vinoreward names them.

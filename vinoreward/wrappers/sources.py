@@ -14,20 +14,18 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
-from vinoreward.arrays import is_tensor
+from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, ImageMismatchError, InputError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError, MissingDisplayError
 from vinoreward.images import (
     Layout,
     as_image,
     check_scene,
     in_color,
     layout_of,
-    on_host,
     prepare,
     tiled,
 )
-from vinoreward.wrappers.render_once import render
 
 OneSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 """``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``."""
@@ -59,18 +57,13 @@ class ImageReader:
     """Reads ``(H, W, 3)`` images from one source; grey ones become RGB.
 
     Size and scene must be those ``bundle`` was trained on, where they are known; dtype and shape
-    are checked where images are prepared for the network. With ``stacked`` an observation may hold
-    several images, see :func:`stack_of`.
+    are checked where images are prepared for the network.
     """
 
     remembers = False
     """Whether images depend on those before: it must then be shown the first of each episode."""
 
-    def __init__(
-        self, source: OneSource, info: EnvInfo, bundle: Bundle, *, stacked: bool = False
-    ) -> None:
-        self.count = 1
-        """Images in an observation."""
+    def __init__(self, source: OneSource, info: EnvInfo, bundle: Bundle) -> None:
         self.key: str | None = None
         """The key of the observation that holds the images, where it is a Dict."""
         self._renders = source == "render"
@@ -80,7 +73,7 @@ class ImageReader:
         if callable(source):
             return
         if source != "render":
-            self._read_space(source, bundle, stacked)
+            self._read_space(source, bundle)
         elif info.render_mode != "rgb_array":
             raise ConfigError(
                 f"image_source is 'render' and the environment's render_mode is "
@@ -93,16 +86,16 @@ class ImageReader:
             check_scene(info.scene, expected, name, "set the environment's camera so")
 
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
-        """Return one environment's images ``(1, count, H, W, 3)``, oldest first; maybe a view.
+        """Return one environment's image, ``(1, H, W, 3)``, which may be a view.
 
         ``env`` is rendered or given to the function; ``first`` says that an episode begins.
         """
         if self._renders:
-            return as_image(render(env), "render()")[None, None]
+            return as_image(render(env), "render()")[None]
         if self._call is None:
-            return self._as_stacks(np.asarray(self._part(observation))[None])
+            return self._as_images(np.asarray(self._part(observation))[None])
         try:
-            return as_image(self._call(env, observation), "the image_source function")[None, None]
+            return as_image(self._call(env, observation), "the image_source function")[None]
         except (AttributeError, TypeError) as error:
             if env is not None or "NoneType" not in str(error):
                 raise
@@ -115,31 +108,30 @@ class ImageReader:
     def batch(
         self,
         observations: Any,
-        ends: Sequence[int],
-        begins: Sequence[int] = (),
-        last: Mapping[int, Any] = MappingProxyType({}),
+        rows: Sequence[int],
         env: Any = None,
+        last: Mapping[int, Any] = MappingProxyType({}),
+        *,
+        first: bool = False,
     ) -> NDArray[np.uint8]:
-        """Return final images of steps (environments ``ends``), then first ones (``begins``).
+        """Return images ``(len(rows), H, W, 3)`` of these environments, which may be a view.
 
         ``last`` has an environment's final observation where ``observations``, a batch of all
-        environments, has the next episode's first; ``ends`` is all of them then. ``"render"``
-        renders ``env``. The result, ``(len(ends) + len(begins), count, H, W, 3)``, may be a view.
+        environments, has the next episode's first. ``env`` is rendered; ``first`` says that
+        episodes begin.
         """
-        chosen = [*ends, *begins]
         if self._renders:
-            images = render(env) if chosen else ()
-            return _concatenate([as_image(images[i], "render()")[None, None] for i in chosen])
+            images = render(env) if rows else ()
+            return _concatenate([as_image(images[i], "render()")[None] for i in rows])
         if self._call is not None:
-            rows = self._info.rows(observations)
-            given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
-            return _concatenate([self.single(None, one) for one in given])
-        images = self._as_stacks(np.asarray(self._part(observations)))
+            each = self._info.rows(observations)
+            return _concatenate([self.single(None, last.get(i, each[i])) for i in rows])
+        images = self._as_images(np.asarray(self._part(observations)))
         if last:
             row_of = {i: len(images) + k for k, i in enumerate(last)}
-            chosen = [*(row_of.get(i, i) for i in ends), *begins]
+            rows = [row_of.get(i, i) for i in rows]
             images = _concatenate([images, *(self.single(None, one) for one in last.values())])
-        return images if chosen == list(range(len(images))) else images[chosen]
+        return images if rows == list(range(len(images))) else images[rows]
 
     def tensors(self, observations: Any, env: Any) -> Any:
         """Return the images of a batch where they are torch tensors, ``(N, ...)``; else None."""
@@ -158,9 +150,9 @@ class ImageReader:
 
     def _part(self, observation: Any) -> Any:
         part = observation if self.key is None else part_at(observation, self.key)
-        return part if isinstance(part, np.ndarray) else on_host(part)
+        return to_numpy(part) if is_tensor(part) else part
 
-    def _read_space(self, source: object, bundle: Bundle, stacked: bool) -> None:
+    def _read_space(self, source: object, bundle: Bundle) -> None:
         space, image = self._info.space, None
         if source == "obs":
             image = space
@@ -177,27 +169,13 @@ class ImageReader:
                 "'render', a function (env, observation) -> image, or 'obs' or (in a Dict) "
                 "'obs:<key>' that names a Box of uint8 images from 0 to 255."
             )
-        shape, where = image.shape, f"the observation that image_source {source!r} names"
-        if stacked:
-            self.count, self._layout = stack_of(shape, where, bundle)
-        else:
-            self._layout = layout_of(shape, where)
-        bundle.prepare(np.zeros((1, *_size(shape, self._layout), 3), np.uint8))
+        where = f"the observation that image_source {source!r} names"
+        self._layout = layout_of(image.shape, where)
+        bundle.prepare(self._as_images(np.zeros((1, *image.shape), np.uint8)))
 
-    def _as_stacks(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return ``(N, count, H, W, 3)``, a view of a batch of observations."""
-        if batch.ndim == 5 and self.count == 1:  # batches of one
-            batch = batch[:, 0]
-        if batch.ndim == 4 and self.count > 1:  # side by side in the channels
-            if self._layout == "HWC":
-                parts = batch.reshape(*batch.shape[:3], self.count, 3)
-                return parts.transpose(0, 3, 1, 2, 4)
-            batch = batch.reshape(len(batch), self.count, 3, *batch.shape[2:])
-        elif batch.ndim == 4 and self._layout == "HWC" and batch.shape[3] == 3:
-            return batch[:, None]
-        elif batch.ndim < 5:
-            return in_color(batch, self._layout)[:, None]
-        return batch if self._layout == "HWC" else batch.transpose(0, 1, 3, 4, 2)
+    def _as_images(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return ``(N, H, W, 3)`` of a batch of observations, a view unless they are grey."""
+        return in_color(batch[:, 0] if batch.ndim == 5 else batch, self._layout)
 
 
 class ViewReader:
@@ -223,24 +201,26 @@ class ViewReader:
         self.remembers = any(view.age for view in self._image.views)
 
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
-        """Return one environment's image, ``(1, 1, H, W, 3)``; ``first`` of its episode."""
-        parts = {name: one.single(env, observation)[:, -1] for name, one in self._cameras.items()}
-        return self._combine_views([] if first else [0], [0] if first else [], parts)
+        """Return one environment's image, ``(1, H, W, 3)``; ``first`` of its episode."""
+        parts = {name: one.single(env, observation) for name, one in self._cameras.items()}
+        return self._combine_views([0], parts, first)
 
     def batch(
         self,
         observations: Any,
-        ends: Sequence[int],
-        begins: Sequence[int] = (),
-        last: Mapping[int, Any] = MappingProxyType({}),
+        rows: Sequence[int],
         env: Any = None,
+        last: Mapping[int, Any] = MappingProxyType({}),
+        *,
+        first: bool = False,
     ) -> NDArray[np.uint8]:
-        """Return ``(len(ends) + len(begins), 1, H, W, 3)``; see :meth:`ImageReader.batch`."""
+        """Return ``(len(rows), H, W, 3)``; see :meth:`ImageReader.batch`."""
+        if not rows:
+            return np.zeros((0, self._image.height, self._image.width, 3), np.uint8)
         parts = {
-            name: one.batch(observations, ends, begins, last, env)[:, -1]
-            for name, one in self._cameras.items()
+            name: one.batch(observations, rows, env, last) for name, one in self._cameras.items()
         }
-        return self._combine_views(ends, begins, parts)
+        return self._combine_views(rows, parts, first)
 
     def tensors(self, observations: Any, env: Any) -> None:
         """Return None: several views are put together on the host."""
@@ -250,38 +230,19 @@ class ViewReader:
         return [part for one in self._cameras.values() for part in one.stored(observation)]
 
     def _combine_views(
-        self, ends: Sequence[int], begins: Sequence[int], parts: Mapping[str, NDArray[np.uint8]]
+        self, rows: Sequence[int], parts: Mapping[str, NDArray[np.uint8]], first: bool
     ) -> NDArray[np.uint8]:
-        """Remember the newest images of ``[*ends, *begins]`` by camera; return what is seen."""
-        views, rows = self._image.views, [*ends, *begins]
-        if not rows:
-            return np.zeros((0, 1, self._image.height, self._image.width, 3), np.uint8)
-        newest = {}
-        for name, part in parts.items():
+        """Remember the newest images of environments by camera; return what is seen."""
+        for name, memory in self._memory.items():
             with _name_in_errors(name):
-                newest[name] = prepare(part, self._image.of_view(self._image.cameras[name]))
-        names = [view.name for view in views]
-        if not self.remembers:
-            return tiled([newest[name] for name in names], names)[:, None]
-        # Ends first, as an environment may end an episode and begin the next in one step.
-        seen: list[list[NDArray[np.uint8]]] = [[] for _ in views]
-        for some, chosen in ((ends, slice(len(ends))), (begins, slice(len(ends), None))):
-            for name, memory in self._memory.items():
-                image, old = newest[name][chosen, None], memory[list(some), 1:]
-                known = old if some is ends else np.repeat(image, old.shape[1], axis=1)
-                memory[list(some)] = np.concatenate([known, image], axis=1)
-            for parts_of_view, view in zip(seen, views, strict=True):
-                parts_of_view.append(self._memory[view.name][list(some), -1 - view.age])
-        return tiled([np.concatenate(each) for each in seen], names)[:, None]
-
-
-def image_reader(
-    source: OneSource | Mapping[str, OneSource], info: EnvInfo, bundle: Bundle
-) -> ImageReader | ViewReader:
-    """Return what takes a bundle's images from an environment; see :func:`sources_of`."""
-    if isinstance(source, Mapping):
-        return ViewReader(source, info, bundle)
-    return ImageReader(source, info, bundle)
+                image = prepare(parts[name], self._image.of_view(self._image.cameras[name]))
+            older = memory[rows, 1:]
+            if first:
+                older = np.repeat(image[:, None], older.shape[1], axis=1)
+            memory[rows] = np.concatenate([older, image[:, None]], axis=1)
+        views = self._image.views
+        seen = [self._memory[view.name][rows, -1 - view.age] for view in views]
+        return tiled(seen, [view.name for view in views])
 
 
 def sources_of(
@@ -323,6 +284,30 @@ def sources_of(
     return {name: chosen[name] for name in cameras}
 
 
+def render(env: Any) -> Any:
+    """Return what an environment renders.
+
+    ConfigError if it does not draw, MissingDisplayError if it finds no OpenGL to draw with.
+    """
+    try:
+        return env.render()
+    except (NotImplementedError, AssertionError) as error:  # the latter is Gymnasium's checker's
+        raise ConfigError(
+            "the environment shows no images: render() raises "
+            f"{': '.join(filter(None, (type(error).__name__, str(error))))}. Expected one that "
+            "draws itself with render_mode='rgb_array'; write its render(), or name an image in "
+            "its observation as image source, obs or obs:KEY."
+        ) from error
+    except Exception as error:  # each simulator has classes of its own, mujoco.FatalError is one
+        if "OpenGL" not in str(error):
+            raise
+        raise MissingDisplayError(
+            f"the environment cannot draw ({error}). Expected OpenGL: without a display set "
+            "MUJOCO_GL=egl where there is a GPU, else install OSMesa (Debian: apt-get install "
+            "libosmesa6) and set MUJOCO_GL=osmesa."
+        ) from error
+
+
 def takes_render(source: ImageSource) -> bool:
     """Return whether an image, or one of several views, is rendered."""
     return source == "render" or (isinstance(source, Mapping) and "render" in source.values())
@@ -352,38 +337,6 @@ def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
     )
 
 
-def stack_of(shape: tuple[int, ...], where: str, bundle: Bundle) -> tuple[int, Layout]:
-    """Return how many colour images a shape holds, and their layout.
-
-    The shapes are ``(H, W, 3)``, ``(3, H, W)``, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)``
-    and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes counts, else
-    the one of fewer channels than pixels in a side.
-    """
-    stacked, layouts = len(shape) == 4, dict[Layout, int]()
-    if len(shape) in (3, 4):
-        layouts |= {"HWC": shape[-1], "CHW": shape[-3]}
-    readings: dict[Layout, int] = {
-        layout: channels
-        for layout, channels in layouts.items()
-        if channels == 3 or (channels and channels % 3 == 0 and not stacked)
-    }
-    fitting: dict[Layout, int] = {
-        each: n for each, n in readings.items() if _takes(bundle, _size(shape, each))
-    }
-    if len(fitting) != 1:
-        fitting = {
-            each: n for each, n in (fitting or readings).items() if n < min(_size(shape, each))
-        }
-    if len(fitting) != 1:
-        raise ConfigError(
-            f"{where} has shape {shape}. Expected colour images, one or several in a first axis or "
-            "in the channels, which divide by 3 and are clearly first or last; give a function as "
-            "image_source that makes the image."
-        )
-    ((layout, channels),) = fitting.items()
-    return shape[0] if stacked else channels // 3, layout
-
-
 def has_state(space: gym.Space[Any]) -> bool:
     """Return whether observations hold numbers that :func:`state_of` finds."""
     parts = parts_below(space).values()
@@ -394,7 +347,7 @@ def state_of(observation: Any) -> NDArray[np.float64]:
     """Return the numbers of one observation, ``(D,)``, without images and text."""
     if isinstance(observation, Mapping):
         return np.concatenate([np.zeros(0), *map(state_of, observation.values())])
-    value = np.asarray(on_host(observation))
+    value = to_numpy(observation)
     if not _is_state(value.ndim, value.dtype):
         return np.zeros(0)
     return np.nan_to_num(value.ravel().astype(np.float64), posinf=0.0, neginf=0.0)
@@ -431,27 +384,13 @@ def parts_below(space: gym.Space[Any], prefix: str = "") -> dict[str, gym.Space[
 
 def _concatenate(images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Return several results of :meth:`ImageReader.single` as one batch."""
-    shapes = sorted({image.shape[2:] for image in images})
+    shapes = sorted({image.shape[1:] for image in images})
     if len(shapes) > 1:
         raise InputError(
             f"the environments gave images of the shapes {shapes}. Expected one shape, also of "
             "final observations; give all environments the same image size."
         )
-    return np.concatenate(images) if images else np.zeros((0, 1, 1, 1, 3), np.uint8)
-
-
-def _size(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """Return the height and width of images of a shape, which may be stacked."""
-    image = shape[-3:]
-    return image[1:] if layout == "CHW" else image[:2]
-
-
-def _takes(bundle: Bundle, size: tuple[int, ...]) -> bool:
-    try:
-        bundle.prepare(np.zeros((1, *size, 3), np.uint8))
-    except ImageMismatchError:
-        return False
-    return True
+    return np.concatenate(images) if images else np.zeros((0, 1, 1, 3), np.uint8)
 
 
 @contextlib.contextmanager

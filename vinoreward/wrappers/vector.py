@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -31,14 +30,13 @@ from vinoreward.wrappers.autoreset import (
     reset_ended,
 )
 from vinoreward.wrappers.encoded import EncodedObservationBase
-from vinoreward.wrappers.env_adapter import NOTHING, EnvAdapter, FinalObs
+from vinoreward.wrappers.env_adapter import NOTHING, EnvAdapter, FinalObs, render_once
 from vinoreward.wrappers.learned_reward import (
     LearnedRewardBase,
     append_hold,
     check_early_resets,
     has_recorder,
 )
-from vinoreward.wrappers.render_once import IMAGE, render_once
 from vinoreward.wrappers.sources import EnvInfo, ImageSource, takes_render
 
 __all__ = ["EncodedObservation", "LearnedReward"]
@@ -141,22 +139,21 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
             return ended | True, ended, by_env or NOTHING
         images = images.clone()
         for i, one in by_env.items():
-            images[i] = Arrays.like(images).cast(self._source.single(None, one)[0, -1], "uint8")
+            images[i] = Arrays.like(images).cast(self._source.single(None, one)[0], "uint8")
         return ended | True, ended, images
 
 
 class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
-    """:class:`~vinoreward.EncodedObservation` for all sub-environments, one batched call per step.
+    """:class:`~vinoreward.EncodedObservation` for all sub-environments, in batched calls.
 
     Autoreset modes are as for :class:`LearnedReward`. In SAME_STEP mode ``final_obs`` is encoded
-    too, with the latents of the episode that ended, whose last image with ``image_in_info`` is in
-    ``final_info``.
+    too, with the latents of the episode that ended.
 
     Images that are torch tensors are encoded where they are, and what the learner sees are tensors
     there too, ``final_obs`` as well: with the backend ``"torch"`` on their device, for images
-    ``(N, H, W, 3)`` of the encoder's size without ``keep``, ``sample`` and ``image_in_info``. No
-    step waits for the device, and :meth:`reset` raises OutputError if a network gave NaN since,
-    but not with a mask that is a tensor. Else images are copied to the host.
+    ``(N, H, W, 3)`` of the encoder's size, without ``keep``. No step waits for the device, and
+    :meth:`reset` raises OutputError if a network gave NaN since, but not with a mask that is a
+    tensor. Else images are copied to the host.
 
     Arguments are those of :class:`~vinoreward.EncodedObservation`; a function as
     ``image_source`` is given ``None`` for the environment.
@@ -169,13 +166,7 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
     ) -> tuple[Any, Infos]:
         """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
         mask, observations, infos = self._reset(seed, options)
-        if seed is not None:
-            for i in np.flatnonzero(to_numpy(mask)).tolist():
-                self._model.seed(i, seed[i] if isinstance(seed, Sequence) else seed + i)
-        _, _, begun = self._model.advance(self.env, observations, mask & False, mask)
-        infos = dict(infos)
-        for i, image in begun.items():
-            self._put(infos, {IMAGE: image}, i)
+        self._model.advance(self.env, observations, mask & False, mask)
         return self._model.observed(observations), infos
 
     def step(self, actions: Any) -> Step:
@@ -190,7 +181,7 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
         ended = Arrays.like(self._over).cast(terminations | truncations, "bool")
         stepped, starting, last = self._split(ended, observations, infos)
         self._over = ended  # before images are encoded, which may raise
-        final, newest, begun = self._model.advance(self.env, observations, stepped, starting, last)
+        final = self._model.advance(self.env, observations, stepped, starting, last)
         infos = dict(infos)
         if is_tensor(final):
             infos["final_obs"] = final
@@ -198,11 +189,6 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
             infos["final_obs"] = np.full(self.num_envs, None, object)
             for i, observation in final.items():
                 infos["final_obs"][i] = observation
-        for i, image in (newest | begun).items():
-            self._put(infos, {IMAGE: image}, i)
-        if newest and isinstance(infos.get("final_info"), dict):
-            for i in final:
-                self._put(infos["final_info"], {IMAGE: newest[i]}, i)
         return self._model.observed(observations), rewards, terminations, truncations, infos
 
 
@@ -300,7 +286,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         with self._forget_on_error(starting, stepped):
             scores = self._score(self.env, observations, scored, env_rewards, terminations, final)
             if self._model.options.hold_in_observation:
-                counter = self._model.hold_counter
+                counter = self._model.detector.counter
             self._begin(self.env, observations, starting)
         # Also of episodes that ended at an action without an image.
         terminated = scores.terminated | (terminations & stepped)

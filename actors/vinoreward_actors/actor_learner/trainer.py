@@ -10,7 +10,7 @@ import numpy as np
 
 from vinoreward.errors import ConfigError
 from vinoreward.processes import interrupt_between
-from vinoreward.rewards.truth import Truth
+from vinoreward.wrappers.true_success import Truth
 from vinoreward_actors.actor_learner.acting.actor import ActorConfig
 from vinoreward_actors.actor_learner.acting.environments import (
     EnvironmentSpec,

@@ -27,7 +27,7 @@ from vinoreward.files import (
     write_bytes,
     write_text,
 )
-from vinoreward.rewards.alarms import Ended, FalseClaimAlarm, RateAlarm, TrustMonitor
+from vinoreward.rewards.alarms import Ended, RateAlarm, TrustMonitor
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluator, Pair, Played
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import CHECKPOINT
@@ -148,7 +148,7 @@ def trust_of(config: ActorsConfig) -> TrustMonitor | None:
     if config.on_alarm == "off":
         return None
     return TrustMonitor(
-        false=FalseClaimAlarm(), ood=RateAlarm(), earliest=config.earliest_success, window=100
+        false=RateAlarm(), ood=RateAlarm(), earliest=config.earliest_success, window=100
     )
 
 

@@ -1,4 +1,4 @@
-"""Toy bundles: an encoder with a posterior, one without, and a classifier."""
+"""Toy bundles: an encoder and a classifier."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from vinoreward.bundles.bundle import Bundle
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_toy_encoder(tmp_path_factory.mktemp("encoder") / "toy")
-
-
-@pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return save_toy_encoder(tmp_path_factory.mktemp("plain") / "toy", posterior=False)
 
 
 @pytest.fixture(scope="session")

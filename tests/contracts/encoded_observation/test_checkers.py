@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
 from typing import Any
@@ -41,12 +40,3 @@ def test_the_specification_can_be_written_and_made_again(bundle: Bundle) -> None
     np.testing.assert_allclose(again.reset(seed=1)[0], env.reset(seed=1)[0], atol=1e-6)
     env.close()
     again.close()
-
-
-def test_the_environments_own_arrays_are_left_alone(bundle: Bundle) -> None:
-    env = EncodedObservation(Camera(), bundle, image_in_info=True)
-    _, info = env.reset(seed=0)
-    kept = copy.deepcopy(info["image"])
-    info["image"][:] = 0
-    np.testing.assert_array_equal(env.unwrapped.now, kept)
-    env.close()

@@ -22,7 +22,7 @@ from vinoreward import (
     VectorLearnedReward,
 )
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.wrappers.render_once import RenderOnce
+from vinoreward.wrappers.env_adapter import RenderOnce
 
 
 class CountedCorridor(Corridor):

@@ -73,7 +73,7 @@ def learn(
     """Train a policy in an environment that pays the learned reward; yield what is done next."""
     from stable_baselines3.common.logger import Logger
 
-    from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
+    from vinoreward.wrappers.sb3 import ClaimedVsTrue
     from vinoreward_training.policy.checkpoint import build_model
 
     model = build_model(algorithm, env, arguments, seed=seed, replay_size=max(steps, 1000))

@@ -23,12 +23,7 @@ from vinoreward.files import write_json
 from vinoreward.images import prepare
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.interventions import (
-    Intervention,
-    SearchSpace,
-    apart,
-    offered_by,
-)
+from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.battery import (
@@ -51,6 +46,7 @@ from vinoreward_training.audit.pairs import PairRow, pair_rows
 from vinoreward_training.audit.replays import Replays, play_again
 from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.audit.search import STATES, Searched, spaces_searched
+from vinoreward_training.audit.states import apart, offered_by
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, image_reader, save_image
@@ -70,7 +66,7 @@ from vinoreward_training.tasks.environments import (
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from vinoreward.rewards.truth import Truth
+    from vinoreward.wrappers.true_success import Truth
 
 UNSAFE = 3
 """Exit status where something is paid that should not be."""

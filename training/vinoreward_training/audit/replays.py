@@ -18,7 +18,7 @@ import numpy.typing as npt
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.truth import Truth
+from vinoreward.wrappers.true_success import Truth
 from vinoreward_training.audit.battery import Battery, look
 from vinoreward_training.audit.causes import LEAST_CLAIMS, RESTORED, STAY
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.rewards.interventions import SearchSpace
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward_actors.actor_learner.acting.environments import as_config_error
 
 STARTS = 4
@@ -27,6 +28,38 @@ _BATCH = 64
 States = npt.NDArray[np.float64]
 Images = npt.NDArray[np.uint8]
 Truth = npt.NDArray[np.int8]
+
+
+def offered_by(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+    """Return the interventions and spaces that an environment (``env.unwrapped``) offers.
+
+    ConfigError as :func:`apart`.
+    """
+    found: list[Any] = []
+    for name in ("audit_interventions", "audit_spaces"):
+        found += getattr(env, name, tuple)()
+    return apart(found, type(env).__name__)
+
+
+def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+    """Return the interventions and the spaces among what ``source`` gives.
+
+    ConfigError for anything else, and for a space that cannot be searched.
+    """
+    every = tuple(found) if isinstance(found, list | tuple) else (found,)
+    if not all(isinstance(one, Intervention | SearchSpace) for one in every):
+        raise ConfigError(
+            f"{source} gives {found!r}. Expected a list of vinoreward.Intervention(name, apply) "
+            "and vinoreward.SearchSpace(name, axes, set_state)."
+        )
+    spaces = tuple(one for one in every if isinstance(one, SearchSpace))
+    for space in spaces:
+        if not (space.axes and all(-np.inf < one.low < one.high < np.inf for one in space.axes)):
+            raise ConfigError(
+                f"the search space {space.name!r} of {source} has the axes {space.axes}. Expected "
+                "at least one, each with a low below its high."
+            )
+    return tuple(one for one in every if isinstance(one, Intervention)), spaces
 
 
 class StateScores(NamedTuple):

@@ -16,8 +16,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_image
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
-from vinoreward.rewards.truth import Truth
-from vinoreward.wrappers.true_success import TrueSuccess
+from vinoreward.wrappers.true_success import TrueSuccess, Truth
 from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, IMAGE_HEIGHT, IMAGE_WIDTH
 from vinoreward_envs.scene import HoverScene

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward.rewards.truth import Truth
+from vinoreward.wrappers.true_success import Truth
 from vinoreward_training.capture.free_camera import wandering_camera
 from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig

@@ -546,7 +546,7 @@ def evaluate(
     elif probabilities[labels == 0].max(initial=0.0) < HIGHEST_RAISE:
         value = min(value, HIGHEST_RAISE)  # a stricter one would only lose successes that vary
 
-    details = chosen.as_dict()
+    details = asdict(chosen)
     if value > chosen.value:
         raised = rates(claimed(log_odds[validation], value), labels)
         details |= {"raised_to": value, "at_raised": asdict(raised)}

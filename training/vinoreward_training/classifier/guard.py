@@ -17,7 +17,8 @@ from vinoreward.bundles.update import with_guard
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.ood import LEAST_EPISODES, OodDetector
+from vinoreward.rewards.ood import OodDetector
+from vinoreward_training.classifier.fit_detector import LEAST_EPISODES, fit_detector
 from vinoreward_training.classifier.shifts import TRAINED, Shift, in_rooms, shifted
 from vinoreward_training.configs import GuardConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
@@ -85,7 +86,7 @@ def fit_guard(dataset: Dataset, parts: Sequence[Indices], claims: Claims | None)
     light = () if claims is None else _light(dataset, validation, claims)
     if light:
         images = in_rooms(images, LIT, np.random.default_rng(0x600B), dataset.views, light)
-    guard = OodDetector.fit(images, dataset.images[validation], episodes[validation])
+    guard = fit_detector(images, dataset.images[validation], episodes[validation])
     ood = guard.ood_score(dataset.images[test]) > 1.0
     high = clopper_pearson(int(ood.sum()), len(ood), 0.95, "upper")[1]
     ends = [1.0, *(end for shift in light for end in shift.trained or ())]

@@ -21,20 +21,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.arrays import to_numpy
 from vinoreward.errors import ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_json, write_text
 from vinoreward.images import (
-    alone,
     as_image,
     in_color,
     layout_of,
-    on_host,
     read_image,
     shown_name,
 )
 from vinoreward.machine import free_memory
-from vinoreward.wrappers.render_once import render
-from vinoreward.wrappers.sources import part_at, parts_below
+from vinoreward.wrappers.sources import part_at, parts_below, render
 from vinoreward_envs.camera.spec import resized
 
 Indices = npt.NDArray[np.int64]
@@ -397,9 +395,9 @@ def image_reader(
     layout = layout_of(space.shape, f"the observation {source} of {name}")
 
     def of(observation: Any) -> npt.NDArray[np.uint8]:
-        part = on_host(observation if key is None else part_at(observation, key))
-        image = in_color(alone(np.array(part)), layout)
-        image = np.ascontiguousarray(image)
+        part = to_numpy(observation if key is None else part_at(observation, key))
+        image = in_color(part[0] if part.ndim == 4 else part, layout)
+        image = np.array(image, order="C")  # the environment may write to its own again
         return image if size is None else resized(image, *size)
 
     return of

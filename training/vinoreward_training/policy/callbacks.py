@@ -16,13 +16,11 @@ from vinoreward.files import read_json, shown, write_json
 from vinoreward.rewards.alarms import (
     TESTS,
     Ended,
-    FalseClaimAlarm,
     PrecisionBound,
     RateAlarm,
     TrustMonitor,
 )
-from vinoreward.wrappers.sb3 import claimed_image
-from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
+from vinoreward.wrappers.sb3 import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
 from vinoreward_training.policy.claims import ClaimSample
@@ -100,7 +98,7 @@ class RunCallback(ClaimedVsTrue):
         super().__init__(config.truth_key)
         self.folder = folder
         self.trust = TrustMonitor(
-            false=FalseClaimAlarm() if tested else None,
+            false=RateAlarm() if tested else None,
             ood=RateAlarm() if tested else None,
             earliest=config.earliest_success if tested else None,
         )
@@ -246,7 +244,7 @@ class RunCallback(ClaimedVsTrue):
             return
         infos = self.locals["infos"]
         number = next(at for at, one in enumerate(infos) if one is info)
-        image = claimed_image(self.training_env, number)
+        image = _claimed_image(self.training_env, number)
         if image is not None and image.ndim == 3:
             self.claims.add(
                 image,
@@ -365,3 +363,15 @@ class RunCallback(ClaimedVsTrue):
 
 def _next_multiple(value: int, step: int) -> int:
     return (value // step + 1) * step
+
+
+def _claimed_image(env: Any, index: int) -> Any:
+    """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None without any.
+
+    It may be that of an earlier episode if the last one claimed nothing.
+    """
+    own = getattr(env, "claimed_image", None)  # a wrapper finds that of wrappers inside
+    if own is not None:
+        return own(index)
+    known = env.has_attr("claimed_image")
+    return env.env_method("claimed_image", indices=[index])[0] if known else None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward.rewards.truth import Truth, claim_of
+from vinoreward.wrappers.true_success import Truth, claim_of
 
 if TYPE_CHECKING:
     from vinoreward_training.sb3 import BatchedVecEnv

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward.wrappers.env_adapter import copy_final_obs
-from vinoreward.wrappers.render_once import layers
+from vinoreward.wrappers.env_adapter import copy_final_obs, layers
 from vinoreward_training.sb3.background import Background
 
 with needed_for("vinoreward_training.sb3", "train"):

@@ -18,12 +18,11 @@ import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, needed_for
 from vinoreward.rewards.decision import OodAction, RewardMode
-from vinoreward.rewards.truth import Truth
 from vinoreward.wrappers.encoded import EncodedObservation
+from vinoreward.wrappers.env_adapter import ImageInInfo
 from vinoreward.wrappers.learned_reward import LearnedReward
-from vinoreward.wrappers.render_once import ImageInInfo
 from vinoreward.wrappers.sources import ImageSource, default_source, sources_of, takes_render
-from vinoreward.wrappers.true_success import TrueSuccess
+from vinoreward.wrappers.true_success import TrueSuccess, Truth
 from vinoreward_envs.making import ORACLE, UNJUDGED
 from vinoreward_envs.panda_hover import PandaHoverEnv
 

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, InputError, VinorewardError
 from vinoreward.rewards.alarms import OodImages
-from vinoreward.rewards.truth import Truth, claim_of
-from vinoreward.wrappers.true_success import TrueSuccess
+from vinoreward.wrappers.true_success import TrueSuccess, Truth, claim_of
 from vinoreward_actors.policies.spec import PolicySpec
 
 Array = npt.NDArray[Any]
@@ -161,7 +160,7 @@ class EnvironmentSpec:
             for a function that returns an environment.
         kwargs: for the factory; plain data.
         truth_key: key of ``info`` with the truth about success; None: found automatically, see
-            :class:`~vinoreward.rewards.truth.Truth`.
+            :class:`~vinoreward.wrappers.true_success.Truth`.
         truth: instead of a key, a function of the environment, see
             :class:`~vinoreward.TrueSuccess`.
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, OutputError
-from vinoreward.rewards.truth import Truth
+from vinoreward.wrappers.true_success import Truth
 from vinoreward_actors.actor_learner.acting.actor import Refused
 from vinoreward_actors.actor_learner.acting.environments import (
     EnvironmentSpec,
