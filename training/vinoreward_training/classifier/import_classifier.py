@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import made_up_images
-from vinoreward.bundles.importers.lerobot import (
-    LABELS,
-    is_reward_classifier,
-    read_reward_classifier,
-)
 from vinoreward.bundles.importers.modules import load_state, without_prefix
 from vinoreward.bundles.schema import ONE_COLUMN
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward.images import View
+from vinoreward_training.classifier.lerobot import (
+    LABELS,
+    is_reward_classifier,
+    read_reward_classifier,
+)
 from vinoreward_training.configs import ImportClassifierConfig
 from vinoreward_training.runs.imports import in_options
 from vinoreward_training.runs.next_command import after_import
