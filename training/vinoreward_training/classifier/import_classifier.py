@@ -121,8 +121,13 @@ def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
             str(config.architecture), config.model, len(config.labels), config.output
         )
     given = {name: value for name, value in facts.items() if value is not None}
-    return Bundle.from_module(
-        module, config.model, onnx_path, height=int(height or 0), width=int(width or 0), **given
+    return Bundle.from_model(
+        onnx_path,
+        module=module,
+        weights=config.model,
+        height=int(height or 0),
+        width=int(width or 0),
+        **given,
     )
 
 
@@ -131,10 +136,9 @@ def _of_lerobot(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
     found = read_reward_classifier(config.model)
     height, width = found.size
     several = len(found.cameras) > 1
-    bundle = Bundle.from_module(
-        found.module(),
-        None,
+    bundle = Bundle.from_model(
         onnx_path,
+        module=found.module(),
         height=height,
         width=width,
         mean=(0.0, 0.0, 0.0),  # it normalises each camera's image itself
