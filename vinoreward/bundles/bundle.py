@@ -259,15 +259,10 @@ class Bundle:
                 f"the bundle {self.path} is saved already. Expected one made from a model file; "
                 "copy the folder instead."
             )
-        return self.save_prepared(path, self.prepare(golden_images), overwrite=overwrite)
-
-    def save_prepared(
-        self, path: str | Path, images: NDArray[np.uint8], *, overwrite: bool = False
-    ) -> Bundle:
-        """Write the bundle as :meth:`save` does, with images as :meth:`prepare` returns them."""
         from vinoreward.bundles.save import save_bundle
 
-        files, outputs = {locate.MODEL_FILE: self.path}, self._fp32(images)
+        files, images = {locate.MODEL_FILE: self.path}, self.prepare(golden_images)
+        outputs = self._fp32(images)
         saved = save_bundle(Path(path), self.spec, files, images, outputs, overwrite=overwrite)
         return dataclasses.replace(Bundle.load(saved, verify=False), trusted=self.trusted)
 

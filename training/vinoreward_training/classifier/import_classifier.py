@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import made_up_images
 from vinoreward.bundles.importers.modules import load_state, without_prefix
+from vinoreward.bundles.locate import MODEL_FILE
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import ONE_COLUMN
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, needed_for
@@ -167,12 +169,18 @@ def run(config: ImportClassifierConfig) -> int:
         image = bundle.spec.image
         # Until the bundle is calibrated, no image of its camera is known. One of its own size is
         # neither cropped nor resized: these are the network's input.
-        saved = bundle.save_prepared(config.out, made_up_images(image), overwrite=config.overwrite)
-    spec = saved.spec
+        images = made_up_images(image)
+        with bundle.backend("openvino", precision="fp32", verify=False) as backend:
+            outputs = backend.infer(images)
+        files = {MODEL_FILE: bundle.path}
+        path = save_bundle(
+            config.out, bundle.spec, files, images, outputs, overwrite=config.overwrite
+        )
+    spec = bundle.spec
     print(
-        f"bundle {saved.path}: {image.height} x {image.width} pixels, {image.color_order}, to"
+        f"bundle {path}: {image.height} x {image.width} pixels, {image.color_order}, to"
         f" {spec.output} of {', '.join(spec.labels)}; {spec.success_label!r} means success."
     )
     print(f"its threshold of {spec.decision.threshold:g} is not calibrated yet.")
-    print(f"next: {after_import(saved.path)}")
+    print(f"next: {after_import(path)}")
     return 0
