@@ -88,8 +88,8 @@ class Bundle:
         Args:
             name: ``owner/name`` or ``owner/name@revision``; a revision is a branch, a tag or a
                 whole commit, ``main`` by default. Only a commit, or ``sha256``, pins the bundle.
-            sha256: as in :meth:`load`, as is ``trusted``.
-            trusted: allow any operators, of any cost.
+            sha256: as in :meth:`load`.
+            trusted: as in :meth:`load`.
 
         Raises:
             ConfigError: the name has another form.
@@ -330,7 +330,7 @@ class Bundle:
             path: as in :meth:`from_model`.
             module: takes floats ``(N, 3, H, W)`` and returns ``(mu, logvar)`` or one tensor; mean 0
                 and std 1 unless given.
-            weights: as in :meth:`from_model`, as is ``trusted``.
+            weights: as in :meth:`from_model`.
             trusted: as in :meth:`load`.
             facts: ``latent_size``, ``posterior``, ``golden`` and others of
                 :class:`~vinoreward.bundles.importers.facts.EncoderFacts`.
