@@ -157,11 +157,6 @@ class Bundle:
             )
         return precision
 
-    def of_cut_images(self) -> Bundle:
-        """Return a bundle for images ``(N, H, W, 3)`` from which the part is already cut."""
-        image = dataclasses.replace(self.spec.image, crop=None)
-        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, image=image))
-
     def second_look_band(self, precision: str) -> float | None:
         """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
 

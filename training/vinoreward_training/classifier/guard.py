@@ -21,7 +21,7 @@ from vinoreward_training.classifier.shifts import TRAINED, Shift, in_rooms, shif
 from vinoreward_training.configs import GuardConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
-from vinoreward_training.runs.bundles import with_guard
+from vinoreward_training.runs.bundles import of_cut_images, with_guard
 from vinoreward_training.runs.report import own_bundle
 
 FITTED_ON = 6000
@@ -145,7 +145,7 @@ def fit_guard_of(bundle: Bundle, dataset: Dataset) -> Fitted:
     parts = split_by_episode(dataset)
     if not of_rooms(bundle.spec.metrics):
         return fit_guard(dataset, parts, None)
-    cut = bundle.of_cut_images()
+    cut = of_cut_images(bundle)
     with contextlib.closing(Classifier(cut, precision="fp32", guarded=False)) as classifier:
 
         def claims(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
