@@ -236,11 +236,6 @@ def test_a_band_of_zero_is_none(bundle: Bundle) -> None:
     assert Classifier(dataclasses.replace(bundle, spec=spec)).band is None
 
 
-def test_the_card_explains_the_second_look(bundle: Bundle) -> None:
-    card = (bundle.path / "README.md").read_text()
-    assert "within 1.5 of the threshold" in card
-
-
 # --- translation average -------------------------------------------------------------------------
 
 

@@ -36,6 +36,7 @@ from vinoreward_training.mending.examples import FILE as EXAMPLES_FILE
 from vinoreward_training.mending.examples import Examples
 from vinoreward_training.mending.refit import LEAST_SHARE
 from vinoreward_training.quantize import command as quantize
+from vinoreward_training.runs.bundles import of_cut_images
 
 TOP, LEFT, WHOLE = 10, 24, (48, 72)
 RESIZED = (40, 52)
@@ -133,7 +134,7 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_images(
     bundle = Bundle.load(tmp_path / "run" / "bundle")
     assert bundle.spec.image.crop == (TOP, LEFT, *SIZE)
     assert (bundle.spec.image.height, bundle.spec.image.width) == RESIZED
-    with Classifier(bundle) as classifier, Classifier(bundle.of_cut_images()) as of_parts:
+    with Classifier(bundle) as classifier, Classifier(of_cut_images(bundle)) as of_parts:
         probabilities = classifier.probability(whole[:40])
         np.testing.assert_array_equal(probabilities > 0.5, labels[:40] == 1)
         np.testing.assert_array_equal(of_parts.probability(parts[:40]), probabilities)

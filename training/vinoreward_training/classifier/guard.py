@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
-from vinoreward.bundles.update import with_guard
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
@@ -23,6 +22,7 @@ from vinoreward_training.classifier.shifts import TRAINED, Shift, in_rooms, shif
 from vinoreward_training.configs import GuardConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.runs.bundles import of_cut_images, with_guard
 from vinoreward_training.runs.report import own_bundle
 
 FITTED_ON = 6000
@@ -146,7 +146,7 @@ def fit_guard_of(bundle: Bundle, dataset: Dataset) -> Fitted:
     parts = split_by_episode(dataset)
     if not of_rooms(bundle.spec.metrics):
         return fit_guard(dataset, parts, None)
-    cut = bundle.of_cut_images()
+    cut = of_cut_images(bundle)
     with contextlib.closing(Classifier(cut, precision="fp32", guarded=False)) as classifier:
 
         def claims(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import made_up_images
-from vinoreward.bundles.importers.lerobot import (
-    LABELS,
-    is_reward_classifier,
-    read_reward_classifier,
-)
 from vinoreward.bundles.importers.modules import load_state, without_prefix
+from vinoreward.bundles.locate import MODEL_FILE
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import ONE_COLUMN
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward.images import View
+from vinoreward_training.classifier.lerobot import (
+    LABELS,
+    is_reward_classifier,
+    read_reward_classifier,
+)
 from vinoreward_training.configs import ImportClassifierConfig
 from vinoreward_training.runs.imports import in_options
 from vinoreward_training.runs.next_command import after_import
@@ -121,8 +123,13 @@ def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
             str(config.architecture), config.model, len(config.labels), config.output
         )
     given = {name: value for name, value in facts.items() if value is not None}
-    return Bundle.from_module(
-        module, config.model, onnx_path, height=int(height or 0), width=int(width or 0), **given
+    return Bundle.from_model(
+        onnx_path,
+        module=module,
+        weights=config.model,
+        height=int(height or 0),
+        width=int(width or 0),
+        **given,
     )
 
 
@@ -131,10 +138,9 @@ def _of_lerobot(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
     found = read_reward_classifier(config.model)
     height, width = found.size
     several = len(found.cameras) > 1
-    bundle = Bundle.from_module(
-        found.module(),
-        None,
+    bundle = Bundle.from_model(
         onnx_path,
+        module=found.module(),
         height=height,
         width=width,
         mean=(0.0, 0.0, 0.0),  # it normalises each camera's image itself
@@ -163,12 +169,18 @@ def run(config: ImportClassifierConfig) -> int:
         image = bundle.spec.image
         # Until the bundle is calibrated, no image of its camera is known. One of its own size is
         # neither cropped nor resized: these are the network's input.
-        saved = bundle.save_prepared(config.out, made_up_images(image), overwrite=config.overwrite)
-    spec = saved.spec
+        images = made_up_images(image)
+        with bundle.backend("openvino", precision="fp32", verify=False) as backend:
+            outputs = backend.infer(images)
+        files = {MODEL_FILE: bundle.path}
+        path = save_bundle(
+            config.out, bundle.spec, files, images, outputs, overwrite=config.overwrite
+        )
+    spec = bundle.spec
     print(
-        f"bundle {saved.path}: {image.height} x {image.width} pixels, {image.color_order}, to"
+        f"bundle {path}: {image.height} x {image.width} pixels, {image.color_order}, to"
         f" {spec.output} of {', '.join(spec.labels)}; {spec.success_label!r} means success."
     )
     print(f"its threshold of {spec.decision.threshold:g} is not calibrated yet.")
-    print(f"next: {after_import(saved.path)}")
+    print(f"next: {after_import(path)}")
     return 0
