@@ -25,7 +25,7 @@ from vinoreward.wrappers.vector import LearnedReward as VectorLearnedReward
 from vinoreward_envs import constants as c
 from vinoreward_envs.arrays import CPU, Kind, checked_device
 from vinoreward_envs.camera.spec import CameraSpec, check_choice, resized
-from vinoreward_envs.human import HumanRendering
+from vinoreward_envs.human import in_a_window
 from vinoreward_envs.inputs import checked_count
 from vinoreward_envs.panda_hover import PandaHoverEnv, Ranges
 from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
@@ -209,7 +209,7 @@ def make_env(
                 size = _size_before_crop(loaded) or (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH)
                 learned |= {"image_source": _article_image(*size), "on_ood": "ignore"}
             env = LearnedReward(env, loaded, **learned)
-        return HumanRendering(env) if render_mode == "human" else env
+        return in_a_window(env) if render_mode == "human" else env
     except BaseException:
         env.close()
         raise

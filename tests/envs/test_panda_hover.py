@@ -228,9 +228,23 @@ def test_arguments_that_cannot_work_are_refused(kwargs: dict[str, Any], found: s
 def test_a_window_without_a_display_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
     with pytest.raises(MissingDisplayError, match="rgb_array"):
         make_env(backend="oracle", render_mode="human")
+
+
+def test_a_window_shows_each_image_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
+    pygame = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    env, plain = make(render_mode="human"), make(render_mode="rgb_array")
+    for each in (env, plain):
+        each.reset(seed=0)
+        each.step(np.array([0.05, -0.1], np.float32))
+    shown = pygame.surfarray.array3d(pygame.display.get_surface()).swapaxes(0, 1)
+    image = np.asarray(plain.render())
+    np.testing.assert_array_equal(shown, image.repeat(5, axis=0).repeat(5, axis=1))
+    env.close()
+    plain.close()
 
 
 @pytest.mark.pybullet
