@@ -85,7 +85,7 @@ class HoverBatch(VectorAutoreset):
         self.hover.randomization = value
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the scene has, such as ``memory`` and ``episode_params``."""
+        """Return what the scene has, such as ``episode_params``."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.unwrapped, name)

@@ -10,12 +10,12 @@ from gymnasium.utils import seeding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vinoreward.arrays import Arrays, to_numpy
 from vinoreward.errors import ConfigError, InputError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import gripper_position, inverse_kinematics
-from vinoreward_envs.arrays import Arrays, checked_device
-from vinoreward_envs.inputs import check_memory, checked_actions, checked_seeds
-from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
+from vinoreward_envs.arrays import checked_device, make_arrays, placed
+from vinoreward_envs.inputs import checked_actions, checked_seeds
 from vinoreward_envs.random_numbers import BatchedPCG64
 from vinoreward_envs.scenes import HoverScenes
 
@@ -24,7 +24,7 @@ from vinoreward_envs.scenes import HoverScenes
 def arrays(request: pytest.FixtureRequest) -> Arrays:
     if request.param == "torch":
         pytest.importorskip("torch")
-    return Arrays(request.param)
+    return make_arrays(request.param)
 
 
 def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -> None:
@@ -36,7 +36,7 @@ def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -
     for _ in range(200):
         mask = choose.random(len(seeds)) < 0.5
         count = int(choose.integers(1, 4))
-        drawn = arrays.host(batched.uniforms(count, arrays.of(mask)))
+        drawn = to_numpy(batched.uniforms(count, placed(mask, arrays)))
         expected = [own[i].uniform(size=count) for i in np.flatnonzero(mask)]
         np.testing.assert_array_equal(drawn[mask], expected)
 
@@ -59,10 +59,10 @@ def test_any_seed_gives_numpy_s_numbers(seeds: list[int], count: int) -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**100), st.integers(0, 20))
 def test_generators_go_on_as_numpy_s_and_back(seed: int, drawn: int) -> None:
-    for arrays in (Arrays("numpy"), Arrays("torch")):
+    for arrays in (make_arrays("numpy"), make_arrays("torch")):
         batched = BatchedPCG64(arrays, 3)
         batched.set([0, 1, 2], [np.random.PCG64(seed + i) for i in range(3)])
-        every = arrays.of(np.ones(3, np.bool_))
+        every = placed(np.ones(3, np.bool_), arrays)
         for _ in range(drawn):
             batched.uniforms(1, every)
         own = batched.generators()
@@ -71,17 +71,17 @@ def test_generators_go_on_as_numpy_s_and_back(seed: int, drawn: int) -> None:
         other.set([0, 1, 2], [generator.bit_generator for generator in own])
         expected = [generator.random() for generator in own]
         for each in (batched, other):
-            np.testing.assert_array_equal(arrays.host(each.uniforms(1, every))[:, 0], expected)
+            np.testing.assert_array_equal(to_numpy(each.uniforms(1, every))[:, 0], expected)
 
 
 def test_the_arm_is_where_it_was_sent_to_a_micrometre(arrays: Arrays) -> None:
     """So states need no joints."""
     count, draw = 200, np.random.default_rng(1)
     scenes = HoverScenes(count, arrays=arrays)
-    every = arrays.of(np.ones(count, np.bool_))
+    every = placed(np.ones(count, np.bool_), arrays)
     for _ in range(c.MAX_EPISODE_STEPS):
-        scenes.move(arrays.of(draw.uniform(-0.1, 0.1, (count, 2))), every)
-        gripper = np.column_stack([arrays.host(scenes.gripper), np.full(count, c.HOVER_HEIGHT)])
+        scenes.move(placed(draw.uniform(-0.1, 0.1, (count, 2)), arrays), every)
+        gripper = np.column_stack([to_numpy(scenes.gripper), np.full(count, c.HOVER_HEIGHT)])
         reached = gripper_position(inverse_kinematics(gripper))
         np.testing.assert_allclose(reached, gripper, rtol=0, atol=1e-6)
 
@@ -109,9 +109,9 @@ def test_no_name_of_a_device_is_refused(device: Any) -> None:
 def test_actions_are_clipped_and_those_that_are_no_numbers_are_found(arrays: Arrays) -> None:
     actions = np.array([[5.0, -5.0], [np.nan, 0.0], [0.05, np.inf], [0.01, -0.02]], np.float32)
     moves, finite = checked_actions(actions, 4, arrays)
-    np.testing.assert_array_equal(arrays.host(finite), [True, False, False, True])
+    np.testing.assert_array_equal(to_numpy(finite), [True, False, False, True])
     expected = [[0.1, -0.1], [0, 0], [0, 0], np.array([0.01, -0.02], np.float32)]
-    np.testing.assert_array_equal(arrays.host(moves), expected)
+    np.testing.assert_array_equal(to_numpy(moves), expected)
 
 
 @pytest.mark.parametrize("actions", [np.zeros((3, 2)), np.zeros(8), [["a", "b"]] * 4, None, 1.0])
@@ -130,17 +130,3 @@ def test_one_seed_is_counted_on_and_several_are_taken_as_they_are() -> None:
 def test_seeds_that_are_none_are_refused(seed: Any) -> None:
     with pytest.raises(InputError, match="whole number of at least 0"):
         checked_seeds(seed, 3)
-
-
-def test_memory_grows_with_the_environments_and_is_refused_with_a_sentence() -> None:
-    pixels: Any = {"observation": "pixels", "threads": 2}
-    few, many = (
-        PandaHoverVectorEnv(count, render_mode="rgb_array", **pixels).memory for count in (16, 4096)
-    )
-    image = c.IMAGE_HEIGHT * c.IMAGE_WIDTH * 3
-    assert many["images"] - few["images"] == 5 * image * (4096 - 16)
-    assert many["state"] * 16 == few["state"] * 4096
-    assert few["drawing"] == many["drawing"]
-    check_memory(16, few, Arrays())
-    with pytest.raises(ConfigError, match=r"100000000 environments need .* GB of images"):
-        PandaHoverVectorEnv(10**8, **pixels)

@@ -200,8 +200,3 @@ def test_a_device_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         ConfigError, match=r"free memory: CUDA out of memory\. Expected room .*num_en"
     ):
         env.reset(seed=0)
-
-
-def test_what_draws_nothing_needs_no_memory_for_it() -> None:
-    assert make(3, backend="oracle", array="torch").memory["drawing"] == 0
-    assert make(3, backend="torch", array="torch").memory["drawing"] > 3 * 96 * 128 * 100

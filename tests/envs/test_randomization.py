@@ -93,7 +93,6 @@ def test_by_default_nothing_varies_and_no_random_number_is_used() -> None:
         actions = plain.action_space.sample()
         for one, other in zip(plain.step(actions)[:4], given_none.step(actions)[:4], strict=True):
             np.testing.assert_array_equal(one, other)
-    assert plain.memory["appearance"] == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -301,14 +300,6 @@ def test_ranges_are_replaced_between_episodes() -> None:
     with pytest.raises(ConfigError, match="low at most high"):
         env.randomization = {"light": (2, 1)}
     assert not env.randomization.varies
-
-
-def test_memory_counts_a_background_for_each() -> None:
-    env, pixels = make(100, randomization="lab"), make(100, PIXELS, randomization="lab")
-    assert env.memory["appearance"] == 100 * 2048
-    assert pixels.memory["appearance"] == 100 * (2048 + 96 * 128 * (3 + 4))
-    with pytest.raises(ConfigError, match="GB of appearance"):
-        make(10**7, PIXELS, randomization="lab")
 
 
 # --- images -------------------------------------------------------------------------------
