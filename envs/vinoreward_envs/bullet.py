@@ -15,18 +15,19 @@ from numpy.typing import ArrayLike, NDArray
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, MissingExtraError, install_command
 from vinoreward_envs import constants as c
-from vinoreward_envs.arm import gripper_position, inverse_kinematics
+from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.spec import (
     Camera,
     CameraSpec,
     Flags,
+    Integers,
     Pixels,
     projection_matrix,
     view_matrix,
 )
 from vinoreward_envs.scenes import HoverScenes
-from vinoreward_envs.warp_device import stderr_without
+from vinoreward_envs.warp_device import quiet_stderr
 
 Array = NDArray[np.float64]
 Place = tuple[float, float, float]
@@ -48,7 +49,7 @@ def missing_pybullet(purpose: str) -> MissingExtraError:
 def import_pybullet(purpose: str) -> ModuleType:
     """Return the module ``pybullet``, imported without its banner on the terminal."""
     try:
-        with stderr_without(rb"pybullet build time: [^\n]*\n"):
+        with quiet_stderr():
             return importlib.import_module("pybullet")
     except ImportError as error:
         raise missing_pybullet(purpose) from error
@@ -108,17 +109,20 @@ class TinyCamera(Camera):
     def __init__(self, spec: CameraSpec) -> None:
         super().__init__(spec)
         # Under the floor, far from the camera: nothing of it can be seen.
-        self._world = _World('camera="tiny"', (0.0, 0.0, -50.0))
+        self.world = _World('camera="tiny"', (0.0, 0.0, -50.0))
         # TinyRenderer takes the matrices in OpenGL's column-major order.
         self._view = view_matrix().T.ravel().tolist()
         self._projection = projection_matrix(spec.height, spec.width).T.ravel().tolist()
 
-    def _draw(self, joints: Array, poses: Array, shown: Flags, rows: NDArray[np.int64]) -> Pixels:
-        world, size = self._world, (self.spec.height, self.spec.width)
+    def render_batch(
+        self, joints: Array, poses: Array, present: Flags, rows: Integers | None = None
+    ) -> Pixels:
+        """See :class:`.Camera`."""
+        world, size = self.world, (self.spec.height, self.spec.width)
         images = np.empty((len(joints), *size, 3), dtype=np.uint8)
         for i in range(len(joints)):
             world.set_joints(joints[i])
-            world.place_object(poses[i] if shown[i] else None)
+            world.place_object(poses[i] if present[i] else None)
             _, _, rgba, _, _ = world.bullet.getCameraImage(
                 self.spec.width,
                 self.spec.height,
@@ -132,8 +136,7 @@ class TinyCamera(Camera):
 
     def close(self) -> None:
         """Stop the physics server."""
-        super().close()
-        self._world.close()
+        self.world.close()
 
 
 def make_camera(spec: CameraSpec | None = None) -> Camera:
@@ -167,7 +170,7 @@ class BulletScenes(HoverScenes):
         super().send(mask, targets, height)
         if self.dynamics is not None and mask[0]:
             self.dynamics.move(np.array([*self.gripper[0], height]))
-            x, y, self.height = gripper_position(self.joints()).tolist()
+            x, y, self.height = self.dynamics.gripper()
             self.gripper = np.array([[x, y]])
             pose = self.object_pose()
             if pose is not None:
@@ -251,6 +254,17 @@ class ArmDynamics(_World):
         """Return the ``(9,)`` joints as they are now."""
         states = self.bullet.getJointStates(self.arm, c.JOINT_INDICES, physicsClientId=self.client)
         return np.array([state[0] for state in states], dtype=np.float64)
+
+    def gripper(self) -> Place:
+        """Return the gripper's x, y and z as they are now."""
+        state = self.bullet.getLinkState(
+            self.arm,
+            c.GRIPPER_LINK,
+            computeForwardKinematics=True,
+            physicsClientId=self.client,
+        )
+        place: Place = state[4]
+        return place
 
     def object_pose(self) -> Array | None:
         """Return the object's base as a ``(4, 4)`` pose, or None if it is out of the scene."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -11,11 +10,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS
-from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
-from vinoreward.images import check_scene
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.reward_model import check_origin
@@ -61,7 +57,6 @@ class HoverBatch(VectorAutoreset):
     ``learned`` is the learned reward; None where the scene's own is paid.
     """
 
-    _loading: Future[None] | None = None
     _shares = False
 
     def __init__(self, env: PandaHoverVectorEnv | VectorLearnedReward) -> None:
@@ -92,9 +87,6 @@ class HoverBatch(VectorAutoreset):
 
     def step(self, actions: Any) -> Any:
         """See :class:`~vinoreward.wrappers.autoreset.VectorAutoreset`."""
-        loading, self._loading = self._loading, None
-        if loading is not None:
-            loading.result()
         *step, infos = super().step(actions)
         final = infos.get("final_info")
         if final is not None and "invalid_action" in final:
@@ -106,30 +98,6 @@ class HoverBatch(VectorAutoreset):
     def claimed_image(self, index: int) -> NDArray[np.uint8] | None:
         """Return the ``(H, W, 3)`` image of an environment's last claim; None before it."""
         return None if self.learned is None else self.learned.claimed_image(index)
-
-    def prepare(self) -> None:
-        """Begin to load the networks that the first step would load, in a thread.
-
-        OpenVINO compiles them without Python's lock, so that other libraries can be imported
-        meanwhile. With another backend nothing is done.
-        """
-        classifier = self.classifier
-        if classifier is None or classifier.backend_name != "openvino" or self._shares:
-            return
-        import_openvino()  # here: two threads should not import large libraries together
-        image = classifier.image
-
-        def load() -> None:
-            blank = np.zeros((self.num_envs, image.height, image.width, 3), np.uint8)
-            classifier.predict(blank)
-            first, *again = classifier.backends
-            if again or classifier.bundle.spec.decision.translation_band:
-                for size in CHUNKS:  # of images that are scored again, and their translations
-                    (again or [first])[0].infer(blank[:size])
-
-        pool = ThreadPoolExecutor(1)
-        self._loading = pool.submit(load)
-        pool.shutdown(wait=False)
 
     def sibling_env(self, num_envs: int) -> HoverBatch:
         """Return other environments of the same arguments, which score with this batch's network.
@@ -145,9 +113,6 @@ class HoverBatch(VectorAutoreset):
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments and free the network."""
-        if self._loading is not None:
-            self._loading.exception()  # waits; nobody wants the network any more
-            self._loading = None
         (self.hover if self._shares else self.env).close(**kwargs)
 
 
@@ -307,11 +272,6 @@ def _apart(
         scene = {**_image_of(bundle), **given}
     if backend in (ORACLE, UNJUDGED):
         return {}, {**scene, "success_hold_steps": options.get("success_hold_steps", 1)}
-    size = None if bundle is None else _size_before_crop(bundle)
-    if bundle is not None and size is not None:
-        pair = scene["image_size"], size
-        ours, theirs = (dict(zip(("height", "width"), each, strict=True)) for each in pair)
-        check_scene(ours, theirs, bundle.spec.name, "leave image_size out")
     learned = {name: value for name, value in options.items() if name in _OF_REWARD}
     return {**REWARDS, "backend": backend, **learned}, scene
 

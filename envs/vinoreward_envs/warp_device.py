@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +32,7 @@ def warp_module() -> Any:
         import warp
     # A greeting and a line per compiled module are printed at the level below.
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-    with _LOADING, warnings.catch_warnings(), stderr_without(rb".*"):
+    with _LOADING, warnings.catch_warnings(), quiet_stderr():
         # Of Python 3.10, which the next Warp leaves behind; the extra pins one that still has it.
         warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
         # Without a graphics driver Warp's C code warns on stderr at any log level. Failures raise.
@@ -61,26 +59,21 @@ def _check_room(cache: Path) -> None:
 
 
 @contextlib.contextmanager
-def stderr_without(noise: bytes) -> Iterator[None]:
-    """Filter what C code writes to the process's stderr: drop what matches ``noise``."""
-    with contextlib.ExitStack() as stack:
-        try:
-            written = stack.enter_context(tempfile.TemporaryFile())
-            stderr = os.dup(2)
-        except OSError:  # No temporary folder, or no stderr (a windowed or detached process).
-            yield
-            return
-        sys.stderr.flush()
-        try:
-            os.dup2(written.fileno(), 2)
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-        written.seek(0)
-        rest = re.sub(noise, b"", written.read(), flags=re.DOTALL)
-    if rest:
-        os.write(2, rest)
+def quiet_stderr() -> Iterator[None]:
+    """Drop what C code writes to the process's stderr."""
+    try:
+        stderr = os.dup(2)
+    except OSError:  # a windowed or detached process has none
+        yield
+        return
+    sys.stderr.flush()
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def struct(kind: Any, **fields: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The parts of the batched environment: random numbers, arrays, kinematic state, input."""
+"""The parts of the batched environment: random numbers, devices, input."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.utils import seeding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.arrays import Arrays, to_numpy
 from vinoreward.errors import ConfigError, InputError
-from vinoreward_envs import constants as c
-from vinoreward_envs.arm import gripper_position, inverse_kinematics
 from vinoreward_envs.arrays import checked_device, make_arrays, placed
 from vinoreward_envs.inputs import checked_actions, checked_seeds
 from vinoreward_envs.random_numbers import BatchedPCG64
-from vinoreward_envs.scenes import HoverScenes
 
 
 @pytest.fixture(params=["numpy", "torch"])
@@ -27,11 +23,15 @@ def arrays(request: pytest.FixtureRequest) -> Arrays:
     return make_arrays(request.param)
 
 
-def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -> None:
-    seeds = [0, 1, 2**31, 2**40 + 3, 12345678901234567890123, *range(100, 145)]
+def seeded(seeds: list[int], arrays: Arrays) -> BatchedPCG64:
     batched = BatchedPCG64(arrays, len(seeds))
     batched.set(range(len(seeds)), [np.random.PCG64(seed) for seed in seeds])
-    own = [seeding.np_random(seed)[0] for seed in seeds]
+    return batched
+
+
+def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -> None:
+    seeds = [0, 1, 2**31, 2**40 + 3, 12345678901234567890123, *range(100, 145)]
+    batched, own = seeded(seeds, arrays), [np.random.default_rng(seed) for seed in seeds]
     choose = np.random.default_rng(0)
     for _ in range(200):
         mask = choose.random(len(seeds)) < 0.5
@@ -43,58 +43,22 @@ def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 2**200), min_size=1, max_size=4), st.integers(1, 20))
-def test_any_seed_gives_numpy_s_numbers(seeds: list[int], count: int) -> None:
-    arrays = Arrays()
-    batched = BatchedPCG64(arrays, len(seeds))
-    batched.set(range(len(seeds)), [np.random.PCG64(seed) for seed in seeds])
-    every = np.ones(len(seeds), np.bool_)
-    first = batched.uniforms(count, every)
-    some = batched.uniforms(count, every)
-    drawn = np.concatenate([first, some, batched.uniforms(1, every)], axis=1)
-    count = 2 * count + 1
-    expected = [np.random.default_rng(np.random.PCG64(seed)).random(count) for seed in seeds]
-    np.testing.assert_array_equal(drawn, expected)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**100), st.integers(0, 20))
-def test_generators_go_on_as_numpy_s_and_back(seed: int, drawn: int) -> None:
+def test_any_seed_gives_numpy_s_numbers_and_goes_on_so(seeds: list[int], count: int) -> None:
     for arrays in (make_arrays("numpy"), make_arrays("torch")):
-        batched = BatchedPCG64(arrays, 3)
-        batched.set([0, 1, 2], [np.random.PCG64(seed + i) for i in range(3)])
-        every = placed(np.ones(3, np.bool_), arrays)
-        for _ in range(drawn):
-            batched.uniforms(1, every)
-        own = batched.generators()
-        assert len(own) == 3
-        other = BatchedPCG64(arrays, 3)
-        other.set([0, 1, 2], [generator.bit_generator for generator in own])
-        expected = [generator.random() for generator in own]
-        for each in (batched, other):
-            np.testing.assert_array_equal(to_numpy(each.uniforms(1, every))[:, 0], expected)
-
-
-def test_the_arm_is_where_it_was_sent_to_a_micrometre(arrays: Arrays) -> None:
-    """So states need no joints."""
-    count, draw = 200, np.random.default_rng(1)
-    scenes = HoverScenes(count, arrays=arrays)
-    every = placed(np.ones(count, np.bool_), arrays)
-    for _ in range(c.MAX_EPISODE_STEPS):
-        scenes.move(placed(draw.uniform(-0.1, 0.1, (count, 2)), arrays), every)
-        gripper = np.column_stack([to_numpy(scenes.gripper), np.full(count, c.HOVER_HEIGHT)])
-        reached = gripper_position(inverse_kinematics(gripper))
-        np.testing.assert_allclose(reached, gripper, rtol=0, atol=1e-6)
+        batched = seeded(seeds, arrays)
+        every = placed(np.ones(len(seeds), np.bool_), arrays)
+        drawn = to_numpy(batched.uniforms(count, every))
+        own = [np.random.default_rng(seed) for seed in seeds]
+        np.testing.assert_array_equal(drawn, [each.random(count) for each in own])
+        further = [each.random() for each in batched.generators()]
+        np.testing.assert_array_equal(further, [each.random() for each in own])
+        again = to_numpy(batched.uniforms(1, every))[:, 0]
+        np.testing.assert_array_equal(again, further)
 
 
 @pytest.mark.parametrize(
     ("given", "full"),
-    [
-        ("cpu", "cpu"),
-        ("CPU", "cpu"),
-        ("cuda", "cuda:0"),
-        ("cuda:3", "cuda:3"),
-        ("CUDA:1", "cuda:1"),
-    ],
+    [("CPU", "cpu"), ("cuda", "cuda:0"), ("cuda:3", "cuda:3"), ("CUDA:1", "cuda:1")],
 )
 def test_a_device_gets_its_full_name(given: str, full: str) -> None:
     assert checked_device(given) == full

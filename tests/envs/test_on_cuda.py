@@ -148,5 +148,3 @@ def test_seeds_give_the_same_episodes() -> None:
         runs.append(torch.stack(rewards))
         env.close()
     assert torch.equal(*runs)
-
-

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+from tiny_network import network
 
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
@@ -69,25 +70,6 @@ def test_stable_baselines_accepts_it_without_a_warning(id_: str) -> None:
     env = make(id_)
     env_checker.check_env(env.unwrapped)
     env.close()
-
-
-@pytest.mark.parametrize("id_", IDS)
-def test_the_same_seed_gives_the_same_rollout(id_: str) -> None:
-    envs = [make(id_), make(id_)]
-    rng = np.random.default_rng(3)
-    actions = rng.uniform(-0.12, 0.12, (25, 2)).astype(np.float32)
-    rollouts: list[list[Any]] = [[], []]
-    for env, rollout in zip(envs, rollouts, strict=True):
-        observation, _ = env.reset(seed=5)
-        rollout.append(observation)
-        for action in actions:
-            observation, reward, terminated, truncated, info = env.step(action)
-            rollout += [observation, reward, terminated, truncated, info["distance"]]
-            if terminated or truncated:
-                rollout.append(env.reset()[0])
-        env.close()
-    for left, right in zip(*rollouts, strict=True):
-        np.testing.assert_array_equal(left, right)
 
 
 @pytest.mark.parametrize("id_", IDS)
@@ -307,18 +289,6 @@ def test_what_the_guard_finds_ood_is_no_success(tmp_path: Path) -> None:
 # --- motion, workers ------------------------------------------------------------------------
 
 
-@pytest.mark.pybullet
-def test_dynamic_environments_share_a_process() -> None:
-    envs = [make("PandaHoverRandom-v0", motion="dynamics") for _ in range(2)]
-    first = [env.reset(seed=7)[0] for env in envs]
-    np.testing.assert_array_equal(*first)
-    for _ in range(2):
-        steps = [env.step(np.array([0.05, -0.05], np.float32))[0] for env in envs]
-        np.testing.assert_array_equal(*steps)
-    for env in envs:
-        env.close()
-
-
 @pytest.mark.slow
 def test_spawned_workers_step_as_one_environment_does() -> None:
     id_ = "PandaHoverPixels-v0"
@@ -357,22 +327,13 @@ def test_the_specification_of_an_environment_is_plain_data() -> None:
 @pytest.fixture
 def foreign(tmp_path: Path) -> Bundle:
     """Somebody else's network, for 48x64 images: the logit of success is their brightness."""
-    onnx = pytest.importorskip("onnx")
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        [
-            helper.make_node("GlobalAveragePool", ["image"], ["mean"]),
-            helper.make_node("Flatten", ["mean"], ["colour"]),
-            helper.make_node("MatMul", ["colour", "weights"], ["logits"]),
-        ],
-        "brightness",
-        [helper.make_tensor_value_info("image", kind, ["N", 3, 48, 64])],
-        [helper.make_tensor_value_info("logits", kind, ["N", 2])],
-        [helper.make_tensor("weights", kind, (3, 2), [0.0, 1.0, 0.0, 1.0, 0.0, 1.0])],
+    pytest.importorskip("onnx")
+    path = network(
+        tmp_path / "brightness.onnx",
+        float_input=True,
+        size=(48, 64),
+        weights=np.array([[0.0, 1.0]] * 3),
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = tmp_path / "brightness.onnx"
-    onnx.save(model, path)
     return Bundle.from_model(
         path,
         labels=("failure", "success"),
@@ -411,19 +372,16 @@ def test_the_threshold_can_be_set(foreign: Bundle) -> None:
     env: Any = make_env(bundle=foreign, accept_foreign_images=True, success_threshold=1.0)
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
-    assert info["reward_prob"] < 1.0
-    assert not info["is_success"]
+    assert info["reward_prob"] < 1.0 and not info["is_success"]
     env.close()
 
 
 def test_a_foreign_bundle_is_held_to_its_size(foreign: Bundle) -> None:
-    with pytest.raises(ImageMismatchError, match=r"height=96.*height=48"):
-        make_env(
-            bundle=foreign,
-            accept_foreign_images=True,
-            success_threshold=0.5,
-            image_size=(96, 64),
-        )
+    accepted: Any = {"bundle": foreign, "accept_foreign_images": True, "success_threshold": 0.5}
+    env = make_env(**accepted, image_size=(96, 64))
+    env.reset(seed=0)
+    with pytest.raises(ImageMismatchError, match=r"96.*48"):
+        env.step(np.zeros(2, np.float32))
 
 
 @pytest.mark.pybullet
@@ -443,21 +401,18 @@ def test_a_bundle_of_this_scene_is_held_to_its_whole_image(foreign: Bundle) -> N
 
 @pytest.mark.pybullet
 @pytest.mark.slow
-def test_the_articles_image_is_resized_to_the_bundles(foreign: Bundle) -> None:
-    env: Any = make_env(
-        bundle=foreign,
-        accept_foreign_images=True,
-        success_threshold=0.5,
-        fidelity="article",
-        render_mode="rgb_array",
-    )
+@pytest.mark.parametrize("shipped", [True, False])
+def test_the_articles_image_is_resized_to_the_bundles(foreign: Bundle, shipped: bool) -> None:
+    others: Any = {"bundle": foreign, "accept_foreign_images": True, "success_threshold": 0.5}
+    env = make_env(fidelity="article", render_mode="rgb_array", **({} if shipped else others))
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
-    image = env.render()
-    assert image is not None
+    image = np.asarray(env.render())
     assert image.shape == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
     brightness = image.mean(axis=(0, 1)).sum() / 255
-    assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-brightness)), abs=1e-2)
+    if not shipped:
+        assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-brightness)), abs=1e-2)
+    assert 0.0 <= info["reward_prob"] <= 1.0
     env.close()
 
 
@@ -488,19 +443,6 @@ def test_a_bundle_refuses_another_image() -> None:
         make_env(image_size=(48, 64))
     with pytest.raises(ImageMismatchError, match="mesh"):
         make_env(mesh="full")
-
-
-@pytest.mark.pybullet
-@pytest.mark.slow
-def test_the_articles_setting_runs_with_the_shipped_bundle() -> None:
-    env = make(fidelity="article", backend="openvino", render_mode="rgb_array")
-    env.reset(seed=0)
-    *_, info = env.step(np.array([0.05, -0.1], np.float32))
-    assert 0.0 <= info["reward_prob"] <= 1.0
-    image = env.render()
-    assert image is not None
-    assert np.shape(image) == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
-    env.close()
 
 
 def test_a_bundle_without_a_name_is_no_default() -> None:
