@@ -8,12 +8,10 @@ from typing import Any, Final, Literal
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.machine import usable_cores
-from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.reward_model import check_origin
 from vinoreward.wrappers.autoreset import VectorAutoreset
 from vinoreward.wrappers.learned_reward import LearnedReward
@@ -65,11 +63,6 @@ class HoverBatch(VectorAutoreset):
         self.learned = env if isinstance(env, VectorLearnedReward) else None
 
     @property
-    def classifier(self) -> Classifier | None:
-        """What scores the images; None where the scene's own reward is paid."""
-        return None if self.learned is None else self.learned.classifier
-
-    @property
     def randomization(self) -> DomainRandomization:
         """See :class:`.PandaHoverVectorEnv`."""
         ranges: DomainRandomization = self.hover.randomization
@@ -80,10 +73,10 @@ class HoverBatch(VectorAutoreset):
         self.hover.randomization = value
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the scene has, such as ``episode_params``."""
+        """Return what the learned reward has, such as ``classifier``, or the scene."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self.unwrapped, name)
+        return getattr(self.learned if hasattr(self.learned, name) else self.unwrapped, name)
 
     def step(self, actions: Any) -> Any:
         """See :class:`~vinoreward.wrappers.autoreset.VectorAutoreset`."""
@@ -94,10 +87,6 @@ class HoverBatch(VectorAutoreset):
                 infos[key] = final[key] & True
                 final[key] = infos[key] & True
         return *step, infos
-
-    def claimed_image(self, index: int) -> NDArray[np.uint8] | None:
-        """Return the ``(H, W, 3)`` image of an environment's last claim; None before it."""
-        return None if self.learned is None else self.learned.claimed_image(index)
 
     def sibling_env(self, num_envs: int) -> HoverBatch:
         """Return other environments of the same arguments, which score with this batch's network.

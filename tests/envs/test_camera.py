@@ -13,7 +13,6 @@ from task_runs import run_python
 
 from vinoreward.errors import ConfigError, UnknownDeviceError
 from vinoreward_envs import constants as c
-from vinoreward_envs.bullet import quaternion
 from vinoreward_envs.camera.fast import Appearance, FastCamera
 from vinoreward_envs.camera.spec import (
     Camera,
@@ -196,17 +195,6 @@ def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
     # It goes on turning by a thousandth of a degree per second.
     assert np.allclose(pose[:3, :3], rotation, atol=5e-3)
     assert np.abs(np.subtract(place[:2], c.FIXED_OBJECT)).max() < 0.005
-
-
-@pytest.mark.pybullet
-def test_quaternions_give_their_rotation_back() -> None:
-    import pybullet
-
-    turns = np.random.default_rng(0).normal(size=(50, 4))
-    for turn in (*turns / np.linalg.norm(turns, axis=1, keepdims=True), *np.eye(4)):
-        rotation = np.reshape(pybullet.getMatrixFromQuaternion(turn.tolist()), (3, 3))
-        back = np.reshape(pybullet.getMatrixFromQuaternion(quaternion(rotation)), (3, 3))
-        np.testing.assert_allclose(back, rotation, atol=1e-6)
 
 
 THREADS = """

@@ -59,22 +59,20 @@ def scenes(count: int, appearance: Appearance | None = None, seed: int = 2) -> t
 
 def seen_by_tinyrenderer(appearance: Appearance, joints: Any, poses: Any) -> Any:
     """Draw with TinyRenderer, which has a camera, a light and an object of its own."""
-    import pybullet as bullet
     import pybullet_data
 
     camera = TinyCamera(CameraSpec())
-    world, images = camera.world, []
+    world, bullet, images = camera.world, camera.world.bullet, []
     viewport = np.linalg.inv(viewport_matrix(96, 128))
     for i, drawn in enumerate(params_of(appearance)):
-        bullet.removeBody(world.object, physicsClientId=world.client)
+        bullet.removeBody(world.object)
         world.object = bullet.loadURDF(
             f"{pybullet_data.getDataPath()}/{c.OBJECT_URDF}",
             globalScaling=float(drawn["object_size"]),
-            physicsClientId=world.client,
         )
         shading = appearance.scenes.shadings.numpy()[i]
         colour = [*(shading["colour"] / 255.0).tolist(), 1.0]
-        bullet.changeVisualShape(world.object, -1, rgbaColor=colour, physicsClientId=world.client)
+        bullet.changeVisualShape(world.object, -1, rgbaColor=colour)
         world.set_joints(joints[i])
         world.place_object(poses[i])
         projection = projection_matrix(96, 128)
@@ -84,7 +82,7 @@ def seen_by_tinyrenderer(appearance: Appearance, joints: Any, poses: Any) -> Any
         rgba = bullet.getCameraImage(
             128, 96, view.T.ravel().tolist(), projection.T.ravel().tolist(),
             lightDirection=shading["direction"].tolist(),
-            renderer=bullet.ER_TINY_RENDERER, physicsClientId=world.client,
+            renderer=bullet.ER_TINY_RENDERER,
         )[2]  # fmt: skip
         images.append(np.asarray(rgba, dtype=np.uint8).reshape(96, 128, 4)[..., :3])
     camera.close()

@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ModelNotFoundError
 from vinoreward_envs.camera.spec import Floats, Pixels
 
 MESH_LINKS: Final = 14
@@ -49,14 +48,7 @@ def scene_path(level: str) -> Path:
 
 @functools.lru_cache(maxsize=4)
 def _arrays(level: str) -> dict[str, NDArray[Any]]:
-    path = scene_path(level)
-    if not path.is_file():
-        raise ModelNotFoundError(
-            f"Found no {path}; expected a baked scene file, which ships with vinoreward. "
-            "Reinstall vinoreward; in its repository, python -m vinoreward_training.bake "
-            "makes it."
-        )
-    with np.load(path, allow_pickle=False) as stored:
+    with np.load(scene_path(level), allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}
     for array in arrays.values():
         array.setflags(write=False)

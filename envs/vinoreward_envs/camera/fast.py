@@ -296,11 +296,12 @@ class FastCamera(Camera):
         count, bodies = len(baked.positions), self._bodies
         screen = device.zeros(self._capacity, count, dtype=warp.vec3)
         depths = device.zeros(self._capacity, *size, dtype=warp.uint64)
-        triangles = [mesh.faces, mesh.face_links, bodies.seen, screen, *size, depths]
         pixels = [mesh, bodies, self._appearance.scenes, screen, depths, noise, self._image]
         return [
             device.record_launch(kernels.transform_vertices, (count,), [mesh, bodies, screen]),
-            device.record_launch(kernels.fill_triangles, (len(baked.faces),), triangles),
+            device.record_launch(
+                kernels.fill_triangles, (len(baked.faces),), [mesh, bodies, screen, depths]
+            ),
             device.record_launch(kernels.shade_pixels, size, pixels),
         ]
 

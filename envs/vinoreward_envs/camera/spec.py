@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -95,18 +94,14 @@ class Camera(Closing):
         """Release the camera; it cannot draw afterwards."""
 
 
-@functools.cache
 def camera_eye() -> Floats:
-    """Return where the camera stands, ``(3,)`` in metres, read-only."""
-    eye = np.asarray(np.linalg.inv(view_matrix())[:3, 3], np.float64)
-    eye.setflags(write=False)
+    """Return where the camera stands, ``(3,)`` in metres."""
+    eye: Floats = np.linalg.inv(view_matrix())[:3, 3]
     return eye
 
 
-@functools.cache
 def view_matrix() -> Floats:
-    """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z);
-    read-only."""
+    """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z)."""
     yaw, pitch = math.radians(c.CAMERA_YAW), math.radians(c.CAMERA_PITCH)
     # Yaw 0 looks along +y, a negative pitch looks down; the camera is not rolled.
     forward = np.array(
@@ -116,7 +111,6 @@ def view_matrix() -> Floats:
     view = np.eye(4)
     view[:3, :3] = np.stack([right, np.cross(right, forward), -forward])
     view[:3, 3] = -view[:3, :3] @ (np.array(c.CAMERA_TARGET) - c.CAMERA_DISTANCE * forward)
-    view.setflags(write=False)
     return view
 
 
