@@ -42,7 +42,6 @@ def _pose(rotation: Array, position: tuple[float, float, float]) -> Array:
 _ROLL, _PITCH, _YAW = c.GRIPPER_EULER
 GRIPPER_ROTATION: Final[Array] = _rotation(2, _YAW) @ _rotation(1, _PITCH) @ _rotation(0, _ROLL)
 """The gripper's ``(3, 3)`` orientation throughout the task: pointing down."""
-GRIPPER_ROTATION.setflags(write=False)
 
 
 @functools.cache

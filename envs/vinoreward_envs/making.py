@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -161,7 +161,8 @@ def make_env(
                 if not learned.get("accept_foreign_images"):
                     check_origin(loaded)
                 size = _size_before_crop(loaded) or (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH)
-                learned |= {"image_source": _article_image(*size), "on_ood": "ignore"}
+                learned["on_ood"] = "ignore"
+                learned["image_source"] = lambda env, _: resized(np.asarray(env.render()), *size)
             env = LearnedReward(env, loaded, **learned)
         return in_a_window(env) if render_mode == "human" else env
     except BaseException:
@@ -241,11 +242,6 @@ def make_vec_env(
     except BaseException:
         env.close()
         raise
-
-
-def _article_image(height: int, width: int) -> Callable[[gym.Env[Any, Any], object], Any]:
-    """Return an image source: the article's large image, resized with PIL to ``(H, W, 3)``."""
-    return lambda env, _: resized(np.asarray(env.render(), np.uint8), height, width)
 
 
 def _apart(

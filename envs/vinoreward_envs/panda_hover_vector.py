@@ -130,9 +130,8 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
                 on_device=not self._arrays.on_host and (device != CPU or STAYS_ON_CPU),
             )
             """Where grippers and objects are, and how they look."""
-            self._task = HoverTask(
-                self.scenes, position, oracle=oracle, hold_steps=success_hold_steps
-            )
+            hold = checked_count("success_hold_steps", success_hold_steps)
+            self._task = HoverTask(self.scenes, position, oracle=oracle, hold_steps=hold)
             self._random = BatchedPCG64(self._arrays, self.num_envs)
             self.observation_space = batch_space(self.single_observation_space, self.num_envs)
             self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -207,10 +206,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             self._seed(checked_seeds(seed, self.num_envs), mask)
             infos = self._task.begin(mask, objects, self._randomization, self._random.uniforms)
             if self._pixels:
-                if self._images is None or "reset_mask" not in given:
-                    self._images = self.scenes.images()
-                else:
-                    self._images = self.scenes.images(mask, self._images)
+                self._images = self.scenes.images(mask, self._images)
             self._begun = True
             infos = {key: values * mask for key, values in infos.items()}
             return self._observe(), self._given(infos, mask)
@@ -251,15 +247,10 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self.scenes.close()
 
     def _seed(self, seeds: list[int | None], mask: Array) -> None:
-        """Seed generators where ``mask`` is True and a seed is given, at first from entropy."""
-        if not self._begun:
-            fresh = np.random.SeedSequence().generate_state(self.num_envs, np.uint64).tolist()
-            pairs = zip(seeds, fresh, self._random.unset().tolist(), strict=True)
-            seeds = [new if seed is None and unset else seed for seed, new, unset in pairs]
-        elif not any(seed is not None for seed in seeds):
-            return
-        rows = [i for i in np.flatnonzero(to_numpy(mask)).tolist() if seeds[i] is not None]
-        self._random.set(rows, (np.random.PCG64(seeds[i]) for i in rows))
+        """Seed generators where ``mask`` is True and a seed is given."""
+        if any(seed is not None for seed in seeds):
+            rows = [i for i in np.flatnonzero(to_numpy(mask)).tolist() if seeds[i] is not None]
+            self._random.set(rows, (np.random.PCG64(seeds[i]) for i in rows))
 
     def _observe(self) -> Array:
         return self._out(self._task.observe() if self._images is None else self._images)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, Arrays, to_numpy
 from vinoreward_envs.arrays import placed
@@ -32,8 +31,10 @@ class BatchedPCG64:
 
     def __init__(self, arrays: Arrays, count: int) -> None:
         self._arrays = arrays
-        self._state = [arrays.full(count, 0, "int64") for _ in range(2)]
-        self._add = [arrays.full(count, 0, "int64") for _ in range(2)]
+        # At first from entropy; PCG64 adds an odd number.
+        words = np.random.default_rng().integers(_LEAST, -_LEAST, (4, count), np.int64)
+        *self._state, high, low = (placed(word, arrays) for word in words)
+        self._add = [high, low | 1]
         self._jumps: dict[int, list[Array]] = {}
 
     def set(self, rows: Sequence[int], generators: Iterable[np.random.BitGenerator]) -> None:
@@ -46,11 +47,6 @@ class BatchedPCG64:
         numbers = [placed(word, self._arrays) for word in words.view(np.int64)]
         for target, values in zip((*self._state, *self._add), numbers, strict=True):
             target[where] = values
-
-    def unset(self) -> NDArray[np.bool_]:
-        """Return which were never set, ``(N,)``: PCG64 adds an odd number, here it is 0."""
-        never: NDArray[np.bool_] = to_numpy(self._add[1]) == 0
-        return never
 
     def generators(self) -> list[np.random.Generator]:
         """Return a NumPy generator for each, which goes on as it would."""

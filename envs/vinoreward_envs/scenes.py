@@ -263,11 +263,6 @@ class HoverTask:
         oracle: bool = True,
         hold_steps: int = 1,
     ) -> None:
-        if hold_steps < 1:
-            raise ConfigError(
-                f"Found success_hold_steps={hold_steps}; expected a whole number of at least 1. "
-                "Pass one."
-            )
         self.oracle, self._hold_steps = oracle, hold_steps
         self._scenes, self._arrays = scenes, scenes.arrays
         low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)

@@ -44,18 +44,15 @@ def warp_module() -> Any:
                 f"{error.strerror}. Expected a home folder that can be written; set "
                 "WARP_CACHE_PATH to another folder."
             ) from error
-    _check_room(Path(warp.config.kernel_cache_dir))
-    return warp
-
-
-def _check_room(cache: Path) -> None:
-    """Raise ConfigError if kernels cannot be kept: the compiler would end the process."""
+    cache = Path(warp.config.kernel_cache_dir)
     free = shutil.disk_usage(cache).free
+    # Where kernels cannot be kept the compiler would end the process.
     if free < ROOM and not any(cache.glob("wp_vinoreward_envs.*")):  # compiled before
         raise ConfigError(
             f"the camera cannot keep its compiled kernels at {cache}: {free >> 10} kB are free. "
             f"Expected {ROOM >> 20} MB; free some, or set WARP_CACHE_PATH to another folder."
         )
+    return warp
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ SPECULAR: Final = 0.05
 
 @dataclass(frozen=True)
 class SceneMesh:
-    """All moving triangles, in the frames of their links; arrays are read-only."""
+    """All moving triangles, in the frames of their links."""
 
     positions: NDArray[np.float32]
     """``(V, 3)`` metres."""
@@ -49,10 +49,7 @@ def scene_path(level: str) -> Path:
 @functools.lru_cache(maxsize=4)
 def _arrays(level: str) -> dict[str, NDArray[Any]]:
     with np.load(scene_path(level), allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    for array in arrays.values():
-        array.setflags(write=False)
-    return arrays
+        return {name: stored[name] for name in stored.files}
 
 
 @functools.lru_cache(maxsize=4)
@@ -60,7 +57,6 @@ def scene_mesh(level: str) -> SceneMesh:
     """Return the moving meshes at a level, ``"full"`` or ``"20"`` (percent of the triangles)."""
     stored = _arrays(level)
     normals = stored["normals"].astype(np.float32) / np.float32(32767.0)
-    normals.setflags(write=False)
     return SceneMesh(**{**stored, "normals": normals})
 
 
