@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import camera_threads
 import numpy as np
 import pytest
+from bullet_references import fallen_object
 from hover_images import scenes
 from task_runs import run_python
 
-from vinoreward.errors import ConfigError, UnknownDeviceError
+from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.fast import Appearance, FastCamera
 from vinoreward_envs.camera.spec import (
@@ -137,11 +139,6 @@ def test_the_specification_that_travels_leaves_the_renderer_out() -> None:
     assert CameraSpec(height=64).as_dict() != CameraSpec().as_dict()
 
 
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(UnknownDeviceError, match="cuda:99"):
-        Appearance(CameraSpec(), device="cuda:99")
-
-
 @pytest.mark.pybullet
 def test_the_camera_is_pybullets() -> None:
     import pybullet as bullet
@@ -174,60 +171,14 @@ def test_kernels_that_no_disk_can_keep_are_refused_before_they_are_compiled(
 
 @pytest.mark.pybullet
 def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
-    import pybullet as bullet
-    import pybullet_data
-
-    data = pybullet_data.getDataPath()
-    client = bullet.connect(bullet.DIRECT)
-    try:
-        bullet.setGravity(0, 0, c.GRAVITY, physicsClientId=client)
-        bullet.loadURDF(f"{data}/{c.TABLE_URDF}", c.TABLE_POSITION, physicsClientId=client)
-        start = (*c.FIXED_OBJECT, 0.10)
-        body = bullet.loadURDF(f"{data}/{c.OBJECT_URDF}", start, physicsClientId=client)
-        for _ in range(1500):
-            bullet.stepSimulation(physicsClientId=client)
-        place, turn = bullet.getBasePositionAndOrientation(body, physicsClientId=client)
-        rotation = np.reshape(bullet.getMatrixFromQuaternion(turn), (3, 3))
-    finally:
-        bullet.disconnect(client)
-    pose = object_rest_pose((place[0], place[1]))
-    assert np.allclose(pose[:3, 3], place, atol=1e-5)
+    fallen = fallen_object()
+    pose = object_rest_pose((fallen[0, 3], fallen[1, 3]))
+    assert np.allclose(pose[:3, 3], fallen[:3, 3], atol=1e-5)
     # It goes on turning by a thousandth of a degree per second.
-    assert np.allclose(pose[:3, :3], rotation, atol=5e-3)
-    assert np.abs(np.subtract(place[:2], c.FIXED_OBJECT)).max() < 0.005
-
-
-THREADS = """
-import threading
-import numpy as np
-from vinoreward_envs import constants as c
-from vinoreward_envs.camera.fast import Appearance, FastCamera
-from vinoreward_envs.camera.spec import CameraSpec
-from vinoreward_envs.randomization import DRAWS, LAB
-
-spec = CameraSpec(24, 32)
-appearance = Appearance(spec, 8)
-drawn = LAB.draw(np.random.default_rng(0).random((8, DRAWS)))
-appearance.set(np.ones(8, np.bool_), drawn)
-scenes = np.zeros((8, c.JOINTS)), np.tile(np.eye(4), (8, 1, 1)), np.zeros(8, np.bool_)
-together = threading.Barrier(8)
-images = {}
-
-def draw(i):
-    together.wait()
-    camera = FastCamera(spec, appearance=appearance)
-    images[i] = camera.render_batch(*(values[[i]] for values in scenes), np.array([i]))[0]
-
-threads = [threading.Thread(target=draw, args=(i,)) for i in range(8)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-again = FastCamera(spec, appearance=appearance).render_batch(*scenes)
-print(sum((images[i] == again[i]).all() for i in range(8)))
-"""
+    assert np.allclose(pose[:3, :3], fallen[:3, :3], atol=5e-3)
+    assert np.abs(np.subtract(fallen[:2, 3], c.FIXED_OBJECT)).max() < 0.005
 
 
 def test_threads_that_need_a_kernel_at_once_load_it_one_by_one() -> None:
     """Warp lets them load it together, and the process dies."""
-    assert run_python(THREADS).strip() == "8"
+    assert run_python(Path(camera_threads.__file__).read_text("utf-8")).strip() == "8"

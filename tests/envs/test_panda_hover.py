@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
-from tiny_network import network
+from tiny_network import brightness_bundle
 
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.locate import find
-from vinoreward.bundles.update import with_guard
 from vinoreward.errors import (
     BundleError,
     ConfigError,
@@ -27,7 +24,6 @@ from vinoreward.errors import (
     InputError,
     MissingDisplayError,
 )
-from vinoreward.rewards.ood import guard_of
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.making import make_env
@@ -69,22 +65,6 @@ def test_stable_baselines_accepts_it_without_a_warning(id_: str) -> None:
     env_checker = pytest.importorskip("stable_baselines3.common.env_checker")
     env = make(id_)
     env_checker.check_env(env.unwrapped)
-    env.close()
-
-
-@pytest.mark.parametrize("id_", IDS)
-def test_going_straight_to_the_object_succeeds(id_: str) -> None:
-    env = make(id_)
-    for seed in range(5):
-        env.reset(seed=seed)
-        for _ in range(c.MAX_EPISODE_STEPS):
-            _, reward, terminated, truncated, info = env.step(approach(env))
-            assert info["is_success"] == info["true_success"] == terminated
-            if terminated:
-                break
-        assert terminated and not truncated
-        assert reward == 100.0
-        assert info["distance"] <= c.SUCCESS_DISTANCE
     env.close()
 
 
@@ -193,7 +173,6 @@ def test_stepping_before_the_first_reset_is_an_error() -> None:
         ({"object_position": (2.0, 0.0)}, "object_position"),
         ({"motion": "magic"}, "motion='magic'"),
         ({"camera": "phone"}, "camera='phone'"),
-        ({"mesh": "5"}, "mesh='5'"),
         ({"image_size": (0, 4)}, "image_size"),
         ({"image_size": "big"}, "image_size"),
         ({"fidelity": "high"}, "fidelity='high'"),
@@ -229,13 +208,6 @@ def test_a_window_shows_each_image_enlarged(monkeypatch: pytest.MonkeyPatch) -> 
     plain.close()
 
 
-@pytest.mark.pybullet
-def test_closing_twice_is_harmless() -> None:
-    env: Any = make_env(backend="oracle", motion="dynamics")
-    env.close()
-    env.close()
-
-
 def test_holding_success_takes_that_many_steps() -> None:
     env: Any = make_env(backend="oracle", object_position=(0.45, 0.0), success_hold_steps=3)
     env.reset(seed=0)
@@ -243,47 +215,6 @@ def test_holding_success_takes_that_many_steps() -> None:
     assert [info["is_success"] for info in claims] == [False, False, True]
     assert all(info["true_success"] for info in claims)
     env.close()
-
-
-def test_a_success_that_is_held_may_look_a_little_less_like_one() -> None:
-    arguments: Any = {"object_position": (0.5, 0.0), "success_hold_steps": 3}
-    found = {}
-    for leave in (None, 0.0):
-        env: Any = make_env(success_exit_threshold=leave, **arguments)
-        env.reset(seed=0)
-        env.step(
-            np.array([0.5, 0.0], np.float32) - env.unwrapped.scene.gripper[:2].astype(np.float32)
-        )
-        far = np.array([0.1, 0.0], np.float32)
-        found[leave] = [env.step(move)[4]["is_success"] for move in (far, -far)]
-        env.close()
-    # Each second step is 10 cm off: it breaks the row, unless any probability keeps it.
-    assert found == {None: [False, False], 0.0: [False, True]}
-
-
-def test_what_the_guard_finds_ood_is_no_success(tmp_path: Path) -> None:
-    """With a guard that knows nothing: at the goal, seen and claimed without it."""
-    folder = tmp_path / "strict"
-    shutil.copytree(find("panda-hover-classifier"), folder)
-    bundle = Bundle.load(folder)
-    guard = guard_of(bundle)
-    assert guard is not None
-    strict = dataclasses.replace(guard, limit=guard.limit / 1e6)
-    with_guard(bundle, strict.to_bytes(), {}, "strict")
-    found = {}
-    for on_ood in ("withhold", "ignore"):
-        env: Any = make_env(bundle=folder, object_position=(0.5, 0.0), on_ood=on_ood)
-        env.reset(seed=0)
-        _, reward, terminated, _, info = env.step(approach(env))
-        assert info["true_success"] and info["reward_prob"] > 0.9
-        found[on_ood] = (reward, terminated, info["is_success"], "reward_ood" in info)
-        if on_ood == "withhold":
-            assert info["reward_ood"] > 1
-        env.close()
-    assert found == {
-        "withhold": (c.REWARD_STEP, False, False, True),
-        "ignore": (c.REWARD_SUCCESS, True, True, False),
-    }
 
 
 # --- motion, workers ------------------------------------------------------------------------
@@ -328,22 +259,7 @@ def test_the_specification_of_an_environment_is_plain_data() -> None:
 def foreign(tmp_path: Path) -> Bundle:
     """Somebody else's network, for 48x64 images: the logit of success is their brightness."""
     pytest.importorskip("onnx")
-    path = network(
-        tmp_path / "brightness.onnx",
-        float_input=True,
-        size=(48, 64),
-        weights=np.array([[0.0, 1.0]] * 3),
-    )
-    return Bundle.from_model(
-        path,
-        labels=("failure", "success"),
-        success_label="success",
-        height=48,
-        width=64,
-        mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0),
-        output="logits",
-    )
+    return brightness_bundle(tmp_path / "brightness.onnx", 48, 64)
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
@@ -365,14 +281,6 @@ def test_the_classifier_judges_the_image_and_the_truth_stands_beside_it(
     # Bright means success to this network, whatever the simulator knows.
     assert (info["is_success"], info["true_success"]) == (True, False)
     assert (reward, terminated) == (100.0, True)
-    env.close()
-
-
-def test_the_threshold_can_be_set(foreign: Bundle) -> None:
-    env: Any = make_env(bundle=foreign, accept_foreign_images=True, success_threshold=1.0)
-    env.reset(seed=0)
-    *_, info = env.step(np.zeros(2, np.float32))
-    assert info["reward_prob"] < 1.0 and not info["is_success"]
     env.close()
 
 
@@ -419,22 +327,22 @@ def test_the_articles_image_is_resized_to_the_bundles(foreign: Bundle, shipped: 
 # --- the shipped classifier -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "torch"])
-def test_the_shipped_classifier_claims_success_over_the_object(backend: str) -> None:
+@pytest.mark.parametrize("backend", ["oracle", "openvino", "onnxruntime", "torch"])
+def test_going_straight_to_the_object_is_claimed_as_a_success(backend: str) -> None:
     env = make("PandaHoverRandom-v0", backend=backend)
     agreed = steps = 0
     for seed in range(5):
         env.reset(seed=seed)
-        for _ in range(c.MAX_EPISODE_STEPS):
+        ended = False
+        while not ended:
             _, reward, terminated, truncated, info = env.step(approach(env))
-            assert 0.0 <= info["reward_prob"] <= 1.0
-            assert terminated == info["is_success"]
-            assert (reward == 100.0) == info["is_success"]
+            assert terminated == info["is_success"] == (reward == c.REWARD_SUCCESS)
+            assert backend == "oracle" or 0.0 <= info["reward_prob"] <= 1.0
             agreed += info["is_success"] == info["true_success"]
             steps += 1
-            if terminated or truncated:
-                break
-    assert agreed >= 0.8 * steps
+            ended = terminated or truncated
+        assert backend != "oracle" or (terminated and not truncated)
+    assert agreed >= (1.0 if backend == "oracle" else 0.8) * steps
     env.close()
 
 
