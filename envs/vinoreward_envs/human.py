@@ -26,7 +26,7 @@ def has_display() -> bool:
 class _Enlarged(gym.Wrapper[Any, Any, Any, Any]):
     """Renders a small image as a multiple of its size."""
 
-    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
+    def render(self) -> NDArray[np.uint8]:
         image = np.asarray(self.env.render(), np.uint8)
         zoom = max(1, _SMALLEST_SIDE // min(image.shape[:2]))
         return image.repeat(zoom, axis=0).repeat(zoom, axis=1)

@@ -96,8 +96,7 @@ class Camera(Closing):
 
 def camera_eye() -> Floats:
     """Return where the camera stands, ``(3,)`` in metres."""
-    eye: Floats = np.linalg.inv(view_matrix())[:3, 3]
-    return eye
+    return np.asarray(np.linalg.inv(view_matrix())[:3, 3], np.float64)
 
 
 def view_matrix() -> Floats:
