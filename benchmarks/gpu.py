@@ -22,7 +22,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.bundles.save import save_bundle
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_envs.arrays import Arrays
+from vinoreward_envs.arrays import make_arrays
 from vinoreward_envs.constants import MAX_MOVE
 from vinoreward_envs.making import spec_of
 from vinoreward_envs.scenes import HoverScenes, piece_of
@@ -134,7 +134,7 @@ def parts(
     piece = piece_of(count, device)
     grippers, objects = (torch.tensor(at[:, :2], device=device) for at in placed(piece, seed))
     scenes = HoverScenes(
-        piece, arrays=Arrays("torch", device), camera=spec_of(bundle), on_device=True
+        piece, arrays=make_arrays("torch", device), camera=spec_of(bundle), on_device=True
     )
     scenes.gripper, scenes.objects = grippers, objects
     classifier = stack.enter_context(

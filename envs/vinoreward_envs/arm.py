@@ -42,7 +42,6 @@ def _pose(rotation: Array, position: tuple[float, float, float]) -> Array:
 _ROLL, _PITCH, _YAW = c.GRIPPER_EULER
 GRIPPER_ROTATION: Final[Array] = _rotation(2, _YAW) @ _rotation(1, _PITCH) @ _rotation(0, _ROLL)
 """The gripper's ``(3, 3)`` orientation throughout the task: pointing down."""
-GRIPPER_ROTATION.setflags(write=False)
 
 
 @functools.cache
@@ -74,36 +73,6 @@ def arm_struct(device: str) -> Any:
         high=Joints(*c.JOINT_HIGH, 0.0, 0.0),
         home=Joints(*c.HOME_JOINTS),
     )
-
-
-def link_poses(joints: ArrayLike) -> Array:
-    """Return the world poses of all links for ``(..., 9)`` joints.
-
-    They are ``(..., 12, 4, 4)`` float64 and of the links' URDF frames (not of their centres of
-    mass), the arm's base at the origin.
-    """
-    q = np.asarray(joints, dtype=np.float64)
-    if q.ndim == 0 or q.shape[-1] != c.JOINTS:
-        raise InputError(
-            f"Found joints of shape {q.shape}; expected (..., {c.JOINTS}): seven arm joints and "
-            "two fingers. Pass all nine."
-        )
-    from vinoreward_envs import arm_kernels
-
-    device = WarpDevice("cpu")
-    flat = np.ascontiguousarray(q.reshape(-1, c.JOINTS))
-    rows = device.zeros(len(flat), dtype=device.warp.int32)
-    bodies = device.zeros(len(flat), c.ARM_LINKS + 2, dtype=device.warp.mat44d)
-    inputs = [rows, device.of(flat, arm_kernels.Joints), arm_struct("cpu"), bodies]
-    device.record_launch(arm_kernels.pose_links, (), inputs)(len(flat))
-    poses: Array = bodies.numpy()[:, 1:-1].reshape(*q.shape[:-1], c.ARM_LINKS, 4, 4).copy()
-    return poses
-
-
-def gripper_position(joints: ArrayLike) -> Array:
-    """Return the gripper's ``(..., 3)`` world position in metres for ``(..., 9)`` joints."""
-    position: Array = link_poses(joints)[..., c.GRIPPER_LINK, :3, 3].copy()
-    return position
 
 
 def inverse_kinematics(position: ArrayLike, start: ArrayLike | None = None) -> Array:

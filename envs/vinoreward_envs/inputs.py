@@ -1,23 +1,19 @@
-"""What hover environments are given, checked: actions, places, seeds, masks, memory."""
+"""What hover environments are given, checked: actions, places, seeds, masks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.arrays import Array, is_tensor, to_numpy
+from vinoreward.arrays import Array, Arrays, is_tensor, to_numpy
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.machine import free_memory
 from vinoreward_envs import constants as c
-from vinoreward_envs.arrays import CPU, Arrays
+from vinoreward_envs.arrays import placed
 from vinoreward_envs.camera.spec import check_choice
 from vinoreward_envs.scenes import ObjectPosition
-
-MEMORY_SHARE: Final = 0.9
-"""Largest share of the free memory."""
 
 
 def checked_count(name: str, value: object) -> int:
@@ -45,7 +41,7 @@ def checked_actions(actions: Array, count: int, arrays: Arrays) -> tuple[Array, 
     """
     xp = arrays.xp
     try:
-        if arrays.kind == "torch":
+        if not arrays.on_host:
             moves = xp.as_tensor(actions, dtype=xp.float64, device=arrays.device).detach()
         else:
             # NumPy has no bfloat16.
@@ -70,14 +66,14 @@ def checked_mask(mask: Any, count: int, arrays: Arrays) -> Array:
     A tensor may be False everywhere: to know it, the host would have to wait for a device.
     """
     if mask is None:
-        return arrays.of(np.ones(count, np.bool_))
-    if is_tensor(mask) and arrays.kind == "torch":
+        return placed(np.ones(count, np.bool_), arrays)
+    if is_tensor(mask) and not arrays.on_host:
         own = mask.detach().to(arrays.device, copy=True)
         fits = own.shape == (count,) and own.dtype == arrays.xp.bool
     else:
         own = np.array(to_numpy(mask))
         fits = own.shape == (count,) and own.dtype == np.bool_ and bool(own.any())
-        own = arrays.of(own) if fits else own
+        own = placed(own, arrays) if fits else own
     if not fits:
         raise InputError(
             f'Found the reset option "reset_mask" {_shown(own)}; expected bool of shape ({count},) '
@@ -135,23 +131,6 @@ def checked_seeds(seed: int | Sequence[int | None] | None, count: int) -> list[i
             "of them. Pass one number for all."
         )
     return [None if each is None else int(each) for each in seeds]
-
-
-def check_memory(num_envs: int, needed: Mapping[str, int], arrays: Arrays) -> None:
-    """Raise ConfigError if environments need more bytes than are free where they are."""
-    device, free = "the host", free_memory()
-    if arrays.device != CPU:
-        device = arrays.device
-        free = int(arrays.xp.cuda.mem_get_info(device)[0])
-    total = sum(needed.values())
-    if free is None or total <= MEMORY_SHARE * free:
-        return
-    parts = ", ".join(f"{value / 1e9:.2f} GB of {name}" for name, value in needed.items())
-    raise ConfigError(
-        f"{num_envs} environments need {total / 1e9:.2f} GB ({parts}), and {free / 1e9:.2f} GB "
-        f"are free on {device}. Expected at most {MEMORY_SHARE:.0%} of that; make fewer "
-        "(num_envs), or with images smaller ones (image_size)."
-    )
 
 
 def _shown(value: Any) -> str:

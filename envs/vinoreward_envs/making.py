@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS
-from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
-from vinoreward.images import check_scene
 from vinoreward.machine import usable_cores
-from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.reward_model import check_origin
 from vinoreward.wrappers.autoreset import VectorAutoreset
 from vinoreward.wrappers.learned_reward import LearnedReward
@@ -25,7 +19,7 @@ from vinoreward.wrappers.vector import LearnedReward as VectorLearnedReward
 from vinoreward_envs import constants as c
 from vinoreward_envs.arrays import CPU, Kind, checked_device
 from vinoreward_envs.camera.spec import CameraSpec, check_choice, resized
-from vinoreward_envs.human import HumanRendering
+from vinoreward_envs.human import in_a_window
 from vinoreward_envs.inputs import checked_count
 from vinoreward_envs.panda_hover import PandaHoverEnv, Ranges
 from vinoreward_envs.panda_hover_vector import PandaHoverVectorEnv
@@ -61,18 +55,12 @@ class HoverBatch(VectorAutoreset):
     ``learned`` is the learned reward; None where the scene's own is paid.
     """
 
-    _loading: Future[None] | None = None
     _shares = False
 
     def __init__(self, env: PandaHoverVectorEnv | VectorLearnedReward) -> None:
         super().__init__(env)
         self.hover: Any = self.unwrapped
         self.learned = env if isinstance(env, VectorLearnedReward) else None
-
-    @property
-    def classifier(self) -> Classifier | None:
-        """What scores the images; None where the scene's own reward is paid."""
-        return None if self.learned is None else self.learned.classifier
 
     @property
     def randomization(self) -> DomainRandomization:
@@ -85,16 +73,13 @@ class HoverBatch(VectorAutoreset):
         self.hover.randomization = value
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the scene has, such as ``memory`` and ``episode_params``."""
+        """Return what the learned reward has, such as ``classifier``, or the scene."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self.unwrapped, name)
+        return getattr(self.learned if hasattr(self.learned, name) else self.unwrapped, name)
 
     def step(self, actions: Any) -> Any:
         """See :class:`~vinoreward.wrappers.autoreset.VectorAutoreset`."""
-        loading, self._loading = self._loading, None
-        if loading is not None:
-            loading.result()
         *step, infos = super().step(actions)
         final = infos.get("final_info")
         if final is not None and "invalid_action" in final:
@@ -102,34 +87,6 @@ class HoverBatch(VectorAutoreset):
                 infos[key] = final[key] & True
                 final[key] = infos[key] & True
         return *step, infos
-
-    def claimed_image(self, index: int) -> NDArray[np.uint8] | None:
-        """Return the ``(H, W, 3)`` image of an environment's last claim; None before it."""
-        return None if self.learned is None else self.learned.claimed_image(index)
-
-    def prepare(self) -> None:
-        """Begin to load the networks that the first step would load, in a thread.
-
-        OpenVINO compiles them without Python's lock, so that other libraries can be imported
-        meanwhile. With another backend nothing is done.
-        """
-        classifier = self.classifier
-        if classifier is None or classifier.backend_name != "openvino" or self._shares:
-            return
-        import_openvino()  # here: two threads should not import large libraries together
-        image = classifier.image
-
-        def load() -> None:
-            blank = np.zeros((self.num_envs, image.height, image.width, 3), np.uint8)
-            classifier.predict(blank)
-            first, *again = classifier.backends
-            if again or classifier.bundle.spec.decision.translation_band:
-                for size in CHUNKS:  # of images that are scored again, and their translations
-                    (again or [first])[0].infer(blank[:size])
-
-        pool = ThreadPoolExecutor(1)
-        self._loading = pool.submit(load)
-        pool.shutdown(wait=False)
 
     def sibling_env(self, num_envs: int) -> HoverBatch:
         """Return other environments of the same arguments, which score with this batch's network.
@@ -145,9 +102,6 @@ class HoverBatch(VectorAutoreset):
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments and free the network."""
-        if self._loading is not None:
-            self._loading.exception()  # waits; nobody wants the network any more
-            self._loading = None
         (self.hover if self._shares else self.env).close(**kwargs)
 
 
@@ -207,9 +161,10 @@ def make_env(
                 if not learned.get("accept_foreign_images"):
                     check_origin(loaded)
                 size = _size_before_crop(loaded) or (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH)
-                learned |= {"image_source": _article_image(*size), "on_ood": "ignore"}
+                learned["on_ood"] = "ignore"
+                learned["image_source"] = lambda env, _: resized(np.asarray(env.render()), *size)
             env = LearnedReward(env, loaded, **learned)
-        return HumanRendering(env) if render_mode == "human" else env
+        return in_a_window(env) if render_mode == "human" else env
     except BaseException:
         env.close()
         raise
@@ -289,11 +244,6 @@ def make_vec_env(
         raise
 
 
-def _article_image(height: int, width: int) -> Callable[[gym.Env[Any, Any], object], Any]:
-    """Return an image source: the article's large image, resized with PIL to ``(H, W, 3)``."""
-    return lambda env, _: resized(np.asarray(env.render(), np.uint8), height, width)
-
-
 def _apart(
     options: Mapping[str, Any], backend: str, bundle: Bundle | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -307,11 +257,6 @@ def _apart(
         scene = {**_image_of(bundle), **given}
     if backend in (ORACLE, UNJUDGED):
         return {}, {**scene, "success_hold_steps": options.get("success_hold_steps", 1)}
-    size = None if bundle is None else _size_before_crop(bundle)
-    if bundle is not None and size is not None:
-        pair = scene["image_size"], size
-        ours, theirs = (dict(zip(("height", "width"), each, strict=True)) for each in pair)
-        check_scene(ours, theirs, bundle.spec.name, "leave image_size out")
     learned = {name: value for name, value in options.items() if name in _OF_REWARD}
     return {**REWARDS, "backend": backend, **learned}, scene
 

@@ -15,7 +15,12 @@ from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward_envs import constants as c
 from vinoreward_envs.auditing import interventions, spaces
 from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer, check_choice, checked_size
-from vinoreward_envs.inputs import checked_object_position, checked_objects, checked_options
+from vinoreward_envs.inputs import (
+    checked_count,
+    checked_object_position,
+    checked_objects,
+    checked_options,
+)
 from vinoreward_envs.randomization import DomainRandomization, checked_randomization
 from vinoreward_envs.scene import HoverScene, Motion, check_renderer
 from vinoreward_envs.scenes import HoverTask, ObjectPosition
@@ -102,9 +107,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         else:
             spec = CameraSpec(*checked_size(image_size), renderer=camera, mesh=mesh or "20")
             self.scene = HoverScene(camera=spec, motion=motion)
-        self._task = HoverTask(
-            self.scene.batch, position, oracle=oracle, hold_steps=success_hold_steps
-        )
+        hold = checked_count("success_hold_steps", success_hold_steps)
+        self._task = HoverTask(self.scene.batch, position, oracle=oracle, hold_steps=hold)
         self._pixels = observation == "pixels"
         if self._pixels or render_mode is not None:
             check_renderer(spec.renderer)

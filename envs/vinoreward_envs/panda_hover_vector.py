@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -12,13 +12,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from vinoreward.arrays import Array
+from vinoreward.arrays import Array, to_numpy
 from vinoreward.machine import usable_cores
 from vinoreward_envs import constants as c
-from vinoreward_envs.arrays import CPU, Arrays, Kind
+from vinoreward_envs.arrays import CPU, Kind, checked_device, make_arrays, plain
 from vinoreward_envs.camera.spec import CameraSpec, Mesh, check_choice, checked_size
 from vinoreward_envs.inputs import (
-    check_memory,
     checked_actions,
     checked_count,
     checked_mask,
@@ -36,24 +35,11 @@ from vinoreward_envs.randomization import (
     nominal,
 )
 from vinoreward_envs.scene import check_renderer
-from vinoreward_envs.scenes import CHUNK, HoverScenes, HoverTask, ObjectPosition, piece_of
+from vinoreward_envs.scenes import HoverScenes, HoverTask, ObjectPosition
 from vinoreward_envs.warp_device import WarpDevice
 
 STAYS_ON_CPU = False
 """Tests set this: a batch of tensors is then drawn on a processor as on a GPU."""
-
-STATE_BYTES: Final = 1024
-"""Of one environment, without images: numbers, and what a step computes with."""
-CAMERA_BYTES: Final = 16 << 20
-"""Of a thread's camera, without its images."""
-IMAGES_AT_ONCE: Final = 8
-"""Times the images of one piece, with what an OOD detector computes of them."""
-SCENE_BYTES: Final = 72 << 10
-"""Of one scene that is drawn on a GPU, without its pixels: poses and corners."""
-PIXEL_BYTES: Final = 192
-"""Of one of its pixels, with what classifier and OOD detector compute of it."""
-APPEARANCE_BYTES: Final = 2048
-"""Of what one environment's episode drew, without its background."""
 
 Infos = dict[str, Any]
 
@@ -77,9 +63,6 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
     An environment whose action is NaN or infinite does not move and earns 0; its episode is
     truncated, and ``infos["invalid_action"]`` says where that happened. The others go on.
 
-    ``memory`` are the bytes that the environments need, by what: ``"state"``, ``"images"``,
-    ``"drawing"`` and ``"appearance"``; not those of libraries and networks.
-
     Args:
         num_envs: how many.
         array: ``"numpy"`` or ``"torch"`` (float32, bool and uint8 tensors on ``device``).
@@ -89,7 +72,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         oracle: and all others, see :class:`~vinoreward_envs.panda_hover.PandaHoverEnv`.
 
     Raises:
-        ConfigError: an argument that cannot work, or too little memory.
+        ConfigError: an argument that cannot work, or too little memory, as any later call.
         UnknownDeviceError: there is no such device.
         MissingExtraError: PyTorch or the camera's library is needed and not installed.
     """
@@ -121,34 +104,37 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         check_choice("render_mode", render_mode, (None, "rgb_array"))
         self.render_mode = render_mode
         position = checked_object_position(object_position)
-        self._given_as = Arrays(array, device)
-        device = self._given_as.device
+        device = checked_device(device)
         # On a GPU all is tensors; NumPy arrays are copies of them.
-        self._arrays = self._given_as if device == CPU else Arrays("torch", device)
+        self._arrays = make_arrays(array)
+        if device != CPU:
+            self._arrays = make_arrays("torch", device)
+        self._tensors = array == "torch"
         self._spec = CameraSpec(*checked_size(image_size), mesh=mesh or "20")
         self._pixels = observation == "pixels"
-        self._draws = self._pixels or render_mode is not None
-        if self._draws:
+        if self._pixels or render_mode is not None:
             check_renderer("fast")
             if device != CPU:
                 WarpDevice(device)
-        self._threads = usable_cores() if threads is None else checked_count("threads", threads)
-        self._on_device = self._arrays.kind == "torch" and (device != CPU or STAYS_ON_CPU)
-        self._varied = False
         self.randomization = randomization
-        self.scenes = HoverScenes(
-            self.num_envs, arrays=self._arrays, camera=self._spec, threads=self._threads,
-            on_device=self._on_device,
-        )  # fmt: skip
-        """Where grippers and objects are, and how they look."""
-        self._task = HoverTask(self.scenes, position, oracle=oracle, hold_steps=success_hold_steps)
-        self._random = BatchedPCG64(self._arrays, self.num_envs)
         self._begun = False
         self._images: Array | None = None
         self.single_observation_space = observation_space(self._spec, position, pixels=self._pixels)
         self.single_action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        with plain(self._arrays):
+            self.scenes = HoverScenes(
+                self.num_envs,
+                arrays=self._arrays,
+                camera=self._spec,
+                threads=usable_cores() if threads is None else checked_count("threads", threads),
+                on_device=not self._arrays.on_host and (device != CPU or STAYS_ON_CPU),
+            )
+            """Where grippers and objects are, and how they look."""
+            hold = checked_count("success_hold_steps", success_hold_steps)
+            self._task = HoverTask(self.scenes, position, oracle=oracle, hold_steps=hold)
+            self._random = BatchedPCG64(self._arrays, self.num_envs)
+            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+            self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     @property
     def image_scene(self) -> dict[str, str | int]:
@@ -174,18 +160,14 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     @randomization.setter
     def randomization(self, value: Ranges) -> None:
-        ranges = checked_randomization(value)
-        memory = self._memory(self._varied or ranges.varies)
-        check_memory(self.num_envs, memory, self._arrays)
-        self._randomization, self._varied = ranges, self._varied or ranges.varies
-        self.memory = memory
+        self._randomization = checked_randomization(value)
 
     @property
     def episode_params(self) -> NDArray[np.void]:
         """What each environment's episode drew, ``(num_envs,)`` with a field of float64 for each of
         the ranges': ``envs.episode_params["light"]``. A copy."""
         params = self.scenes.params
-        drawn = nominal(self.num_envs) if params is None else self._arrays.host(params).copy()
+        drawn = nominal(self.num_envs) if params is None else np.array(to_numpy(params))
         return by_name(drawn)
 
     @property
@@ -214,7 +196,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             ResetNeeded: a mask in the first reset, which starts all environments.
         """
         given = checked_options(options, {"reset_mask", "object_position"})
-        with self._arrays.plain():
+        with plain(self._arrays):
             mask = checked_mask(given.get("reset_mask"), self.num_envs, self._arrays)
             objects = None
             if given.get("object_position") is not None:
@@ -224,12 +206,9 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             self._seed(checked_seeds(seed, self.num_envs), mask)
             infos = self._task.begin(mask, objects, self._randomization, self._random.uniforms)
             if self._pixels:
-                if self._images is None or "reset_mask" not in given:
-                    self._images = self.scenes.images()
-                else:
-                    self._images = self.scenes.images(mask, self._arrays.copy(self._images))
+                self._images = self.scenes.images(mask, self._images)
             self._begun = True
-            infos = {key: self._arrays.masked(mask, values) for key, values in infos.items()}
+            infos = {key: values * mask for key, values in infos.items()}
             return self._observe(), self._given(infos, mask)
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, Infos]:
@@ -241,16 +220,16 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         """
         if not self._begun:
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
-        with self._arrays.plain():
+        with plain(self._arrays):
             moves, valid = checked_actions(actions, self.num_envs, self._arrays)
             rewards, success, truncated, infos = self._task.step(moves, valid)
             if self._pixels:
                 self._images = self.scenes.images()
             given = self._given(infos, success | True)
-            if self._arrays.kind == "torch" or not valid.all():
+            if not self._arrays.on_host or not valid.all():
                 given["invalid_action"] = given["_invalid_action"] = self._out(~valid)
             rewards = self._out(rewards)
-            if self._given_as.kind == "torch":  # as learners in PyTorch have them
+            if self._tensors:  # as learners in PyTorch have them
                 rewards = rewards.float()
             return self._observe(), rewards, self._out(success), self._out(truncated), given
 
@@ -260,7 +239,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
             return None
         if not self._begun:
             raise ResetNeeded("Found an image asked for before the first reset; call reset().")
-        with self._arrays.plain():
+        with plain(self._arrays):
             return self._out(self.scenes.images())
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -268,47 +247,22 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
         self.scenes.close()
 
     def _seed(self, seeds: list[int | None], mask: Array) -> None:
-        """Seed generators where ``mask`` is True and a seed is given, at first from entropy."""
-        if not self._begun:
-            fresh = np.random.SeedSequence().generate_state(self.num_envs, np.uint64).tolist()
-            pairs = zip(seeds, fresh, self._random.unset().tolist(), strict=True)
-            seeds = [new if seed is None and unset else seed for seed, new, unset in pairs]
-        elif not any(seed is not None for seed in seeds):
-            return
-        rows = [i for i in np.flatnonzero(self._arrays.host(mask)).tolist() if seeds[i] is not None]
-        self._random.set(rows, (np.random.PCG64(seeds[i]) for i in rows))
-
-    def _memory(self, varied: bool) -> dict[str, int]:
-        """Return the bytes that are needed, see the class."""
-        pixels = self._spec.height * self._spec.width
-        # A step in which all episodes end holds the images that it returns, that episodes ended and
-        # start with, and the ones before, which the caller still has.
-        images = (4 if self._pixels else 0) + (1 if self.render_mode is not None else 0)
-        drawing = background = 0
-        if self._draws:
-            drawing = self._threads * (CAMERA_BYTES + CHUNK * 3 * pixels * IMAGES_AT_ONCE)
-            background = 7 * pixels
-        if self._draws and self._on_device:
-            at_once = piece_of(self.num_envs, self._arrays.device)
-            drawing = at_once * (SCENE_BYTES + PIXEL_BYTES * pixels)
-        return {
-            "state": self.num_envs * STATE_BYTES,
-            "images": self.num_envs * 3 * pixels * images,
-            "drawing": drawing,
-            "appearance": self.num_envs * (APPEARANCE_BYTES + background) if varied else 0,
-        }
+        """Seed generators where ``mask`` is True and a seed is given."""
+        if any(seed is not None for seed in seeds):
+            rows = [i for i in np.flatnonzero(to_numpy(mask)).tolist() if seeds[i] is not None]
+            self._random.set(rows, (np.random.PCG64(seeds[i]) for i in rows))
 
     def _observe(self) -> Array:
         return self._out(self._task.observe() if self._images is None else self._images)
 
     def _out(self, values: Array) -> Array:
         """Return an array as the caller wants it."""
-        return values if self._given_as.kind == "torch" else self._arrays.host(values)
+        return values if self._tensors else to_numpy(values)
 
     def _given(self, infos: Infos, mask: Array) -> Infos:
         """Return infos that are set where ``mask``, the masks each in memory of their own."""
         given: Infos = {}
         for key, values in infos.items():
             given[key] = self._out(values)
-            given[f"_{key}"] = self._out(self._arrays.copy(mask))
+            given[f"_{key}"] = self._out(mask | False)
         return given

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vinoreward.arrays import Array
-from vinoreward_envs.arrays import Arrays
+from vinoreward.arrays import Array, Arrays, to_numpy
+from vinoreward_envs.arrays import placed
 
 _MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
 """PCG64's, of 128 bits (O'Neill, PCG: A Family of Simple Fast Space-Efficient Statistically Good
@@ -32,8 +31,10 @@ class BatchedPCG64:
 
     def __init__(self, arrays: Arrays, count: int) -> None:
         self._arrays = arrays
-        self._state = [arrays.of(np.zeros(count, np.int64)) for _ in range(2)]
-        self._add = [arrays.of(np.zeros(count, np.int64)) for _ in range(2)]
+        # At first from entropy; PCG64 adds an odd number.
+        words = np.random.default_rng().integers(_LEAST, -_LEAST, (4, count), np.int64)
+        *self._state, high, low = (placed(word, arrays) for word in words)
+        self._add = [high, low | 1]
         self._jumps: dict[int, list[Array]] = {}
 
     def set(self, rows: Sequence[int], generators: Iterable[np.random.BitGenerator]) -> None:
@@ -42,19 +43,14 @@ class BatchedPCG64:
         for i, each in enumerate(generators):
             inside: Any = each.state["state"]
             words[:, i] = (*divmod(inside["state"], 1 << 64), *divmod(inside["inc"], 1 << 64))
-        where = self._arrays.of(np.asarray(rows, np.int64))
-        numbers = [self._arrays.of(word) for word in words.view(np.int64)]
+        where = placed(np.asarray(rows, np.int64), self._arrays)
+        numbers = [placed(word, self._arrays) for word in words.view(np.int64)]
         for target, values in zip((*self._state, *self._add), numbers, strict=True):
             target[where] = values
 
-    def unset(self) -> NDArray[np.bool_]:
-        """Return which were never set, ``(N,)``: PCG64 adds an odd number, here it is 0."""
-        never: NDArray[np.bool_] = self._arrays.host(self._add[1]) == 0
-        return never
-
     def generators(self) -> list[np.random.Generator]:
         """Return a NumPy generator for each, which goes on as it would."""
-        words = [self._arrays.host(each).view(np.uint64) for each in (*self._state, *self._add)]
+        words = [to_numpy(each).view(np.uint64) for each in (*self._state, *self._add)]
         found = []
         for high, low, add_high, add_low in zip(*(each.tolist() for each in words), strict=True):
             inside = np.random.PCG64(0)
@@ -69,7 +65,7 @@ class BatchedPCG64:
         Only generators where ``mask``, ``(N,)`` bool, is True advance; other rows are
         undefined.
         """
-        if self._arrays.kind == "numpy":  # a processor computes what is wanted alone
+        if self._arrays.on_host:  # a processor computes what is wanted alone
             rows = np.flatnonzero(mask)
             state, add = ([words[rows] for words in pair] for pair in (self._state, self._add))
             states, some = self._ahead(state, add, count)
@@ -100,7 +96,7 @@ class BatchedPCG64:
                 sums.append((sums[-1] + powers[-1]) & _ALL)
                 powers.append((powers[-1] * _MULTIPLIER) & _ALL)
             self._jumps[count] = [
-                self._arrays.of(np.array(half, np.uint64).view(np.int64))
+                placed(np.array(half, np.uint64).view(np.int64), self._arrays)
                 for numbers in (powers[1:], sums[1:])
                 for half in zip(*(divmod(number, 1 << 64) for number in numbers), strict=True)
             ]

@@ -239,14 +239,12 @@ def checked_randomization(
 
 @functools.lru_cache(maxsize=4)
 def normals(count: int) -> NDArray[np.float64]:
-    """Return a table of ``count`` standard normal numbers, always the same; read-only.
+    """Return a table of ``count`` standard normal numbers, always the same.
 
     Noise is read from it, beginning where an episode drew: to draw it anew for each pixel would
     cost more than to draw the image.
     """
-    table = np.random.default_rng(0x0153).standard_normal(count)
-    table.setflags(write=False)
-    return table
+    return np.random.default_rng(0x0153).standard_normal(count)
 
 
 @functools.lru_cache(maxsize=4)

@@ -13,7 +13,7 @@ from vinoreward.closing import Closing
 from vinoreward.errors import InputError, needed_for
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
-from vinoreward_envs.bullet import ArmDynamics, BulletScenes, make_camera, missing_pybullet
+from vinoreward_envs.bullet import BulletScenes, DynamicScenes, make_camera, missing_pybullet
 from vinoreward_envs.camera.spec import CameraSpec, Pixels, check_choice
 from vinoreward_envs.randomization import nominal
 from vinoreward_envs.scenes import HoverScenes
@@ -38,7 +38,7 @@ class HoverScene(Closing):
     With ``motion="kinematic"`` the gripper is where it is sent, and image and state depend on its
     place alone; PyBullet is not needed. With ``"dynamics"`` PyBullet's physics moves it, as in the
     article. Both arrive within a millimetre of each other, unless the inverse kinematics is not
-    ``converged``, see :class:`.ArmDynamics`.
+    ``converged``, see :class:`.DynamicScenes`.
 
     The camera is made at the first image. Any number of scenes live in one process.
     """
@@ -54,11 +54,12 @@ class HoverScene(Closing):
         spec = CameraSpec() if camera is None else camera
         self.batch: HoverScenes
         """The scene as the batch of one that it is."""
-        if motion == "kinematic" and spec.renderer == "fast":
-            self.batch = HoverScenes(camera=spec)
+        if motion == "dynamics":
+            self.batch = DynamicScenes(spec, converged=converged)
+        elif spec.renderer == "tiny":
+            self.batch = BulletScenes(spec)
         else:
-            moved = ArmDynamics(converged=converged) if motion == "dynamics" else None
-            self.batch = BulletScenes(spec, moved)
+            self.batch = HoverScenes(camera=spec)
         self.camera_spec = spec
         self._all = np.ones(1, np.bool_)
         self.home()

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.arrays import Array
+from vinoreward.arrays import Array, Arrays, to_numpy
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
-from vinoreward_envs.arrays import Arrays
+from vinoreward_envs.arrays import CPU, placed
 from vinoreward_envs.camera.spec import CameraSpec, Pixels
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.randomization import (
@@ -68,26 +68,28 @@ class HoverScenes(Closing):
         self,
         count: int = 1,
         *,
-        arrays: Arrays | None = None,
+        arrays: Arrays = Arrays(),  # noqa: B008  (a tuple, which nobody can change)
         camera: CameraSpec | None = None,
         threads: int = 1,
         on_device: bool = False,
     ) -> None:
-        self.count, self.arrays = count, Arrays() if arrays is None else arrays
+        self.count, self.arrays = count, arrays
         self.spec = CameraSpec() if camera is None else camera
         self.on_device = on_device
-        of = self.arrays.of
+        self._device = CPU if arrays.on_host else str(arrays.device)
         low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
-        self._limits = of(low), of(high)
-        self._edges = of(low - c.EDGE_TOLERANCE), of(high + c.EDGE_TOLERANCE)
-        self._home = of(np.array(c.HOVER_START))
-        self.gripper: Array = of(np.tile(c.HOVER_START, (count, 1)))
+        self._limits = placed(low, arrays), placed(high, arrays)
+        self._edges = (
+            placed(low - c.EDGE_TOLERANCE, arrays), placed(high + c.EDGE_TOLERANCE, arrays),
+        )  # fmt: skip
+        self._home = placed(np.array(c.HOVER_START), arrays)
+        self.gripper: Array = placed(np.tile(c.HOVER_START, (count, 1)), arrays)
         """``(N, 2)`` x, y in metres."""
         self.height = c.HOVER_HEIGHT
         """z of all grippers in metres."""
-        self.objects: Array = of(np.full((count, 2), np.nan))
+        self.objects: Array = placed(np.full((count, 2), np.nan), arrays)
         """``(N, 2)`` x, y of the objects' bases in metres; NaN: there is none."""
-        self.steps: Array = of(np.zeros(count, np.int64))
+        self.steps: Array = arrays.full(count, 0, "int64")
         """``(N,)`` steps that were made in each episode: each image has noise of its own."""
         self.params: Array | None = None
         """``(N, DRAWS)`` what each episode drew; None: nothing varies."""
@@ -96,7 +98,7 @@ class HoverScenes(Closing):
         self._threads = threads
         self._appearance: Appearance | None = None
         self._cameras: list[FastCamera] = []
-        self._every = of(np.arange(count, dtype=np.int32))
+        self._every = placed(np.arange(count, dtype=np.int32), arrays)
         self._closed = False
 
     def home(self, mask: Array) -> None:
@@ -134,7 +136,7 @@ class HoverScenes(Closing):
     def vary(self) -> None:
         """Let scenes differ from now on, as :meth:`set_params` says; at first they do not."""
         if self.params is None:
-            self.params = self.arrays.of(nominal(self.count))
+            self.params = placed(nominal(self.count), self.arrays)
             self._cameras.clear()
             self._appearance = None
 
@@ -144,24 +146,24 @@ class HoverScenes(Closing):
         if self._appearance is not None:
             self._appearance.set(mask, self.params)
 
-    def images(self, mask: Array | None = None, into: Array | None = None) -> Array:
+    def images(self, mask: Array | None = None, before: Array | None = None) -> Array:
         """Return the ``(N, H, W, 3)`` uint8 images of the present states.
 
         Args:
             mask: draw only where it, ``(N,)`` bool, is True; None: all.
-            into: images that are written over, for a mask.
+            before: the images elsewhere.
         """
         self._check_open()
         shape = (self.count, self.spec.height, self.spec.width, 3)
         if self.on_device:
             xp, device = self.arrays.xp, self.arrays.device
-            out = xp.empty(shape, dtype=xp.uint8, device=device) if into is None else into
+            empty = xp.empty(shape, dtype=xp.uint8, device=device)
+            out = empty if before is None else before.clone()
             self._draw_on_device(out, mask)
             return out
-        host = self.arrays.host
-        images = np.empty(shape, np.uint8) if into is None else host(into)
-        self._draw(images, None if mask is None else np.flatnonzero(host(mask)))
-        return self.arrays.xp.asarray(images) if into is None else into
+        images = np.empty(shape, np.uint8) if before is None else np.array(to_numpy(before))
+        self._draw(images, None if mask is None else np.flatnonzero(to_numpy(mask)))
+        return self.arrays.xp.asarray(images)
 
     def joints(self) -> NDArray[np.float64]:
         """Return the ``(9,)`` joints of the first arm."""
@@ -189,9 +191,8 @@ class HoverScenes(Closing):
 
         Warp's kernels run on one core and leave Python's lock alone.
         """
-        host = self.arrays.host
-        self._open_appearance().show(host(self.steps))
-        gripper, objects = host(self.gripper), host(self.objects)
+        self._open_appearance().show(to_numpy(self.steps))
+        gripper, objects = to_numpy(self.gripper), to_numpy(self.objects)
         which = np.arange(self.count) if rows is None else rows
         threads = max(1, self._threads - self.busy_cores)
         size = max(1, min(CHUNK, _LEAST * -(-len(which) // (_LEAST * threads))))
@@ -210,7 +211,7 @@ class HoverScenes(Closing):
                 list(pool.map(draw, range(threads)))
 
     def _draw_on_device(self, out: Array, mask: Array | None) -> None:
-        xp, size = self.arrays.xp, piece_of(self.count, self.arrays.device)
+        xp, size = self.arrays.xp, piece_of(self.count, self._device)
         self._open_appearance().show(self.steps)
         camera = self._camera(0)
         for start in range(0, self.count, size):
@@ -229,8 +230,8 @@ class HoverScenes(Closing):
             from vinoreward_envs.camera.fast import Appearance
 
             count = 0 if self.params is None else self.count
-            device, tensors = self.arrays.device, self.on_device
-            self._appearance = Appearance(self.spec, count, device, tensors=tensors)
+            tensors = self.on_device
+            self._appearance = Appearance(self.spec, count, self._device, tensors=tensors)
             if count:
                 self._appearance.set(self._every >= 0, self.params)
         return self._appearance
@@ -241,7 +242,7 @@ class HoverScenes(Closing):
 
         size = min(self.count, CHUNK)
         if self.on_device:
-            size = piece_of(self.count, self.arrays.device)
+            size = piece_of(self.count, self._device)
         while len(self._cameras) <= thread:
             camera = FastCamera(self.spec, appearance=self._open_appearance(), capacity=size)
             self._cameras.append(camera)
@@ -262,21 +263,15 @@ class HoverTask:
         oracle: bool = True,
         hold_steps: int = 1,
     ) -> None:
-        if hold_steps < 1:
-            raise ConfigError(
-                f"Found success_hold_steps={hold_steps}; expected a whole number of at least 1. "
-                "Pass one."
-            )
         self.oracle, self._hold_steps = oracle, hold_steps
         self._scenes, self._arrays = scenes, scenes.arrays
-        of = self._arrays.of
         low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
         low, high = low + c.OBJECT_MARGIN, high - c.OBJECT_MARGIN
-        self._least, self._span = of(low), of(high - low)
+        self._least, self._span = placed(low, self._arrays), placed(high - low, self._arrays)
         fixed = c.FIXED_OBJECT if object_position in ("fixed", "random") else object_position
-        self._fixed = of(np.array(fixed, np.float64))[None]
+        self._fixed = placed(np.array([fixed], np.float64), self._arrays)
         self._random = object_position == "random"
-        self._held = of(np.zeros(scenes.count, np.int64))
+        self._held = self._arrays.full(scenes.count, 0, "int64")
         """Successes in a row."""
         self._ranges: DomainRandomization | None = None
         self._disturbs = False  # to look at a device's numbers, the host would have to wait
@@ -296,9 +291,9 @@ class HoverTask:
             randomization: what episodes draw from, after the object's place.
             uniforms: gives random numbers.
         """
-        scenes, arrays = self._scenes, self._arrays
+        scenes = self._scenes
         if objects is not None:
-            places = arrays.of(objects)
+            places = placed(objects, self._arrays)
         elif self._random:
             places = self._least + self._span * uniforms(2, mask)
         else:
@@ -337,7 +332,7 @@ class HoverTask:
             infos["is_success"] = success = self._held >= self._hold_steps
             rewards = xp.where(success, c.REWARD_SUCCESS, rewards)
         truncated = ~success & (scenes.steps >= c.MAX_EPISODE_STEPS) | ~valid
-        return self._arrays.masked(valid, rewards), success, truncated, infos
+        return xp.where(valid, rewards, 0.0), success, truncated, infos
 
     def _truth(self) -> dict[str, Array]:
         distance = self._scenes.distance()
@@ -356,16 +351,16 @@ class HoverTask:
         scenes.vary()
         if ranges != self._ranges:  # a copy to the device makes the host wait
             self._ranges = ranges
-            self._low, self._width = (self._arrays.of(ends[None]) for ends in ranges.spans())
+            self._low, self._width = (placed(ends[None], self._arrays) for ends in ranges.spans())
             # Episodes under way may have drawn from earlier ranges.
             if not self._disturbs and (ranges.action_delay[1] > 0 or ranges.action_noise[1] > 0):
                 self._disturbs = True
-                self._every = self._arrays.of(np.arange(scenes.count))
+                self._every = placed(np.arange(scenes.count), self._arrays)
                 # Of each arm its last moves, by number of the step; what an earlier episode asked
                 # for is never read.
-                self._asked = self._arrays.of(np.zeros((MAX_DELAY + 1, scenes.count, 2)))
-                self._pair = self._arrays.of(np.arange(2))
-                self._noise = self._arrays.of(normals(_TABLE))
+                self._asked = placed(np.zeros((MAX_DELAY + 1, scenes.count, 2)), self._arrays)
+                self._pair = placed(np.arange(2), self._arrays)
+                self._noise = placed(normals(_TABLE), self._arrays)
         numbers = self._low
         if ranges.varies:
             numbers = spread(uniforms(DRAWS, mask), self._low, self._width)

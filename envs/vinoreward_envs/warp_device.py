@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +32,7 @@ def warp_module() -> Any:
         import warp
     # A greeting and a line per compiled module are printed at the level below.
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-    with _LOADING, warnings.catch_warnings(), stderr_without(rb".*"):
+    with _LOADING, warnings.catch_warnings(), quiet_stderr():
         # Of Python 3.10, which the next Warp leaves behind; the extra pins one that still has it.
         warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
         # Without a graphics driver Warp's C code warns on stderr at any log level. Failures raise.
@@ -46,41 +44,33 @@ def warp_module() -> Any:
                 f"{error.strerror}. Expected a home folder that can be written; set "
                 "WARP_CACHE_PATH to another folder."
             ) from error
-    _check_room(Path(warp.config.kernel_cache_dir))
-    return warp
-
-
-def _check_room(cache: Path) -> None:
-    """Raise ConfigError if kernels cannot be kept: the compiler would end the process."""
+    cache = Path(warp.config.kernel_cache_dir)
     free = shutil.disk_usage(cache).free
+    # Where kernels cannot be kept the compiler would end the process.
     if free < ROOM and not any(cache.glob("wp_vinoreward_envs.*")):  # compiled before
         raise ConfigError(
             f"the camera cannot keep its compiled kernels at {cache}: {free >> 10} kB are free. "
             f"Expected {ROOM >> 20} MB; free some, or set WARP_CACHE_PATH to another folder."
         )
+    return warp
 
 
 @contextlib.contextmanager
-def stderr_without(noise: bytes) -> Iterator[None]:
-    """Filter what C code writes to the process's stderr: drop what matches ``noise``."""
-    with contextlib.ExitStack() as stack:
-        try:
-            written = stack.enter_context(tempfile.TemporaryFile())
-            stderr = os.dup(2)
-        except OSError:  # No temporary folder, or no stderr (a windowed or detached process).
-            yield
-            return
-        sys.stderr.flush()
-        try:
-            os.dup2(written.fileno(), 2)
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-        written.seek(0)
-        rest = re.sub(noise, b"", written.read(), flags=re.DOTALL)
-    if rest:
-        os.write(2, rest)
+def quiet_stderr() -> Iterator[None]:
+    """Drop what C code writes to the process's stderr."""
+    try:
+        stderr = os.dup(2)
+    except OSError:  # a windowed or detached process has none
+        yield
+        return
+    sys.stderr.flush()
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def struct(kind: Any, **fields: Any) -> Any:

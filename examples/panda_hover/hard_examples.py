@@ -30,13 +30,14 @@ from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import InputError, VinorewardError
 from vinoreward.files import write_bytes
-from vinoreward_envs.arm import gripper_position, inverse_kinematics
+from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.auditing import AROUND, HEIGHTS
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import (
     HOVER_HEIGHT,
     HOVER_JOINTS,
+    HOVER_START,
     SUCCESS_DISTANCE,
     WORKSPACE_HIGH,
     WORKSPACE_LOW,
@@ -133,7 +134,9 @@ class Scenes:
         objects = np.array([place.object_last or (0.0, 0.0) for place in placed])
         poses = np.tile(object_rest_pose((0.0, 0.0)), (count, 1, 1))
         poses[:, :2, 3] = objects
-        gripper = gripper_position(joints)
+        home = (*HOVER_START, HOVER_HEIGHT)
+        targets = [(*each.gripper, each.height) if each.gripper else home for each in placed]
+        gripper = np.array(targets)
         apart = np.hypot(*(gripper[:, :2] - objects).T)
         distances = np.where(shown, apart, np.inf)
         hovering = np.abs(gripper[:, 2] - HOVER_HEIGHT) <= HEIGHT_TOLERANCE

@@ -86,6 +86,21 @@ def network(
     return path
 
 
+def brightness_bundle(path: Path, height: int, width: int) -> Bundle:
+    """Return a bundle in memory: the logit of success is the sum of the mean colours in [0, 1]."""
+    network(path, float_input=True, size=(height, width), weights=np.array([[0.0, 1.0]] * 3))
+    return Bundle.from_model(
+        path,
+        labels=("failure", "success"),
+        success_label="success",
+        height=height,
+        width=width,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        output="logits",
+    )
+
+
 def expected_logits(images: np.ndarray, weights: np.ndarray = WEIGHTS) -> np.ndarray:
     """What the network must give, restated with numpy."""
     normal = (images.astype(np.float64) / 255.0 - np.array(MEAN)) / np.array(STD)

@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ModelNotFoundError
 from vinoreward_envs.camera.spec import Floats, Pixels
 
 MESH_LINKS: Final = 14
@@ -26,7 +25,7 @@ SPECULAR: Final = 0.05
 
 @dataclass(frozen=True)
 class SceneMesh:
-    """All moving triangles, in the frames of their links; arrays are read-only."""
+    """All moving triangles, in the frames of their links."""
 
     positions: NDArray[np.float32]
     """``(V, 3)`` metres."""
@@ -49,18 +48,8 @@ def scene_path(level: str) -> Path:
 
 @functools.lru_cache(maxsize=4)
 def _arrays(level: str) -> dict[str, NDArray[Any]]:
-    path = scene_path(level)
-    if not path.is_file():
-        raise ModelNotFoundError(
-            f"Found no {path}; expected a baked scene file, which ships with vinoreward. "
-            "Reinstall vinoreward; in its repository, python -m vinoreward_training.bake "
-            "makes it."
-        )
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    for array in arrays.values():
-        array.setflags(write=False)
-    return arrays
+    with np.load(scene_path(level), allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}
 
 
 @functools.lru_cache(maxsize=4)
@@ -68,7 +57,6 @@ def scene_mesh(level: str) -> SceneMesh:
     """Return the moving meshes at a level, ``"full"`` or ``"20"`` (percent of the triangles)."""
     stored = _arrays(level)
     normals = stored["normals"].astype(np.float32) / np.float32(32767.0)
-    normals.setflags(write=False)
     return SceneMesh(**{**stored, "normals": normals})
 
 

@@ -3,9 +3,9 @@
 Only what moves is drawn at each step; table and floor once, or once per episode that looks
 otherwise. Links outside the image are skipped, which changes no pixel.
 
-Posing and appearance are the same kernels everywhere. Pixels are filled by two sets: on CUDA one
-thread draws a vertex, triangle or pixel; on a processor that takes five times as long as the
-vectorised loops of :mod:`.one_thread`, which draw scene after scene.
+Posing and appearance are the same kernels everywhere. Pixels are filled by two sets: for tensors
+one thread draws a vertex, triangle or pixel, as suits CUDA; on a processor that takes five times as
+long as the vectorised loops of :mod:`.one_thread`, which draw scene after scene.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from vinoreward_envs.camera.spec import (
     CameraSpec,
     Flags,
     Floats,
+    Integers,
     Pixels,
     projection_matrix,
     viewport_matrix,
@@ -142,29 +143,19 @@ class FastCamera(Camera):
 
     Args:
         spec: what images look like.
-        device: ``"cpu"`` or a CUDA device as Warp names it, such as ``"cuda:0"``.
         appearance: of scenes, which it draws by their rows; None: nothing differs.
         capacity: scenes that are drawn at once; memory grows with it.
-        in_turn: one thread draws scene after scene, see the module; None chooses. The images are
-            the same.
     """
 
     def __init__(
-        self,
-        spec: CameraSpec,
-        device: str = "cpu",
-        *,
-        appearance: Appearance | None = None,
-        capacity: int = 1,
-        in_turn: bool | None = None,
+        self, spec: CameraSpec, *, appearance: Appearance | None = None, capacity: int = 1
     ) -> None:
         super().__init__(spec)
-        self._appearance = appearance or Appearance(spec, device=device)
+        self._appearance = appearance or Appearance(spec)
         self._device = self._appearance.device
         self._capacity = capacity
         self._make_buffers()
-        in_turn = self._device.name == "cpu" if in_turn is None else in_turn
-        self._record_launches(in_turn)
+        self._record_launches()
 
     def draw(self, grippers: Any, height: float, objects: Any, rows: Any) -> Any:
         """Draw B scenes of arms that hover, B at most ``capacity``.
@@ -182,14 +173,18 @@ class FastCamera(Camera):
         self._device.fill(self._views["targets"][:, :2], grippers)
         return self._launch(self._hovering, rows, objects=objects)
 
-    def _draw(self, joints: Floats, poses: Floats, shown: Flags, rows: NDArray[np.int64]) -> Pixels:
+    def render_batch(
+        self, joints: Floats, poses: Floats, present: Flags, rows: Integers | None = None
+    ) -> Pixels:
+        """See :class:`.Camera`."""
         images = np.empty((len(joints), self.spec.height, self.spec.width, 3), np.uint8)
+        rows = np.arange(len(joints)) if rows is None else rows
         for start in range(0, len(joints), self._capacity):
             part = slice(start, start + self._capacity)
             self._device.fill(self._views["poses"][:, OBJECT_LINK], poses[part])
-            present = shown[part].astype(np.uint8)
-            self._launch(self._posed, rows[part], joints=joints[part], present=present)
-            images[part] = self._image.numpy()[: len(present)]
+            shown = present[part].astype(np.uint8)
+            self._launch(self._posed, rows[part], joints=joints[part], present=shown)
+            images[part] = self._image.numpy()[: len(shown)]
         return images
 
     def _launch(self, posing: list[Launch], rows: Any, **values: Any) -> Any:
@@ -227,7 +222,7 @@ class FastCamera(Camera):
         filled["image"] = self._image
         self._views = {name: self._device.view(array) for name, array in filled.items()}
 
-    def _record_launches(self, in_turn: bool) -> None:
+    def _record_launches(self) -> None:
         """Record what :meth:`draw` and :meth:`render_batch` launch, in this order."""
         from vinoreward_envs import arm_kernels
         from vinoreward_envs.camera import appearance_kernels
@@ -267,7 +262,7 @@ class FastCamera(Camera):
         )
         pixels = 3 * self.spec.height * self.spec.width
         noise = of(noise_table(NOISE_STARTS + pixels if varied else 0), warp.int16)
-        record_all = self._record_in_turn if in_turn else self._record_pixels
+        record_all = self._record_pixels if device.tensors else self._record_in_turn
         self._drawing += record_all(baked, mesh, noise)
 
     def _record_in_turn(self, baked: SceneMesh, mesh: Any, noise: Any) -> list[Launch]:
@@ -301,11 +296,12 @@ class FastCamera(Camera):
         count, bodies = len(baked.positions), self._bodies
         screen = device.zeros(self._capacity, count, dtype=warp.vec3)
         depths = device.zeros(self._capacity, *size, dtype=warp.uint64)
-        triangles = [mesh.faces, mesh.face_links, bodies.seen, screen, *size, depths]
         pixels = [mesh, bodies, self._appearance.scenes, screen, depths, noise, self._image]
         return [
             device.record_launch(kernels.transform_vertices, (count,), [mesh, bodies, screen]),
-            device.record_launch(kernels.fill_triangles, (len(baked.faces),), triangles),
+            device.record_launch(
+                kernels.fill_triangles, (len(baked.faces),), [mesh, bodies, screen, depths]
+            ),
             device.record_launch(kernels.shade_pixels, size, pixels),
         ]
 

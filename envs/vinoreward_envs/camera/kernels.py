@@ -165,19 +165,16 @@ def transform_vertices(mesh: Mesh, bodies: Bodies, screen: wp.array2d(dtype=wp.v
 
 @wp.kernel
 def fill_triangles(
-    faces: wp.array(dtype=wp.vec3i),
-    face_links: wp.array(dtype=wp.uint8),
-    seen: wp.array2d(dtype=wp.uint8),
+    mesh: Mesh,
+    bodies: Bodies,
     screen: wp.array2d(dtype=wp.vec3),
-    height: int,
-    width: int,
     depth: wp.array3d(dtype=wp.uint64),
 ):
     """Keep, for each pixel ``(B, H, W)``, the nearest triangle: nearness above, index + 1 below."""
     scene, t = wp.tid()
-    if seen[scene, int(face_links[t])] == wp.uint8(0):
+    if bodies.seen[scene, int(mesh.face_links[t])] == wp.uint8(0):
         return
-    face = faces[t]
+    face = mesh.faces[t]
     a = screen[scene, face[0]]
     b = screen[scene, face[1]]
     c = screen[scene, face[2]]
@@ -188,9 +185,9 @@ def fill_triangles(
     if a[2] == 0.0 or b[2] == 0.0 or c[2] == 0.0:
         return
     left = wp.max(int(wp.ceil(wp.min(a[0], wp.min(b[0], c[0])))), 0)
-    right = wp.min(int(wp.floor(wp.max(a[0], wp.max(b[0], c[0])))), width - 1)
+    right = wp.min(int(wp.floor(wp.max(a[0], wp.max(b[0], c[0])))), depth.shape[2] - 1)
     top = wp.max(int(wp.ceil(wp.min(a[1], wp.min(b[1], c[1])))), 0)
-    bottom = wp.min(int(wp.floor(wp.max(a[1], wp.max(b[1], c[1])))), height - 1)
+    bottom = wp.min(int(wp.floor(wp.max(a[1], wp.max(b[1], c[1])))), depth.shape[1] - 1)
     if left > right or top > bottom:
         return
     scale = 1.0 / area

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import abc
-import functools
 import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 Renderer = Literal["fast", "tiny"]
 Mesh = Literal["full", "20"]
@@ -72,71 +72,35 @@ class Camera(Closing):
 
     def __init__(self, spec: CameraSpec) -> None:
         self.spec = spec
-        self._open = True
 
+    @abc.abstractmethod
     def render_batch(
-        self,
-        joints: ArrayLike,
-        object_poses: ArrayLike,
-        present: ArrayLike,
-        rows: ArrayLike | None = None,
+        self, joints: Floats, poses: Floats, present: Flags, rows: Integers | None = None
     ) -> Pixels:
         """Draw ``B`` scenes as ``(B, height, width, 3)`` uint8 RGB, owned by the caller.
 
-        ``joints`` are ``(B, 9)`` in radians and metres; ``object_poses`` ``(B, 4, 4)``, ignored
-        where the object is not ``present``, ``(B,)`` bool. ``rows``, ``(B,)`` whole numbers, are
+        ``joints`` are ``(B, 9)`` in radians and metres; ``poses`` of the object ``(B, 4, 4)``,
+        ignored where it is not ``present``, ``(B,)`` bool. ``rows``, ``(B,)`` whole numbers, are
         the scenes' appearances, by default in order.
         """
-        q = np.asarray(joints, dtype=np.float64)
-        poses = np.asarray(object_poses, dtype=np.float64)
-        shown = np.asarray(present, dtype=np.bool_)
-        count = q.shape[0] if q.ndim == 2 else -1
-        if q.shape != (count, c.JOINTS) or poses.shape != (count, 4, 4) or shown.shape != (count,):
-            raise InputError(
-                f"Found joints of shape {q.shape}, object poses {poses.shape} and presence "
-                f"{shown.shape}; expected (B, {c.JOINTS}), (B, 4, 4) and (B,). Pass one of each "
-                "per scene."
-            )
-        if not (np.isfinite(q).all() and np.isfinite(poses[shown]).all()):
-            raise InputError(
-                "Found NaN or infinity in the joints or in an object's pose; expected finite "
-                "radians and metres. Check where they come from."
-            )
-        if not self._open:
-            raise ConfigError(
-                "Found a closed camera; expected an open one. Make a new one with make_camera()."
-            )
-        return self._draw(q, poses, shown, np.arange(count) if rows is None else np.asarray(rows))
 
-    @abc.abstractmethod
-    def _draw(self, joints: Floats, poses: Floats, shown: Flags, rows: NDArray[np.int64]) -> Pixels:
-        """Draw ``B`` scenes of checked arguments."""
-
-    def render(self, joints: ArrayLike, object_pose: ArrayLike | None) -> Pixels:
+    def render(self, joints: Floats, pose: Floats | None) -> Pixels:
         """Draw one scene of ``(9,)`` joints and a ``(4, 4)`` pose; None: without the object."""
-        pose = np.eye(4) if object_pose is None else np.asarray(object_pose, dtype=np.float64)
-        image: Pixels = self.render_batch(
-            np.asarray(joints, dtype=np.float64)[None], pose[None], [object_pose is not None]
-        )[0]
+        poses = (np.eye(4) if pose is None else pose)[None]
+        image: Pixels = self.render_batch(joints[None], poses, np.array([pose is not None]))[0]
         return image
 
     def close(self) -> None:
         """Release the camera; it cannot draw afterwards."""
-        self._open = False
 
 
-@functools.cache
 def camera_eye() -> Floats:
-    """Return where the camera stands, ``(3,)`` in metres, read-only."""
-    eye = np.asarray(np.linalg.inv(view_matrix())[:3, 3], np.float64)
-    eye.setflags(write=False)
-    return eye
+    """Return where the camera stands, ``(3,)`` in metres."""
+    return np.asarray(np.linalg.inv(view_matrix())[:3, 3], np.float64)
 
 
-@functools.cache
 def view_matrix() -> Floats:
-    """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z);
-    read-only."""
+    """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z)."""
     yaw, pitch = math.radians(c.CAMERA_YAW), math.radians(c.CAMERA_PITCH)
     # Yaw 0 looks along +y, a negative pitch looks down; the camera is not rolled.
     forward = np.array(
@@ -146,7 +110,6 @@ def view_matrix() -> Floats:
     view = np.eye(4)
     view[:3, :3] = np.stack([right, np.cross(right, forward), -forward])
     view[:3, 3] = -view[:3, :3] @ (np.array(c.CAMERA_TARGET) - c.CAMERA_DISTANCE * forward)
-    view.setflags(write=False)
     return view
 
 

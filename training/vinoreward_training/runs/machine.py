@@ -21,7 +21,7 @@ PACKAGES = (
 """Distributions whose versions bear on the figures."""
 
 EXTRAS = {
-    "panda": ("warp-lang", "pybullet"),
+    "panda": ("warp-lang", "pybullet", "pygame"),
     "onnxruntime": ("onnxruntime",),
     "train": (
         "torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "nncf", "scipy",

@@ -135,9 +135,6 @@ def make_batch(
             f"{env_id} in a batch does not take these arguments: {error}. Expected what "
             f"vinoreward_envs.making.make_vec_env documents; change --env-kwargs, or {cure}."
         ) from error
-    if prepare := getattr(made, "prepare", None):
-        prepare()
-    # After that: this imports PyTorch, while a thread compiles the networks.
     from vinoreward_training.sb3 import BatchedVecEnv
 
     arguments = encoder_arguments(**options)
