@@ -20,7 +20,6 @@ from PIL import Image
 
 from vinoreward.errors import DatasetError, InputError
 from vinoreward.images import read_image
-from vinoreward.machine import free_memory
 from vinoreward_training.data.dataset import (
     load_dataset,
     load_frames,
@@ -30,6 +29,7 @@ from vinoreward_training.data.dataset import (
     telling_numbers,
 )
 from vinoreward_training.data.dataset_files import stack_images
+from vinoreward_training.runs.machine import free_memory
 
 
 def image(path: Path, value: int, size: tuple[int, int] = (16, 20)) -> None:

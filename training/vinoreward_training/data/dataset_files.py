@@ -31,9 +31,9 @@ from vinoreward.images import (
     read_image,
     shown_name,
 )
-from vinoreward.machine import free_memory
 from vinoreward.wrappers.sources import part_at, parts_below, render
 from vinoreward_envs.camera.spec import resized
+from vinoreward_training.runs.machine import free_memory
 
 Indices = npt.NDArray[np.int64]
 Crop = tuple[int, int, int, int]
