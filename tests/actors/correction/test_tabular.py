@@ -199,24 +199,6 @@ def test_uncorrected_returns_of_several_steps_learn_other_action_values(paths):
     np.testing.assert_allclose(one_step, q_of(PI), rtol=0, atol=1e-6)
 
 
-def test_the_known_answer_notices_a_truncation_taken_for_a_termination(paths):
-    batch = paths.batch(v_of(PI))
-    wrong = OffPolicyBatch(
-        log_pi=batch.log_pi,
-        log_mu=batch.log_mu,
-        rewards=batch.rewards,
-        terminated=batch.ends,
-        truncated=np.zeros_like(batch.truncated),
-        values=batch.values,
-        next_values=batch.next_values,
-        gamma=GAMMA,
-    )
-    correction = Correction([VTrace(rho=math.inf, c=math.inf)])
-    right = paths.mean_by_state(correction(batch).targets[0])
-    np.testing.assert_allclose(right, v_of(PI), rtol=0, atol=1e-9)
-    assert np.abs(paths.mean_by_state(correction(wrong).targets[0]) - right).max() > 0.1
-
-
 @pytest.mark.parametrize(
     "correctors",
     [
