@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from vinoreward_actors.monitoring import (
     CumulativeReward,
     EffectiveSampleSize,
     Entropy,
-    Indicator,
     MonitorBatch,
     PairedReturns,
     PolicyLag,
@@ -29,7 +29,7 @@ from vinoreward_actors.monitoring import (
     ReturnGap,
     paired_gap,
 )
-from vinoreward_actors.policies.distributions import Exploration
+from vinoreward_actors.policies.distributions import Exploration, effective_sample_size, entropy
 from vinoreward_actors.policies.spec import PolicySpec, mlp
 
 LOGITS = mlp(3, 4, head="logits", hidden=(8,))
@@ -76,30 +76,6 @@ def test_discrete_divergences_are_scipys(seed: int, scale: float) -> None:
     assert KL("max", "pi_mu").update(seen) == pytest.approx(backward.max(), abs=1e-6)
 
 
-@pytest.mark.parametrize("spec", [LOGITS, Q, GAUSSIAN, TANH], ids=lambda spec: spec.head)
-@given(seed=st.integers(0, 10_000))
-def test_divergences_are_nought_for_equal_networks_and_never_negative(
-    spec: PolicySpec, seed: int
-) -> None:
-    pi, mu = outputs(spec, seed), outputs(spec, seed + 1)
-    for direction in ("mu_pi", "pi_mu"):
-        for statistic in ("mean", "variance", "max"):
-            same = KL(statistic, direction).update(batch(spec, pi, pi))  # type: ignore[arg-type]
-            other = KL(statistic, direction).update(batch(spec, pi, mu))  # type: ignore[arg-type]
-            assert same == pytest.approx(0.0, abs=1e-9)
-            assert other >= 0.0
-
-
-def test_the_gaussian_divergence_is_the_mean_log_ratio_of_draws() -> None:
-    pi, mu = outputs(GAUSSIAN, 3, 1), outputs(GAUSSIAN, 4, 1)
-    found = KL("max").update(batch(GAUSSIAN, pi, mu))
-    draws = np.random.default_rng(0).normal(size=(400_000, 2)) * np.exp(mu[0, 2:]) + mu[0, :2]
-    densities = [stats.norm.logpdf(draws, each[0, :2], np.exp(each[0, 2:])) for each in (mu, pi)]
-    ratios = (densities[0] - densities[1]).sum(1)
-    error = ratios.std() / math.sqrt(len(ratios))
-    assert found == pytest.approx(ratios.mean(), abs=5 * error)
-
-
 @given(
     logits=hnp.arrays(np.float32, (2, ROWS, 4), elements=st.floats(-(2.0**100), 2.0**100, width=32))
 )
@@ -113,13 +89,11 @@ def test_unbounded_logits_give_finite_divergences(logits: np.ndarray[Any, Any]) 
 @pytest.mark.parametrize("spec", [LOGITS, Q, GAUSSIAN, TANH], ids=lambda spec: spec.head)
 def test_outputs_that_are_not_finite_are_infinitely_far_off(spec: PolicySpec) -> None:
     pi, mu = outputs(spec, 0), outputs(spec, 1)
-    for broken in (np.nan, np.inf, -np.inf):
+    # An infinite action before the tanh is still an action.
+    for broken in (np.nan,) if spec.head == "tanh" else (np.nan, np.inf, -np.inf):
         mu[3, 1] = broken
-        # An infinite action before the tanh is still an action.
-        if spec.head == "tanh" and not np.isnan(broken):
-            continue
-        assert KL("max").update(batch(spec, pi, mu)) == math.inf
-        assert KL("variance").update(batch(spec, pi, mu)) == math.inf
+        for statistic in ("max", "variance"):
+            assert KL(statistic).update(batch(spec, pi, mu)) == math.inf  # type: ignore[arg-type]
 
 
 def test_deterministic_actions_differ_in_units_of_the_noise() -> None:
@@ -222,15 +196,10 @@ def test_a_batch_without_new_rows_gives_no_reading_of_the_old_ones() -> None:
     assert math.isnan(gap.update(full))
 
 
-def test_entropy_is_scipys() -> None:
-    pi, mu = outputs(LOGITS, 0), outputs(LOGITS, 1)
-    powers = np.exp(pi.astype(np.float64))
-    expected = stats.entropy(powers / powers.sum(1, keepdims=True), axis=1).mean()
-    assert Entropy().update(batch(LOGITS, pi, mu)) == pytest.approx(expected, rel=1e-6)
-    pi, mu = outputs(GAUSSIAN, 0), outputs(GAUSSIAN, 1)
-    widths = np.exp(np.minimum(mu[:, 2:].astype(np.float64), 2.0))
-    expected = stats.norm(0, widths).entropy().sum(1).mean()
-    assert Entropy("mu").update(batch(GAUSSIAN, pi, mu)) == pytest.approx(expected, rel=1e-6)
+def test_entropy_is_of_the_learner_or_of_who_acted() -> None:
+    seen = batch(GAUSSIAN, outputs(GAUSSIAN, 0), outputs(GAUSSIAN, 1))
+    for indicator, rows in ((Entropy(), seen.pi), (Entropy("mu"), seen.mu)):
+        assert indicator.update(seen) == pytest.approx(entropy(GAUSSIAN, rows).mean(), rel=1e-6)
 
 
 def test_lag_is_counted_in_versions() -> None:
@@ -249,11 +218,8 @@ def test_effective_sample_size_and_clipped_part_are_their_definitions(
 ) -> None:
     pi = outputs(LOGITS, 0, len(ratios))
     seen = batch(LOGITS, pi, pi, log_pi=ratios, log_mu=np.zeros(len(ratios)))
-    weights = np.exp(ratios)
-    expected = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
-    found = EffectiveSampleSize().update(seen)
-    assert found == pytest.approx(expected, rel=1e-6)
-    assert 1.0 / len(ratios) - 1e-9 <= found <= 1.0 + 1e-9
+    expected = effective_sample_size(ratios)
+    assert EffectiveSampleSize().update(seen) == pytest.approx(expected, rel=1e-6)
     assert ClippedFraction(level).update(seen) == np.mean(ratios > math.log(level * 1.001))
 
 
@@ -282,14 +248,6 @@ def test_q_regret_is_what_the_other_choice_costs_and_forgets_the_scale_of_the_re
     assert QRegret("mean").update(batch(Q, pi, mu)) == math.inf
 
 
-@given(confidence=st.floats(0.5, 0.999), count=st.integers(2, 200))
-def test_the_lower_bound_of_a_gap_is_students(confidence: float, count: int) -> None:
-    gaps = np.random.default_rng(count).normal(size=count)
-    gap = paired_gap(PairedReturns(gaps, np.zeros(count)), confidence=confidence)
-    lower = gaps.mean() - stats.t.ppf(confidence, count - 1) * stats.sem(gaps)
-    assert gap.lower == pytest.approx(lower, rel=1e-6, abs=1e-6)
-
-
 @given(returns=hnp.arrays(np.float64, (2, 12), elements=st.integers(-500, 500).map(float)))
 @settings(max_examples=50)
 def test_the_return_gap_is_decided_as_by_a_paired_t_test(returns: np.ndarray[Any, Any]) -> None:
@@ -305,14 +263,14 @@ def test_the_return_gap_is_decided_as_by_a_paired_t_test(returns: np.ndarray[Any
 def test_pairs_show_a_gap_that_the_spread_of_start_states_hides() -> None:
     random = np.random.default_rng(0)
     full = random.normal(-150, 90, size=20)
-    compressed = full - 5 + random.normal(scale=2, size=20)
-    assert paired_gap(PairedReturns(full, compressed)).worse
-    assert not paired_gap(PairedReturns(full, compressed), tolerance=10.0).worse
+    pairs = PairedReturns(full, full - 5 + random.normal(scale=2, size=20))
+    gap = paired_gap(pairs)
+    assert gap.worse
+    assert not paired_gap(pairs, tolerance=10.0).worse
     assert not paired_gap(PairedReturns(full, full)).worse
-    assert stats.ttest_ind(full, compressed, alternative="greater").pvalue > 0.3
-    seen = MonitorBatch.of_returns(LOGITS, PairedReturns(full, compressed), 3)
-    assert ReturnGap("mean").update(seen) == pytest.approx((full - compressed).mean())
-    gap = paired_gap(PairedReturns(full, compressed))
+    assert stats.ttest_ind(full, pairs.compressed, alternative="greater").pvalue > 0.3
+    seen = MonitorBatch.of_returns(LOGITS, pairs, 3)
+    assert ReturnGap("mean").update(seen) == pytest.approx(gap.mean)
     assert ReturnGap("relative").update(seen) == pytest.approx(gap.lower / full.std(ddof=1))
     assert ReturnGap("error").update(seen) == pytest.approx(gap.error)
     assert CumulativeReward().update(seen) == pytest.approx(full.mean())
@@ -326,47 +284,33 @@ def test_the_full_policys_return_needs_no_pair_and_the_gap_does() -> None:
     assert math.isnan(CumulativeReward().update(MonitorBatch.of_returns(LOGITS, np.zeros(0), 3)))
 
 
-def test_arrays_that_do_not_fit_are_refused_in_sentences() -> None:
-    pi = outputs(LOGITS, 0)
-    with pytest.raises(InputError, match="got pi of shape"):
-        batch(LOGITS, pi[:, :2], pi)
-    with pytest.raises(InputError, match="versions"):
-        batch(LOGITS, pi, pi, versions=np.zeros(3, dtype=int))
-    with pytest.raises(ConfigError, match="sigma above 0"):
-        batch(TANH, outputs(TANH, 0), outputs(TANH, 0), exploration=Exploration())
-    with pytest.raises(InputError, match="one pair per environment seed"):
-        PairedReturns(np.zeros(3), np.zeros(4))
-    with pytest.raises(InputError, match="finite"):
-        PairedReturns(np.zeros(3), np.full(3, np.nan))
-    with pytest.raises(InputError, match="at least 2"):
-        paired_gap(PairedReturns(np.zeros(1), np.zeros(1)))
-    with pytest.raises(ConfigError, match="confidence"):
-        paired_gap(PairedReturns(np.zeros(3), np.zeros(3)), confidence=1.0)
-    for wrong in (
-        lambda: KL("median"),  # type: ignore[arg-type]
-        lambda: KL("max", "pi_pi"),  # type: ignore[arg-type]
-        lambda: KL("max", rows="some"),  # type: ignore[arg-type]
-        lambda: KL("max", against="some"),  # type: ignore[arg-type]
-        lambda: KL("max", window=0),
-        lambda: QRegret("median"),  # type: ignore[arg-type]
-        lambda: ActionError("median"),  # type: ignore[arg-type]
-        lambda: Entropy("tau"),  # type: ignore[arg-type]
-        lambda: PolicyLag("median"),  # type: ignore[arg-type]
-        lambda: EffectiveSampleSize("some"),  # type: ignore[arg-type]
-        lambda: ClippedFraction(0.0),
-        lambda: ReturnGap("median"),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(ConfigError):
-            wrong()
+ROW = np.zeros((1, 4))
 
 
-def test_a_users_indicator_is_a_name_and_one_method() -> None:
-    class WorstAction(Indicator):
-        name = "worst_action"
-
-        def update(self, batch: MonitorBatch) -> float:
-            return float(np.abs(batch.mu - batch.pi).max())
-
-    pi = outputs(LOGITS, 0)
-    assert WorstAction().update(batch(LOGITS, pi, pi + np.float32(2))) == pytest.approx(2, abs=1e-5)
-    assert Indicator.__abstractmethods__ == {"update"}
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: batch(LOGITS, ROW[:, :2], ROW), "got pi of shape"),
+        (lambda: batch(LOGITS, ROW, ROW, versions=np.zeros(3, dtype=int)), "versions"),
+        (lambda: batch(TANH, ROW[:, 2:], ROW[:, 2:], exploration=Exploration()), "sigma above 0"),
+        (lambda: PairedReturns(np.zeros(3), np.zeros(4)), "one pair per environment seed"),
+        (lambda: PairedReturns(np.zeros(3), np.full(3, np.nan)), "finite"),
+        (lambda: paired_gap(PairedReturns(np.zeros(1), np.zeros(1))), "at least 2"),
+        (lambda: paired_gap(PairedReturns(ROW[0], ROW[0]), confidence=1.0), "confidence"),
+        (lambda: KL("median"), "median"),  # type: ignore[arg-type]
+        (lambda: KL("max", "pi_pi"), "pi_pi"),  # type: ignore[arg-type]
+        (lambda: KL("max", rows="some"), "some"),  # type: ignore[arg-type]
+        (lambda: KL("max", against="some"), "some"),  # type: ignore[arg-type]
+        (lambda: KL("max", window=0), "0"),
+        (lambda: QRegret("median"), "median"),  # type: ignore[arg-type]
+        (lambda: ActionError("median"), "median"),  # type: ignore[arg-type]
+        (lambda: Entropy("tau"), "tau"),  # type: ignore[arg-type]
+        (lambda: PolicyLag("median"), "median"),  # type: ignore[arg-type]
+        (lambda: EffectiveSampleSize("some"), "some"),  # type: ignore[arg-type]
+        (lambda: ClippedFraction(0.0), "0"),
+        (lambda: ReturnGap("median"), "median"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[], object], said: str) -> None:
+    with pytest.raises((InputError, ConfigError), match=said):
+        make()

@@ -141,19 +141,12 @@ def test_a_stopped_compression_gets_trials_with_doubling_waits() -> None:
     assert all(never.decide({}, stopped) == stopped for _ in range(5000))
 
 
-def test_small_readings_can_be_the_bad_ones() -> None:
-    strategy = Threshold((Limit("ess", bad=0.1, good=0.3),), cooldown=0, patience=1)
-    stopped = strategy.decide({"ess": 0.05}, INT8)
-    assert not stopped.enabled
-    assert strategy.reason == "ess is 0.05, below its limit 0.1"
-    assert strategy.decide({"ess": 0.2}, stopped) == stopped
-    assert strategy.decide({"ess": 0.4}, stopped) == INT8
-
-
-def test_one_bad_reading_among_many_is_enough_and_all_must_be_good() -> None:
-    strategy = Threshold((LIMIT, Limit("ess", 0.1, 0.3)), cooldown=0, patience=1)
+def test_one_bad_reading_is_enough_and_all_must_be_good() -> None:
+    """Also where small readings are the bad ones."""
+    strategy = Threshold((LIMIT, Limit("ess", bad=0.1, good=0.3)), cooldown=0, patience=1)
     stopped = strategy.decide({"kl": 0.0, "ess": 0.05}, INT8)
     assert not stopped.enabled
+    assert strategy.reason == "ess is 0.05, below its limit 0.1"
     assert strategy.decide({"kl": 0.0, "ess": 0.2}, stopped) == stopped
     assert strategy.decide({"kl": 0.0, "ess": 0.9}, stopped) == INT8
 
@@ -172,12 +165,7 @@ def test_switch_precision_is_accerls_rule() -> None:
     assert run(strategy, begun, [0.9, 1.0, 1.1, 0.9, 0.1, 0.1, 0.1], "alarm") == [
         begun.changed({"bits": bits}) for bits in (8, 8, 16, 16, 16, 16, 8)
     ]
-    with pytest.raises(ConfigError, match="more bits"):
-        SwitchPrecision("fp16", "int8")
-    with pytest.raises(ConfigError, match="more bits"):
-        SwitchPrecision("fp32", "fp32")
-    with pytest.raises(ConfigError, match="int2 to int8"):
-        SwitchPrecision("int9", "fp16")
+
     assert SwitchPrecision("fp16", "fp32").decide({}, INT8).bits == 16
 
 
@@ -189,15 +177,6 @@ def test_alpha_is_one_at_the_low_end_least_at_the_high_end_and_straight_between(
     measuring = LinearAlpha(0.1, 0.5, reading="kl")
     assert measuring.decide({"kl": 9.0}, INT8).alpha == 0.05
     assert measuring.decide({}, INT8) == INT8
-    with pytest.raises(ConfigError):
-        LinearAlpha(0.5, 0.1)
-
-
-@given(value=st.floats(0, 10), other=st.floats(0, 10))
-def test_alpha_never_rises_with_the_divergence(value: float, other: float) -> None:
-    line = LinearAlpha(0.5, 5.0)
-    assert line.alpha(min(value, other)) >= line.alpha(max(value, other))
-    assert 0.05 <= line.alpha(value) <= 1.0
 
 
 def test_alpha_does_not_follow_small_noise() -> None:
@@ -215,18 +194,6 @@ def test_sparsity_rises_while_all_is_good_and_falls_at_once() -> None:
     fallen = run(strategy, risen[-1], [9.0] * 3)
     assert [setting.sparsity for setting in fallen] == pytest.approx([0.65, 0.55, 0.45])
     assert run(strategy, fallen[-1], [9.0] * 9)[-1].sparsity == 0.0
-    with pytest.raises(ConfigError, match="lowest < highest"):
-        AdaptiveSparsity((LIMIT,), lowest=0.5, highest=0.5)
-
-
-def test_sparsity_settles_below_what_fails() -> None:
-    strategy = AdaptiveSparsity((LIMIT,), patience=3, cooldown=1)
-    setting, found = CompressionSetting(), []
-    for _ in range(2000):
-        setting = strategy.decide({"kl": 9.0 if setting.sparsity > 0.45 else 0.1}, setting)
-        found.append(setting.sparsity)
-    assert sum(sparsity > 0.45 for sparsity in found) < 30
-    assert found[-1] == pytest.approx(0.4)
 
 
 def test_weights_are_pulled_more_often_while_experience_is_stale() -> None:
@@ -240,8 +207,6 @@ def test_weights_are_pulled_more_often_while_experience_is_stale() -> None:
     # A period below the shortest is the user's own wish.
     own = CompressionSetting(pull_period=5)
     assert run(AdaptivePull(shortest=10, cooldown=0), own, [0.1] * 5, "ess") == [own] * 5
-    with pytest.raises(ConfigError, match="longest"):
-        AdaptivePull(shortest=10, longest=5)
 
 
 def test_stages_follow_the_return() -> None:
@@ -289,8 +254,6 @@ def test_the_first_strategy_that_wants_a_change_gets_it() -> None:
     assert not both.decide({"kl": 9.0}, INT8).enabled
     assert both.reason == guard.reason
     assert both.reads() == ("kl", "kl")
-    with pytest.raises(ConfigError, match="at least one"):
-        Composite([])
 
 
 MAKERS: Mapping[str, Callable[[], Strategy]] = {
@@ -345,26 +308,6 @@ def test_the_default_strategy_tries_what_is_safer_and_then_stops(
     assert not steps[-1].enabled
 
 
-def test_a_ladder_that_was_saved_with_other_rungs_still_stops_and_goes_back() -> None:
-    """Half precision was a rung of the default's once; a run that stood on it goes on."""
-    setting = CompressionSetting(bits=8, sparsity=0.5)
-    before = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
-    half = before.decide({"kl": 100.0}, setting)
-    assert half.bits == 16
-    after = Threshold((LIMIT,), ({"enabled": False},), cooldown=0, patience=1)
-    after.load_state(before.state())
-    stopped = after.decide({"kl": 100.0}, half)
-    assert not stopped.enabled
-    for _ in range(2000):
-        stopped = after.decide({}, stopped)
-        if stopped.enabled:
-            break
-    assert stopped == half
-    for _ in range(20):
-        stopped = after.decide({"kl": 0.0}, stopped)
-    assert stopped == setting
-
-
 def test_a_state_of_another_strategy_is_refused() -> None:
     with pytest.raises(ConfigError, match="resume with the strategy"):
         Staged().load_state(AdaptivePull().state())
@@ -372,8 +315,9 @@ def test_a_state_of_another_strategy_is_refused() -> None:
         default_strategy().load_state({"parts": []})
 
 
-def test_impossible_strategies_are_refused() -> None:
-    for wrong in (
+@pytest.mark.parametrize(
+    "make",
+    [
         lambda: Limit("kl", 1.0, 1.0),
         lambda: Limit("kl", float("inf"), 1.0),
         lambda: Threshold(()),
@@ -382,11 +326,26 @@ def test_impossible_strategies_are_refused() -> None:
         lambda: Threshold((LIMIT,), ({"bits": 12},)),
         lambda: Threshold((LIMIT,), patience=0),
         lambda: Threshold((LIMIT,), retry=0),
+        lambda: SwitchPrecision("fp16", "int8"),
+        lambda: SwitchPrecision("fp32", "fp32"),
+        lambda: SwitchPrecision("int9", "fp16"),
+        lambda: LinearAlpha(0.5, 0.1),
+        lambda: AdaptiveSparsity((LIMIT,), lowest=0.5, highest=0.5),
+        lambda: AdaptivePull(shortest=10, longest=5),
+        lambda: Composite([]),
         lambda: Staged(window=2),
         lambda: Staged({"colour": 3}),
-    ):
-        with pytest.raises(ConfigError):
-            wrong()
+        lambda: INT8.changed({"bits": 9}),
+        lambda: INT8.changed({"sparsity": 1.0}),
+        lambda: INT8.changed({"alpha": 1.5}),
+        lambda: INT8.changed({"pull_period": 0}),
+        lambda: INT8.changed({"x": 1}),
+        lambda: CompressionSetting.from_dict({"bits": 8}),
+    ],
+)
+def test_impossible_strategies_and_settings_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError):
+        make()
 
 
 def test_a_setting_is_plain_data_that_says_what_changed() -> None:
@@ -400,20 +359,3 @@ def test_a_setting_is_plain_data_that_says_what_changed() -> None:
     assert not INT8.same_network(INT8.changed({"sparsity": 0.0}))
     changed = INT8.changed({"bits": None, "alpha": 0.25})
     assert difference(INT8, changed) == "bits 8 -> 32, alpha 1 -> 0.25"
-    for wrong in ({"bits": 9}, {"sparsity": 1.0}, {"alpha": 1.5}, {"pull_period": 0}, {"x": 1}):
-        with pytest.raises(ConfigError):
-            INT8.changed(wrong)
-    with pytest.raises(ConfigError, match="cannot read"):
-        CompressionSetting.from_dict({"bits": 8})
-
-
-def test_a_users_strategy_is_one_method() -> None:
-    class Stop(Strategy):
-        def decide(
-            self, readings: Mapping[str, float], setting: CompressionSetting
-        ) -> CompressionSetting:
-            return setting.changed({"enabled": False})
-
-    assert not Stop().decide({}, INT8).enabled
-    assert Stop().state() == {}
-    assert Strategy.__abstractmethods__ == {"decide"}
