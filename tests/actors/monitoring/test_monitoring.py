@@ -183,17 +183,6 @@ def test_a_learner_that_moves_far_in_one_push_keeps_a_compression_that_is_exact(
     assert readings["compression_kl_mu_pi_max"] < 0.01
 
 
-def test_rows_without_a_source_are_older_ones_whose_network_is_unknown() -> None:
-    indicator = KL("max", rows="unsourced")
-    assert indicator.name == "kl_mu_pi_max_unsourced"
-    seen = gaussian_batch(0.02, 92.0, 0.01, 5)
-    older = {"versions": seen.versions - 2}
-    # The learner's own outputs are the source of its current version.
-    assert np.isnan(indicator.update(seen))
-    assert np.isnan(indicator.update(batch(GAUSSIAN, seen.pi, seen.mu, 5, source=seen.pi, **older)))
-    assert indicator.update(batch(GAUSSIAN, seen.pi, seen.mu, 5, **older)) > 50.0
-
-
 def test_a_deterministic_policy_of_unknown_source_is_left_to_the_returns() -> None:
     spec = mlp(3, 2, head="tanh", hidden=(8,))
     monitor = default_monitor("tanh", INT8)

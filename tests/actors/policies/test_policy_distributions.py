@@ -67,44 +67,31 @@ def test_epsilon_greedy_probabilities_by_hand() -> None:
     np.testing.assert_allclose(found, [[0.05, 0.85, 0.05, 0.05]])
 
 
-def test_actions_are_drawn_as_often_as_their_probability_says() -> None:
-    outputs = np.tile(np.array([[0.5, -1.0, 1.5]], dtype=np.float32), (20_000, 1))
-    drawn = act(LOGITS, outputs, np.random.default_rng(0))
-    counts = np.bincount(drawn.actions, minlength=3)
-    expected = special.softmax(outputs[0].astype(np.float64)) * len(outputs)
-    assert stats.chisquare(counts, expected).pvalue > 0.01
-    np.testing.assert_allclose(drawn.log_mu, np.log(special.softmax(outputs[0]))[drawn.actions])
-
-
-def test_epsilon_greedy_actions_are_drawn_as_often_as_they_say() -> None:
-    outputs = np.tile(np.array([[1.0, 5.0, 2.0, 0.0]], dtype=np.float32), (20_000, 1))
-    exploration = Exploration(epsilon=0.2)
-    drawn = act(VALUES, outputs, np.random.default_rng(1), exploration)
-    counts = np.bincount(drawn.actions, minlength=4)
-    expected = np.array([0.05, 0.85, 0.05, 0.05]) * len(outputs)
-    assert stats.chisquare(counts, expected).pvalue > 0.01
-    np.testing.assert_allclose(
-        drawn.log_mu, log_prob(VALUES, outputs, drawn.actions, exploration), rtol=1e-6
-    )
+@pytest.mark.parametrize(
+    ("spec", "row", "epsilon"),
+    [(LOGITS, [0.5, -1.0, 1.5], 0.0), (VALUES, [1.0, 5.0, 2.0, 0.0], 0.2)],
+)
+def test_actions_are_drawn_as_often_as_their_probability_says(
+    spec: PolicySpec, row: list[float], epsilon: float
+) -> None:
+    outputs = np.tile(np.array([row], dtype=np.float32), (20_000, 1))
+    exploration = Exploration(epsilon=epsilon)
+    drawn = act(spec, outputs, np.random.default_rng(1), exploration)
+    counts = np.bincount(drawn.actions, minlength=len(row))
+    logs = log_probabilities(spec, outputs[:1], epsilon)[0]
+    assert stats.chisquare(counts, np.exp(logs) * len(outputs)).pvalue > 0.01
+    np.testing.assert_allclose(drawn.log_mu, logs[drawn.actions], rtol=1e-6)
 
 
 @pytest.mark.parametrize("spec", [LOGITS, VALUES, GAUSSIAN, CERTAIN])
 def test_greedy_actions_are_the_best_and_certain(spec: PolicySpec) -> None:
     outputs = np.random.default_rng(2).normal(size=(9, spec.outputs)).astype(np.float32)
-    drawn = act(spec, outputs, np.random.default_rng(0), Exploration(greedy=True))
-    if spec.discrete:
-        expected = outputs.argmax(1)
-    else:
-        expected = np.tanh(outputs[:, :2])
-    np.testing.assert_allclose(drawn.actions, expected, rtol=1e-6)
-    np.testing.assert_array_equal(drawn.log_mu, 0)
-
-
-def test_values_without_epsilon_are_acted_on_greedily() -> None:
-    outputs = np.random.default_rng(3).normal(size=(99, 4)).astype(np.float32)
-    drawn = act(VALUES, outputs, np.random.default_rng(0))
-    np.testing.assert_array_equal(drawn.actions, outputs.argmax(1))
-    np.testing.assert_array_equal(drawn.log_mu, 0)
+    expected = outputs.argmax(1) if spec.discrete else np.tanh(outputs[:, :2])
+    # Values are acted on greedily where no epsilon is given.
+    for explore in (Exploration(greedy=True), *([Exploration()] if spec is VALUES else [])):
+        drawn = act(spec, outputs, np.random.default_rng(0), explore)
+        np.testing.assert_allclose(drawn.actions, expected, rtol=1e-6)
+        np.testing.assert_array_equal(drawn.log_mu, 0)
 
 
 def test_squashed_gaussians_have_torchs_density() -> None:
@@ -181,15 +168,15 @@ def test_divergence_of_epsilon_greedy_policies_is_finite() -> None:
     assert kl(VALUES, p, q)[0] == pytest.approx((math.e - 1) / (math.e + 3))
 
 
-@given(p=rows, q=rows, head=st.sampled_from([LOGITS, VALUES, GAUSSIAN]))
+@given(p=rows, q=rows, head=st.sampled_from([LOGITS, VALUES, GAUSSIAN, CERTAIN]))
 def test_divergence_is_finite_not_negative_and_nought_of_equals(
     p: np.ndarray, q: np.ndarray, head: PolicySpec
 ) -> None:
-    p, q = p[:, : head.outputs], q[:, : head.outputs]
-    found = kl(head, p, q)
+    p, q, explore = p[:, : head.outputs], q[:, : head.outputs], Exploration(sigma=0.1)
+    found = kl(head, p, q, explore)
     assert np.isfinite(found).all()
     assert (found >= 0).all()
-    np.testing.assert_allclose(kl(head, p, p), 0, atol=1e-12)
+    np.testing.assert_allclose(kl(head, p, p, explore), 0, atol=1e-12)
 
 
 def test_entropy_is_torchs() -> None:
@@ -202,15 +189,10 @@ def test_entropy_is_torchs() -> None:
     np.testing.assert_allclose(entropy(GAUSSIAN, outputs), expected.numpy(), rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"epsilon": -0.1}, {"epsilon": 1.1}, {"sigma": -1.0}, {"sigma": float("nan")}]
-)
-def test_impossible_exploration_is_refused(arguments: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="Expected"):
-        Exploration(**arguments)
-
-
-def test_certain_policies_have_no_log_probability() -> None:
+def test_impossible_exploration_is_refused() -> None:
+    for arguments in ({"epsilon": -0.1}, {"epsilon": 1.1}, {"sigma": -1.0}, {"sigma": math.nan}):
+        with pytest.raises(ConfigError, match="Expected"):
+            Exploration(**arguments)
     outputs = gaussian_rows(13)
     with pytest.raises(ConfigError, match="without exploration"):
         log_prob(GAUSSIAN, outputs, np.zeros((50, 2)), Exploration(greedy=True))
