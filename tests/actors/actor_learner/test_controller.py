@@ -1,0 +1,198 @@
+"""What actors and compressor are told in trainings: orders, bits of pushes, what is watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from actor_learner_parts import CARTPOLE, chain, impala, settings, training
+from faulty_environments import Harms, Remembers
+
+from vinoreward_actors.actor_learner.checkpoint import ObservationBuffer
+from vinoreward_actors.actor_learner.controller import Controller, Pushed
+from vinoreward_actors.actor_learner.trainer import Progress
+from vinoreward_actors.actor_learner.transport.link import ActorSettings
+from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, TrajectorySpec
+from vinoreward_actors.compression.prune import Prune
+from vinoreward_actors.compression.quantize import Quantize
+from vinoreward_actors.monitoring.indicators import KL
+from vinoreward_actors.monitoring.monitor import Monitor, default_monitor
+from vinoreward_actors.monitoring.strategy import CompressionSetting, Strategy
+from vinoreward_actors.policies.distributions import kl
+from vinoreward_actors.policies.policy import forward
+from vinoreward_actors.policies.wire import lowered
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Ladder(Strategy):
+    """Sixteen bits at the third look, none of it from the sixth."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def decide(self, readings: Any, setting: CompressionSetting) -> CompressionSetting:
+        self.looks += 1
+        if self.looks == 3:
+            return setting.changed({"bits": 16})
+        return setting.changed({"enabled": False}) if self.looks >= 6 else setting
+
+
+# Orders
+
+
+@pytest.mark.parametrize(
+    ("monitor", "expected"),
+    [
+        (None, (4, 0.5, 7)),
+        (Monitor([KL("max", "pi_mu")]), (4, 0.5, 7)),
+        # What the user set stays.
+        (Monitor([KL()], setting=CompressionSetting(sparsity=0.25, pull_period=30)), (4, 0.25, 30)),
+    ],
+)
+def test_actors_begin_with_the_chains_settings_and_the_users(
+    monitor: Monitor | None, expected: tuple[float, ...]
+) -> None:
+    told = settings(pull_period=7)
+    controller = Controller(impala(), told, chain(Prune(0.5), Quantize("w4")), monitor)
+    controller.begin()
+    found = controller.actor_settings(ActorSettings(), 0)
+    assert (found.bits, found.sparsity, found.pull_period) == expected
+
+
+def test_a_switch_names_the_version_it_holds_from() -> None:
+    monitor = Monitor([KL("max", "pi_mu")])
+    controller = Controller(impala(), settings(), chain(), monitor)
+    first = controller.actor_settings(ActorSettings(), 0)
+    assert first.enabled_at(0)
+    monitor.setting = monitor.setting.changed({"enabled": False})
+    off = controller.actor_settings(first, 5)
+    assert [off.enabled_at(version) for version in (3, 4, 5, 6)] == [True, True, False, False]
+    assert controller.actor_settings(off, 9).since == 5
+
+
+def test_compression_is_compared_with_its_own_version() -> None:
+    """And not only against the learner's present network, which has moved on."""
+    learner = impala()
+    monitor = Monitor([KL("max", "mu_pi", against="source"), KL("max", "mu_pi")])
+    controller = Controller(learner, settings(), chain(Harms()), monitor)
+    versions = [learner.policy(version) for version in range(3)]
+    harmed = Harms().compress(versions[1], None)  # type: ignore[arg-type]
+    one = TrajectorySpec(8, 1, (4,), "float32", (), 2).empty()
+    one.observations[...] = np.random.default_rng(0).normal(size=(8, 1, 4))
+    one.versions[...] = 1
+    one.log_mu[...] = -0.5
+    for at in range(8):
+        one.network[at] = COMPRESSED if at % 2 else 0
+        one.behaviour[at] = forward(harmed if at % 2 else versions[1], one.observations[at])
+    for policy in versions:
+        controller.cache_pushed(Pushed(policy))
+    controller.watch([one], 2)
+    outputs = forward(versions[1], one.observations[1::2, 0])
+    expected = kl(CARTPOLE, one.behaviour[1::2, 0], outputs).max()
+    found = controller.readings()["compression_kl_mu_pi_max"]
+    assert found == pytest.approx(expected, rel=1e-3) and expected > 0.5
+
+
+@pytest.mark.slow
+def test_the_default_strategy_stops_a_compression_that_hurts() -> None:
+    changes: list[str] = []
+
+    def progressed(progress: Progress) -> bool:
+        changes.extend(progress.changes)
+        return bool(changes) and progress.metrics["compressed_share"] == 0
+
+    trainer = training(None, Harms(), Quantize("int8"), monitor=default_monitor("logits"))
+    assert trainer.learn(1_000_000, progressed).stopped
+    assert "enabled True -> False" in changes[0]
+
+
+def test_a_stage_that_fails_is_told_in_the_log_where_nobody_watches(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with caplog.at_level("WARNING", logger="vinoreward"):
+        training(None, Remembers("raise", 1, str(tmp_path / "raised"))).learn(4000)
+    assert "compressor" in caplog.text and "fell over" in caplog.text
+
+
+# Pushes with few bits
+
+
+def test_the_last_policy_is_told_as_actors_got_it() -> None:
+    summary = training(bits=4).learn(300)
+    assert summary.compressed is not None
+    assert summary.compressed.version == summary.policy.version
+    rows = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    expected = forward(lowered(summary.policy, 4), rows)
+    np.testing.assert_array_equal(forward(summary.compressed, rows), expected)
+
+
+def test_a_monitor_sees_what_few_bits_lose() -> None:
+    """Held against the weights that were pushed, in full precision."""
+    found: list[float] = []
+    probe = np.random.default_rng(0).normal(0, 0.1, size=(2000, 4)).astype(np.float32)
+
+    def progressed(progress: Progress) -> bool:
+        if (name := "compression_kl_mu_pi_max") in progress.readings:
+            full, narrow = trainer.policies()
+            assert narrow is not None
+            most = float(kl(CARTPOLE, forward(narrow, probe), forward(full, probe)).max())
+            found.extend([progress.readings[name], most])
+        return bool(found)
+
+    monitor = Monitor([KL("max", against="source")])
+    trainer = training(monitor=monitor, bits=2, monitor_period=1)
+    trainer.learn(5000, progressed)
+    reading, probed = found
+    # Not the same observations, but the same loss.
+    assert 0.1 * probed < reading < 10 * probed + 1e-3
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_strategy_turns_the_bits_of_pushes_and_stops_them(chained: bool) -> None:
+    """Those of a chain are its own; stopped is all of it."""
+    pushed: list[tuple[int | None, bool, bool]] = []
+
+    def progressed(progress: Progress) -> bool:
+        setting = monitor.setting
+        pushed.append((setting.bits, setting.enabled, trainer.policies()[1] is None))
+        return len(pushed) > 60
+
+    monitor = Monitor([KL("max")], Ladder())
+    stages = [Quantize("int8")] if chained else []
+    trainer = training(None, *stages, monitor=monitor, bits=4, monitor_period=5)
+    trainer.learn(100_000, progressed)
+    assert (pushed[0][0], pushed[-1][0]) == (8 if chained else 4, 16)
+    assert not pushed[-1][1]
+    if not chained:
+        # The push after the decision is whole again.
+        assert (pushed[0][2], pushed[-1][2]) == (False, True)
+
+
+def test_a_resumed_training_pushes_what_was_settled_unless_its_bits_were_changed(
+    tmp_path: Path,
+) -> None:
+    told = {"folder": tmp_path, "monitor_period": 2}
+    monitor = Monitor([KL("max")], Ladder())
+    training(monitor=monitor, bits=2, **told).learn(400)
+    assert not monitor.setting.enabled
+    again = training(monitor=Monitor([KL("max")], Ladder()), bits=2, resume=True, **told)
+    # Nothing is left to do: what is told is its first push.
+    assert again.learn(again.steps).compressed is None
+    for bits, expected in ((2, 16), (8, 8)):
+        found = Monitor([KL("max")], Ladder())
+        training(monitor=found, bits=bits, resume=True, **told)
+        assert found.setting.bits == expected
+
+
+def test_the_newest_observations_are_kept_after_those_it_is_given() -> None:
+    recent = ObservationBuffer(np.arange(60, dtype=np.float32).reshape(20, 3), 16, each=4)
+    np.testing.assert_array_equal(recent.rows[:, 0], np.arange(12, 60, 3))
+    for number in range(1, 10):
+        one = TrajectorySpec(5, 2, (3,), "float32", (), 2).empty()
+        one.observations[...] = number
+        recent.add([one])
+        one.observations[...] = -1  # memory that is used for something else
+    assert recent.rows[:, 0].tolist() == sorted([6, 7, 8, 9] * 4)
