@@ -66,16 +66,6 @@ def test_the_numbers_of_a_small_case() -> None:
     assert limit.surplus(12, 3) == 1.0
 
 
-def test_over_a_long_run_the_ratio_is_the_one_asked_for() -> None:
-    limit = SamplesPerInsert(ratio=4.0, min_size=100, error_buffer=64.0, sample_size=32)
-    inserts = samples = 0
-    while inserts < 10_000:
-        while limit.can_sample(inserts, samples, 32):
-            samples += 32
-        inserts += 1
-    assert samples / (inserts - 100) == pytest.approx(4.0, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

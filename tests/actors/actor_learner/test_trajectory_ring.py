@@ -28,7 +28,12 @@ from shared_memory_children import (
 
 from vinoreward.errors import ConfigError, InputError, SharedMemoryError
 from vinoreward_actors.actor_learner.transport.shared_memory import ControlBlock
-from vinoreward_actors.actor_learner.transport.trajectory import Batch, Trajectory
+from vinoreward_actors.actor_learner.transport.trajectory import (
+    ARRAYS,
+    Batch,
+    Trajectory,
+    TrajectorySpec,
+)
 from vinoreward_actors.actor_learner.transport.trajectory_ring import (
     FREE,
     READING,
@@ -314,15 +319,14 @@ class CommitsDuringALook:
         assert write(self._writer, marked(number))
 
 
-def test_what_an_actor_commits_during_a_look_is_taken_in_order(ring: TrajectoryRing) -> None:
-    ring.words = CommitsDuringALook(ring, slot=1, reading=1)
-    for number in (1, 2):
-        with ring.take(timeout=10) as batch:
-            assert numbers(batch) == [number]
-    assert ring.ready() == 0
-
-
-def test_what_an_actor_commits_during_the_second_look_waits_for_the_next() -> None:
+def test_what_an_actor_commits_during_a_look_is_taken_in_order() -> None:
+    """During the first look at the slots, and during the second one, which waits for the next."""
+    with TrajectoryRing.create(SPEC, actors=1, slots_per_actor=2) as ring:
+        ring.words = CommitsDuringALook(ring, slot=1, reading=1)
+        for number in (1, 2):
+            with ring.take(timeout=10) as batch:
+                assert numbers(batch) == [number]
+        assert ring.ready() == 0
     with TrajectoryRing.create(SPEC, actors=1, slots_per_actor=3) as ring:
         ring.words = words = CommitsDuringALook(ring, slot=2, reading=2)
         words.commit(0)  # in the first slot, so there is a second look at the others
@@ -412,3 +416,51 @@ def test_an_actor_that_comes_back_after_it_was_replaced_is_turned_away() -> None
                 with ring.take(timeout=60) as batch:
                     got += numbers(batch)
         assert got == [1, 0, 1, 2]
+
+
+# What a trajectory is
+
+
+def test_the_layout_is_aligned_and_does_not_overlap() -> None:
+    spec = TrajectorySpec(5, 3, (7, 2), "uint8", (2,), 4)
+    end = 0
+    for name, at in spec.fields().items():
+        assert at.offset % 64 == 0 and at.offset >= end, name
+        end = at.offset + at.nbytes
+    assert tuple(spec.fields()) == ARRAYS
+    assert spec.nbytes >= end and spec.nbytes % 64 == 0
+    assert spec.transitions == 15
+    empty = spec.empty(actor=3, generation=1)
+    spec.check(empty)
+    assert empty.observations.shape == empty.next_observations.shape == (5, 3, 7, 2)
+    assert empty.actions.shape == (5, 3, 2) and empty.actions.dtype == np.float32
+    assert (empty.actor, empty.generation) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "at least 1"),
+        ({"observation_shape": (3, 0)}, "at least 1"),
+        ({"observation_dtype": "float64"}, "float32 or uint8"),
+        ({"action_shape": (2, 2)}, "flatten"),
+    ],
+)
+def test_a_spec_that_cannot_work_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(SPEC, **change)
+
+
+def test_sizes_shapes_dtypes_and_continuous_actions_are_checked() -> None:
+    spec = dataclasses.replace(SPEC, action_shape=(2,))
+    good = spec.empty()
+    spec.check(good)
+    with pytest.raises(InputError, match="the same version of vinoreward"):
+        spec.view(np.zeros(spec.nbytes - 1, np.uint8))
+    with pytest.raises(InputError, match=r"rewards .*float64.*Expected float32"):
+        spec.check(dataclasses.replace(good, rewards=good.rewards.astype(np.float64)))
+    with pytest.raises(InputError, match=r"actions .*\(16, 2, 3\).*Expected"):
+        spec.check(dataclasses.replace(good, actions=np.zeros((16, 2, 3), np.float32)))
+    good.actions[0, 0, 0] = 1.01
+    with pytest.raises(InputError, match=r"Expected -1\.0 to 1\.0"):
+        spec.check(good)

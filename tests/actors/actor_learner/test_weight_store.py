@@ -23,7 +23,7 @@ from shared_memory_children import (
 from vinoreward.errors import ConfigError, SharedMemoryError
 from vinoreward_actors.actor_learner.transport.shared_memory import Segment
 from vinoreward_actors.actor_learner.transport.weight_store import Lease, WeightStore
-from vinoreward_actors.policies.policy import Policy
+from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.policies.spec import mlp
 from vinoreward_actors.policies.wire import decode, encode
 
@@ -48,20 +48,10 @@ def reader(store: WeightStore, number: int = 0) -> WeightStore:
 
 
 def test_a_policy_travels_without_a_copy() -> None:
-    random = np.random.default_rng(0)
-    spec = mlp(3, hidden=(16, 16), head="logits", actions=2)
-    policy = Policy(
-        spec,
-        {
-            name: random.normal(size=shape).astype(np.float32)
-            for name, shape in spec.parameter_shapes().items()
-        },
-        version=7,
-    )
+    policy = random_policy(mlp(3, hidden=(16, 16), head="logits", actions=2), 0)
     encoded = encode(policy)
     parts = [part for _, part in encoded.parts]
-    capacity = WeightStore.capacity_for(encoded.header, parts)
-    with WeightStore.create(1, capacity) as store:
+    with WeightStore.create(1, WeightStore.capacity_for(encoded.header, parts)) as store:
         store.publish(encoded.header, parts, version=3)
         lease = reader(store).pull_if_newer()
         assert lease is not None
