@@ -32,9 +32,7 @@ from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.actor_learner.learners.sac import SAC, SACConfig
 from vinoreward_actors.actor_learner.trainer import Progress
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
-from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.compression.graph import Compile, Fuse
-from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring import default_monitor
 from vinoreward_actors.policies.spec import mlp
@@ -230,7 +228,7 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
 # Resuming
 
 
-STAGES = Prune(0.5), Distill(2, cold_steps=2), Quantize("w4"), Compile("numpy")
+STAGES = Remembers(), Quantize("w4"), Compile("numpy")
 
 
 def test_a_compressor_of_another_training_is_not_taken_up(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_who_is_dead_or_silent_is_replaced(rest: dict[str, Any], why: str) -> No
     # The successor has given no sign yet, and time to start.
     house.now += START_TIMEOUT - 1
     assert house.see(1, silence=math.inf) == []
+    assert house.see(1) == []  # it has begun
     house.now += 2
     told = house.see(0, silence=math.inf)
     assert told == ["actor 0: did not start in 31 s; replaced by generation 1"]
