@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.command.profile import Measured, crowded, recommend
-from vinoreward_training.cli import main
+from vinoreward_actors.command.run import difference
 
 
 def measured(acting: float, learner: float, push: float | None = None) -> Measured:
@@ -78,27 +77,12 @@ def test_it_says_when_the_compressor_competes_for_cores(
     assert said in words and bool(words) == bool(said)
 
 
-@pytest.mark.slow
-def test_a_training_that_waits_for_its_learner_is_not_told_to_compress(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Eager PyTorch is slow to act, and 128 samples for each step are far slower to learn from.
-    slow = ["--algorithm", "dqn", "--samples-per-insert", "128", "--backend", "torch"]
-    task = ["--task", "CartPole-v0", "--network", "2x256", "--no-progress"]
-    begins = ["--learner", "learning_starts", "100"]
-    arguments = [
-        "actors",
-        *task,
-        *slow,
-        *begins,
-        "--compress",
-        "quantize: int8",
-        "--profile-only",
-        "300",
-    ]
-    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().out
-    assert "the learner is the bottleneck" in said
-    following = said[said.index("next:") :]
-    assert "--compress" not in following and "--environments" not in following
-    assert "--samples-per-insert 128" in following
+def test_the_profile_leaves_starting_out() -> None:
+    def breakdown(seconds: float, steps: int) -> Breakdown:
+        each = dict.fromkeys(PARTS, seconds / steps)
+        return Breakdown(each, each, steps)
+
+    found = difference(breakdown(3.0, 300), breakdown(2.0, 100))
+    assert found.steps == 200
+    assert found.cpu["infer"] == pytest.approx(1.0 / 200)
+    assert difference(breakdown(3.0, 300), None).steps == 300

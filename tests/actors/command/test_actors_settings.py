@@ -34,8 +34,8 @@ def made(text: str, backend: str = "openvino") -> CompressorChain:
 def test_every_preset_is_settled_and_fits_its_task() -> None:
     found = presets()
     assert {"actorq/cartpole-int8", "accerl/pong-alpha", "hover/fixed-int8"} <= set(found)
-    for name in found:
-        config = SETTINGS.of(preset=name)
+    for name, told in found.items():
+        config = SETTINGS.of(**told)
         spec = network(config.task, config.network, config.algorithm)
         assert settings_of(config)[0].__name__.lower() == config.algorithm
         chain = chain_of(
