@@ -38,20 +38,17 @@ def compiled(stage: Compile, precision: str, spec: PolicySpec = WIDE) -> Policy:
     return chain.compress(policy, context_for(policy))
 
 
-@pytest.mark.parametrize("width", [256, 1030])
-@pytest.mark.parametrize("backend_name", ["openvino", "onnxruntime", "numpy"])
-def test_what_backends_compile_is_what_they_load(backend_name: Any, width: int) -> None:
-    policy = random_policy(mlp(6, 3, head="logits", hidden=(width, width)), 0)
+@pytest.mark.parametrize("backend_name", ["openvino", "onnxruntime"])
+def test_what_backends_compile_is_what_they_load(backend_name: Any) -> None:
+    policy = random_policy(WIDE, 0)
     context = dataclasses.replace(context_for(policy), batch=4)
     chain = CompressorChain().add(Quantize("int8")).add(Compile(backend_name))
     found = chain.compress(policy, context)
-    assert (found.blob is not None) == (width >= 1000 and backend_name != "numpy")
-    observations = observations_for(policy.spec, 4)
+    assert found.blob is not None
+    seen = observations_for(policy.spec, 4)
     with make_backend(backend_name, 4) as backend:
         backend.refresh(found)
-        np.testing.assert_allclose(
-            backend.infer(observations), forward(found, observations), rtol=0.05, atol=0.05
-        )
+        np.testing.assert_allclose(backend.infer(seen), forward(found, seen), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +79,12 @@ def test_a_compiled_form_that_is_wanted_must_come() -> None:
 # Quality
 
 
-@pytest.mark.parametrize("head", ["logits", "q", "tanh", "tanh_gaussian"])
-def test_a_policy_is_as_good_as_itself(head: str) -> None:
-    policy = random_policy(mlp(6, 2, head=head), 12)  # type: ignore[arg-type]
-    quality = check_policy(policy, policy, observations_for(policy.spec))
-    assert quality.finite
-    assert quality.agreement == 1.0
-    assert quality.kl_max == pytest.approx(0, abs=1e-9)
+def test_a_policy_is_as_good_as_itself() -> None:
+    for head in ("logits", "q", "tanh", "tanh_gaussian"):
+        policy = random_policy(mlp(6, 2, head=head), 12)  # type: ignore[arg-type]
+        quality = check_policy(policy, policy, observations_for(policy.spec))
+        assert quality.finite and quality.agreement == 1.0
+        assert quality.kl_max == pytest.approx(0, abs=1e-9)
 
 
 def test_quality_counts_by_hand() -> None:
@@ -110,9 +106,7 @@ def test_outputs_that_are_not_finite_are_seen() -> None:
     policy = random_policy(MLP, 13)
     broken = changed(policy, head__weight=np.full((3, 12), 3e38, dtype=np.float32))
     quality = check_policy(broken, policy, observations_for(MLP))
-    assert not quality.finite
-    assert quality.kl_max == np.inf
-    assert quality.agreement == 0.0
+    assert (quality.finite, quality.kl_max, quality.agreement) == (False, np.inf, 0.0)
     with pytest.raises(InputError, match="a finite teacher"):
         check_policy(policy, broken, observations_for(MLP))
     with pytest.raises(InputError, match="no observations"):

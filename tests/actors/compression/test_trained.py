@@ -32,6 +32,7 @@ EPISODES = 10
 WORTH = -350
 """Mean return of a policy that has learned the task; a random one's is about -1200."""
 SPEC = mlp(3, 1, head="tanh_gaussian", hidden=(256, 256))
+STUDENT = mlp(3, 1, head="tanh_gaussian", hidden=(32, 32))
 
 
 @dataclass(frozen=True)
@@ -116,19 +117,20 @@ def acted(trained: Trained, acting: Policy, looks: int) -> Iterator[MonitorBatch
         env.close()
 
 
-def test_the_policy_is_worth_compressing(trained: Trained) -> None:
+@pytest.mark.parametrize(
+    ("stage", "kl_max"), [(Quantize("int8"), 0.2), (Quantize("fp16"), 1e-3)], ids=["int8", "fp16"]
+)
+def test_int8_with_ranges_that_hold_everything_and_fp16_lose_nothing(
+    trained: Trained, stage: Stage, kl_max: float
+) -> None:
     assert returns(trained.policy).mean() > WORTH
-
-
-def test_int8_with_ranges_that_hold_everything_loses_nothing(trained: Trained) -> None:
-    found = trained.compressed(Quantize("int8"))
+    found = trained.compressed(stage)
     quality = trained.quality(found)
-    assert quality.kl_max < 0.2
-    assert quality.agreement > 0.95
+    assert quality.kl_max < kl_max and quality.agreement > 0.95
     assert abs(lost(trained, found)) < 5
 
 
-def test_ranges_by_means_ruin_it_and_the_largest_divergence_shows_it(trained: Trained) -> None:
+def test_ranges_by_means_ruin_it_and_the_monitor_stops_them(trained: Trained) -> None:
     """NNCF's default quantizes every layer and clips the rare observations, which decide."""
     everything = trained.compressed(Quantize("int8", first=True, head=True))
     means = trained.compressed(Quantize("int8", first=True, head=True, ranges="mean"))
@@ -139,11 +141,6 @@ def test_ranges_by_means_ruin_it_and_the_largest_divergence_shows_it(trained: Tr
     assert bad.agreement > good.agreement
     assert abs(lost(trained, everything)) < 20
     assert lost(trained, means) > 200
-
-
-def test_the_default_monitor_stops_ranges_by_means(trained: Trained) -> None:
-    """Of this very policy they cost more than 200 of its return: the test above."""
-    means = trained.compressed(Quantize("int8", first=True, head=True, ranges="mean"))
     monitor = default_monitor(SPEC.head, CompressionSetting(bits=8))
     for batch in acted(trained, means, 5):
         monitor.observe(batch)
@@ -172,12 +169,6 @@ def test_four_bits_are_enough_and_two_are_not(trained: Trained) -> None:
     assert lost(trained, found[2]) > 200
 
 
-def test_half_precision_loses_nothing(trained: Trained) -> None:
-    found = trained.compressed(Quantize("fp16"))
-    assert trained.quality(found).kl_max < 1e-3
-    assert abs(lost(trained, found)) < 5
-
-
 @pytest.mark.parametrize("sparsity", [0.5, 0.75])
 def test_pruning_alone_ruins_it_and_distillation_brings_it_back(
     trained: Trained, sparsity: float
@@ -195,25 +186,21 @@ def test_pruning_alone_ruins_it_and_distillation_brings_it_back(
         assert lost(trained, pruned) > 50
 
 
-def test_the_whole_chain_keeps_the_return(trained: Trained) -> None:
-    found = trained.compressed(Prune(0.5), Distill(400, batch=256), Quantize("int8"))
-    assert found.in_int8("dense1")
-    assert found.spec.multiply_adds() < 0.3 * SPEC.multiply_adds()
-    assert trained.quality(found).kl_max < 0.5
+@pytest.mark.parametrize(
+    ("stages", "work"),
+    [
+        ([Prune(0.5), Distill(400, batch=256), Quantize("int8")], 0.3),
+        ([LowRank(16), Distill(400, batch=256)], 0.2),
+        ([Distill(400, student=STUDENT, cold_steps=2000, batch=256)], 0.05),
+    ],
+    ids=["the whole chain", "low rank", "a student of its own"],
+)
+def test_chains_keep_the_return(trained: Trained, stages: list[Stage], work: float) -> None:
+    found = trained.compressed(*stages)
+    assert found.spec.multiply_adds() < work * SPEC.multiply_adds()
     assert abs(lost(trained, found)) < 20
-
-
-def test_a_low_rank_is_enough(trained: Trained) -> None:
-    found = trained.compressed(LowRank(16), Distill(400, batch=256))
-    assert found.spec.multiply_adds() < 0.2 * SPEC.multiply_adds()
-    assert abs(lost(trained, found)) < 20
-
-
-def test_a_student_of_its_own_takes_the_place(trained: Trained) -> None:
-    student = mlp(3, 1, head="tanh_gaussian", hidden=(32, 32))
-    found = trained.compressed(Distill(400, student=student, cold_steps=2000, batch=256))
-    assert found.spec == student
-    assert abs(lost(trained, found)) < 20
+    if isinstance(stages[-1], Quantize):
+        assert found.in_int8("dense1") and trained.quality(found).kl_max < 0.5
 
 
 def test_pushes_of_a_policy_that_goes_on_learning_stay_good(trained: Trained) -> None:
