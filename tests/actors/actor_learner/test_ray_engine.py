@@ -19,28 +19,26 @@ import numpy as np
 import psutil
 import pytest
 import waiting
+from actor_learner_parts import chain, training
 from engine_environments import Fragile, Placed, gone, notes, ray_node
-from engine_runs import NUMBERED, config, observations, random_policy, until
+from engine_runs import config, observations, random_policy, until
 from faulty_environments import Remembers
 
-from vinoreward.errors import InputError, MissingExtraError
+from vinoreward.errors import MissingExtraError
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.checkpoint import load_checkpoint
-from vinoreward_actors.actor_learner.engines import supervisor
 from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
+from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray import cluster as ray_cluster
 from vinoreward_actors.actor_learner.engines.ray.cluster import ADDRESS, NAMESPACE, found_address
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.actor_learner.trainer import (
-    ActorLearner,
-    ActorLearnerConfig,
     Progress,
     make_engine,
 )
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED
-from vinoreward_actors.compression.chain import CompressorChain
 from vinoreward_actors.policies.spec import mlp
 
 LEARNED = mlp(2, 2, head="logits", hidden=(256, 256), value=True)
@@ -73,35 +71,18 @@ def two_nodes() -> Iterator[Any]:
 
 @pytest.mark.slow
 class TestCluster:
-    def test_a_state_actor_that_is_killed(self, two_nodes: Any) -> None:
-        """It starts anew with nothing; actors go on, and get what the learner has and makes."""
-        import ray
-
-        told = config(LEARNED, actors=1, heartbeat=20.0)
-        with RayEngine(told) as engine:
-            engine.start(
-                random_policy(LEARNED), ActorSettings(pull_period=1), observations(LEARNED)
-            )
-            newest(engine, 0)
-            kill_state()
-            engine.publish(random_policy(LEARNED, 1))
-            newest(engine, 1)
-            until(lambda: engine.everyone_has(1), engine)
-            assert engine.messages().events == []
-        assert not ray.is_initialized()
-
     def test_a_state_actor_that_is_gone_for_good(self, two_nodes: Any) -> None:
         """Whatever the learner asks next says so in our words; Ray's own are the cause."""
         import ray
 
-        with RayEngine(config(LEARNED)) as engine:
-            engine.start(random_policy(LEARNED), ActorSettings(), observations(LEARNED))
+        with running(config(LEARNED)) as engine:
             ray.kill(state_actor())
             with pytest.raises(EngineError, match=r"not answer: .* Expected a Ray") as caught:
                 engine.compressed_policy()
             assert isinstance(caught.value.__cause__, ray.exceptions.RayError)
             with pytest.raises(EngineError, match=r"weights is gone \(.*go on from the last"):
                 until(lambda: engine.messages().events == "never")
+        assert not ray.is_initialized()
 
     @pytest.mark.parametrize("hidden", [8, 256])
     def test_a_state_actor_that_is_killed_under_a_fixed_lag(
@@ -112,9 +93,7 @@ class TestCluster:
         Small weights travel in messages, large ones lie in the object store.
         """
         spec = mlp(2, 2, head="logits", hidden=(hidden, hidden))
-        told = config(spec, chain=CompressorChain().add(Remembers()), lag=0)
-        with RayEngine(told) as engine:
-            engine.start(random_policy(spec), ActorSettings(), observations(spec))
+        with running(config(spec, chain=chain(Remembers()), lag=0)) as engine:
             until(lambda: engine.everyone_has(0), engine)
             kill_state()
             until(lambda: engine.everyone_has(0), engine)
@@ -125,30 +104,10 @@ class TestCluster:
             until(lambda: engine.everyone_has(1), engine)
             assert engine.messages().events == []
 
-    def test_an_environment_that_hangs_at_its_first_step(
-        self, two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Replaced no more often than it may be, however long a hang takes to be noticed."""
-        monkeypatch.setattr(supervisor, "MINUTE", 0.5)
-        kwargs = {"folder": str(tmp_path), "owner": os.getpid(), "at": 1, "once": False}
-        told = config(
-            environment="engine_environments:Watched",
-            kwargs={**kwargs, "fault": "sleep"},
-            heartbeat=1.0,
-            restarts=1,
-        )
-        with RayEngine(told) as engine:
-            engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
-            (event,) = until(lambda: engine.messages().events)
-            assert event.what == "gave no sign of life for 1 s; replaced by generation 1"
-            with pytest.raises(EngineError, match="actor 0 ended 2 times within a minute of work"):
-                until(lambda: engine.messages().events)
-
     def test_a_process_that_the_cluster_has_no_room_for(self, two_nodes: Any) -> None:
         """It waits for a node, however long, and costs no restarts; the others act."""
-        told = dataclasses.replace(config(actors=3, restarts=0), start_timeout=15.0)
-        with RayEngine(told) as engine:
-            engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
+        told = dataclasses.replace(config(actors=3, restarts=0), start_timeout=10.0)
+        with running(told) as engine:
             events: list[str] = []
 
             def told_so() -> bool:
@@ -158,19 +117,14 @@ class TestCluster:
             until(told_so, engine)
             assert events[0].startswith("ray: the cluster has 2 processors for 3 processes")
             assert events[1].endswith("s (`ray status` shows what it waits for); it may yet")
-            node = two_nodes.add_node(num_cpus=1, object_store_memory=100_000_000)
-            until(lambda: engine.everyone_has(0), engine)
-            assert all("it may yet" in str(each) for each in engine.messages().events)
-        two_nodes.remove_node(node)
+            with more(two_nodes, 1):
+                until(lambda: engine.everyone_has(0), engine)
+                assert all("it may yet" in str(each) for each in engine.messages().events)
 
     def test_a_compressor_that_is_killed(self, two_nodes: Any, tmp_path: Path) -> None:
         """What it had put into the object store dies with it; its successor makes it anew."""
-        stage = Fragile(str(tmp_path / "died"), 2)
-        told = config(LEARNED, chain=CompressorChain().add(stage), folder=tmp_path)
-        with RayEngine(told) as engine:
-            engine.start(
-                random_policy(LEARNED), ActorSettings(pull_period=1), observations(LEARNED)
-            )
+        told = config(LEARNED, chain=chain(Fragile(str(tmp_path / "died"), 2)), folder=tmp_path)
+        with running(told, ActorSettings(pull_period=1)) as engine:
             until(lambda: engine.compressed_policy(), engine)
             engine.publish(random_policy(LEARNED, 1))
             (event,) = until(lambda: engine.messages().events, engine)
@@ -189,28 +143,19 @@ class TestCluster:
         killed_at: list[int] = []
         events: list[Any] = []
 
-        def progress(now: Progress) -> None:
+        def done(now: Progress) -> bool:
             events.extend(now.events)
             nodes.update(each["node"] for each in notes(tmp_path).values())
             if not killed_at and len(nodes) == 2 and now.updates > 5:
                 two_nodes.remove_node(node, allow_graceful=False)
                 killed_at.append(now.updates)
             assert np.isfinite(list(now.metrics.values())).all()
-
-        def done(now: Progress) -> bool:
-            progress(now)
             # A successor on the node that is left has learned along.
             return bool(killed_at) and now.updates > killed_at[0] + 20 and len(events) > 0
 
-        training = ActorLearner(
-            environment(tmp_path),
-            learner(),
-            ActorLearnerConfig(
-                actors=3, steps=9, engine="ray", backend="numpy", max_lag=10**6, heartbeat=30.0
-            ),
-        )
-        summary = training.learn(10**7, done)
-        assert summary.stopped
+        told = {"actors": 3, "steps": 9, "engine": "ray", "max_lag": 10**6, "heartbeat": 30.0}
+        trainer = training(learner(), environment=environment(tmp_path), **told)
+        assert trainer.learn(10**7, done).stopped
         assert {event.what.split("; ")[1] for event in events} == {"replaced by generation 1"}
         assert not ray.is_initialized()
         until(lambda: all(gone(pid) for pid in notes(tmp_path)))
@@ -224,25 +169,18 @@ class TestCluster:
         """
         import ray
 
-        added = two_nodes.add_node(num_cpus=2, object_store_memory=200_000_000)
-        two_nodes.wait_for_nodes()
         monkeypatch.chdir(tmp_path)
         noted = tmp_path / "noted"
-        training = ActorLearner(
-            environment(tmp_path),
-            learner(),
-            ActorLearnerConfig(actors=1, steps=9, engine="ray", backend="numpy", max_lag=10**6),
-            compressor=CompressorChain().add(Placed(noted)),
-            folder=Path("run"),
-        )
-        ray.init(two_nodes.address, logging_level="ERROR", log_to_driver=False)
-        try:
-            here = ray_node()
-            with all_processors_of(here):
-                training.learn(10**7, lambda now: len(now.compressor) > 0)
-        finally:
-            ray.shutdown()
-            two_nodes.remove_node(added)
+        told = {"steps": 9, "engine": "ray", "max_lag": 10**6, "folder": Path("run")}
+        trainer = training(learner(), Placed(noted), environment=environment(tmp_path), **told)
+        with more(two_nodes, 2):
+            ray.init(two_nodes.address, logging_level="ERROR", log_to_driver=False)
+            try:
+                here = ray_node()
+                with all_processors_of(here):
+                    trainer.learn(10**7, lambda now: len(now.compressor) > 0)
+            finally:
+                ray.shutdown()
         assert noted.read_text() == here
         written = {path.name for path in tmp_path.glob("run/*")}
         assert written == {"checkpoint.pt", "compressor.npz"}
@@ -300,6 +238,23 @@ class TestCluster:
         assert state is not None
         # All that it did, and no earlier checkpoint: none was due.
         assert state["version"] == int((tmp_path / "updates").read_text()) > 0
+
+
+@contextlib.contextmanager
+def running(told: EngineConfig, settings: ActorSettings | None = None) -> Iterator[RayEngine]:
+    spec = told.actor.policy
+    with RayEngine(told) as engine:
+        engine.start(random_policy(spec), settings or ActorSettings(), observations(spec))
+        yield engine
+
+
+@contextlib.contextmanager
+def more(cluster: Any, processors: int) -> Iterator[None]:
+    """One more machine."""
+    node = cluster.add_node(num_cpus=processors, object_store_memory=100_000_000)
+    cluster.wait_for_nodes()
+    yield
+    cluster.remove_node(node)
 
 
 LATE = 180.0
@@ -466,42 +421,40 @@ class TestWithoutRay:
         pytest.importorskip("ray")
         for address in ("127.0.0.1:1", "nonsense"):
             monkeypatch.setenv(ADDRESS, address)
-            with make_engine("ray", config()) as engine, pytest.raises(EngineError) as caught:
-                engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
-            assert f"nothing answers at RAY_ADDRESS={address}" in str(caught.value)
+            said = f"nothing answers at RAY_ADDRESS={address}"
+            with pytest.raises(EngineError, match=said), running(config()):
+                pass
+        engine = make_engine("ray", config())
+        engine.close()  # without a start, and twice
+        engine.close()
 
     def test_only_a_cluster_that_was_started_for_others_is_joined(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        note = tmp_path / "ray_current_cluster"
-        monkeypatch.setattr(ray_cluster, "_STARTED", note)
-        monkeypatch.delenv(ADDRESS, raising=False)
-        assert found_address() is None
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            address = f"127.0.0.1:{server.getsockname()[1]}"
-            note.write_text(address + "\n")
-            assert found_address() == address
-        assert found_address() is None  # it has ended without saying so
-        monkeypatch.setenv(ADDRESS, "local")
-        assert found_address() is None
-
-    def test_a_note_that_others_can_write_is_not_believed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.delenv(ADDRESS, raising=False)
+        """By a note that only its user can write."""
         with (
             tempfile.TemporaryDirectory() as folder,
             socket.create_server(("127.0.0.1", 0)) as server,
         ):
-            address = f"127.0.0.1:{server.getsockname()[1]}"
             note = Path(folder, "ray_current_cluster")
-            note.write_text(address)
-            os.chmod(folder, 0o777)
             monkeypatch.setattr(ray_cluster, "_STARTED", note)
+            monkeypatch.delenv(ADDRESS, raising=False)
+            assert found_address() is None
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            note.write_text(address + "\n")
+            assert found_address() == address
+            monkeypatch.setenv(ADDRESS, "local")
+            assert found_address() is None
+            monkeypatch.delenv(ADDRESS)
+            os.chmod(folder, 0o777)
             with pytest.raises(EngineError, match=f"set {ADDRESS}={address} to join"):
                 found_address()
-            monkeypatch.setattr(os, "getuid", lambda: note.stat().st_uid + 1)
-            assert found_address() is None  # another user's
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getuid", lambda: note.stat().st_uid + 1)
+                assert found_address() is None  # another user's
+            os.chmod(folder, 0o700)
+            server.close()
+            assert found_address() is None  # it has ended without saying so
 
     @pytest.mark.slow
     def test_a_cluster_of_its_own_is_for_this_user_alone(self, tmp_path: Path) -> None:
@@ -525,14 +478,3 @@ class TestWithoutRay:
         assert done.returncode == 0, done.stderr
         assert {*done.stdout.split()} == {"127.0.0.1"}
         assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
-
-    def test_close_without_start(self) -> None:
-        pytest.importorskip("ray")
-        engine = make_engine("ray", config())
-        engine.close()
-        engine.close()
-
-    def test_a_trajectory_of_another_size(self) -> None:
-        spec = config().trajectory
-        with pytest.raises(InputError, match="the same version of vinoreward"):
-            spec.view(np.zeros(spec.nbytes - 1, np.uint8))
