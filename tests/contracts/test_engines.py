@@ -18,6 +18,7 @@ from engine_runs import (
     config,
     observations,
     random_policy,
+    take,
     until,
 )
 from faulty_environments import Rescales
@@ -89,13 +90,6 @@ def started(
     with make_engine(name, told) as engine:
         engine.start(random_policy(spec), settings or ActorSettings(), observations(spec))
         yield engine
-
-
-def take(engine: Engine, count: int = 1, evenly: bool = False) -> list[Trajectory]:
-    batch = engine.take(count, timeout=PATIENCE, evenly=evenly)
-    assert batch is not None, "no trajectory came"
-    with batch as found:
-        return [one.copy() for one in found]
 
 
 def check_whole(one: Trajectory) -> int:
