@@ -62,12 +62,6 @@ def test_log_mu_is_that_of_the_network_that_acted(head: str, environments: int) 
             np.testing.assert_allclose(one.log_mu[step], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_a_greedy_network_without_noise_is_certain() -> None:
-    for one in acted(HEADS["tanh"][0], "Pendulum-v1", rollouts=2).done:
-        assert (one.log_mu == 0).all()
-        np.testing.assert_allclose(one.actions, np.tanh(one.behaviour), atol=1e-6)
-
-
 def test_episodes_go_on_over_trajectories() -> None:
     """Truncations and terminations, with the last observation and never that of the reset."""
     spec = mlp(2, 2, head="logits", hidden=(4,))
@@ -107,16 +101,6 @@ def test_actors_of_one_run_differ_and_repeat() -> None:
     assert not np.array_equal(first(seed=3), first(seed=3, first_version=7))
 
 
-def test_broken_weights_are_refused_before_they_act() -> None:
-    def begin(link: PlainLink) -> None:
-        weights = dict(policy_of(CARTPOLE, 0).float_parameters())
-        weights["head.bias"] = np.full(2, np.nan, np.float32)
-        link.publish(policy_of(CARTPOLE, 0).replace(parameters=weights))
-
-    with pytest.raises(InputError, match=r"head.bias of version 0 has NaN"):
-        acted(begin=begin)
-
-
 # Which network acts
 
 
@@ -151,12 +135,6 @@ def test_alpha_mixes_in_blocks() -> None:
         used = policy_of(CARTPOLE, 0) if one.network[0, 0] == 0 else compressed(0)
         expected = forward(used, one.observations[:, 0])
         np.testing.assert_allclose(one.behaviour[:, 0], expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("settings", [ActorSettings(enabled=False), ActorSettings(alpha=0.0)])
-def test_switched_off(settings: ActorSettings) -> None:
-    link = acted(begin=with_compressed, compressed=True, settings=settings)
-    assert all((one.network == FULL_PRECISION).all() for one in link.done)
 
 
 def test_a_late_compressor_costs_no_correctness() -> None:

@@ -109,11 +109,7 @@ def test_a_checkpoint_is_saved_when_actors_cannot_be_kept(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: training(environment="faulty_environments:nothing"), "is not a function"),
-        (
-            lambda: training(environment="Pendulum-v1"),
-            r"Expected a Box of float32 .* of the shape \(4,\)",
-        ),
+        (lambda: training(environment="Pendulum-v1"), r"Expected a Box of float32 .*\(4,\)"),
         (lambda: ActorLearnerConfig(actors=0, steps=-1), "actors=0, steps=-1"),
         (lambda: ActorLearnerConfig(samples_per_insert=0), "samples_per_insert=0"),
         (lambda: ActorLearnerConfig(lag=-1), "lag=-1"),

@@ -129,27 +129,6 @@ def test_the_last_policy_is_told_as_actors_got_it() -> None:
     np.testing.assert_array_equal(forward(summary.compressed, rows), expected)
 
 
-def test_a_monitor_sees_what_few_bits_lose() -> None:
-    """Held against the weights that were pushed, in full precision."""
-    found: list[float] = []
-    probe = np.random.default_rng(0).normal(0, 0.1, size=(2000, 4)).astype(np.float32)
-
-    def progressed(progress: Progress) -> bool:
-        if (name := "compression_kl_mu_pi_max") in progress.readings:
-            full, narrow = trainer.policies()
-            assert narrow is not None
-            most = float(kl(CARTPOLE, forward(narrow, probe), forward(full, probe)).max())
-            found.extend([progress.readings[name], most])
-        return bool(found)
-
-    monitor = Monitor([KL("max", against="source")])
-    trainer = training(monitor=monitor, bits=2, monitor_period=1)
-    trainer.learn(5000, progressed)
-    reading, probed = found
-    # Not the same observations, but the same loss.
-    assert 0.1 * probed < reading < 10 * probed + 1e-3
-
-
 @pytest.mark.parametrize("chained", [False, True])
 def test_a_strategy_turns_the_bits_of_pushes_and_stops_them(chained: bool) -> None:
     """Those of a chain are its own; stopped is all of it."""

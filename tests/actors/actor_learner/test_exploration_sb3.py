@@ -138,22 +138,6 @@ def test_the_first_steps_are_uniform(kind: Any) -> None:
     assert not learner.exploration.uniform
 
 
-def test_actions_of_sac_are_distributed_as_the_models() -> None:
-    learner = learner_of(SAC)
-    policy = policy_of(learner.model)
-    rows = np.full((3000, 4), 0.5, np.float32)
-    torch.manual_seed(0)
-    wanted = of_the_model(learner, rows, len(rows))
-    random = np.random.default_rng(0)
-    found = act(policy.spec, forward(policy, rows), random, learner.exploration).actions
-    shares = np.linspace(0.02, 0.98, 25)
-    apart = np.quantile(found, shares, axis=0) - np.quantile(wanted, shares, axis=0)
-    spread = wanted.std(0)
-    assert np.abs(apart).max() < 0.2 * spread.max()
-    np.testing.assert_allclose(found.mean(0), wanted.mean(0), atol=0.08 * spread.max())
-    np.testing.assert_allclose(found.std(0), spread, rtol=0.06)
-
-
 @pytest.mark.parametrize(("steps", "epsilon"), [(0, 1.0), (50, None), (900, 0.05)])
 def test_dqn_takes_random_actions_as_often(steps: int, epsilon: float | None) -> None:
     learner = learner_of(DQN)
@@ -161,16 +145,7 @@ def test_dqn_takes_random_actions_as_often(steps: int, epsilon: float | None) ->
     model.num_timesteps = steps
     model._update_current_progress_remaining(steps, 1000)
     model._on_step()
-    explore = learner.exploration
-    assert explore.epsilon == (model.exploration_rate if epsilon is None else epsilon)
-    policy, row = policy_of(model), np.full((1, 4), 0.5, np.float32)
-    model.action_space.seed(0)
-    with drawing_from(0):
-        wanted = np.concatenate([of_the_model(learner, row) for _ in range(500)])
-    outputs = np.repeat(forward(policy, row), 500, axis=0)
-    found = act(policy.spec, outputs, np.random.default_rng(0), explore).actions
-    shares = [np.bincount(each, minlength=3) / 500 for each in (found, wanted)]
-    np.testing.assert_allclose(*shares, atol=0.1)
+    assert learner.exploration.epsilon == (epsilon or model.exploration_rate)
 
 
 class Loud(ActionNoise):
@@ -304,19 +279,3 @@ def test_noise_begins_anew_with_every_episode() -> None:
     actions = np.concatenate([one.actions for one in link.done])[:, :, 0]
     wanted = np.tile([0.4, 0.2, 0.1], 4)[:10]
     np.testing.assert_allclose(actions, np.stack([wanted, wanted], 1), rtol=1e-6)
-
-
-def test_actors_execute_what_is_ordered() -> None:
-    spec = mlp(3, 1, head="tanh", hidden=(8,))
-    link = acted(
-        spec,
-        "Pendulum-v1",
-        rollouts=4,
-        steps=100,
-        environments=4,
-        settings=ActorSettings(uniform=True),
-    )
-    actions = np.concatenate([one.actions for one in link.done])
-    assert actions.std() == pytest.approx(1 / math.sqrt(3), rel=0.05)
-    logs = np.concatenate([one.log_mu for one in link.done])
-    np.testing.assert_allclose(logs, -math.log(2), rtol=1e-6)

@@ -14,7 +14,7 @@ from learner_collectors import random_trajectory
 from vinoreward_actors.actor_learner.learners import networks
 from vinoreward_actors.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.learners.networks import Speed, fastest
+from vinoreward_actors.actor_learner.learners.networks import fastest
 from vinoreward_actors.correction import NoCorrection, Retrace, TreeBackup
 from vinoreward_actors.policies import distributions
 from vinoreward_actors.policies.policy import forward, random_policy
@@ -257,20 +257,6 @@ def test_the_faster_way_is_taken_only_where_it_is_faster():
         if usable:
             assert found.seconds == pytest.approx({"fp32": 1.0, "bf16": seconds})
     assert "2.00" in fastest({"a": taking(1.0), "b": taking(0.5)}, clock=lambda: now[0]).why
-
-
-def test_probing_changes_no_weights_and_is_done_once():
-    speed = Speed("auto", "auto", torch.device("cpu"))
-    module = torch.nn.Linear(8, 8)
-    before = module.weight.detach().clone()
-    speed.probe(module, torch.ones(4, 8))
-    choice = speed.choice
-    speed.probe(module, torch.ones(4, 8))
-    assert speed.choice is choice and torch.equal(module.weight, before)
-    assert module.weight.grad is None and choice.name in ("fp32", "bf16")
-    other = Speed("auto", "auto", torch.device("cpu"))
-    other.load_state_dict(speed.state_dict())
-    assert other.choice.name == choice.name
 
 
 def test_bfloat16_learns_nearly_the_same():

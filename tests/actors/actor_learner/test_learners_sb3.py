@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -48,8 +49,7 @@ def model_of(kind, observation=VECTOR, policy="MlpPolicy", **settings):
     action = BUTTONS if kind is DQN else ARM
     settings = {"policy_kwargs": SMALL, "buffer_size": 500, "device": "cpu", **settings}
     # SB3 writes into what it is given.
-    settings["policy_kwargs"] = dict(settings["policy_kwargs"])
-    return kind(policy, Spaces(observation, action), seed=0, **settings)
+    return kind(policy, Spaces(observation, action), seed=0, **copy.deepcopy(settings))
 
 
 @pytest.mark.parametrize(

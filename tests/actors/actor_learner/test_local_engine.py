@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from actor_learner_parts import chain
 from engine_runs import (
     NUMBERED,
-    as_computed,
     config,
     event,
     process_named,
@@ -30,7 +28,6 @@ from engine_runs import (
 )
 from faulty_environments import Remembers, Widens, pushes_counted
 
-from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.engines.base import EngineError
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.processes import Inbox, send
@@ -39,45 +36,18 @@ from vinoreward_actors.actor_learner.transport.shared_memory import SharedMemory
 from vinoreward_actors.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
-    Trajectory,
 )
 from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.compression.graph import Compile
 from vinoreward_actors.compression.quantize import Quantize
-from vinoreward_actors.policies.distributions import log_prob
-from vinoreward_actors.policies.policy import Policy, QuantizedArray, forward
+from vinoreward_actors.policies.policy import Policy, forward
 from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
-from vinoreward_actors.policies.wire import decode
 
-CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16))
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def check_acted(one: Trajectory, policies: dict[int, Policy]) -> None:
-    """What is stored is what the network of the stored version says."""
-    for step in range(len(one.rewards)):
-        policy = policies[int(one.versions[step, 0])]
-        outputs = forward(as_computed(policy), one.observations[step])
-        np.testing.assert_allclose(one.behaviour[step], outputs, rtol=1e-3, atol=1e-4)
-        expected = log_prob(policy.spec, outputs, one.actions[step])
-        np.testing.assert_allclose(one.log_mu[step], expected, rtol=1e-3, atol=1e-3)
-
-
 # Acting
-
-
-def test_log_mu_with_weights_that_change_under_the_actors_hands() -> None:
-    policies = {version: random_policy(CARTPOLE, version) for version in range(31)}
-    told = config(CARTPOLE, "CartPole-v1", steps=8)
-    with started(told, ActorSettings(pull_period=3)) as engine:
-        seen: set[int] = set()
-        for version in range(1, 31):
-            engine.publish(policies[version])
-            for one in take(engine):
-                check_acted(one, policies)
-                seen |= set(one.versions[:, 0].tolist())
-    assert len(seen) > 5
 
 
 def test_images() -> None:
@@ -100,22 +70,6 @@ def test_images() -> None:
         np.testing.assert_allclose(one.behaviour[-1], outputs, atol=2e-2)
 
 
-def test_log_mu_of_a_compressed_network_whose_codes_are_not_packed() -> None:
-    """Actors read codes of few bits where they lie, a byte each: packing takes time."""
-    spec = mlp(4, 2, head="logits", hidden=(32, 32))
-    told = config(spec, "CartPole-v1", chain=chain(Quantize("w4")), steps=8)
-    with started(told, ActorSettings(bits=4, pull_period=1)) as engine:
-        compressed = until(engine.compressed_policy, engine)
-        one = until(lambda: next((a for a in take(engine) if a.network.all()), None))
-        check_acted(one, {0: compressed})
-        full = forward(random_policy(spec), one.observations[:, 0])
-        assert np.abs(full - one.behaviour[:, 0]).max() > 1e-4
-        lease = until(engine._memory.inspector.pull_if_newer, engine)
-        weights = decode(lease.header, lease.payload).parameters.values()
-        codes = [each.codes for each in weights if isinstance(each, QuantizedArray)]
-        assert codes and all(np.shares_memory(each, lease.payload) for each in codes)
-
-
 @pytest.mark.slow
 def test_a_student_larger_than_its_teacher() -> None:
     """There is room for it in shared memory, and for its INT8 weights and compiled form."""
@@ -136,27 +90,6 @@ def test_a_stage_that_makes_larger_networks_has_to_say_so() -> None:
             (report,) = until(lambda: engine.messages().compressor, engine)
             assert (engine.compressed_policy() is not None) == tells
         assert tells or "return the largest from its method largest(spec)" in report["error"]
-
-
-def test_bytes_of_pushes_fall_with_their_bits() -> None:
-    """And that is what actors act with."""
-    spec = mlp(4, 2, head="logits", hidden=(64, 64))
-
-    def published(bits: int) -> tuple[int, float]:
-        with started(config(spec, "CartPole-v1", bits=bits)) as engine:
-            store = engine._memory.stores[FULL_PRECISION]
-            lease = store.attach(store.spec, 1).pull_if_newer()
-            assert lease is not None
-            (one,) = take(engine)
-            exact = forward(random_policy(spec), one.observations[:, 0])
-            return lease.payload.size, float(np.abs(exact - one.behaviour[:, 0]).max())
-
-    (wide, no_error), (narrow, error) = published(32), published(4)
-    assert no_error < 1e-5 < error < 1.0
-    # Biases and scales stay float32, and each array begins at a multiple of 64 bytes.
-    assert narrow < wide * 4 / 32 + 10 * 64 + 3 * 64 * 4 * 2
-    with pytest.raises(ConfigError), started(config(spec, bits=9)):
-        raise AssertionError("it started")
 
 
 # Ending
@@ -305,25 +238,6 @@ def test_a_death_is_seen_at_once_and_holds_no_weights() -> None:
         assert [take(engine)[0].actor for _ in range(4)] == [1] * 4
 
 
-def test_with_a_fixed_lag_nobody_can_be_done_without() -> None:
-    with started(config(actors=2, restarts=0, lag=0)) as engine:
-        take(engine, 2, evenly=True)
-        os.kill(process_named("actor 0").pid, signal.SIGKILL)
-        assert "with a fixed lag nothing can go on" in until(lambda: failure(engine))
-
-
-@pytest.mark.slow
-def test_an_actor_that_is_stuck_in_its_environment(tmp_path: Path) -> None:
-    """Noticed by its silence, killed and replaced."""
-    kwargs = {"fault": "sleep", "at": 23, "marker": str(tmp_path / "hung")}
-    with started(config(kwargs=kwargs, heartbeat=1.0)) as engine:
-        happened = event(engine)
-        assert "gave no sign of life for 1 s; replaced by generation 1" in happened.what
-        while take(engine)[0].generation == 0:
-            pass
-    assert not psutil.pid_exists(int((tmp_path / "hung").read_text()))
-
-
 @pytest.mark.slow
 def test_a_slow_learner_is_no_reason_to_kill_actors() -> None:
     with started(config(heartbeat=0.5)) as engine:
@@ -395,13 +309,3 @@ def test_a_compressors_successor_resumes_its_state(tmp_path: Path) -> None:
         assert happened.who == "compressor"
         assert "replaced by generation 1" in happened.what
         assert pushes_counted(made(3)) == saved + 1
-
-
-def test_an_exception_in_a_stage(tmp_path: Path) -> None:
-    stage = Remembers("raise", 2, str(tmp_path / "raised"))
-    with started(config(chain=chain(stage))) as engine:
-        until(engine.compressed_policy, engine)
-        engine.publish(random_policy(NUMBERED, 1))
-        happened = event(engine)
-        assert "RuntimeError: the compressor fell over; replaced" in happened.what
-        until(lambda: (p := engine.compressed_policy()) and p.version == 1, engine)

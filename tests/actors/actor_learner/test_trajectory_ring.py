@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 from collections import defaultdict
 
 import numpy as np
@@ -359,20 +358,6 @@ def test_two_actors_deliver_everything_whole_once_and_in_order() -> None:
     assert ring.spec.segment.name not in segments_of(os.getpid())
 
 
-def test_a_stopped_run_ends_actors_that_wait_for_a_slot() -> None:
-    with (
-        TrajectoryRing.create(SPEC, 1) as ring,
-        ControlBlock.create(1, ("inserts",)) as control,
-        child(write_many, ring.spec, control.spec, 0, 10) as (process, connection),
-    ):
-        batch = ring.take(2, timeout=60)
-        control.stop()
-        assert connection.recv() == "done"
-        process.join()
-        assert process.exitcode == 0
-        assert numbers(batch) == [0, 1]
-
-
 def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -> None:
     with (
         TrajectoryRing.create(SPEC, 2) as ring,
@@ -395,27 +380,6 @@ def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -
         assert got[0] == [(0, 1)] + [(1, number) for number in range(50)]
         assert got[1] == [(0, number) for number in range(len(got[1]))]
     assert ring.spec.segment.name not in segments_of(os.getpid())
-
-
-def test_an_actor_that_comes_back_after_it_was_replaced_is_turned_away() -> None:
-    with (
-        TrajectoryRing.create(SPEC, 1) as ring,
-        ControlBlock.create(1, ("inserts",)) as control,
-        child(write_one_and_a_half, ring.spec, 0) as (process, connection),
-    ):
-        assert connection.recv() == "half"
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
-        ring.reclaim(0)
-        os.kill(process.pid, signal.SIGCONT)
-        connection.send("go on")
-        assert "was replaced by generation 1" in connection.recv()
-        with child(write_many, ring.spec, control.spec, 0, 3):
-            got = []
-            for _ in range(4):
-                with ring.take(timeout=60) as batch:
-                    got += numbers(batch)
-        assert got == [1, 0, 1, 2]
 
 
 # What a trajectory is

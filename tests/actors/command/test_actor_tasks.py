@@ -99,22 +99,6 @@ def test_a_seed_repeats_a_task(name: str) -> None:
         env.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [("MountainCar-v0", 200), ("Acrobot-v1", 500), ("cartpole-balance", 1000)],
-)
-def test_a_time_limit_truncates(name: str, steps: int) -> None:
-    needs(name)
-    env = make_task(name, seed=0)
-    env.reset()
-    # Nothing is reached without a push.
-    idle = np.int64(1) if TASKS[name].discrete else np.zeros(1, np.float32)
-    for step in range(1, steps + 1):
-        _, _, terminated, truncated, _ = env.step(idle)
-        assert not terminated
-        assert truncated == (step == steps)
-
-
 def test_a_step_limit_of_ones_own() -> None:
     for name in ("CartPole-v0", "cartpole-balance", "pong"):
         needs(name)

@@ -51,21 +51,14 @@ def test_what_backends_compile_is_what_they_load(backend_name: Any) -> None:
         np.testing.assert_allclose(backend.infer(seen), forward(found, seen), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("stage", "precision", "spec"),
-    [
-        (Compile("openvino"), "int8", MLP),
-        (Compile("onnxruntime"), "w8", WIDE),
-        (Compile("openvino", blob=False), "int8", WIDE),
-        (Compile("numpy"), "int8", WIDE),
-    ],
-)
-def test_nothing_is_compiled_where_it_does_not_pay(
-    stage: Compile, precision: str, spec: PolicySpec
-) -> None:
-    found = compiled(stage, precision, spec)
-    assert found.blob is None
-    assert found.backend == stage.backend
+def test_nothing_is_compiled_where_it_does_not_pay() -> None:
+    for stage, precision in (
+        (Compile("onnxruntime"), "w8"),
+        (Compile("openvino", blob=False), "int8"),
+        (Compile("numpy"), "int8"),
+    ):
+        found = compiled(stage, precision)
+        assert (found.blob, found.backend) == (None, stage.backend)
 
 
 def test_a_compiled_form_that_is_wanted_must_come() -> None:
@@ -77,14 +70,6 @@ def test_a_compiled_form_that_is_wanted_must_come() -> None:
 
 
 # Quality
-
-
-def test_a_policy_is_as_good_as_itself() -> None:
-    for head in ("logits", "q", "tanh", "tanh_gaussian"):
-        policy = random_policy(mlp(6, 2, head=head), 12)  # type: ignore[arg-type]
-        quality = check_policy(policy, policy, observations_for(policy.spec))
-        assert quality.finite and quality.agreement == 1.0
-        assert quality.kl_max == pytest.approx(0, abs=1e-9)
 
 
 def test_quality_counts_by_hand() -> None:

@@ -24,13 +24,8 @@ from vinoreward_actors.correction import (
 )
 from vinoreward_actors.correction.returns import (
     LOG_RATIO_LIMIT,
-    lambda_returns,
     log_ratios,
-    mixed,
-    munos_returns,
-    n_step_returns,
     truncated_weights,
-    vtrace,
 )
 from vinoreward_actors.policies.distributions import effective_sample_size
 
@@ -206,39 +201,7 @@ def test_effective_sample_size_at_its_ends():
         effective_sample_size(np.zeros((0, 2)))
 
 
-def test_mixing_goes_from_no_weight_to_the_weight():
-    weights = np.array([0.5, 1.0, 3.0])
-    np.testing.assert_array_equal(mixed(weights, 0.0), 1.0)
-    np.testing.assert_array_equal(mixed(weights, 1.0), weights)
-    np.testing.assert_array_equal(mixed(weights, 0.25), [0.875, 1.0, 1.5])
-
-
 # The pure functions by themselves
-
-
-WRONG = np.zeros((3, 2))
-FLAGS = np.zeros((5, 4), dtype=np.bool_)
-RIGHT = {name: np.zeros((5, 4)) for name in ("rewards", "discounts", "next_values")}
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: log_ratios(np.zeros((5, 4)), WRONG),
-        lambda: lambda_returns(**{**RIGHT, "next_values": WRONG}, ends=FLAGS, lam=1.0),
-        lambda: n_step_returns(**{**RIGHT, "next_values": WRONG}, ends=FLAGS, steps=2),
-        lambda: munos_returns(**RIGHT, q_values=WRONG, coefficients=np.zeros((5, 4)), ends=FLAGS),
-        lambda: vtrace(**RIGHT, values=WRONG, log_rhos=np.zeros((5, 4)), ends=FLAGS),
-    ],
-)
-def test_functions_called_by_themselves_refuse_other_shapes(call):
-    with pytest.raises(InputError, match=r"has shape \(3, 2\)"):
-        call()
-
-
-def test_an_n_step_return_needs_a_step():
-    with pytest.raises(ValueError, match="at least 1"):
-        n_step_returns(**RIGHT, ends=FLAGS, steps=0)
 
 
 def test_what_a_batch_derives():

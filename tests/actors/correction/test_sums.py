@@ -175,31 +175,3 @@ def test_on_policy_retrace_of_a_deterministic_policy_is_the_lambda_return(d, lam
     coefficients = retrace_coefficients(np.zeros(d.shape), lam)
     on_policy = munos_returns(q_values=d.values, coefficients=coefficients, **given_to_all(d))
     np.testing.assert_allclose(on_policy, lambda_returns(**given_to_all(d), lam=lam), **CLOSE)
-
-
-def test_a_worked_example_with_a_truncation_and_a_termination():
-    # By hand: gamma 0.5, ratios 2, 1/2, 1, 4; row 1 is truncated, row 3 terminates.
-    column = {
-        "log_rhos": np.log([[2.0], [0.5], [1.0], [4.0]]),
-        "discounts": np.array([[0.5], [0.5], [0.5], [0.0]]),
-        "rewards": np.array([[1.0], [2.0], [4.0], [8.0]]),
-        "values": np.array([[10.0], [20.0], [30.0], [40.0]]),
-        "next_values": np.array([[20.0], [6.0], [40.0], [0.0]]),
-        "ends": np.array([[False], [True], [False], [True]]),
-    }
-    # delta = 1*(1+10-10), .5*(2+3-20), 1*(4+20-30), 1*(8-40)
-    returns = vtrace(**column)
-    np.testing.assert_allclose(
-        returns.targets[:, 0], [10 + 1 + 0.5 * -7.5, 20 - 7.5, 30 - 6 + 0.5 * -32, 40 - 32]
-    )
-    np.testing.assert_allclose(returns.weights[:, 0], [1, 0.5, 1, 1])
-    np.testing.assert_allclose(
-        returns.advantages[:, 0],
-        [1 + 0.5 * 12.5 - 10, 2 + 0.5 * 6 - 20, 4 + 0.5 * 8 - 30, 8 - 40],
-    )
-    # With truncations of 3 and 2: delta = 2, -7.5, -6, 3*-32; traces 2, 1/2, 1, 2
-    returns = vtrace(**column, rho=3.0, c=2.0)
-    np.testing.assert_allclose(
-        returns.targets[:, 0], [10 + 2 + 0.5 * 2 * -7.5, 12.5, 30 - 6 + 0.5 * 1 * -96, 40 - 96]
-    )
-    np.testing.assert_allclose(returns.weights[:, 0], [2, 0.5, 1, 3])
