@@ -254,12 +254,6 @@ def test_every_version_is_compressed_and_its_quality_told() -> None:
     assert link.reports[0]["quality"]["kl_max"] == 0.0
 
 
-def test_versions_before_a_switch_are_left_as_it_found_them() -> None:
-    # Read late: 0 and 1 were of before.
-    link = compressed(Given(versions(4), ActorSettings(enabled=True, since=2)))
-    assert [policy.version for policy in link.published] == [2, 3]
-
-
 def test_bits_and_sparsity_are_turned() -> None:
     link = compressed(Given(versions(2), ActorSettings(bits=8), ActorSettings(bits=None)))
     assert [bool(policy.ranges) for policy in link.published] == [True, False]

@@ -43,7 +43,6 @@ from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.policies.policy import Policy, forward
 from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
-
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 

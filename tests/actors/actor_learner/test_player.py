@@ -110,19 +110,6 @@ def test_actions_are_those_of_the_space() -> None:
     assert type(found) is int and found == 5 + best(controller, seen[:1])[0]
 
 
-def test_an_environment_is_played(tmp_path: Path) -> None:
-    """As the documentation does it."""
-    env = gym.make("Pendulum-v1")
-    path = save_policy(tmp_path, random_policy(mlp(3, 1, head="tanh_gaussian", hidden=(8,)), 0))
-    with Player(load_policy(path), env.action_space, backend="openvino") as player:
-        observation, _ = env.reset(seed=0)
-        over = False
-        while not over:
-            observation, _, terminated, truncated, _ = env.step(player.act(observation))
-            over = terminated or truncated
-    env.close()
-
-
 def test_float64_is_taken_and_other_numbers_are_not() -> None:
     with Player(_small()) as player:
         row = observations(player.policy.spec, 1)[0]
@@ -143,9 +130,9 @@ def test_float64_is_taken_and_other_numbers_are_not() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"action_space": gym.spaces.Discrete(2)},
-        {"action_space": gym.spaces.Box(-1.0, 1.0, (3,))},
-        {"action_space": gym.spaces.Box(-np.inf, np.inf, (2,))},
+        {"space": gym.spaces.Discrete(2)},
+        {"space": gym.spaces.Box(-1.0, 1.0, (3,))},
+        {"space": gym.spaces.Box(-np.inf, np.inf, (2,))},
         {"backend": "abacus"},
         {"batch": 0},
     ],

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import defaultdict
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from engine_runs import PATIENCE, config, until
+from engine_runs import config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,13 +20,10 @@ from vinoreward_actors.actor_learner.config import SamplesPerInsert
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray import engine
 from vinoreward_actors.actor_learner.engines.ray.exchange import (
-    Published,
-    Publisher,
     TrajectoryRequests,
 )
-from vinoreward_actors.actor_learner.transport.link import SETTINGS
-from vinoreward_actors.actor_learner.transport.trajectory import FULL_PRECISION as FULL
 from vinoreward_actors.actor_learner.transport.trajectory import Batch
+from vinoreward_actors.compression.chain import CompressorChain
 
 
 def arrive(requests: TrajectoryRequests, actor: int, number: int) -> None:
@@ -102,39 +100,6 @@ class TestRequests:
         assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
         assert requests.ready() == 2
         assert requests.rollouts == [3, 3]
-
-
-def test_the_newest_goes_and_orders_before_weights() -> None:
-    sent: list[tuple[int, int]] = []
-    failures: list[str] = []
-    free, busy = threading.Event(), threading.Event()
-
-    def send(store: int, what: Published) -> None:
-        busy.set()
-        assert free.wait(PATIENCE)
-        if what.version == 9:
-            raise OSError("no way through")
-        sent.append((store, what.version))
-
-    publisher = Publisher(send, failures.append)
-    empty = np.empty(0, np.uint8)
-    publisher.publish(FULL, 0, b"", empty)
-    assert busy.wait(PATIENCE)
-    for version in range(1, 5):
-        publisher.publish(FULL, version, b"", empty)
-    publisher.publish(SETTINGS, 7, b"", empty)
-    assert not publisher.flush(0.0)
-    free.set()
-    assert publisher.flush(PATIENCE)
-    assert sent == [(FULL, 0), (SETTINGS, 7), (FULL, 4)]
-    publisher.resend()
-    assert publisher.flush(PATIENCE)
-    assert sent[3:] == [(SETTINGS, 7), (FULL, 4)]
-    assert failures == []
-    publisher.publish(FULL, 9, b"", empty)
-    until(lambda: failures)
-    assert failures == ["full could not be published: no way through"]
-    publisher.close()
 
 
 class Answers:
@@ -218,3 +183,16 @@ def test_what_came_of_a_process_that_ended_is_kept() -> None:
     assert [value for _, value in worker.look().messages] == [0]
     assert requests.rollouts[0] == 4
     assert worker.counter("steps") == 9 * 4 + 9
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_where_a_compressor_runs(saves: bool, tmp_path: Path) -> None:
+    """With state to write: beside the learner, whatever is free; otherwise where room is."""
+    pytest.importorskip("ray")
+    told = config(chain=CompressorChain(), folder=tmp_path if saves else None)
+    cluster = MagicMock()
+    engine.RayWorker("compressor", 1, told, cluster, MagicMock(), MagicMock())
+    asked = cluster.remote.call_args.kwargs
+    assert asked["num_cpus"] == (0 if saves else 1)
+    beside = cluster.beside_us.return_value
+    assert asked["scheduling_strategy"] == (beside if saves else "SPREAD")

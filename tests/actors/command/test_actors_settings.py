@@ -59,25 +59,6 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
     assert "--compress none" in command(found, compress="none")
 
 
-@pytest.mark.parametrize(
-    ("task", "algorithm"),
-    [
-        ("CartPole-v0", "impala"),
-        ("CartPole-v0", "dqn"),
-        ("Pendulum-v1", "d4pg"),
-        ("Pendulum-v1", "sac"),
-        ("Pendulum-v1", "sb3-td3"),
-        ("CartPole-v0", "sb3-dqn"),
-    ],
-)
-def test_every_algorithm_is_made_by_its_name(task: str, algorithm: str) -> None:
-    told = {"task": task, "algorithm": algorithm, "network": "2x16", "compress": "quantize: int8"}
-    parts = build(ActorsConfig(**told))  # type: ignore[arg-type]
-    assert parts.learner.spec.actions == (2 if task == "CartPole-v0" else 1)
-    assert parts.chain is not None and parts.monitor is not None
-    parts.close()
-
-
 def test_settings_of_stable_baselines3_reach_the_model() -> None:
     learner: dict[str, Any] = {
         "gamma": 0.9,

@@ -20,10 +20,9 @@ from vinoreward_actors.compression import (
     Quality,
     check_policy,
 )
-from vinoreward_actors.compression.distill_torch import Batch, head_loss, loss
+from vinoreward_actors.compression.distill_torch import head_loss
 from vinoreward_actors.policies.policy import Policy, random_policy
 from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
-from vinoreward_actors.policies.torch_policy import from_policy
 
 LESSON = Distill(1, batch=8, beta=0.01, temperature=0.1, sigma=0.2)
 IMAGES = PolicySpec(
@@ -108,20 +107,6 @@ def test_the_loss_is_equation_one(spec: PolicySpec, columns: int, of: Any) -> No
     torch.testing.assert_close(found, expected.mean())
     if spec.head == "q":  # only how actions compare counts
         torch.testing.assert_close(head_loss(spec, teacher, student + 7, LESSON, 2.5), found)
-
-
-def test_the_values_squared_difference_counts_half() -> None:
-    spec = spec_for("logits", value=True)
-    teacher, student = from_policy(teacher_for(spec)), from_policy(teacher_for(spec, 1))
-    observations = torch.from_numpy(context_for(teacher_for(spec)).observations)
-    with torch.no_grad():
-        outputs, values = teacher(observations)
-        found, read = student(observations)
-        batch = Batch(observations, outputs, values, 1.0)
-        expected = (
-            head_loss(spec, outputs, found, LESSON, 1.0) + 0.5 * (values - read).pow(2).mean()
-        )
-        torch.testing.assert_close(loss(student, spec, batch, LESSON), expected)
 
 
 def test_a_width_outside_of_its_limits_finds_its_way_back() -> None:

@@ -16,7 +16,6 @@ from vinoreward.errors import ConfigError
 from vinoreward_actors.monitoring import (
     KL,
     CompressionSetting,
-    Entropy,
     Indicator,
     KLMonitor,
     Monitor,
@@ -26,7 +25,6 @@ from vinoreward_actors.monitoring import (
     Strategy,
     SwitchPrecision,
     Threshold,
-    default_indicators,
     default_monitor,
 )
 from vinoreward_actors.monitoring.monitor import GAUSSIAN_KL_MAX
@@ -435,14 +433,3 @@ def test_beginning_anew_forgets_what_there_was_to_go_back_to() -> None:
     monitor.begin(six)
     for version in range(2, 150):
         assert monitor.observe(gaussian_batch(1e-6, 0.0, 0.0, version)) == six
-
-
-def test_default_indicators_have_names_that_differ_and_readings_in_range() -> None:
-    monitor = Monitor([*default_indicators("logits"), KL("max", rows="full")])
-    pi = np.random.default_rng(0).normal(size=(ROWS, 4))
-    ratios = np.zeros(ROWS)
-    monitor.observe(batch(LOGITS, pi, pi + 0.01, 1, log_pi=ratios, log_mu=ratios))
-    values = monitor.readings[-1].values
-    assert {"entropy", "entropy_mu", "lag_max", "ess", "ess_compressed", "clipped"} <= set(values)
-    assert all(math.isfinite(value) for value in values.values())
-    assert values["entropy"] == pytest.approx(Entropy().update(batch(LOGITS, pi, pi, 1)))
