@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from vinoreward_actors.actor_learner.transport.trajectory import (
     Trajectory,
     TrajectorySpec,
 )
-from vinoreward_actors.compression.chain import CompressorChain, Stage
+from vinoreward_actors.compression.chain import Stage
 from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
@@ -51,64 +49,6 @@ def rows(compressed: int, age: int, version: int, steps: int = 10) -> Trajectory
     return one
 
 
-class WorkPaced(CompressorLink):
-    """Of a learner that pushes whenever the compressor has worked for ``interval`` seconds.
-
-    These are of processor time: whatever else the machine does, weights are late by the same work.
-    It ends ``pushes`` after the first compressed weights, which take long.
-    """
-
-    def __init__(self, interval: float, pushes: int) -> None:
-        self._interval, self._pushes, self._began = interval, pushes, time.thread_time()
-        self._newest = 0
-        self.published: list[tuple[int, int]] = []
-        """The learner's version when weights came out, and theirs."""
-
-    @property
-    def version(self) -> int:
-        worked = time.thread_time() - self._began
-        self._newest = max(self._newest, int(worked / self._interval))
-        return self._newest
-
-    @property
-    def stopped(self) -> bool:
-        return bool(self.published) and self.version >= self.published[0][0] + self._pushes
-
-    def settings(self) -> ActorSettings:
-        return ActorSettings()
-
-    def report(self, kind: str, value: Any) -> None:
-        assert "error" not in value, value
-
-    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
-        self._newest = max(self.version, have + 1)
-        encoded = encode(policy_of(CARTPOLE, self._newest, seed=0))
-        return Weights(encoded.header, encoded.payload())
-
-    def observations(self) -> Any:
-        return np.random.default_rng(0).normal(size=(1024, 4)).astype(np.float32)
-
-    def publish(self, policy: Policy) -> None:
-        self.published.append((self.version, policy.version))
-
-    def staleness(self) -> list[int]:
-        """How old the newest weights are at each of the learner's pushes after the first ones."""
-        ages = []
-        for (since, made_of), (until, _) in itertools.pairwise(self.published[1:]):
-            ages += [version - made_of for version in range(since, until)]
-        return ages
-
-
-def test_an_expensive_student_is_at_most_20_pushes_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the median, where the learner pushes 500 times in a second of the compressor's work."""
-    monkeypatch.setattr(time, "perf_counter", time.thread_time)
-    student = mlp(4, 2, head="logits", hidden=(512, 512))
-    link = WorkPaced(0.002, 400)
-    Compressor(CompressorConfig(CompressorChain().add(Distill(student=student))), link).run()
-    ages = link.staleness()
-    assert len(ages) > 100 and np.median(ages) <= 20
-
-
 @pytest.mark.slow
 def test_an_expensive_student_keeps_acting() -> None:
     """Teaching it is ten times the work of a learner's update, and it acts all the same."""
@@ -125,7 +65,7 @@ def test_an_expensive_student_keeps_acting() -> None:
     assert summary.stopped, "it never acted compressed"
     assert sum(share > 0.5 for share in shares) >= 0.9 * len(shares)
     assert summary.compressed_share >= 0.9
-    assert 0 <= summary.staleness <= 100
+    assert 0 <= summary.staleness <= 20  # pushes, in the median
 
 
 @pytest.mark.slow

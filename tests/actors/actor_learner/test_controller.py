@@ -62,17 +62,6 @@ def test_actors_begin_with_the_chains_settings_and_the_users(
     assert (found.bits, found.sparsity, found.pull_period) == expected
 
 
-def test_a_switch_names_the_version_it_holds_from() -> None:
-    monitor = Monitor([KL("max", "pi_mu")])
-    controller = Controller(impala(), settings(), chain(), monitor)
-    first = controller.actor_settings(ActorSettings(), 0)
-    assert first.enabled_at(0)
-    monitor.setting = monitor.setting.changed({"enabled": False})
-    off = controller.actor_settings(first, 5)
-    assert [off.enabled_at(version) for version in (3, 4, 5, 6)] == [True, True, False, False]
-    assert controller.actor_settings(off, 9).since == 5
-
-
 def test_compression_is_compared_with_its_own_version() -> None:
     """And not only against the learner's present network, which has moved on."""
     learner = impala()

@@ -169,10 +169,7 @@ def noisy_gaussian() -> Any:
             r"SAC with NormalActionNoise.*action_noise=None",
         ),
         (lambda: learner_of(TD3, action_noise=Loud()), "Loud"),
-        (
-            lambda: learner_of(TD3, action_noise=NormalActionNoise(np.zeros(3), np.ones(3))),
-            "shape",
-        ),
+        (lambda: learner_of(TD3, action_noise=NormalActionNoise(np.zeros(3), np.ones(3))), "shape"),
         (lambda: distributions.ActionNoise((0.0,), (-1.0,)), "sigma of at least 0"),
         (noisy_gaussian, "tanh_gaussian head"),
     ],

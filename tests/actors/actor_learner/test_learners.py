@@ -120,16 +120,6 @@ def test_divergence_is_said_and_leaves_the_weights(kind):
         assert learner.update([random_trajectory(learner.spec, random, steps=6, count=4)])
 
 
-def test_an_extreme_reward_is_said():
-    learner = small("impala")
-    trajectory = random_trajectory(learner.spec, np.random.default_rng(0))
-    trajectory.rewards[0, 0] = 1e30
-    before = learner.policy(0)
-    with pytest.raises(OutputError, match="extreme rewards"):
-        learner.update([trajectory])
-    assert same(before, learner.policy(0))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_actors_get_computes_what_the_learner_computes(kind):
     learner = small(kind)

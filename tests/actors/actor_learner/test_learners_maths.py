@@ -52,12 +52,7 @@ def test_sampled_densities_are_those_of_the_actions():
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.integers(0, 10_000),
-    st.integers(2, 9),
-    st.floats(-20, 20),
-    st.floats(0, 1.0),
-)
+@given(st.integers(0, 10_000), st.integers(2, 9), st.floats(-20, 20), st.floats(0, 1.0))
 def test_projection_equals_the_loop(seed, count, reward, discount):
     random = np.random.default_rng(seed)
     low, high = -5.0, 7.0

@@ -114,10 +114,7 @@ def normalised():
         (lambda: model_of(SAC, policy_kwargs={**SMALL, "activation_fn": nn.ELU}), "ELU"),
         (lambda: model_of(SAC, use_sde=True), "use_sde"),
         (lambda: PPO("MlpPolicy", Spaces(VECTOR, ARM), device="cpu"), "PPO"),
-        (
-            lambda: model_of(SAC, optimize_memory_usage=True, **NO_TIMEOUTS),
-            "optimize_memory_usage",
-        ),
+        (lambda: model_of(SAC, optimize_memory_usage=True, **NO_TIMEOUTS), "optimize_memory_usage"),
         (lambda: model_of(SAC, n_steps=3, **NO_TIMEOUTS), "handle_timeout_termination"),
         (normalised, "VecNormalize"),
         (halved, "compute different outputs"),

@@ -58,14 +58,6 @@ def test_the_faster_side_waits_until_the_other_has_moved(limit: SamplesPerInsert
         inserts += limit.insert_size
 
 
-def test_the_numbers_of_a_small_case() -> None:
-    limit = SamplesPerInsert(ratio=2.0, min_size=10, error_buffer=4.0)
-    assert [limit.can_insert(count, 0) for count in (0, 9, 10, 11, 12)] == [True] * 4 + [False]
-    assert [limit.can_sample(count, 0) for count in (9, 10)] == [False, True]
-    assert [limit.can_sample(10, count) for count in (3, 4)] == [True, False]
-    assert limit.surplus(12, 3) == 1.0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -33,10 +33,7 @@ from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.processes import Inbox, send
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.shared_memory import SharedMemoryError
-from vinoreward_actors.actor_learner.transport.trajectory import (
-    COMPRESSED,
-    FULL_PRECISION,
-)
+from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.compression.graph import Compile
 from vinoreward_actors.compression.quantize import Quantize

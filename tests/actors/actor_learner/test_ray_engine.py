@@ -33,10 +33,7 @@ from vinoreward_actors.actor_learner.engines.ray import cluster as ray_cluster
 from vinoreward_actors.actor_learner.engines.ray.cluster import ADDRESS, NAMESPACE, found_address
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.trainer import (
-    Progress,
-    make_engine,
-)
+from vinoreward_actors.actor_learner.trainer import Progress, make_engine
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward_actors.policies.spec import mlp

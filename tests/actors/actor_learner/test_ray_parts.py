@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray import engine
-from vinoreward_actors.actor_learner.engines.ray.exchange import (
-    TrajectoryRequests,
-)
+from vinoreward_actors.actor_learner.engines.ray.exchange import TrajectoryRequests
 from vinoreward_actors.actor_learner.transport.trajectory import Batch
 from vinoreward_actors.compression.chain import CompressorChain
 

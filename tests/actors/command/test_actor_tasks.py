@@ -16,14 +16,7 @@ from task_runs import play, run_python, same
 
 from vinoreward.errors import ConfigError, MissingExtraError
 from vinoreward_actors.policies.spec import Conv, Dense, PolicySpec
-from vinoreward_actors.tasks.lookup import (
-    ACCERL,
-    ACTORQ,
-    HOVER,
-    TASKS,
-    find_task,
-    make_task,
-)
+from vinoreward_actors.tasks.lookup import ACCERL, ACTORQ, HOVER, TASKS, find_task, make_task
 from vinoreward_actors.tasks.networks import ALGORITHMS, NETWORKS, network
 
 # dm_control 1.0.50 does what NumPy 2.5 deprecates.

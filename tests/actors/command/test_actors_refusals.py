@@ -326,10 +326,7 @@ def test_a_finished_run_says_how_to_go_on(
 
 @pytest.mark.parametrize("name", ["matplotlib", "safetensors", "tensorboard", "torch"])
 def test_what_is_missing_is_told_before_training(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # importing it fails, as if it were not there
     assert main(["actors", "--network", "1x8", "--out", str(tmp_path / "run")]) == 1

@@ -7,12 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compression_policies import (
-    MLP,
-    changed,
-    context_for,
-    observations_for,
-)
+from compression_policies import MLP, changed, context_for, observations_for
 
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward_actors.compression import (

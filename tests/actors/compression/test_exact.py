@@ -20,11 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.compression import (
-    Fuse,
-    LowRank,
-    Prune,
-)
+from vinoreward_actors.compression import Fuse, LowRank, Prune
 from vinoreward_actors.compression.prune import importance, keep_neurons
 from vinoreward_actors.policies.policy import Policy, forward, random_policy
 from vinoreward_actors.policies.spec import Dense, Flatten, PolicySpec, mlp

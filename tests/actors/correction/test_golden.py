@@ -11,11 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vinoreward_actors.correction.returns import (
-    munos_returns,
-    retrace_coefficients,
-    vtrace,
-)
+from vinoreward_actors.correction.returns import munos_returns, retrace_coefficients, vtrace
 
 REWARDS = np.array([[-1.3, -1.3, 2.3, 42.0], [1.3, 5.3, -3.3, -5.0]]).T
 DISCOUNTS = np.array([[0.0, 0.89, 0.85, 0.99], [0.88, 1.0, 0.83, 0.95]]).T
@@ -154,12 +150,7 @@ def test_retrace_as_in_rlax_retrace_test():
     np.testing.assert_allclose(0.5 * np.square(td), expected_loss.T, rtol=1e-5)
 
 
-Q_NEXT = np.array(
-    [
-        [[1.2, 2.2], [-1.2, 0.2], [2.2, -1.2]],
-        [[4.2, 2.2], [1.2, 1.2], [-1.2, -2.2]],
-    ]
-)
+Q_NEXT = np.array([[[1.2, 2.2], [-1.2, 0.2], [2.2, -1.2]], [[4.2, 2.2], [1.2, 1.2], [-1.2, -2.2]]])
 Q_NOW = np.array([[1.1, 1.1, 3.1], [3.1, -1.1, -2.1]]).T
 
 

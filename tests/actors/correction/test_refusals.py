@@ -22,11 +22,7 @@ from vinoreward_actors.correction import (
     VTrace,
     check_correctors,
 )
-from vinoreward_actors.correction.returns import (
-    LOG_RATIO_LIMIT,
-    log_ratios,
-    truncated_weights,
-)
+from vinoreward_actors.correction.returns import LOG_RATIO_LIMIT, log_ratios, truncated_weights
 from vinoreward_actors.policies.distributions import effective_sample_size
 
 

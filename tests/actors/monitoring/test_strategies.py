@@ -316,36 +316,31 @@ def test_a_state_of_another_strategy_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "wrong"),
     [
-        lambda: Limit("kl", 1.0, 1.0),
-        lambda: Limit("kl", float("inf"), 1.0),
-        lambda: Threshold(()),
-        lambda: Threshold((LIMIT,), ()),
-        lambda: Threshold((LIMIT,), ({"bit": 16},)),
-        lambda: Threshold((LIMIT,), ({"bits": 12},)),
-        lambda: Threshold((LIMIT,), patience=0),
-        lambda: Threshold((LIMIT,), retry=0),
-        lambda: SwitchPrecision("fp16", "int8"),
-        lambda: SwitchPrecision("fp32", "fp32"),
-        lambda: SwitchPrecision("int9", "fp16"),
-        lambda: LinearAlpha(0.5, 0.1),
-        lambda: AdaptiveSparsity((LIMIT,), lowest=0.5, highest=0.5),
-        lambda: AdaptivePull(shortest=10, longest=5),
-        lambda: Composite([]),
-        lambda: Staged(window=2),
-        lambda: Staged({"colour": 3}),
-        lambda: INT8.changed({"bits": 9}),
-        lambda: INT8.changed({"sparsity": 1.0}),
-        lambda: INT8.changed({"alpha": 1.5}),
-        lambda: INT8.changed({"pull_period": 0}),
-        lambda: INT8.changed({"x": 1}),
-        lambda: CompressionSetting.from_dict({"bits": 8}),
+        (Limit, [("kl", 1.0, 1.0), ("kl", float("inf"), 1.0)]),
+        (Threshold, [((),), ((LIMIT,), ()), ((LIMIT,), ({"bit": 16},))]),
+        (Threshold, [((LIMIT,), ({"bits": 12},))]),
+        (lambda patience: Threshold((LIMIT,), patience=patience), [(0,)]),
+        (SwitchPrecision, [("fp16", "int8"), ("fp32", "fp32"), ("int9", "fp16")]),
+        (LinearAlpha, [(0.5, 0.1)]),
+        (lambda lowest: AdaptiveSparsity((LIMIT,), lowest=lowest, highest=0.5), [(0.5,)]),
+        (lambda longest: AdaptivePull(shortest=10, longest=longest), [(5,)]),
+        (Composite, [([],)]),
+        (lambda retry: Threshold((LIMIT,), retry=retry), [(0,)]),
+        (lambda window: Staged(window=window), [(2,)]),
+        (Staged, [({"colour": 3},)]),
+        (INT8.changed, [({"bits": 9},), ({"sparsity": 1.0},), ({"alpha": 1.5},), ({"x": 1},)]),
+        (INT8.changed, [({"pull_period": 0},)]),
+        (CompressionSetting.from_dict, [({"bits": 8},)]),
     ],
 )
-def test_impossible_strategies_and_settings_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError):
-        make()
+def test_impossible_strategies_and_settings_are_refused(
+    make: Callable[..., object], wrong: list[Any]
+) -> None:
+    for arguments in wrong:
+        with pytest.raises(ConfigError):
+            make(*arguments)
 
 
 def test_a_setting_is_plain_data_that_says_what_changed() -> None:

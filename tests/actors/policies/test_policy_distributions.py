@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy import special, stats
+from scipy import stats
 from torch import distributions as td
 
 from vinoreward.errors import ConfigError
@@ -22,7 +22,6 @@ from vinoreward_actors.policies.distributions import (
     kl,
     log_prob,
     log_probabilities,
-    log_softmax,
 )
 from vinoreward_actors.policies.spec import PolicySpec, mlp
 
@@ -46,13 +45,6 @@ def squashed(outputs: np.ndarray, sigma: float | None = None) -> td.Distribution
     else:
         normal = td.Normal(values, sigma)
     return td.Independent(td.TransformedDistribution(normal, td.TanhTransform()), 1)
-
-
-@given(logits=rows)
-def test_log_softmax_is_scipys(logits: np.ndarray) -> None:
-    np.testing.assert_allclose(
-        log_softmax(logits), special.log_softmax(logits.astype(np.float64), axis=-1), atol=1e-12
-    )
 
 
 def test_log_probabilities_of_logits_stop_at_minus_twenty() -> None:
