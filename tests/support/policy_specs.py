@@ -26,7 +26,7 @@ IMAGES = PolicySpec(
 BITS = (32, 16, 8, 6, 4, 3, 2)
 
 
-def observations_for(spec: PolicySpec, count: int, seed: int = 0) -> np.ndarray:
+def observations_for(spec: PolicySpec, count: int = 32, seed: int = 0) -> np.ndarray:
     random = np.random.default_rng(seed)
     if spec.observation_dtype == "uint8":
         return random.integers(0, 256, (count, *spec.observation_shape), dtype=np.uint8)

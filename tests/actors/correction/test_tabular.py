@@ -24,7 +24,6 @@ from vinoreward_actors.correction import (
     TreeBackup,
     VTrace,
 )
-from vinoreward_actors.correction.returns import munos_returns, truncated_weights
 
 GAMMA = 0.8
 TERMINATES = 0.15
@@ -167,22 +166,6 @@ def test_truncated_vtrace_learns_the_values_that_its_paper_says(paths, rho):
 )
 def test_corrected_returns_learn_the_target_policys_action_values(paths, corrector):
     np.testing.assert_allclose(learn_q(paths, corrector), q_of(PI), rtol=0, atol=1e-6)
-
-
-def test_importance_sampling_learns_the_target_policys_action_values(paths):
-    q = np.zeros((STATES, ACTIONS))
-    for _ in range(120):
-        batch = paths.batch((PI * q).sum(axis=1), q)
-        targets = munos_returns(
-            rewards=batch.rewards,
-            discounts=batch.discounts,
-            q_values=q[paths.states, paths.actions],
-            next_values=batch.successor_values,
-            coefficients=truncated_weights(batch.log_rhos, np.inf),
-            ends=batch.ends,
-        )
-        q = paths.mean_by_action(targets[0])
-    np.testing.assert_allclose(q, q_of(PI), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("corrector", [NoCorrection(), NoCorrection(steps=2)], ids=str)
