@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import psutil
@@ -423,3 +424,16 @@ class TestWithoutRay:
         assert done.returncode == 0, done.stderr
         assert {*done.stdout.split()} == {"127.0.0.1"}
         assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_where_a_compressor_runs(saves: bool, tmp_path: Path) -> None:
+    """With state to write: beside the learner, whatever is free; otherwise where room is."""
+    engine = pytest.importorskip("vinoreward_actors.actor_learner.engines.ray.engine")
+    told = config(chain=chain(), folder=tmp_path if saves else None)
+    cluster = MagicMock()
+    engine.RayWorker("compressor", 1, told, cluster, MagicMock(), MagicMock())
+    asked = cluster.remote.call_args.kwargs
+    assert asked["num_cpus"] == (0 if saves else 1)
+    beside = cluster.beside_us.return_value
+    assert asked["scheduling_strategy"] == (beside if saves else "SPREAD")

@@ -1,14 +1,12 @@
-"""What the Ray engine is made of, without a cluster: requests, messages, publisher, state."""
+"""What the Ray engine is made of, without a cluster: requests, and messages in order."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray import engine
 from vinoreward_actors.actor_learner.engines.ray.exchange import TrajectoryRequests
 from vinoreward_actors.actor_learner.transport.trajectory import Batch
-from vinoreward_actors.compression.chain import CompressorChain
 
 
 def arrive(requests: TrajectoryRequests, actor: int, number: int) -> None:
@@ -159,38 +156,3 @@ def test_messages_are_read_in_the_order_of_sending(order: list[int]) -> None:
             batch.close()
             batch = requests.take(1, timeout=0.0, stop=lambda: False, evenly=True)
     assert taken == reported == list(range(5))
-
-
-def test_what_came_of_a_process_that_ended_is_kept() -> None:
-    """Its message 1 is lost; 0, 2 and 3 are not. A successor counts from 0 again."""
-    pytest.importorskip("ray")
-    told, actor = config(slots=5), Answers()
-    worker, requests = worker_of(told, actor)
-    for number in (3, 0, 2):
-        actor.asked["next"][number].set_result(sent(told, number))
-    assert [value for _, value in worker.look().messages] == [0]
-    actor.asked["ended"][0].set_result("it broke")
-    status = worker.look()
-    assert [value for _, value in status.messages] == [2, 3]
-    assert status.ended is not None
-    worker.kill()
-    worker.generation += 1
-    before = len(actor.asked["next"])
-    worker.start()
-    actor.asked["next"][before].set_result(sent(told, 0))
-    assert [value for _, value in worker.look().messages] == [0]
-    assert requests.rollouts[0] == 4
-    assert worker.counter("steps") == 9 * 4 + 9
-
-
-@pytest.mark.parametrize("saves", [True, False])
-def test_where_a_compressor_runs(saves: bool, tmp_path: Path) -> None:
-    """With state to write: beside the learner, whatever is free; otherwise where room is."""
-    pytest.importorskip("ray")
-    told = config(chain=CompressorChain(), folder=tmp_path if saves else None)
-    cluster = MagicMock()
-    engine.RayWorker("compressor", 1, told, cluster, MagicMock(), MagicMock())
-    asked = cluster.remote.call_args.kwargs
-    assert asked["num_cpus"] == (0 if saves else 1)
-    beside = cluster.beside_us.return_value
-    assert asked["scheduling_strategy"] == (beside if saves else "SPREAD")
