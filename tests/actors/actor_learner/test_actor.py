@@ -11,7 +11,7 @@ import pytest
 from plain_links import CARTPOLE, PlainLink, acted, policy_of
 
 from vinoreward.errors import InputError
-from vinoreward_actors.actor_learner.acting.profile import COUNTERS, PARTS, Breakdown, Stopwatch
+from vinoreward_actors.actor_learner.acting.profile import COUNTERS, PARTS, Breakdown
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward_actors.policies.distributions import log_prob
@@ -233,20 +233,6 @@ def test_settings_travel_as_json() -> None:
 def test_sigmas_are_spread_over_actors() -> None:
     found = [ActorSettings(sigma=0.8).exploration(actor, 4).sigma for actor in range(4)]
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.8])
-
-
-def test_every_mark_counts_once_and_becomes_seconds_per_step() -> None:
-    watch = Stopwatch()
-    watch.mark("infer")
-    watch.mark("env")
-    found = watch.take()
-    assert set(found) == set(COUNTERS)
-    assert found["infer_wall"] > 0 and found["env_wall"] > 0 and found["pull_wall"] == 0
-    assert not any(watch.take().values())
-    totals = dict.fromkeys(COUNTERS, 0) | {"infer_cpu": 3_000_000, "env_cpu": 1_000_000}
-    parts = Breakdown.of(totals, 1000)
-    assert (parts.cpu["infer"], parts.step_cpu) == pytest.approx((3e-6, 4e-6))
-    assert parts.share_of_network == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(

@@ -40,18 +40,6 @@ class Continuous(gym.Env[Any, Any]):
 # Making
 
 
-def test_an_environment_is_made_by_an_id_or_a_function() -> None:
-    for made, kind in (
-        (EnvironmentSpec("CartPole-v1", {"max_episode_steps": 7}), gym.Env),
-        (EnvironmentSpec("PandaHover-v0"), gym.Env),
-        (EnvironmentSpec("faulty_environments:Numbered", {"at": 3}), Numbered),
-    ):
-        env = made.make()
-        assert isinstance(env, kind)
-        assert env.spec is None or env.spec.max_episode_steps == 7 or "Hover" in env.spec.id
-        env.close()
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -37,33 +37,13 @@ from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FUL
 from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.compression.graph import Compile
 from vinoreward_actors.compression.quantize import Quantize
-from vinoreward_actors.policies.policy import Policy, forward
-from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+from vinoreward_actors.policies.policy import Policy
+from vinoreward_actors.policies.spec import mlp
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 # Acting
-
-
-def test_images() -> None:
-    layers = (
-        Conv("conv", 1, 4, 4, 2, "relu"),
-        Flatten(),
-        Dense("dense", 36, 8, "relu"),
-        Dense("head", 8, 2),
-    )
-    spec = PolicySpec((1, 8, 8), layers, "logits", 2, observation_dtype="uint8", scale=1 / 255)
-    stages = chain(Quantize("int8"), Compile("openvino"))
-    told = {"environments": 2, "backend": "openvino", "chain": stages}
-    with started(config(spec, "faulty_environments:Blinking", **told)) as engine:
-        compressed = until(engine.compressed_policy, engine)
-        one = take(engine)[0]
-        while not (one.network == COMPRESSED).any():
-            assert one.observations.dtype == one.next_observations.dtype == np.uint8
-            one = take(engine)[0]
-        outputs = forward(compressed, one.observations[-1])
-        np.testing.assert_allclose(one.behaviour[-1], outputs, atol=2e-2)
 
 
 @pytest.mark.slow

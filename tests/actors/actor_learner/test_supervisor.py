@@ -108,17 +108,6 @@ def test_who_is_dead_or_silent_is_replaced(rest: dict[str, Any], why: str) -> No
     assert told == ["actor 0: did not start in 31 s; replaced by generation 1"]
 
 
-def test_one_that_waits_for_room_has_not_failed() -> None:
-    house = House(restarts=0)
-    house.workers[0].waits_for = "`ray status` shows it"
-    for _ in range(3):
-        house.now += START_TIMEOUT + 1
-        told = house.see(0, silence=math.inf)
-        assert told == ["actor 0: did not start in 31 s (`ray status` shows it); it may yet"]
-        assert house.see(0, silence=math.inf) == []
-    assert house.workers[0].calls == []
-
-
 def test_one_that_cannot_be_killed() -> None:
     house = House()
     house.workers[2].dies = False
@@ -126,17 +115,6 @@ def test_one_that_cannot_be_killed() -> None:
     assert house.workers[2].calls == ["kill"]
     failure = house.supervisor.failure
     assert "compressor gave no sign of life for 5 s and cannot be ended" in failure
-
-
-def test_the_others_go_on_without_one_that_is_replaced_too_often() -> None:
-    house, dead = House(restarts=1), Ended("ended with status 1")
-    house.see(0, ended=dead)
-    assert house.see(0, ended=dead) == [
-        "actor 0: ended with status 1; replaced too often, training goes on without it"
-    ]
-    assert house.see(0, ended=dead) == []  # nobody looks any more
-    assert house.workers[0].calls == ["kill", "start 1", "kill"]
-    assert house.supervisor.failure == ""
 
 
 def test_work_earns_restarts() -> None:

@@ -1,9 +1,9 @@
 """The correctors give the numbers that a published reference library's tests expect.
 
 All inputs and expected values are those of rlax (google-deepmind/rlax, Apache-2.0):
-``rlax/_src/vtrace_test.py``, ``value_learning_test.py`` and ``multistep_test.py``. There the arrays
-are batch-major; here they are transposed. rlax's temporal-difference errors are targets minus
-values, and its discounts of 0 are terminations.
+``rlax/_src/vtrace_test.py`` and ``value_learning_test.py``. There the arrays are batch-major; here
+they are transposed. rlax's temporal-difference errors are targets minus values, and its discounts
+of 0 are terminations.
 """
 
 from __future__ import annotations

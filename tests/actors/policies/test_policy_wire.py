@@ -86,20 +86,6 @@ def test_ranges_blob_and_mixed_precision_cross_too() -> None:
     same(decode(sent.header, sent.payload()), mixed)
 
 
-def test_float_arrays_and_bytes_are_views_of_the_buffer() -> None:
-    sent = encode(random_policy(SMALL, 7).replace(blob=b"compiled"), bits=8)
-    buffer = sent.payload()
-    found = decode(sent.header, buffer)
-    weight, bias = found.parameters["dense0.weight"], found.parameters["dense0.bias"]
-    assert isinstance(weight, QuantizedArray) and isinstance(bias, np.ndarray)
-    assert np.shares_memory(weight.codes, buffer)
-    assert np.shares_memory(bias, buffer)
-    assert found.blob == b"compiled"
-    assert np.shares_memory(np.frombuffer(found.blob, dtype=np.uint8), buffer)
-    again = encode(found)  # it can go on as it came
-    assert decode(again.header, again.payload()).blob == b"compiled"
-
-
 def test_bits_that_do_not_exist_or_cannot_hold_the_weights_are_refused() -> None:
     policy = random_policy(SMALL, 0)
     for bits in (0, 1, 9, 12, 64):
