@@ -1,22 +1,18 @@
 """An actor in the test's own process: what is stored, and by which network."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from plain_links import CARTPOLE, PlainLink, acted, policy_of
+from plain_links import CARTPOLE, acted, policy_of
 
 from vinoreward.errors import InputError
 from vinoreward_actors.actor_learner.acting.profile import COUNTERS, PARTS, Breakdown
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward_actors.policies.distributions import log_prob
-from vinoreward_actors.policies.policy import Policy, forward
-from vinoreward_actors.policies.spec import PolicySpec, mlp
+from vinoreward_actors.policies.policy import forward
+from vinoreward_actors.policies.spec import mlp
 
 HEADS = {
     "logits": (CARTPOLE, "CartPole-v1", ActorSettings()),
@@ -30,10 +26,10 @@ HEADS = {
 }
 
 
-def pushing(spec: PolicySpec = CARTPOLE) -> Callable[[PlainLink], None]:
+def pushing(spec=CARTPOLE):
     """A learner that pushes after every trajectory."""
 
-    def begin(link: PlainLink) -> None:
+    def begin(link):
         link.after = lambda done: link.publish(policy_of(spec, done))
 
     return begin
@@ -44,7 +40,7 @@ def pushing(spec: PolicySpec = CARTPOLE) -> Callable[[PlainLink], None]:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("environments", [1, 8])
-def test_log_mu_is_that_of_the_network_that_acted(head: str, environments: int) -> None:
+def test_log_mu_is_that_of_the_network_that_acted(head, environments):
     spec, environment, settings = HEADS[head]
     link = acted(
         spec,
@@ -62,7 +58,7 @@ def test_log_mu_is_that_of_the_network_that_acted(head: str, environments: int) 
             np.testing.assert_allclose(one.log_mu[step], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_episodes_go_on_over_trajectories() -> None:
+def test_episodes_go_on_over_trajectories():
     """Truncations and terminations, with the last observation and never that of the reset."""
     spec = mlp(2, 2, head="logits", hidden=(4,))
     link = acted(spec, "faulty_environments:Numbered", rollouts=8, steps=4)
@@ -81,7 +77,7 @@ def test_episodes_go_on_over_trajectories() -> None:
     assert [row["length"] for row in link.episodes] == ([3, 2, 4] * 4)[: ends.sum()]
 
 
-def test_steps_are_counted_and_timed() -> None:
+def test_steps_are_counted_and_timed():
     link = acted(rollouts=3, environments=2)
     assert link.counts["steps"] == 3 * 8 * 2
     assert link.counts["trajectories"] == 3
@@ -92,8 +88,8 @@ def test_steps_are_counted_and_timed() -> None:
     assert 0 < parts.share_of_network < 1
 
 
-def test_actors_of_one_run_differ_and_repeat() -> None:
-    def first(**config: Any) -> Any:
+def test_actors_of_one_run_differ_and_repeat():
+    def first(**config):
         return acted(rollouts=1, **config).done[0].observations
 
     np.testing.assert_array_equal(first(seed=3), first(seed=3))
@@ -104,16 +100,16 @@ def test_actors_of_one_run_differ_and_repeat() -> None:
 # Which network acts
 
 
-def compressed(version: int) -> Policy:
+def compressed(version):
     return policy_of(CARTPOLE, version, seed=1000 + version).replace(backend="numpy")
 
 
-def with_compressed(link: PlainLink) -> None:
+def with_compressed(link):
     link.publish(compressed(0), COMPRESSED)
 
 
-def test_full_precision_until_there_is_another() -> None:
-    def begin(link: PlainLink) -> None:
+def test_full_precision_until_there_is_another():
+    def begin(link):
         link.after = lambda done: with_compressed(link) if done == 5 else None
 
     link = acted(begin=begin, compressed=True)
@@ -124,7 +120,7 @@ def test_full_precision_until_there_is_another() -> None:
     assert {network for network, _ in acted(begin=with_compressed).looks} == {FULL_PRECISION}
 
 
-def test_alpha_mixes_in_blocks() -> None:
+def test_alpha_mixes_in_blocks():
     settings = ActorSettings(alpha=0.5)
     link = acted(begin=with_compressed, compressed=True, settings=settings, rollouts=400, steps=4)
     kinds = np.array([one.network for one in link.done])[:, :, 0]
@@ -137,13 +133,13 @@ def test_alpha_mixes_in_blocks() -> None:
         np.testing.assert_allclose(one.behaviour[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_late_compressor_costs_no_correctness() -> None:
+def test_a_late_compressor_costs_no_correctness():
     """Compressed weights that are too old are left for the learner's own, and come back."""
 
-    def begin(link: PlainLink) -> None:
+    def begin(link):
         with_compressed(link)
 
-        def after(done: int) -> None:
+        def after(done):
             link.publish(policy_of(CARTPOLE, done))
             if done == 15:
                 link.publish(compressed(15), COMPRESSED)
@@ -159,7 +155,7 @@ def test_a_late_compressor_costs_no_correctness() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_weights_are_pulled_once_a_period(late: bool) -> None:
+def test_weights_are_pulled_once_a_period(late):
     """Also where a compressor has none yet."""
     link = acted(begin=pushing(), settings=ActorSettings(pull_period=20), compressed=late)
     versions = np.concatenate([one.versions[:, 0] for one in link.done])
@@ -173,9 +169,9 @@ def test_weights_are_pulled_once_a_period(late: bool) -> None:
 @pytest.mark.parametrize(
     ("lag", "per_update", "first"), [(0, 1, 0), (0, 2, 40), (1, 1, 40), (1, 2, 0), (3, 2, 40)]
 )
-def test_versions_are_exact_with_a_fixed_lag(lag: int, per_update: int, first: int) -> None:
-    def begin(link: PlainLink) -> None:
-        def after(done: int) -> None:
+def test_versions_are_exact_with_a_fixed_lag(lag, per_update, first):
+    def begin(link):
+        def after(done):
             # A learner as fast as may be: an update for each share of rollouts, a push as soon as
             # the actor has pulled the one before.
             pulled = int(link.done[-1].versions[0, 0])
@@ -189,13 +185,13 @@ def test_versions_are_exact_with_a_fixed_lag(lag: int, per_update: int, first: i
     assert versions == [[first + max(0, r // per_update - lag)] for r in range(12)]
 
 
-def test_a_switch_takes_effect_at_its_version() -> None:
+def test_a_switch_takes_effect_at_its_version():
     """Whatever the actor reads when: settings say from which version on they hold."""
 
-    def begin(link: PlainLink) -> None:
+    def begin(link):
         link.publish(policy_of(CARTPOLE, 0), COMPRESSED)
 
-        def after(done: int) -> None:
+        def after(done):
             link.told = ActorSettings(enabled=done < 4, since=4 if done >= 4 else 0)
             if done >= 8:
                 link.told = ActorSettings(enabled=True, since=8)
@@ -211,7 +207,7 @@ def test_a_switch_takes_effect_at_its_version() -> None:
 
 
 @pytest.mark.parametrize("newest", [7, 8])
-def test_a_successor_goes_on_where_the_other_died(newest: int) -> None:
+def test_a_successor_goes_on_where_the_other_died(newest):
     """Or with the version after, if that one is gone."""
     link = acted(
         begin=lambda link: link.publish(policy_of(CARTPOLE, newest)), lag=1, rollouts=1, prior=8
@@ -222,7 +218,7 @@ def test_a_successor_goes_on_where_the_other_died(newest: int) -> None:
 # Orders and the profile
 
 
-def test_settings_travel_as_json() -> None:
+def test_settings_travel_as_json():
     settings = ActorSettings(alpha=0.25, bits=None, save=3, since=9)
     assert ActorSettings.from_json(settings.to_json()) == settings
     for text in (b"[]", b"{", b'{"colour": 1}'):
@@ -230,7 +226,7 @@ def test_settings_travel_as_json() -> None:
             ActorSettings.from_json(text)
 
 
-def test_sigmas_are_spread_over_actors() -> None:
+def test_sigmas_are_spread_over_actors():
     found = [ActorSettings(sigma=0.8).exploration(actor, 4).sigma for actor in range(4)]
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.8])
 
@@ -253,9 +249,7 @@ def test_sigmas_are_spread_over_actors() -> None:
         (3e-3, 0.0, {"compressed": True}, "run more steps"),
     ],
 )
-def test_the_advice_names_what_limits(
-    infer: float, learner: float, told: dict[str, Any], said: str
-) -> None:
+def test_the_advice_names_what_limits(infer, learner, told, said):
     seconds = dict.fromkeys(PARTS, 0.0) | {"infer": infer, "env": 1e-4}
     words = Breakdown(seconds, dict(seconds), 10).advice(learner, **told)
     assert said in words

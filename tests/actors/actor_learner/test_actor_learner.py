@@ -1,11 +1,8 @@
 """Whole trainings with real processes: what they promise."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 from unittest.mock import create_autospec
 
 import numpy as np
@@ -28,7 +25,7 @@ from vinoreward_actors.actor_learner.engines.base import Engine
 from vinoreward_actors.actor_learner.learners.base import Consumption
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.actor_learner.sampler import Sampler
-from vinoreward_actors.actor_learner.trainer import Progress, limiter_for
+from vinoreward_actors.actor_learner.trainer import limiter_for
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward_actors.compression.distill import Distill
@@ -45,10 +42,10 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.mark.slow
-def test_a_fixed_lag_repeats_to_the_bit_while_a_strategy_switches() -> None:
+def test_a_fixed_lag_repeats_to_the_bit_while_a_strategy_switches():
     """And its monitor hears of every evaluation at the same update, however long it took."""
 
-    def trained(seed: int = 0) -> tuple[str, list[int], list[object]]:
+    def trained(seed=0):
         learner = Keeps()
         monitor = Monitor([KL("max", "pi_mu"), CumulativeReward()], Switches())
         told = {"lag": 1, "monitor_period": 3, "evaluate_every": 100, "evaluation_episodes": 2}
@@ -56,7 +53,7 @@ def test_a_fixed_lag_repeats_to_the_bit_while_a_strategy_switches() -> None:
             learner, Remembers(), Quantize("int8"), monitor=monitor, actors=2, seed=seed, **told
         ).learn(360)
         networks = [int(one[0].network[0, 0]) for one in learner.given]
-        readings: list[object] = [(one.version, dict(one.values)) for one in monitor.readings]
+        readings = [(one.version, dict(one.values)) for one in monitor.readings]
         return weights_of(learner), networks, readings
 
     first = trained()
@@ -67,10 +64,10 @@ def test_a_fixed_lag_repeats_to_the_bit_while_a_strategy_switches() -> None:
 
 
 @pytest.mark.slow
-def test_a_fixed_lag_with_a_student_repeats_to_the_bit() -> None:
+def test_a_fixed_lag_with_a_student_repeats_to_the_bit():
     """However fast the machine is: updates are counted, not timed."""
 
-    def trained() -> str:
+    def trained():
         learner = impala()
         student = mlp(4, 2, head="logits", hidden=(12,), value=True)
         training(learner, Distill(3, student=student, cold_steps=4), lag=1).learn(60)
@@ -80,7 +77,7 @@ def test_a_fixed_lag_with_a_student_repeats_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_versions_are_exact_with_a_fixed_lag(lag: int) -> None:
+def test_versions_are_exact_with_a_fixed_lag(lag):
     learner, lags = Keeps(trajectories=2), []
     training(learner, actors=2, lag=lag).learn(
         200, lambda progress: lags.append(progress.metrics["lag_mean"])
@@ -93,7 +90,7 @@ def test_versions_are_exact_with_a_fixed_lag(lag: int) -> None:
     assert lags == [min(update, lag) for update in range(10)]
 
 
-def test_a_fixed_lag_that_cannot_be_is_refused() -> None:
+def test_a_fixed_lag_that_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="multiple of the 2 actors"):
         training(impala(3), actors=2, lag=1).learn(100)
     with pytest.raises(ConfigError, match="push_period=2"):
@@ -104,12 +101,12 @@ def test_a_fixed_lag_that_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_with_compressed_actors() -> None:
+def test_it_learns_with_compressed_actors():
     """The mean return of CartPole doubles: weights go out, experience comes back."""
     config = ImpalaConfig(trajectories=4, seed=1, learning_rate=3e-3, precision="fp32")
-    last: list[Progress] = []
+    last = []
 
-    def progressed(progress: Progress) -> bool:
+    def progressed(progress):
         last[:] = [progress]
         return progress.episodes > 150 and progress.mean_return > 60
 
@@ -123,10 +120,10 @@ def test_it_learns_with_compressed_actors() -> None:
     assert "network takes" in summary.profile.advice(0.0)
 
 
-def test_progress_and_summary_and_that_learning_again_goes_on() -> None:
-    seen: list[Progress] = []
+def test_progress_and_summary_and_that_learning_again_goes_on():
+    seen = []
     trainer = training(actors=2, environments=8, steps=5)
-    summary = trainer.learn(800, seen.append)  # type: ignore[arg-type]
+    summary = trainer.learn(800, seen.append)
     assert [(one.updates, one.steps) for one in seen] == [(at, 80 * at) for at in range(1, 11)]
     assert summary.steps == trainer.steps == 800
     assert (summary.policy.version, summary.compressed) == (10, None)
@@ -138,7 +135,7 @@ def test_progress_and_summary_and_that_learning_again_goes_on() -> None:
     assert (again.updates, again.policy.version) == (13, 13)
 
 
-def test_a_compression_that_fails_after_the_last_update_is_in_the_summary() -> None:
+def test_a_compression_that_fails_after_the_last_update_is_in_the_summary():
     # Both layers stay float in INT8, so each version fails, long after the 40 steps.
     learner = Impala(mlp(4, 2, head="logits", hidden=(8,), value=True), ImpalaConfig())
     summary = training(learner, Slow(1.0), Quantize("int8")).learn(40)
@@ -150,7 +147,7 @@ def test_a_compression_that_fails_after_the_last_update_is_in_the_summary() -> N
 # How old experience and weights may be
 
 
-def test_trajectories_that_are_too_old_are_dropped() -> None:
+def test_trajectories_that_are_too_old_are_dropped():
     """Of six that wait, all of version 0, the learner of version 10 gets two, 11 none."""
     told = config(CARTPOLE, "CartPole-v1", actors=2, slots=3, steps=5, max_lag=10)
     with started(told, ActorSettings(pull_period=10**6)) as engine, ExitStack() as stack:
@@ -176,11 +173,11 @@ class Replays(Impala):
     """Says of itself what learners with a replay of their own say."""
 
     @property
-    def consumption(self) -> Consumption:
+    def consumption(self):
         return Consumption(1, any_age=True)
 
 
-def test_a_trajectory_is_as_old_as_its_oldest_step_and_a_replay_takes_it() -> None:
+def test_a_trajectory_is_as_old_as_its_oldest_step_and_a_replay_takes_it():
     one = TrajectorySpec(3, 1, (4,), "float32", (), 2).empty()
     one.versions[:, 0] = [4, 5, 9]
     engine = create_autospec(Engine)
@@ -193,8 +190,8 @@ def test_a_trajectory_is_as_old_as_its_oldest_step_and_a_replay_takes_it() -> No
             assert intake.take(stack, 15) == old and intake.dropped == (old is None)
 
 
-def test_the_lag_is_bounded_whatever_the_pull_period() -> None:
-    lags: list[float] = []
+def test_the_lag_is_bounded_whatever_the_pull_period():
+    lags = []
     training(max_lag=3, pull_period=10**6).learn(
         3000, lambda progress: lags.append(progress.metrics["lag_max"])
     )
@@ -202,11 +199,11 @@ def test_the_lag_is_bounded_whatever_the_pull_period() -> None:
     assert len(lags) > 10
 
 
-def test_compressed_weights_come_back_under_a_short_bound() -> None:
+def test_compressed_weights_come_back_under_a_short_bound():
     """Too old, they do not act; newer ones do before the pull period is over."""
-    shares: list[float] = []
+    shares = []
 
-    def progressed(progress: Progress) -> bool:
+    def progressed(progress):
         if shares or progress.metrics["compressed_share"]:
             shares.append(progress.metrics["compressed_share"])
         return len(shares) >= 300
@@ -215,11 +212,11 @@ def test_compressed_weights_come_back_under_a_short_bound() -> None:
     assert np.mean(shares[len(shares) // 2 :]) > 0.2
 
 
-def test_more_trajectories_than_the_actors_left_have_room_for() -> None:
+def test_more_trajectories_than_the_actors_left_have_room_for():
     """Of two actors one dies for good; updates of six go on with what the other sends."""
-    killed: list[int] = []
+    killed = []
 
-    def progressed(progress: Progress) -> bool:
+    def progressed(progress):
         if not killed:
             killed.append(progress.updates)
             os.kill(process_named("actor 0").pid, signal.SIGKILL)
@@ -232,7 +229,7 @@ def test_more_trajectories_than_the_actors_left_have_room_for() -> None:
 
 
 @pytest.mark.slow
-def test_samples_per_insert_are_kept_on_both_sides() -> None:
+def test_samples_per_insert_are_kept_on_both_sides():
     ratio, learner, seen = 4.0, dqn(), []
     told = {"actors": 2, "steps": 5, "samples_per_insert": ratio}
     limiter = limiter_for(learner, settings(**told))
@@ -247,7 +244,7 @@ def test_samples_per_insert_are_kept_on_both_sides() -> None:
     assert learner.replay.inserted >= 1500 - 2 * limiter.error_buffer / ratio
 
 
-def test_what_waits_for_the_limit_is_part_of_the_checkpoint(tmp_path: Path) -> None:
+def test_what_waits_for_the_limit_is_part_of_the_checkpoint(tmp_path):
     """One update for 1600 steps: nearly all of them wait."""
     first, again = dqn(), dqn()
     trainer = training(first, folder=tmp_path, samples_per_insert=0.01)

@@ -1,15 +1,11 @@
 """Whole trainings with real processes: what they survive, and from what they are resumed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -30,8 +26,7 @@ from vinoreward_actors.actor_learner.engines.base import EngineError
 from vinoreward_actors.actor_learner.learners.d4pg import D4PG, D4PGConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.actor_learner.learners.sac import SAC, SACConfig
-from vinoreward_actors.actor_learner.trainer import Progress
-from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward_actors.compression.graph import Compile, Fuse
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring import default_monitor
@@ -48,7 +43,7 @@ class Poisoned(Impala):
 
     at = 4
 
-    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def update(self, trajectories):
         metrics = super().update(trajectories)
         if self.updates == self.at:
             with torch.no_grad():
@@ -59,7 +54,7 @@ class Poisoned(Impala):
 # Faults
 
 
-def test_a_compressor_that_fails_at_once_ends_a_fixed_lag() -> None:
+def test_a_compressor_that_fails_at_once_ends_a_fixed_lag():
     """Nobody could go on, or would say so: actors wait for version 0, the learner for them."""
     network = mlp(4, 2, head="logits", hidden=(8,), value=True)
     learner = Impala(network, ImpalaConfig(trajectories=1, precision="fp32"))
@@ -67,7 +62,7 @@ def test_a_compressor_that_fails_at_once_ends_a_fixed_lag() -> None:
         training(learner, Quantize("int8"), lag=0).learn(1_000_000)
 
 
-def test_weights_that_are_nan_reach_neither_actors_nor_the_checkpoint(tmp_path: Path) -> None:
+def test_weights_that_are_nan_reach_neither_actors_nor_the_checkpoint(tmp_path):
     """The last good ones are gone on from."""
     trainer = training(Poisoned(CARTPOLE, FAST), folder=tmp_path, checkpoint_seconds=1e-9)
     with pytest.raises(
@@ -75,7 +70,6 @@ def test_weights_that_are_nan_reach_neither_actors_nor_the_checkpoint(tmp_path: 
     ):
         trainer.learn(1_000_000)
     state = load_checkpoint(tmp_path)
-    assert state is not None
     saved = state["learner"]["updates"]
     assert state["version"] == saved < 4
     again = Poisoned(CARTPOLE, FAST)
@@ -85,16 +79,15 @@ def test_weights_that_are_nan_reach_neither_actors_nor_the_checkpoint(tmp_path: 
     assert resumed.learn(resumed.steps + 100).updates == saved + 5
 
 
-def test_a_checkpoint_is_saved_when_actors_cannot_be_kept(tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_when_actors_cannot_be_kept(tmp_path):
     environment = EnvironmentSpec("faulty_environments:Numbered", {"fault": "raise", "at": 75})
     learner = Impala(mlp(2, 2, head="logits", hidden=(8,), value=True), FAST)
     trainer = training(learner, environment=environment, restarts=1, folder=tmp_path)
-    events: list[str] = []
+    events = []
     with pytest.raises(EngineError, match="the simulator fell over"):
         trainer.learn(1_000_000, lambda progress: events.extend(map(str, progress.events)))
     assert len(events) == 1
     state = load_checkpoint(tmp_path)
-    assert state is not None
     # Each generation filled seven trajectories.
     assert state["steps"] == trainer.steps == 140
     assert state["learner"]["updates"] == 7
@@ -109,7 +102,7 @@ def test_a_checkpoint_is_saved_when_actors_cannot_be_kept(tmp_path: Path) -> Non
         (lambda: ActorLearnerConfig(lag=-1), "lag=-1"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(make: Any, said: str) -> None:
+def test_what_cannot_be_trained_is_refused(make, said):
     with pytest.raises(ConfigError, match=said):
         make()
 
@@ -136,7 +129,7 @@ trainer.learn(10_000_000, progressed)
 class Training:
     """A training in its own process and process group, as one of a terminal has."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(folder)],
@@ -147,26 +140,26 @@ class Training:
             start_new_session=True,
         )
 
-    def wait_for(self, word: str) -> None:
+    def wait_for(self, word):
         assert self.process.stdout is not None
         assert any(line.startswith(word) for line in self.process.stdout), (
             self.process.communicate()[1]
         )
 
-    def children(self) -> list[psutil.Process]:
+    def children(self):
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
 
-    def __enter__(self) -> Training:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.process.kill()
         self.process.communicate()
 
 
 @pytest.mark.slow
-def test_kill_and_resume(tmp_path: Path) -> None:
+def test_kill_and_resume(tmp_path):
     """kill -9 of the learner: no orphan, nothing in shared memory, and it goes on."""
     with Training(tmp_path) as killed:
         killed.wait_for("at")
@@ -184,7 +177,7 @@ def test_kill_and_resume(tmp_path: Path) -> None:
     assert learner.updates == state["learner"]["updates"] > 0
     assert learner.replay.size > 100 and learner.ready
     assert trainer.recent_returns == state["returns"]
-    seen: list[Progress] = []
+    seen = []
     summary = trainer.learn(
         10_000_000, lambda progress: seen.append(progress) or compressor_pushes(tmp_path) > pushed
     )
@@ -198,7 +191,7 @@ def test_kill_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
+def test_ctrl_c_while_it_starts(tmp_path):
     """Processes that still import are not disturbed by it, and none is left."""
     with Training(tmp_path) as interrupted:
         interrupted.wait_for("begin")
@@ -221,13 +214,13 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
 STAGES = Remembers(), Quantize("w4"), Compile("numpy")
 
 
-def test_a_compressor_of_another_training_is_not_taken_up(tmp_path: Path) -> None:
+def test_a_compressor_of_another_training_is_not_taken_up(tmp_path):
     np.savez(tmp_path / STATE_FILE, pushes=np.asarray(5))
     training(None, Remembers(), folder=tmp_path).learn(20)
     assert not (tmp_path / STATE_FILE).exists() or compressor_pushes(tmp_path) < 5
 
 
-def test_a_checkpoint_that_is_broken_or_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_broken_or_does_not_fit_is_said(tmp_path):
     training(folder=tmp_path).learn(20)
     state = read_state(tmp_path / CHECKPOINT)
     learner = state["learner"]
@@ -248,8 +241,8 @@ def test_a_checkpoint_that_is_broken_or_does_not_fit_is_said(tmp_path: Path) -> 
         training(folder=tmp_path, resume=True)
 
 
-def test_a_learning_rate_that_was_lowered_is_what_is_gone_on_with() -> None:
-    def learners(rate: float) -> list[Any]:
+def test_a_learning_rate_that_was_lowered_is_what_is_gone_on_with():
+    def learners(rate):
         config = D4PGConfig(learning_rate=rate, critic_learning_rate=3 * rate)
         return [
             Impala(CARTPOLE, ImpalaConfig(learning_rate=rate)),
@@ -257,7 +250,7 @@ def test_a_learning_rate_that_was_lowered_is_what_is_gone_on_with() -> None:
             SAC(mlp(3, 1, head="tanh_gaussian", hidden=(8,)), SACConfig(learning_rate=rate)),
         ]
 
-    def rates(learner: Any) -> list[float]:
+    def rates(learner):
         states = [part for part in learner.state()["parts"].values() if "param_groups" in part]
         return [group["lr"] for state in states for group in state["param_groups"]]
 
@@ -267,7 +260,7 @@ def test_a_learning_rate_that_was_lowered_is_what_is_gone_on_with() -> None:
         assert rates(learner) == before != rates(other)
 
 
-def test_another_chain_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_another_chain_is_refused_and_nothing_is_lost(tmp_path):
     first = training(None, *STAGES, folder=tmp_path)
     first.learn(40)
     kept = (tmp_path / STATE_FILE).read_bytes()
@@ -278,7 +271,7 @@ def test_another_chain_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("monitored", [False, True])
-def test_a_monitor_goes_on_with_the_users_settings(tmp_path: Path, monitored: bool) -> None:
+def test_a_monitor_goes_on_with_the_users_settings(tmp_path, monitored):
     """Whether it was there before or not: the chain's bits, and a pull period that was changed."""
     before = default_monitor("logits") if monitored else None
     training(None, Quantize("w4"), monitor=before, folder=tmp_path).learn(20)
@@ -287,7 +280,7 @@ def test_a_monitor_goes_on_with_the_users_settings(tmp_path: Path, monitored: bo
     assert (again.setting.bits, again.setting.pull_period) == (4, 7)
 
 
-def test_a_pull_period_that_a_monitor_chose_stays(tmp_path: Path) -> None:
+def test_a_pull_period_that_a_monitor_chose_stays(tmp_path):
     monitor, again = default_monitor("logits"), default_monitor("logits")
     first = training(None, Quantize("w4"), monitor=monitor, folder=tmp_path)
     monitor.setting = monitor.setting.changed({"pull_period": 3})
@@ -297,9 +290,7 @@ def test_a_pull_period_that_a_monitor_chose_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("trajectories", "lag"), [(4, 0), (1, None), (4, None)])
-def test_trajectories_that_waited_do_not_stop_a_run_that_takes_others(
-    tmp_path: Path, trajectories: int, lag: int | None
-) -> None:
+def test_trajectories_that_waited_do_not_stop_a_run_that_takes_others(tmp_path, trajectories, lag):
     training(impala(4), actors=2, folder=tmp_path).learn(40)
     waits = TrajectorySpec.of(CARTPOLE, 10, 1).empty()
     for array in waits.arrays().values():
@@ -312,7 +303,7 @@ def test_trajectories_that_waited_do_not_stop_a_run_that_takes_others(
     assert again.learner.updates > before
 
 
-def test_a_monitor_needs_a_unit_for_actions_without_probabilities() -> None:
+def test_a_monitor_needs_a_unit_for_actions_without_probabilities():
     learner = D4PG(mlp(3, 1, head="tanh", hidden=(8,)), D4PGConfig(sigma=0.0))
     int8, pendulum = Quantize("int8", first=True), {"environment": "Pendulum-v1"}
     with pytest.raises(ConfigError, match="sigma above 0"):
@@ -320,13 +311,13 @@ def test_a_monitor_needs_a_unit_for_actions_without_probabilities() -> None:
     training(learner, Quantize("int8", first=True), **pendulum)
 
 
-def test_a_chain_that_does_not_say_what_runs_it_is_run_as_the_rest() -> None:
+def test_a_chain_that_does_not_say_what_runs_it_is_run_as_the_rest():
     """But not by PyTorch, which actors do not import for it."""
     for backend, engine in (("onnxruntime", "onnxruntime"), ("torch", "numpy")):
         trainer = training(dqn() if backend == "torch" else None, Quantize("w8"), backend=backend)
-        found: list[str] = []
+        found = []
 
-        def watch(_: object, trainer: Any = trainer, found: list[str] = found) -> bool:
+        def watch(_, trainer=trainer, found=found):
             compressed = trainer.policies()[1]
             found.extend([] if compressed is None else [compressed.backend])
             return bool(found)

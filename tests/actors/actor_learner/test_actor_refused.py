@@ -1,15 +1,12 @@
 """Compressed weights that cannot act: the learner's own do, it is told, and nothing dies."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import numpy as np
 import pytest
 from actor_learner_parts import chain, settings, training
 from faulty_environments import Rescales
-from plain_links import PlainLink, acted, policy_of
+from plain_links import acted, policy_of
 
 from vinoreward.errors import OutputError
 from vinoreward_actors.actor_learner.acting.actor import Refused
@@ -17,17 +14,12 @@ from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.controller import Controller
 from vinoreward_actors.actor_learner.engines.base import EngineError
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.trainer import Progress
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
-from vinoreward_actors.actor_learner.transport.trajectory import (
-    COMPRESSED,
-    FULL_PRECISION,
-    Trajectory,
-)
+from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring.monitor import default_monitor
 from vinoreward_actors.policies.distributions import log_prob
-from vinoreward_actors.policies.policy import Policy, forward
+from vinoreward_actors.policies.policy import forward
 from vinoreward_actors.policies.spec import mlp
 
 NUMBERED = mlp(2, 2, head="logits", hidden=(8, 8))
@@ -40,12 +32,12 @@ pytestmark = [
 ]
 
 
-def sound(version: int) -> Policy:
+def sound(version):
     """Compressed weights that can act, and are others than the learner's."""
     return policy_of(NUMBERED, version, seed=1000 + version).replace(backend="numpy")
 
 
-def overflowing(version: int) -> Policy:
+def overflowing(version):
     """Compressed weights that give infinity from Numbered's episode 11 on, not before."""
     weights = {name: value.copy() for name, value in sound(version).float_parameters().items()}
     first, second = NUMBERED.weighted[:2]
@@ -54,7 +46,7 @@ def overflowing(version: int) -> Policy:
     return sound(version).replace(parameters=weights)
 
 
-def acting(begin: Any, **told: Any) -> PlainLink:
+def acting(begin, **told):
     usual = {
         "rollouts": 8,
         "steps": 9,
@@ -64,7 +56,7 @@ def acting(begin: Any, **told: Any) -> PlainLink:
     return acted(NUMBERED, "faulty_environments:Numbered", begin=begin, **(usual | told))
 
 
-def check_stored(one: Trajectory, networks: dict[tuple[int, int], Policy]) -> None:
+def check_stored(one, networks):
     """Every row is of the network that it names, and finite."""
     for step in range(len(one.rewards)):
         network = networks[int(one.network[step, 0]), int(one.versions[step, 0])]
@@ -75,7 +67,7 @@ def check_stored(one: Trajectory, networks: dict[tuple[int, int], Policy]) -> No
         np.testing.assert_allclose(one.log_mu[step], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_learners_own_weights_act_from_that_very_step() -> None:
+def test_the_learners_own_weights_act_from_that_very_step():
     """In the middle of a trajectory: rows of both networks, each under its own name."""
     link = acting(lambda link: link.publish(overflowing(0), COMPRESSED), steps=7)
     kinds = np.concatenate([one.network[:, 0] for one in link.done])
@@ -90,11 +82,11 @@ def test_the_learners_own_weights_act_from_that_very_step() -> None:
     assert link.counts["compressed_steps"] == (kinds == COMPRESSED).sum()
 
 
-def test_later_versions_are_tried_and_refused_ones_never_again() -> None:
-    def begin(link: PlainLink) -> None:
+def test_later_versions_are_tried_and_refused_ones_never_again():
+    def begin(link):
         link.publish(sound(0), COMPRESSED)
 
-        def after(done: int) -> None:
+        def after(done):
             if done == 4:  # episode 12
                 link.publish(overflowing(1), COMPRESSED)
             if done == 7:
@@ -115,7 +107,7 @@ def test_later_versions_are_tried_and_refused_ones_never_again() -> None:
 @pytest.mark.parametrize(
     ("fault", "said"), [("weights", "head.bias of version 0 has NaN"), ("engine", "'unheard of'")]
 )
-def test_weights_that_cannot_be_loaded(fault: str, said: str) -> None:
+def test_weights_that_cannot_be_loaded(fault, said):
     broken = sound(0).replace(backend="unheard of")
     if fault == "weights":
         weights = dict(sound(0).float_parameters())
@@ -128,7 +120,7 @@ def test_weights_that_cannot_be_loaded(fault: str, said: str) -> None:
     assert said in refused["why"] and "learner" not in refused["why"]
 
 
-def test_probabilities_that_are_not_finite() -> None:
+def test_probabilities_that_are_not_finite():
     """The outputs are, but no learner could make anything of what was drawn from them."""
     spec = mlp(3, 1, head="tanh_gaussian", hidden=(8,))
     weights = dict(policy_of(spec, 0).float_parameters())
@@ -140,15 +132,15 @@ def test_probabilities_that_are_not_finite() -> None:
     assert "log probabilities" in link.refused[0]["why"]
 
 
-def test_the_learners_own_and_those_of_a_fixed_lag_are_an_error() -> None:
-    def own(link: PlainLink) -> None:
+def test_the_learners_own_and_those_of_a_fixed_lag_are_an_error():
+    def own(link):
         link.publish(overflowing(0))
         link.publish(overflowing(0), COMPRESSED)
 
     with pytest.raises(OutputError, match="the learner has diverged"):
         acting(own)
 
-    def lagging(link: PlainLink) -> None:
+    def lagging(link):
         link.version = 7
         link.publish(overflowing(0), COMPRESSED)
         link.after = lambda done: link.publish(overflowing(done), COMPRESSED)
@@ -158,7 +150,7 @@ def test_the_learners_own_and_those_of_a_fixed_lag_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("monitored", [True, False])
-def test_compression_is_switched_off_for_good(monitored: bool) -> None:
+def test_compression_is_switched_off_for_good(monitored):
     monitor = default_monitor("logits") if monitored else None
     controller = Controller(Impala(SMALL, FAST), settings(), chain(Quantize("int8")), monitor)
     controller.begin()
@@ -177,18 +169,18 @@ def test_compression_is_switched_off_for_good(monitored: bool) -> None:
         assert monitor.halted
 
 
-def far() -> EnvironmentSpec:
+def far():
     return EnvironmentSpec("faulty_environments:Far", {"owner": os.getpid()})
 
 
 @pytest.mark.slow
-def test_training_goes_on_without_compression() -> None:
+def test_training_goes_on_without_compression():
     """A policy that is sound on all that the compressor sees and overflows on rare observations."""
-    events: list[str] = []
-    changes: list[str] = []
-    shares: list[float] = []
+    events = []
+    changes = []
+    shares = []
 
-    def progressed(progress: Progress) -> bool:
+    def progressed(progress):
         events.extend(str(each) for each in progress.events)
         changes.extend(progress.changes)
         shares.append(progress.metrics["compressed_share"])
@@ -210,11 +202,11 @@ def test_training_goes_on_without_compression() -> None:
 class Overflows(Impala):
     """Its own weights are what :class:`Rescales` makes of them: finite, and useless far away."""
 
-    def policy(self, version: int) -> Policy:
-        return Rescales().compress(super().policy(version), None)  # type: ignore[arg-type]
+    def policy(self, version):
+        return Rescales().compress(super().policy(version), None)
 
 
-def test_a_learner_whose_own_weights_overflow_ends_as_ever() -> None:
+def test_a_learner_whose_own_weights_overflow_ends_as_ever():
     trainer = training(Overflows(SMALL, FAST), Quantize("w8"), environment=far(), restarts=0)
     with pytest.raises(EngineError, match="the learner has diverged"):
         trainer.learn(1_000_000)

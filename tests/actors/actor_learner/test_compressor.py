@@ -1,10 +1,6 @@
 """The compressor beside a training: what it makes, how late it is, and that too late is said."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +17,8 @@ from vinoreward_actors.actor_learner.compressor import (
     Pace,
 )
 from vinoreward_actors.actor_learner.progress import WINDOW, CompressedShare
-from vinoreward_actors.actor_learner.trainer import Progress
 from vinoreward_actors.actor_learner.transport.link import ActorSettings, CompressorLink, Weights
-from vinoreward_actors.actor_learner.transport.trajectory import (
-    COMPRESSED,
-    Trajectory,
-    TrajectorySpec,
-)
-from vinoreward_actors.compression.chain import Stage
+from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, TrajectorySpec
 from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
@@ -41,7 +31,7 @@ from vinoreward_actors.policies.wire import encode
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def rows(compressed: int, age: int, version: int, steps: int = 10) -> Trajectory:
+def rows(compressed, age, version, steps=10):
     one = TrajectorySpec(steps, 1, (4,), "float32", (), 2).empty()
     one.network[...] = 0
     one.network[:compressed] = COMPRESSED
@@ -50,12 +40,12 @@ def rows(compressed: int, age: int, version: int, steps: int = 10) -> Trajectory
 
 
 @pytest.mark.slow
-def test_an_expensive_student_keeps_acting() -> None:
+def test_an_expensive_student_keeps_acting():
     """Teaching it is ten times the work of a learner's update, and it acts all the same."""
     student = mlp(4, 2, head="logits", hidden=(512, 512), value=True)
-    shares: list[float] = []
+    shares = []
 
-    def watch(progress: Progress) -> bool:
+    def watch(progress):
         share = progress.metrics["compressed_share"]
         shares.extend([share] if shares or share else [])
         return len(shares) >= 40
@@ -69,10 +59,10 @@ def test_an_expensive_student_keeps_acting() -> None:
 
 
 @pytest.mark.slow
-def test_weights_that_are_always_too_old_are_told() -> None:
-    told: list[str] = []
+def test_weights_that_are_always_too_old_are_told():
+    told = []
 
-    def watch(progress: Progress) -> bool:
+    def watch(progress):
         told.extend(str(event) for event in progress.events)
         return bool(told)
 
@@ -82,9 +72,7 @@ def test_weights_that_are_always_too_old_are_told() -> None:
     assert summary.compressed_share < 0.5
 
 
-def test_a_compression_that_is_off_is_told_in_the_log_where_nobody_watches(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_compression_that_is_off_is_told_in_the_log_where_nobody_watches(caplog):
     monitor = Monitor([KL("max", "mu_pi")], setting=CompressionSetting(enabled=False))
     with caplog.at_level("WARNING", logger="vinoreward"):
         summary = training(None, Slow(0.5), monitor=monitor).learn(WINDOW * 20 + 200)
@@ -92,7 +80,7 @@ def test_a_compression_that_is_off_is_told_in_the_log_where_nobody_watches(
     assert summary.compressed_share == 0.0 and math.isnan(summary.staleness)
 
 
-def test_the_share_counts_from_the_first_compressed_step() -> None:
+def test_the_share_counts_from_the_first_compressed_step():
     found = CompressedShare()
     assert found.share == 0.0 and math.isnan(found.staleness)
     for _ in range(3):
@@ -103,7 +91,7 @@ def test_the_share_counts_from_the_first_compressed_step() -> None:
     assert found.staleness == 4.0
 
 
-def test_the_alarm_is_told_once_until_it_recovers() -> None:
+def test_the_alarm_is_told_once_until_it_recovers():
     found, late = CompressedShare(), (ActorSettings(), 150, 100)
     for _ in range(WINDOW):
         assert found.alarm(*late) is None
@@ -119,7 +107,7 @@ def test_the_alarm_is_told_once_until_it_recovers() -> None:
         assert (words is not None and "5% of the blocks" in words) is told
 
 
-def test_teaching_takes_half_of_the_time_between_pushes_and_never_gets_later() -> None:
+def test_teaching_takes_half_of_the_time_between_pushes_and_never_gets_later():
     pace = Pace()
     assert pace.seconds(3, 10.0) == 0.0
     assert pace.seconds(4, 11.0) == pytest.approx(TEACHING)
@@ -141,48 +129,48 @@ def test_teaching_takes_half_of_the_time_between_pushes_and_never_gets_later() -
 class Given(CompressorLink):
     """The learner publishes the versions it was given, one at each look."""
 
-    def __init__(self, versions: Sequence[Policy], *settings: ActorSettings) -> None:
+    def __init__(self, versions, *settings):
         self._versions, self._told = versions, settings or (ActorSettings(),)
         self.published: list[Policy] = []
         self.reports: list[dict[str, Any]] = []
         self._at = -1
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self):
         return self._at >= len(self._versions)
 
-    def settings(self) -> ActorSettings:
+    def settings(self):
         return self._told[min(max(self._at, 0), len(self._told) - 1)]
 
-    def report(self, kind: str, value: Any) -> None:
+    def report(self, kind, value):
         assert kind == "compressor"
         self.reports.append(value)
 
-    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
+    def pull(self, store, have, *, wait=False):
         self._at += 1
         if self.stopped:
             return None
         encoded = encode(self._versions[self._at])
         return Weights(encoded.header, encoded.payload())
 
-    def observations(self) -> Any:
+    def observations(self):
         return np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 
-    def publish(self, policy: Policy) -> None:
+    def publish(self, policy):
         self.published.append(policy)
 
 
-def compressed(link: Given, *stages: Stage, outputs: Any = None, **told: Any) -> Given:
+def compressed(link, *stages, outputs=None, **told):
     config = CompressorConfig(chain(*(stages or (Quantize("int8"),))), **told)
     Compressor(config, link, outputs=outputs).run()
     return link
 
 
-def versions(count: int) -> list[Policy]:
+def versions(count):
     return [policy_of(CARTPOLE, version) for version in range(count)]
 
 
-def test_every_version_is_compressed_and_its_quality_told() -> None:
+def test_every_version_is_compressed_and_its_quality_told():
     link = compressed(Given(versions(2)))
     assert [policy.version for policy in link.published] == [0, 1]
     assert [report["version"] for report in link.reports] == [0, 1]
@@ -194,7 +182,7 @@ def test_every_version_is_compressed_and_its_quality_told() -> None:
     assert link.reports[0]["quality"]["kl_max"] == 0.0
 
 
-def test_bits_and_sparsity_are_turned() -> None:
+def test_bits_and_sparsity_are_turned():
     link = compressed(Given(versions(2), ActorSettings(bits=8), ActorSettings(bits=None)))
     assert [bool(policy.ranges) for policy in link.published] == [True, False]
     told = [ActorSettings(sparsity=sparsity) for sparsity in (0.25, 0.5, 0.0)]
@@ -203,7 +191,7 @@ def test_bits_and_sparsity_are_turned() -> None:
     assert widths == [[12, 12, 2], [8, 8, 2], [16, 16, 2]]
 
 
-def test_an_error_is_told_and_the_next_version_tried() -> None:
+def test_an_error_is_told_and_the_next_version_tried():
     broken, sound = versions(2)
     weights = dict(broken.float_parameters())
     weights["head.weight"] = weights["head.weight"] * np.float32(np.inf)
@@ -212,7 +200,7 @@ def test_an_error_is_told_and_the_next_version_tried() -> None:
     assert "has NaN or infinite values" in link.reports[0]["error"]
 
 
-def test_state_is_saved_when_asked_and_taken_up(tmp_path: Path) -> None:
+def test_state_is_saved_when_asked_and_taken_up(tmp_path):
     compressed(
         Given(versions(3), ActorSettings(), ActorSettings(save=1)), Remembers(), folder=tmp_path
     )

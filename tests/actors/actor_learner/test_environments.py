@@ -1,7 +1,5 @@
 """Environments of an actor: several, reset by themselves, with the true successor of every step."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from typing import Any
@@ -32,7 +30,7 @@ IDLE = np.zeros(1, np.int64)
 
 
 class Continuous(gym.Env[Any, Any]):
-    def __init__(self, low: float, high: float) -> None:
+    def __init__(self, low, high):
         self.observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
         self.action_space = gym.spaces.Box(low, high, (1,), np.float32)
 
@@ -74,7 +72,7 @@ class Continuous(gym.Env[Any, Any]):
         ),
     ],
 )
-def test_what_is_no_environment_or_does_not_fit_is_refused(make: Any, said: str) -> None:
+def test_what_is_no_environment_or_does_not_fit_is_refused(make, said):
     with pytest.raises(ConfigError, match=said):
         make()
 
@@ -82,7 +80,7 @@ def test_what_is_no_environment_or_does_not_fit_is_refused(make: Any, said: str)
 # Stepping
 
 
-def test_successors_ends_and_rewards() -> None:
+def test_successors_ends_and_rewards():
     """Nine steps of the first three episodes, each of which ends in its own way."""
     envs = Environments(NUMBERED, TWO, 1, 0)
     for episode, (how, length) in enumerate(ENDS):
@@ -108,7 +106,7 @@ def test_successors_ends_and_rewards() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64"])
-def test_other_numbers_are_rounded_to_float32(dtype: str) -> None:
+def test_other_numbers_are_rounded_to_float32(dtype):
     envs = Environments(replace(NUMBERED, kwargs={"dtype": dtype}), TWO, 2, 0)
     found = envs.step(np.zeros(2, np.int64))
     for rows in (envs.observations, found.next_observations):
@@ -122,7 +120,7 @@ def test_other_numbers_are_rounded_to_float32(dtype: str) -> None:
     ("key", "wrapped"),
     [("is_success", False), ("success", False), ("succeed", True), ("original_is_success", True)],
 )
-def test_the_truth_is_found_and_is_no_claim(key: str, wrapped: bool) -> None:
+def test_the_truth_is_found_and_is_no_claim(key, wrapped):
     """In training and in evaluations, for whatever key environments have."""
     spec = replace(NUMBERED, kwargs={"truth": key, "wrapped": wrapped})
     envs = Environments(spec, TWO, 1, 0)
@@ -138,7 +136,7 @@ def test_the_truth_is_found_and_is_no_claim(key: str, wrapped: bool) -> None:
     assert found == claims
 
 
-def test_a_truth_that_is_named_is_the_one_read() -> None:
+def test_a_truth_that_is_named_is_the_one_read():
     """In training and in evaluations; without the name, this key is not known."""
     named = EnvironmentSpec("faulty_environments:Numbered", {"truth": "at_goal"}, "at_goal")
     truth = [how == "terminated" for how, _ in ENDS]
@@ -155,7 +153,7 @@ def test_a_truth_that_is_named_is_the_one_read() -> None:
             wrong.step(IDLE)
 
 
-def test_each_has_its_own_seed() -> None:
+def test_each_has_its_own_seed():
     spec, cartpole = mlp(4, 2, head="logits", hidden=(4,)), EnvironmentSpec("CartPole-v1")
     both, second = Environments(cartpole, spec, 2, 5), Environments(cartpole, spec, 1, 6)
     expected = [cartpole.make().reset(seed=seed)[0] for seed in (5, 6)]
@@ -166,19 +164,17 @@ def test_each_has_its_own_seed() -> None:
         second.step(np.ones(1, np.int64))
 
 
-def test_images_keep_their_type() -> None:
+def test_images_keep_their_type():
     seen = observed(np.stack([Blinking().reset()[0]]), replace(TWO, observation_dtype="uint8"))
     assert seen.dtype == np.uint8 and seen.max() > 200
 
 
-def test_discrete_actions_that_do_not_start_at_nought() -> None:
+def test_discrete_actions_that_do_not_start_at_nought():
     assert in_space(np.int64(1), gym.spaces.Discrete(2, start=-1)) == 0
 
 
 @given(st.floats(-100, 100), st.floats(0.125, 100), st.floats(-1, 1, width=32))
-def test_continuous_actions_are_scaled_to_the_space(
-    low: float, width: float, action: float
-) -> None:
+def test_continuous_actions_are_scaled_to_the_space(low, width, action):
     space = Continuous(low, low + width).action_space
     check_spaces(Continuous(low, low + width), PENDULUM)
     given_ = in_space(np.array([action], np.float32), space)
@@ -189,8 +185,8 @@ def test_continuous_actions_are_scaled_to_the_space(
         assert space.contains(in_space(np.array([end], np.float32), space))
 
 
-def test_closing_closes_all_and_twice_is_fine() -> None:
-    closed: list[Numbered] = []
+def test_closing_closes_all_and_twice_is_fine():
+    closed = []
     gym.register("Closes-v0", lambda: closed.append(Numbered()) or closed[-1])
     try:
         envs = Environments(EnvironmentSpec("Closes-v0"), TWO, 2, 0)

@@ -1,17 +1,12 @@
 """Evaluations beside a training: what they pair, what they tell, and that learning goes on."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from actor_learner_parts import CARTPOLE, chain, training
 
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_actors.actor_learner.acting.evaluation import Evaluation, Evaluator
+from vinoreward_actors.actor_learner.acting.evaluation import Evaluator
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.trainer import ActorLearner, Progress
 from vinoreward_actors.compression.chain import CompressionContext
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring.monitor import default_monitor
@@ -26,20 +21,20 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 class Remembered(Impala):
     """Keeps every version that it pushed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(CARTPOLE, ImpalaConfig(trajectories=2, seed=0, precision="fp32"))
         self.pushed: dict[int, Policy] = {}
 
-    def policy(self, version: int) -> Policy:
+    def policy(self, version):
         self.pushed[version] = super().policy(version)
         return self.pushed[version]
 
 
-def evaluated(training: ActorLearner, count: int) -> list[Evaluation]:
+def evaluated(training, count):
     """Train until so many evaluations have ended."""
-    found: list[Evaluation] = []
+    found = []
 
-    def enough(progress: Progress) -> bool:
+    def enough(progress):
         found.extend(progress.evaluations)
         return len(found) >= count
 
@@ -47,7 +42,7 @@ def evaluated(training: ActorLearner, count: int) -> list[Evaluation]:
     return found
 
 
-def test_what_is_evaluated_is_one_version_in_both_forms() -> None:
+def test_what_is_evaluated_is_one_version_in_both_forms():
     learner, monitor = Remembered(), default_monitor("logits")
     trainer = training(
         learner, Quantize("w4"), monitor=monitor, evaluate_every=200, evaluation_episodes=3
@@ -63,7 +58,6 @@ def test_what_is_evaluated_is_one_version_in_both_forms() -> None:
             context = CompressionContext(teacher=pushed, observations=np.zeros((2, 4), np.float32))
             small = chain(Quantize("w4")).compress(pushed, context)
             again = evaluator.pair(pushed, small, one.pair.seeds)
-            assert again.compressed is not None
             np.testing.assert_array_equal(one.pair.full.returns, again.full.returns)
             np.testing.assert_array_equal(one.pair.compressed.returns, again.compressed.returns)
             assert one.pair.compressed.version == one.pair.full.version
@@ -72,10 +66,10 @@ def test_what_is_evaluated_is_one_version_in_both_forms() -> None:
     assert all("return_gap_mean" in values for values in told)
 
 
-def test_the_learner_goes_on_while_it_is_evaluated(tmp_path: Path) -> None:
-    updates: list[int] = []
+def test_the_learner_goes_on_while_it_is_evaluated(tmp_path):
+    updates = []
 
-    def progressed(progress: Progress) -> bool:
+    def progressed(progress):
         if (tmp_path / "begun").exists():
             updates.append(progress.updates)
         if len(updates) == 30:
@@ -89,8 +83,8 @@ def test_the_learner_goes_on_while_it_is_evaluated(tmp_path: Path) -> None:
     assert updates[:30] == list(range(updates[0], updates[0] + 30))
 
 
-def test_the_last_evaluation_and_the_compressor_that_starts_are_waited_for() -> None:
-    told: list[Evaluation] = []
+def test_the_last_evaluation_and_the_compressor_that_starts_are_waited_for():
+    told = []
     trainer = training(None, Quantize("w4"), evaluate_every=200, evaluation_episodes=2)
     summary = trainer.learn(200, lambda progress: told.extend(progress.evaluations))
     (last,) = [*told, *summary.evaluations]
@@ -99,10 +93,10 @@ def test_the_last_evaluation_and_the_compressor_that_starts_are_waited_for() -> 
     assert summary.compressed is not None
 
 
-def test_an_evaluation_that_fails_is_told_and_training_goes_on() -> None:
-    events: list[str] = []
+def test_an_evaluation_that_fails_is_told_and_training_goes_on():
+    events = []
 
-    def progressed(progress: Progress) -> bool:
+    def progressed(progress):
         events.extend(str(one) for one in progress.events)
         return len(events) > 1
 

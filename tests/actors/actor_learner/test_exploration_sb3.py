@@ -1,10 +1,7 @@
 """Actors of a Stable-Baselines3 model do what the model itself would do to explore."""
 
-from __future__ import annotations
-
 import contextlib
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -44,20 +41,18 @@ STEPS = 40
 class Still(gym.Env[Any, Any]):
     """Nothing happens."""
 
-    def __init__(self, action_space: gym.Space[Any]) -> None:
+    def __init__(self, action_space):
         self.observation_space, self.action_space = SEEN, action_space
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.zeros(4, np.float32), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         return np.zeros(4, np.float32), 0.0, False, False, {}
 
 
-def learner_of(
-    kind: Any, *, begun: bool = True, sigma: float | None = None, **settings: Any
-) -> SB3Learner:
+def learner_of(kind, *, begun=True, sigma=None, **settings):
     """A model's learner, after its first steps or before them."""
     env = Still(gym.spaces.Discrete(3) if kind is DQN else ARM)
     model = kind(
@@ -75,7 +70,7 @@ def learner_of(
 
 
 @contextlib.contextmanager
-def drawing_from(seed: int) -> Iterator[None]:
+def drawing_from(seed):
     """NumPy's global generator, from which SB3 draws, with a seed."""
     outside = np.random.get_state()
     np.random.seed(seed)
@@ -85,7 +80,7 @@ def drawing_from(seed: int) -> Iterator[None]:
         np.random.set_state(outside)
 
 
-def of_the_model(learner: SB3Learner, rows: Any, count: int = 1) -> Any:
+def of_the_model(learner, rows, count=1):
     """What the model executes for observations, in [-1, 1]."""
     model = learner.model
     model._last_obs = rows
@@ -103,13 +98,13 @@ def of_the_model(learner: SB3Learner, rows: Any, count: int = 1) -> Any:
         (DDPG, VectorizedActionNoise(WALK, 1), 0.0),
     ],
 )
-def test_the_same_draws_give_the_models_actions(kind: Any, noise: Any, bias: float) -> None:
+def test_the_same_draws_give_the_models_actions(kind, noise, bias):
     learner = learner_of(kind, action_noise=noise)
     with torch.no_grad():
         learner.model.actor.mu[-2].bias.fill_(bias)  # before the tanh
     policy, explore = policy_of(learner.model), learner.exploration
     rows = np.random.default_rng(0).uniform(-1, 1, (STEPS, 1, 4)).astype(np.float32)
-    random: Any = np.random.RandomState(7)
+    random = np.random.RandomState(7)
     before = None
     if noise is not None:
         noise.reset()
@@ -124,7 +119,7 @@ def test_the_same_draws_give_the_models_actions(kind: Any, noise: Any, bias: flo
 
 
 @pytest.mark.parametrize("kind", [TD3, SAC])
-def test_the_first_steps_are_uniform(kind: Any) -> None:
+def test_the_first_steps_are_uniform(kind):
     learner = learner_of(kind, begun=False)
     policy, explore = policy_of(learner.model), learner.exploration
     rows = np.zeros((5000, 4), np.float32)
@@ -139,7 +134,7 @@ def test_the_first_steps_are_uniform(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(("steps", "epsilon"), [(0, 1.0), (50, None), (900, 0.05)])
-def test_dqn_takes_random_actions_as_often(steps: int, epsilon: float | None) -> None:
+def test_dqn_takes_random_actions_as_often(steps, epsilon):
     learner = learner_of(DQN)
     model = learner.model
     model.num_timesteps = steps
@@ -151,11 +146,11 @@ def test_dqn_takes_random_actions_as_often(steps: int, epsilon: float | None) ->
 class Loud(ActionNoise):
     """Not one of Stable-Baselines3's."""
 
-    def __call__(self) -> Any:
+    def __call__(self):
         return np.ones(2)
 
 
-def noisy_gaussian() -> Any:
+def noisy_gaussian():
     explore = Exploration(noise=distributions.ActionNoise((0.0,), (0.1,)))
     spec = mlp(4, 2, head="tanh_gaussian", hidden=())
     return act(spec, np.zeros((1, 4), np.float32), np.random.default_rng(0), explore)
@@ -174,12 +169,12 @@ def noisy_gaussian() -> Any:
         (noisy_gaussian, "tanh_gaussian head"),
     ],
 )
-def test_noise_that_actors_cannot_draw_is_refused(make: Callable[[], Any], said: str) -> None:
+def test_noise_that_actors_cannot_draw_is_refused(make, said):
     with pytest.raises(ConfigError, match=said):
         make()
 
 
-def test_a_sigma_is_in_place_of_the_models_noise() -> None:
+def test_a_sigma_is_in_place_of_the_models_noise():
     assert learner_of(TD3, sigma=0.2, action_noise=WALK).exploration.noise == (
         distributions.ActionNoise((0.0,), (0.2,))
     )
@@ -191,7 +186,7 @@ def test_a_sigma_is_in_place_of_the_models_noise() -> None:
     assert learner_of(SAC, sigma=0.2).exploration == Exploration()
 
 
-def test_noise_travels_in_orders() -> None:
+def test_noise_travels_in_orders():
     for noise in (NORMAL, WALK, None):
         learner = learner_of(TD3, action_noise=noise, begun=False)
         explore = learner.exploration
@@ -218,9 +213,7 @@ ONE_IS_SURE = distributions.ActionNoise((0.0,), (0.4, 0.0))
         (-3.0, ONE_IS_SURE, True),
     ],
 )
-def test_recorded_probabilities_are_those_of_what_was_executed(
-    before: float, noise: distributions.ActionNoise, uniform: bool
-) -> None:
+def test_recorded_probabilities_are_those_of_what_was_executed(before, noise, uniform):
     """Their sum over all actions is 1, and they are the shares that are drawn."""
     spec = mlp(4, 2, head="tanh", hidden=())
     explore = Exploration(uniform=uniform, noise=noise)
@@ -246,10 +239,9 @@ def test_recorded_probabilities_are_those_of_what_was_executed(
             assert shares[chosen].sum() == pytest.approx(seen, abs=0.02)
 
 
-def _other(outputs: Any, actions: Any, explore: Exploration, column: int) -> Any:
+def _other(outputs, actions, explore, column):
     """The log density of the other column alone."""
     best = np.tanh(outputs.astype(np.float64))
-    assert explore.noise is not None
     centers = explore.noise.centers(np.zeros((1, 2)))
     alone = slice(1 - column, 2 - column)
     spread = np.broadcast_to(explore.noise.spread, 2)[alone]
@@ -258,14 +250,14 @@ def _other(outputs: Any, actions: Any, explore: Exploration, column: int) -> Any
     return distributions.log_density(actions[:, alone], (best + centers)[:, alone], spread)
 
 
-def test_noise_begins_anew_with_every_episode() -> None:
+def test_noise_begins_anew_with_every_episode():
     """Noise that halves at every step, without chance, is seen in what actors executed."""
     noise = distributions.ActionNoise((0.0,), (0.0,), theta=0.5, dt=1.0, start=(0.8,))
     spec = mlp(3, 1, head="tanh", hidden=(8,))
     short = EnvironmentSpec("Pendulum-v1", {"max_episode_steps": 3})
     actor_settings = ActorSettings(noise=noise)
 
-    def still(link: Any) -> None:
+    def still(link):
         policy = link.weights[0]
         zeros = {name: np.zeros_like(value) for name, value in policy.parameters.items()}
         link.weights[0] = policy.replace(parameters=zeros)

@@ -1,7 +1,5 @@
 """The learners on small tasks, off-policy, resumed, and when training diverges."""
 
-from __future__ import annotations
-
 import io
 
 import gymnasium as gym

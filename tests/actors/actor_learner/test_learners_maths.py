@@ -1,7 +1,5 @@
 """The arithmetic of the learners against formulas written out by hand or in plain loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

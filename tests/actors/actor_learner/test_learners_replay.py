@@ -1,7 +1,5 @@
 """The replay of the learners: what is drawn is what was put in, and as often as it should be."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

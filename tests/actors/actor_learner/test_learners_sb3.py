@@ -1,7 +1,5 @@
 """Stable-Baselines3's algorithms as learners: the same network, replay, settings and files."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -28,14 +26,14 @@ CONFIG = SB3Config(total_steps=10_000)
 class Spaces(gym.Env[Any, Any]):
     """An environment of given spaces that does nothing."""
 
-    def __init__(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
+    def __init__(self, observation, action):
         self.observation_space, self.action_space = observation, action
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return self.observation_space.sample(), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 

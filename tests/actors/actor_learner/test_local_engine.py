@@ -1,7 +1,5 @@
 """The engine of one machine, with real processes: acting, room, ending, messages, deaths."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -10,7 +8,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.mark.slow
-def test_a_student_larger_than_its_teacher() -> None:
+def test_a_student_larger_than_its_teacher():
     """There is room for it in shared memory, and for its INT8 weights and compiled form."""
     student = mlp(2, 2, head="logits", hidden=(1100, 1100))
     stages = Distill(1, student=student, cold_steps=1), Quantize("int8")
@@ -59,7 +56,7 @@ def test_a_student_larger_than_its_teacher() -> None:
         until(lambda: take(engine)[0].network.all() == COMPRESSED)
 
 
-def test_a_stage_that_makes_larger_networks_has_to_say_so() -> None:
+def test_a_stage_that_makes_larger_networks_has_to_say_so():
     for tells in (True, False):
         stage = Widens(mlp(2, 2, head="logits", hidden=(768, 768)), tells)
         with started(config(chain=chain(stage))) as engine:
@@ -71,7 +68,7 @@ def test_a_stage_that_makes_larger_networks_has_to_say_so() -> None:
 # Ending
 
 
-def test_it_may_be_closed_twice_unstarted_and_while_everything_starts() -> None:
+def test_it_may_be_closed_twice_unstarted_and_while_everything_starts():
     LocalEngine(config()).close()
     with started(config(actors=2, chain=chain(Quantize("int8")))) as engine:
         engine.close()
@@ -79,15 +76,13 @@ def test_it_may_be_closed_twice_unstarted_and_while_everything_starts() -> None:
 
 
 @pytest.mark.slow
-def test_close_ends_what_hangs(tmp_path: Path) -> None:
+def test_close_ends_what_hangs(tmp_path):
     kwargs = {"fault": "hang", "at": 20, "marker": str(tmp_path / "hung")}
     with started(config(kwargs=kwargs)) as engine:
         until((tmp_path / "hung").exists, engine)
 
 
-def test_threads_end_and_environment_variables_are_as_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_end_and_environment_variables_are_as_before(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     with started(config()) as engine:
@@ -97,7 +92,7 @@ def test_threads_end_and_environment_variables_are_as_before(
     assert [one.name for one in threading.enumerate() if "vinoreward" in one.name] == []
 
 
-def test_shared_memory_that_is_too_small() -> None:
+def test_shared_memory_that_is_too_small():
     """Said at once, in words; what was reserved before is given back."""
     free = os.statvfs("/dev/shm")
     slots = 2 * free.f_bavail * free.f_frsize // config().trajectory.nbytes
@@ -110,7 +105,7 @@ def test_shared_memory_that_is_too_small() -> None:
     assert segments() == began == []
 
 
-def test_a_script_without_a_guard(tmp_path: Path) -> None:
+def test_a_script_without_a_guard(tmp_path):
     """Python cannot start processes from it; what it needs is said."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -129,7 +124,7 @@ def test_a_script_without_a_guard(tmp_path: Path) -> None:
 # Messages
 
 
-def test_half_a_message_stops_nobody() -> None:
+def test_half_a_message_stops_nobody():
     reading, writing = multiprocessing.Pipe(duplex=False)
     inbox = Inbox(reading)
     assert inbox.read() == []
@@ -146,12 +141,12 @@ def test_half_a_message_stops_nobody() -> None:
     inbox.close()
 
 
-def test_a_message_of_more_than_a_pipe_holds() -> None:
+def test_a_message_of_more_than_a_pipe_holds():
     reading, writing = multiprocessing.Pipe(duplex=False)
     inbox, text = Inbox(reading), "x" * 1_000_000
     thread = threading.Thread(target=send, args=(writing, "error", text))
     thread.start()
-    found: list[Any] = []
+    found = []
     until(lambda: found.extend(inbox.read()) or found)
     thread.join()
     assert found == [{"kind": "error", "value": text}]
@@ -162,7 +157,7 @@ def test_a_message_of_more_than_a_pipe_holds() -> None:
 # Deaths
 
 
-def test_what_a_dead_actor_had_handed_over_is_read(tmp_path: Path) -> None:
+def test_what_a_dead_actor_had_handed_over_is_read(tmp_path):
     kwargs = {"fault": "kill", "at": 9 * 2 + 5, "marker": str(tmp_path / "died")}
     with started(config(kwargs=kwargs, slots=3)) as engine:
         until(lambda: engine.messages().events)
@@ -171,7 +166,7 @@ def test_what_a_dead_actor_had_handed_over_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal([one.observations[0, 0, 0] for one in found], [0, 3, 0, 3])
 
 
-def failure(engine: LocalEngine) -> str:
+def failure(engine):
     """What a call says that raises, if it does."""
     try:
         engine.messages()
@@ -180,7 +175,7 @@ def failure(engine: LocalEngine) -> str:
     return ""
 
 
-def test_what_the_last_one_had_handed_over_is_read_before_the_error() -> None:
+def test_what_the_last_one_had_handed_over_is_read_before_the_error():
     kwargs = {"fault": "kill", "at": 9 * 2 + 5}
     with started(config(kwargs=kwargs, slots=3, restarts=0)) as engine:
         until(lambda: failure(engine))
@@ -192,7 +187,7 @@ def test_what_the_last_one_had_handed_over_is_read_before_the_error() -> None:
             engine.messages(experience_first=True)
 
 
-def test_a_death_is_seen_at_once_and_holds_no_weights() -> None:
+def test_a_death_is_seen_at_once_and_holds_no_weights():
     """Long before a heartbeat, which is a minute here, would tell."""
     with started(config(actors=2)) as engine:
         take(engine, 2, evenly=True)
@@ -215,7 +210,7 @@ def test_a_death_is_seen_at_once_and_holds_no_weights() -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_learner_is_no_reason_to_kill_actors() -> None:
+def test_a_slow_learner_is_no_reason_to_kill_actors():
     with started(config(heartbeat=0.5)) as engine:
         until(lambda: engine.waiting() == 2)
         time.sleep(1.5)
@@ -233,7 +228,7 @@ def test_a_slow_learner_is_no_reason_to_kill_actors() -> None:
         ("nan_reward", 12, "rewards of a trajectory of actor 0 has NaN"),
     ],
 )
-def test_an_environment_that_fails_for_good(fault: str, at: int, said: str) -> None:
+def test_an_environment_that_fails_for_good(fault, at, said):
     """Restarted within its budget, and then an error with the child's own words."""
     with started(config(kwargs={"fault": fault, "at": at}, restarts=1)) as engine:
         assert said in event(engine).what
@@ -246,7 +241,7 @@ def test_an_environment_that_fails_for_good(fault: str, at: int, said: str) -> N
     assert caught.count(said) == 1 if sentence else said in caught
 
 
-def test_training_goes_on_without_a_compressor_that_died() -> None:
+def test_training_goes_on_without_a_compressor_that_died():
     """Actors take the learner's own weights when its last are too old."""
     told = config(chain=chain(Remembers()), max_staleness=5, restarts=0)
     with started(told, ActorSettings(pull_period=1)) as engine:
@@ -262,14 +257,13 @@ def test_training_goes_on_without_a_compressor_that_died() -> None:
         assert kinds[-1] == FULL_PRECISION
 
 
-def test_a_compressors_successor_resumes_its_state(tmp_path: Path) -> None:
+def test_a_compressors_successor_resumes_its_state(tmp_path):
     stage = Remembers("kill", 4, str(tmp_path / "died"))
     with started(config(chain=chain(stage), folder=tmp_path / "run")) as engine:
 
-        def made(version: int) -> Policy:
+        def made(version):
             newest = engine.compressed_policy
-            found: Policy = until(lambda: (p := newest()) and p.version == version and p, engine)
-            return found
+            return until(lambda: (p := newest()) and p.version == version and p, engine)
 
         made(0)
         for version in (1, 2):

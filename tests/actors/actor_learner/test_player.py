@@ -1,10 +1,7 @@
 """A trained policy in use: saved, loaded, and asked for actions, without any training around it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -21,13 +18,13 @@ from vinoreward.errors import (
 )
 from vinoreward_actors import CompressorChain, Player, load_policy, save_policy
 from vinoreward_actors.compression import CompressionContext, Quantize
-from vinoreward_actors.policies.policy import Policy, QuantizedArray, forward, random_policy
+from vinoreward_actors.policies.policy import QuantizedArray, forward, random_policy
 from vinoreward_actors.policies.spec import mlp
 
 BACKENDS = ("numpy", "openvino", "onnxruntime")
 
 
-def assert_same(found: Policy, expected: Policy) -> None:
+def assert_same(found, expected):
     """To the bit: codes, scales and bits, not what they stand for."""
     assert found.spec == expected.spec and found.ranges == expected.ranges
     assert (found.version, found.backend) == (expected.version, expected.backend)
@@ -46,7 +43,7 @@ def assert_same(found: Policy, expected: Policy) -> None:
 
 
 @pytest.mark.parametrize("precision", [*PRECISIONS, "3 bits"])
-def test_every_precision_comes_back_to_the_bit(tmp_path: Path, precision: str) -> None:
+def test_every_precision_comes_back_to_the_bit(tmp_path, precision):
     for name, spec in SPECS.items():
         policy = random_policy(spec, 1)
         if precision == "3 bits":
@@ -59,7 +56,7 @@ def test_every_precision_comes_back_to_the_bit(tmp_path: Path, precision: str) -
         assert_same(load_policy(tmp_path / name / "compressed.json"), policy)
 
 
-def test_a_missing_safetensors_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_safetensors_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "safetensors.numpy", raising=False)
     for use in (lambda: load_policy(tmp_path), lambda: save_policy(tmp_path, _small())):
@@ -70,11 +67,11 @@ def test_a_missing_safetensors_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 # Acting
 
 
-def _small() -> Policy:
+def _small():
     return random_policy(mlp(3, 2, head="tanh", hidden=(8,)), 0)
 
 
-def best(policy: Policy, seen: np.ndarray) -> np.ndarray:
+def best(policy, seen):
     """The best actions by the reference, as plainly as it can be said."""
     outputs = forward(policy, seen)
     if policy.spec.head in ("logits", "q"):
@@ -84,7 +81,7 @@ def best(policy: Policy, seen: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", ["fp32", "4 bits", "int8"])
-def test_actions_are_the_references(precision: str, backend: str) -> None:
+def test_actions_are_the_references(precision, backend):
     for spec in SPECS.values():
         policy = with_precision(random_policy(spec, 3), precision).replace(backend=backend)
         seen = observations(spec, 6, seed=4)
@@ -95,7 +92,7 @@ def test_actions_are_the_references(precision: str, backend: str) -> None:
                 np.testing.assert_allclose(found, expected, atol=0 if spec.discrete else tolerance)
 
 
-def test_actions_are_those_of_the_space() -> None:
+def test_actions_are_those_of_the_space():
     policy = _small()
     seen = observations(policy.spec, 5)
     low, high = np.array([-2.0, 10.0], np.float32), np.array([2.0, 30.0], np.float32)
@@ -110,7 +107,7 @@ def test_actions_are_those_of_the_space() -> None:
     assert type(found) is int and found == 5 + best(controller, seen[:1])[0]
 
 
-def test_float64_is_taken_and_other_numbers_are_not() -> None:
+def test_float64_is_taken_and_other_numbers_are_not():
     with Player(_small()) as player:
         row = observations(player.policy.spec, 1)[0]
         np.testing.assert_array_equal(player.act(row.astype(np.float64)), player.act(row))
@@ -137,12 +134,12 @@ def test_float64_is_taken_and_other_numbers_are_not() -> None:
         {"batch": 0},
     ],
 )
-def test_spaces_and_settings_that_cannot_be_are_refused(wrong: dict) -> None:
+def test_spaces_and_settings_that_cannot_be_are_refused(wrong):
     with pytest.raises(ConfigError, match="Expected"):
         Player(_small(), **wrong)
 
 
-def test_policies_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+def test_policies_that_are_not_whole_are_refused(tmp_path):
     with pytest.raises(ModelNotFoundError, match="Expected"):
         load_policy(tmp_path)
     path, weights = save_policy(tmp_path, _small()), tmp_path / "policy.safetensors"
@@ -158,7 +155,7 @@ def test_policies_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         load_policy(tmp_path)
 
 
-def test_acting_needs_no_training(tmp_path: Path) -> None:
+def test_acting_needs_no_training(tmp_path):
     save_policy(tmp_path, _small().replace(backend="openvino"))
     code = (
         "import sys, vinoreward_actors\n"

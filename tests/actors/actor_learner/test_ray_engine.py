@@ -1,7 +1,5 @@
 """Ray alone: two machines, one of which dies, and what else a cluster can do to a training."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -11,9 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -28,13 +24,12 @@ from faulty_environments import Remembers
 from vinoreward.errors import MissingExtraError
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.checkpoint import load_checkpoint
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import EngineError
 from vinoreward_actors.actor_learner.engines.ray import cluster as ray_cluster
 from vinoreward_actors.actor_learner.engines.ray.cluster import ADDRESS, NAMESPACE, found_address
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.trainer import Progress, make_engine
+from vinoreward_actors.actor_learner.trainer import make_engine
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward_actors.policies.spec import mlp
@@ -43,17 +38,17 @@ LEARNED = mlp(2, 2, head="logits", hidden=(256, 256), value=True)
 """Large enough that its weights lie in the object store."""
 
 
-def learner() -> Impala:
+def learner():
     return Impala(LEARNED, ImpalaConfig(trajectories=2, seed=0, precision="fp32"))
 
 
-def environment(folder: Path) -> EnvironmentSpec:
+def environment(folder):
     kwargs = {"folder": str(folder), "owner": os.getpid()}
     return EnvironmentSpec("engine_environments:Watched", kwargs)
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Any]:
+def two_nodes():
     """A cluster of two machines with two processors each, on one."""
     utils = pytest.importorskip("ray.cluster_utils")
     with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +64,7 @@ def two_nodes() -> Iterator[Any]:
 
 @pytest.mark.slow
 class TestCluster:
-    def test_a_state_actor_that_is_gone_for_good(self, two_nodes: Any) -> None:
+    def test_a_state_actor_that_is_gone_for_good(self, two_nodes):
         """Whatever the learner asks next says so in our words; Ray's own are the cause."""
         import ray
 
@@ -83,9 +78,7 @@ class TestCluster:
         assert not ray.is_initialized()
 
     @pytest.mark.parametrize("hidden", [8, 256])
-    def test_a_state_actor_that_is_killed_under_a_fixed_lag(
-        self, two_nodes: Any, hidden: int
-    ) -> None:
+    def test_a_state_actor_that_is_killed_under_a_fixed_lag(self, two_nodes, hidden):
         """All wait for the compressed form of the present version, which the compressor has.
 
         Small weights travel in messages, large ones lie in the object store.
@@ -96,19 +89,19 @@ class TestCluster:
             kill_state()
             until(lambda: engine.everyone_has(0), engine)
             made = engine.compressed_policy()
-            assert made is not None and made.version == 0
+            assert made.version == 0
             engine.publish(random_policy(spec, 1))
             newest(engine, 1, network=COMPRESSED)
             until(lambda: engine.everyone_has(1), engine)
             assert engine.messages().events == []
 
-    def test_a_process_that_the_cluster_has_no_room_for(self, two_nodes: Any) -> None:
+    def test_a_process_that_the_cluster_has_no_room_for(self, two_nodes):
         """It waits for a node, however long, and costs no restarts; the others act."""
         told = dataclasses.replace(config(actors=3, restarts=0), start_timeout=10.0)
         with running(told) as engine:
-            events: list[str] = []
+            events = []
 
-            def told_so() -> bool:
+            def told_so():
                 events.extend(str(each) for each in engine.messages().events)
                 return len(events) >= 2
 
@@ -119,7 +112,7 @@ class TestCluster:
                 until(lambda: engine.everyone_has(0), engine)
                 assert all("it may yet" in str(each) for each in engine.messages().events)
 
-    def test_a_compressor_that_is_killed(self, two_nodes: Any, tmp_path: Path) -> None:
+    def test_a_compressor_that_is_killed(self, two_nodes, tmp_path):
         """What it had put into the object store dies with it; its successor makes it anew."""
         told = config(LEARNED, chain=chain(Fragile(str(tmp_path / "died"), 2)), folder=tmp_path)
         with running(told, ActorSettings(pull_period=1)) as engine:
@@ -131,17 +124,17 @@ class TestCluster:
             until(lambda: (p := engine.compressed_policy()) and p.version == 1, engine)
             newest(engine, 1, network=COMPRESSED)
 
-    def test_a_node_that_dies(self, two_nodes: Any, tmp_path: Path) -> None:
+    def test_a_node_that_dies(self, two_nodes, tmp_path):
         """Actors on both; one node is killed in mid-training, which goes on and ends as usual."""
         import ray
 
         node = two_nodes.add_node(num_cpus=2, object_store_memory=200_000_000)
         two_nodes.wait_for_nodes()
-        nodes: set[str] = set()
-        killed_at: list[int] = []
-        events: list[Any] = []
+        nodes = set()
+        killed_at = []
+        events = []
 
-        def done(now: Progress) -> bool:
+        def done(now):
             events.extend(now.events)
             nodes.update(each["node"] for each in notes(tmp_path).values())
             if not killed_at and len(nodes) == 2 and now.updates > 5:
@@ -158,11 +151,11 @@ class TestCluster:
         assert not ray.is_initialized()
         until(lambda: all(gone(pid) for pid in notes(tmp_path)))
 
-    def test_the_learner_dies(self, tmp_path: Path) -> None:
+    def test_the_learner_dies(self, tmp_path):
         """Without a cluster, so that Ray is started by the training itself, and ends with it."""
         with training_script(tmp_path) as process:
 
-            def acting() -> bool:
+            def acting():
                 assert process.poll() is None, process.communicate()[0]
                 return len(notes(tmp_path)) == 2
 
@@ -178,7 +171,7 @@ class TestCluster:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     helper.kill()
 
-    def test_the_head_is_lost(self, tmp_path: Path) -> None:
+    def test_the_head_is_lost(self, tmp_path):
         """The learner says so and has saved what it learned until then, before Ray ends it.
 
         Also where an actor on the head's machine is lost with it, as here, and cannot be replaced.
@@ -200,13 +193,12 @@ class TestCluster:
         assert "EngineError: the head of the Ray cluster at " in last, output
         assert "go on from the last checkpoint" in last
         state = load_checkpoint(tmp_path / "run")
-        assert state is not None
         # All that it did, and no earlier checkpoint: none was due.
         assert state["version"] == int((tmp_path / "updates").read_text()) > 0
 
 
 @contextlib.contextmanager
-def running(told: EngineConfig, settings: ActorSettings | None = None) -> Iterator[RayEngine]:
+def running(told, settings=None):
     spec = told.actor.policy
     with RayEngine(told) as engine:
         engine.start(random_policy(spec), settings or ActorSettings(), observations(spec))
@@ -214,7 +206,7 @@ def running(told: EngineConfig, settings: ActorSettings | None = None) -> Iterat
 
 
 @contextlib.contextmanager
-def more(cluster: Any, processors: int) -> Iterator[None]:
+def more(cluster, processors):
     """One more machine."""
     node = cluster.add_node(num_cpus=processors, object_store_memory=100_000_000)
     cluster.wait_for_nodes()
@@ -226,7 +218,7 @@ LATE = 180.0
 """Seconds that a loaded machine may take to start a script with PyTorch, and Ray."""
 
 
-def kill_family(process: subprocess.Popen[Any]) -> None:
+def kill_family(process):
     """Kill a process and all that it started, and close its pipes."""
     family = []
     if process.poll() is None:
@@ -242,7 +234,7 @@ def kill_family(process: subprocess.Popen[Any]) -> None:
 
 
 @contextlib.contextmanager
-def cluster_of_its_own(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+def cluster_of_its_own(folder):
     """A cluster that a process of its own has started: its address, and its head's process."""
     pytest.importorskip("ray")
     script = folder / "cluster.py"
@@ -276,9 +268,7 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def training_script(
-    folder: Path, address: str = "local", before: str = ""
-) -> Iterator[subprocess.Popen[str]]:
+def training_script(folder, address="local", before=""):
     """A script like a user's, in a group of its own; whatever it leaves is ended.
 
     Args:
@@ -326,7 +316,7 @@ if __name__ == "__main__":
         kill_family(process)
 
 
-def state_actor() -> Any:
+def state_actor():
     import ray
 
     (found,) = ray.util.list_named_actors(all_namespaces=True)
@@ -334,7 +324,7 @@ def state_actor() -> Any:
     return ray.get_actor(**found)
 
 
-def kill_state() -> None:
+def kill_state():
     """End the process of the state actor, as the system does it when memory is short."""
     import ray
 
@@ -343,10 +333,10 @@ def kill_state() -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def newest(engine: Engine, version: int, network: int = 0) -> None:
+def newest(engine, version, network=0):
     """Wait until an actor acts with a version, whatever else is under way."""
 
-    def acted() -> bool:
+    def acted():
         batch = engine.take(1, timeout=0.1)
         if batch is None:
             return False
@@ -357,12 +347,12 @@ def newest(engine: Engine, version: int, network: int = 0) -> None:
 
 
 class TestWithoutRay:
-    def test_the_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_missing_extra_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(MissingExtraError, match=r"pip install .*\[ray\]"):
             make_engine("ray", config())
 
-    def test_nobody_at_the_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nobody_at_the_address(self, monkeypatch):
         """Said at once; Ray itself would try for minutes."""
         pytest.importorskip("ray")
         for address in ("127.0.0.1:1", "nonsense"):
@@ -374,9 +364,7 @@ class TestWithoutRay:
         engine.close()  # without a start, and twice
         engine.close()
 
-    def test_only_a_cluster_that_was_started_for_others_is_joined(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_only_a_cluster_that_was_started_for_others_is_joined(self, monkeypatch):
         """By a note that only its user can write."""
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -403,7 +391,7 @@ class TestWithoutRay:
             assert found_address() is None  # it has ended without saying so
 
     @pytest.mark.slow
-    def test_a_cluster_of_its_own_is_for_this_user_alone(self, tmp_path: Path) -> None:
+    def test_a_cluster_of_its_own_is_for_this_user_alone(self, tmp_path):
         pytest.importorskip("ray")
         code = (
             "import psutil, ray\n"  # imported before: what its import reads is read
@@ -427,7 +415,7 @@ class TestWithoutRay:
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_where_a_compressor_runs(saves: bool, tmp_path: Path) -> None:
+def test_where_a_compressor_runs(saves, tmp_path):
     """With state to write: beside the learner, whatever is free; otherwise where room is."""
     engine = pytest.importorskip("vinoreward_actors.actor_learner.engines.ray.engine")
     told = config(chain=chain(), folder=tmp_path if saves else None)

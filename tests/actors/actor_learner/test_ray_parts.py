@@ -1,7 +1,5 @@
 """What the Ray engine is made of, without a cluster: requests, and messages in order."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from concurrent.futures import Future
@@ -15,13 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray import engine
 from vinoreward_actors.actor_learner.engines.ray.exchange import TrajectoryRequests
-from vinoreward_actors.actor_learner.transport.trajectory import Batch
 
 
-def arrive(requests: TrajectoryRequests, actor: int, number: int) -> None:
+def arrive(requests, actor, number):
     trajectory = config().trajectory.empty(actor)
     trajectory.versions[...] = number
     requests.arrived(trajectory)
@@ -35,19 +31,17 @@ class TestRequests:
         moves=st.lists(st.integers(0, 2**16), max_size=60),
     )
     @settings(deadline=None)
-    def test_bounded_limited_and_never_stuck(
-        self, actors: int, slots: int, ratio: float, moves: list[int]
-    ) -> None:
+    def test_bounded_limited_and_never_stuck(self, actors, slots, ratio, moves):
         """Whatever comes in which order: no actor has more on its way than there is room for."""
         size, sample = 9, 32
         together = size * actors
         buffer = 2 * SamplesPerInsert.smallest_buffer(ratio, together, sample)
         limiter = SamplesPerInsert(ratio, 18, buffer, insert_size=together, sample_size=sample)
-        asked: list[int] = []
+        asked = []
         told = config(actors=actors, steps=size, slots=slots, limiter=limiter)
         requests = TrajectoryRequests(told, asked.append)
         requests.ask()
-        taken: list[Batch] = []
+        taken = []
         steps = samples = 0
         numbers = [0] * actors
         for move in moves:
@@ -82,7 +76,7 @@ class TestRequests:
         # With everything given back, somebody can always go on.
         assert asked or limiter.can_sample(steps, samples, sample)
 
-    def test_evenly_does_not_depend_on_the_actors_speed(self) -> None:
+    def test_evenly_does_not_depend_on_the_actors_speed(self):
         requests = TrajectoryRequests(config(actors=2, slots=3), lambda actor: None)
         requests.ask()
         for actor, number in [(1, 0), (1, 1), (0, 0), (1, 2), (0, 1)]:
@@ -100,19 +94,19 @@ class TestRequests:
 class Answers:
     """A process on Ray that answers when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: dict[str, list[Future[Any]]] = defaultdict(list)
 
-    def __getattr__(self, question: str) -> Any:
-        def remote(*arguments: Any) -> Any:
-            future: Future[Any] = Future()
+    def __getattr__(self, question):
+        def remote(*arguments):
+            future = Future()
             self.asked[question].append(future)
             return SimpleNamespace(future=lambda: future)
 
         return SimpleNamespace(remote=remote)
 
 
-def worker_of(told: EngineConfig, actor: Answers) -> tuple[engine.RayWorker, TrajectoryRequests]:
+def worker_of(told, actor):
     """Return the first actor's worker, whose process answers what the test says."""
     requests = TrajectoryRequests(told, lambda number: worker.ask())
     cluster = SimpleNamespace(
@@ -126,7 +120,7 @@ def worker_of(told: EngineConfig, actor: Answers) -> tuple[engine.RayWorker, Tra
     return worker, requests
 
 
-def sent(told: EngineConfig, number: int) -> tuple[bytes, Any]:
+def sent(told, number):
     """Return an actor's message ``number``; its trajectory, counter and report say which it is."""
     buffer = np.zeros(told.trajectory.nbytes, np.uint8)
     told.trajectory.view(buffer, 0).versions[...] = number
@@ -137,13 +131,13 @@ def sent(told: EngineConfig, number: int) -> tuple[bytes, Any]:
 
 @given(order=st.permutations(range(5)))
 @settings(deadline=None, max_examples=50)
-def test_messages_are_read_in_the_order_of_sending(order: list[int]) -> None:
+def test_messages_are_read_in_the_order_of_sending(order):
     """Ray may bring the answer to a later request first; a fixed lag needs the actor's order."""
     pytest.importorskip("ray")
     told, actor = config(slots=5), Answers()
     worker, requests = worker_of(told, actor)
-    taken: list[int] = []
-    reported: list[int] = []
+    taken = []
+    reported = []
     for count, number in enumerate(order, 1):
         actor.asked["next"][number].set_result(sent(told, number))
         reported += [value for _, value in worker.look().messages]

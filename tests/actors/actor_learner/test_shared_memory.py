@@ -1,12 +1,9 @@
 """Shared memory: reserved when it is made, private, and gone when its maker is gone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ from vinoreward_actors.actor_learner.transport.shared_memory import (
 from vinoreward_actors.actor_learner.transport.weight_store import WeightStore
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(code, *arguments):
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         capture_output=True,
@@ -35,7 +32,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_segment_is_zeroed_private_reserved_and_removed() -> None:
+def test_a_segment_is_zeroed_private_reserved_and_removed():
     with Segment.create(1 << 20) as segment:
         path = SHARED_MEMORY / segment.spec.name
         found = path.stat()
@@ -60,7 +57,7 @@ def test_a_segment_is_zeroed_private_reserved_and_removed() -> None:
         Segment.attach(segment.spec)
 
 
-def test_what_cannot_be_attached_or_reserved_is_refused() -> None:
+def test_what_cannot_be_attached_or_reserved_is_refused():
     before = segments_of(os.getpid())
     with Segment.create(64) as segment:
         with pytest.raises(SharedMemoryError, match=r"64 bytes\. Expected 128"):
@@ -89,7 +86,7 @@ print(os.getpid(), segment.spec.name, flush=True)
 KILL = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing() -> None:
+def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing():
     done = python(CREATE)
     pid, name = done.stdout.split()
     assert done.returncode == 0 and done.stderr == ""
@@ -97,7 +94,7 @@ def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing() -> No
     assert name.startswith(f"vinoreward_{pid}_")
 
 
-def test_a_process_that_attaches_and_ends_does_not_remove_the_segment() -> None:
+def test_a_process_that_attaches_and_ends_does_not_remove_the_segment():
     attach = (
         "import sys; from vinoreward_actors.actor_learner.transport.shared_memory import *;"
         "s = Segment.attach(SegmentSpec(sys.argv[1], 64)); s.words(0, 1)[0] = 7"
@@ -109,14 +106,14 @@ def test_a_process_that_attaches_and_ends_does_not_remove_the_segment() -> None:
         assert segment.words(0, 1)[0] == 7
 
 
-def test_a_killed_creator_is_cleaned_up_after() -> None:
+def test_a_killed_creator_is_cleaned_up_after():
     done = python(CREATE + KILL)
     assert done.returncode == -9
     pid = int(done.stdout.split()[0])
     assert wait_until(lambda: segments_of(pid) == [], timeout=30)
 
 
-def test_what_even_the_tracker_left_is_removed_at_the_next_start() -> None:
+def test_what_even_the_tracker_left_is_removed_at_the_next_start():
     both = "from multiprocessing.resource_tracker import _resource_tracker as t; import signal;"
     done = python(CREATE + both + "os.kill(t._pid, signal.SIGKILL);" + KILL)
     assert done.returncode == -9
@@ -126,9 +123,7 @@ def test_what_even_the_tracker_left_is_removed_at_the_next_start() -> None:
     assert not (SHARED_MEMORY / done.stdout.split()[1]).exists()
 
 
-def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(tmp_path, monkeypatch):
     # A folder of its own: whatever else starts meanwhile cleans /dev/shm too.
     monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
     dead = f"vinoreward_99999999_{'0' * 16}"
@@ -152,7 +147,7 @@ def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(
 # Words that processes share
 
 
-def test_control_words_are_shared() -> None:
+def test_control_words_are_shared():
     with ControlBlock.create(2, ("steps", "inserts")) as mine:
         theirs = ControlBlock.attach(mine.spec)
         assert not theirs.stopped
@@ -171,7 +166,7 @@ def test_control_words_are_shared() -> None:
         assert theirs.stopped
 
 
-def test_control_words_that_do_not_exist_are_refused() -> None:
+def test_control_words_that_do_not_exist_are_refused():
     with ControlBlock.create(1, [f"c{number}" for number in range(20)]) as block:
         block.add(0, "c19")
         assert block.total("c19") == 1

@@ -1,11 +1,7 @@
 """What becomes of a worker whose process dies, hangs or does not start: no process is needed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from engine_runs import config
@@ -13,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.errors import InputError
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.supervisor import (
     END_PATIENCE,
     MINUTE,
@@ -33,25 +28,25 @@ class Scripted(Worker):
 
     hint = ". Look at the terminal."
 
-    def __init__(self, name: str, number: int, settings: EngineConfig) -> None:
+    def __init__(self, name, number, settings):
         super().__init__(name, number, settings)
         self.calls: list[str] = []
         self.sees = Status(math.inf, 0)
         self.dies = True
         self.broken = False
 
-    def start(self) -> None:
+    def start(self):
         self.calls.append(f"start {self.generation}")
         self.sees = Status(math.inf, self.sees.handed)
 
-    def look(self) -> Status:
+    def look(self):
         if self.broken:
             raise InputError("what it sent cannot be read")
         found = self.sees
         self.sees = found._replace(messages=())
         return found
 
-    def kill(self) -> bool:
+    def kill(self):
         self.calls.append("kill")
         if self.dies:
             self.sees = self.sees._replace(ended=Ended("killed"))
@@ -61,7 +56,7 @@ class Scripted(Worker):
 class House:
     """Two actors and a compressor on a clock of the test's own; waiting lets time pass."""
 
-    def __init__(self, restarts: int = 1, all_needed: bool = False) -> None:
+    def __init__(self, restarts=1, all_needed=False):
         self.now = 1000.0
         lag = 0 if all_needed else None
         settings = dataclasses.replace(
@@ -75,10 +70,10 @@ class House:
             worker.started = self.now
             worker.sees = Status(0.0, 0)
 
-    def wait(self, workers: Sequence[Worker], seconds: float) -> None:
+    def wait(self, workers, seconds):
         self.now += seconds
 
-    def see(self, number: int, silence: float = 0.0, **rest: Any) -> list[str]:
+    def see(self, number, silence=0.0, **rest):
         """Let the supervisor look; return what it tells."""
         worker = self.workers[number]
         worker.sees = Status(silence, rest.pop("handed", worker.sees.handed), **rest)
@@ -93,7 +88,7 @@ class House:
         ({"silence": HEARTBEAT + 0.1}, "gave no sign of life for 5 s"),
     ],
 )
-def test_who_is_dead_or_silent_is_replaced(rest: dict[str, Any], why: str) -> None:
+def test_who_is_dead_or_silent_is_replaced(rest, why):
     house = House()
     assert house.see(1, silence=HEARTBEAT - 0.1) == []
     assert house.see(1, **rest) == [f"actor 1: {why}; replaced by generation 1"]
@@ -108,7 +103,7 @@ def test_who_is_dead_or_silent_is_replaced(rest: dict[str, Any], why: str) -> No
     assert told == ["actor 0: did not start in 31 s; replaced by generation 1"]
 
 
-def test_one_that_cannot_be_killed() -> None:
+def test_one_that_cannot_be_killed():
     house = House()
     house.workers[2].dies = False
     assert house.see(2, silence=HEARTBEAT + 1) == []
@@ -117,7 +112,7 @@ def test_one_that_cannot_be_killed() -> None:
     assert "compressor gave no sign of life for 5 s and cannot be ended" in failure
 
 
-def test_work_earns_restarts() -> None:
+def test_work_earns_restarts():
     house = House(restarts=1)
     for handed in range(1, 6):
         house.now += 61.0
@@ -132,13 +127,11 @@ seconds = st.integers(1, 1000).map(float)
     limit=st.integers(0, 5),
     lives=st.lists(st.tuples(st.integers(0, 90).map(float), seconds), max_size=40),
 )
-def test_restarts_are_limited_in_any_minute_of_work(
-    limit: int, lives: list[tuple[float, float]]
-) -> None:
+def test_restarts_are_limited_in_any_minute_of_work(limit, lives):
     """However long a death takes to be noticed: that is no work, and earns nothing."""
     now, over = 1000.0, 0.0
     budget = RestartBudget(limit, lambda: now)
-    deaths: list[float] = []  # by the work that was over
+    deaths = []  # by the work that was over
     for work, dying in lives:
         for _ in range(2 if work else 0):
             now += work / 2
@@ -153,7 +146,7 @@ def test_restarts_are_limited_in_any_minute_of_work(
     assert len(deaths) - 1 <= limit * (1 + over / MINUTE)
 
 
-def test_no_actor_left() -> None:
+def test_no_actor_left():
     house = House(restarts=0)
     house.see(1, ended=Ended("it fell over", "Traceback\nRuntimeError: it fell over."))
     house.see(0, ended=Ended("killed by signal 9"))
@@ -163,7 +156,7 @@ def test_no_actor_left() -> None:
     )
 
 
-def test_the_last_report_of_any_process_there_is_told_and_a_sentence_once() -> None:
+def test_the_last_report_of_any_process_there_is_told_and_a_sentence_once():
     house = House(restarts=1, all_needed=True)
     house.see(0, ended=Ended("it fell over", "Traceback\nRuntimeError: it fell over"))
     house.see(0, ended=Ended("killed by signal 9"))
@@ -176,7 +169,7 @@ def test_the_last_report_of_any_process_there_is_told_and_a_sentence_once() -> N
     assert house.supervisor.failure.count("no room") == 1
 
 
-def test_messages_are_sorted_by_kind_and_read_before_a_death_counts() -> None:
+def test_messages_are_sorted_by_kind_and_read_before_a_death_counts():
     house = House()
     episode = {"env": 0, "reward": 3.0, "length": 4, "score": None}
     refused = {"version": 2, "why": "infinity"}
@@ -192,7 +185,7 @@ def test_messages_are_sorted_by_kind_and_read_before_a_death_counts() -> None:
 
 
 @pytest.mark.parametrize(("number", "patience"), [(0, END_PATIENCE), (2, SAVE_PATIENCE)])
-def test_closing_waits_for_who_has_begun(number: int, patience: float) -> None:
+def test_closing_waits_for_who_has_begun(number, patience):
     """A compressor is given longer: it may have its state to write."""
     house = House()
     for worker in house.workers:
@@ -204,7 +197,7 @@ def test_closing_waits_for_who_has_begun(number: int, patience: float) -> None:
     assert [worker.calls for worker in house.workers] == [["kill"]] * 3
 
 
-def test_closing_waits_no_longer_than_needed_and_ends_everybody_whatever_they_sent() -> None:
+def test_closing_waits_no_longer_than_needed_and_ends_everybody_whatever_they_sent():
     house = House()
     for worker in house.workers:
         worker.sees = Status(0.1, 0, (), Ended("ended with status 0"))

@@ -1,11 +1,8 @@
 """Trajectories from actors to the learner: whole, once, in order, whoever is killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,16 +41,16 @@ from vinoreward_actors.actor_learner.transport.trajectory_ring import (
 
 
 @pytest.fixture
-def ring() -> TrajectoryRing:
+def ring():
     with TrajectoryRing.create(SPEC, actors=2, slots_per_actor=2) as ring:
         yield ring
 
 
-def actor(ring: TrajectoryRing, number: int) -> TrajectoryRing:
+def actor(ring, number):
     return TrajectoryRing.attach(ring.spec, number)
 
 
-def numbers(batch: Batch | None) -> list[int | None]:
+def numbers(batch):
     assert batch is not None
     return [number_of(trajectory) for trajectory in batch]
 
@@ -74,9 +71,7 @@ def numbers(batch: Batch | None) -> list[int | None]:
         ("versions", -1, "Expected 0 to inf"),
     ],
 )
-def test_values_a_learner_must_not_see_are_refused(
-    ring: TrajectoryRing, name: str, value: float, message: str
-) -> None:
+def test_values_a_learner_must_not_see_are_refused(ring, name, value, message):
     writer = actor(ring, 0)
     trajectory = writer.acquire()
     assert trajectory is not None
@@ -91,7 +86,7 @@ def test_values_a_learner_must_not_see_are_refused(
         assert numbers(batch) == [1]
 
 
-def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring: TrajectoryRing) -> None:
+def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring):
     random = np.random.default_rng(0)
     sent = SPEC.empty()
     for name in ("observations", "next_observations", "rewards", "log_mu", "behaviour"):
@@ -101,7 +96,6 @@ def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring: TrajectoryR
     sent.versions[...] = np.arange(SPEC.transitions).reshape(sent.versions.shape)
     assert write(actor(ring, 1), sent)
     batch = ring.take()
-    assert batch is not None
     with batch:
         (found,) = batch
         SPEC.check(found)
@@ -117,13 +111,13 @@ def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring: TrajectoryR
     assert list(batch) == []
 
 
-def test_a_writer_waits_for_a_free_slot_and_can_be_stopped(ring: TrajectoryRing) -> None:
+def test_a_writer_waits_for_a_free_slot_and_can_be_stopped(ring):
     writer = actor(ring, 0)
     assert write(writer, marked(1)) and write(writer, marked(2))
     assert not write(writer, marked(3), timeout=0.01)
-    asked: list[int] = []
+    asked = []
 
-    def stop() -> bool:
+    def stop():
         asked.append(1)
         return len(asked) == 5
 
@@ -136,7 +130,7 @@ def test_a_writer_waits_for_a_free_slot_and_can_be_stopped(ring: TrajectoryRing)
     assert ring.take(4, stop=lambda: True) is None
 
 
-def test_a_slot_is_closed_once(ring: TrajectoryRing) -> None:
+def test_a_slot_is_closed_once(ring):
     writer = actor(ring, 0)
     slot = writer.acquire()
     assert states(ring)[0] == WRITING
@@ -159,7 +153,7 @@ def test_a_slot_is_closed_once(ring: TrajectoryRing) -> None:
         (lambda ring: TrajectoryRing.create(SPEC, 1, 0), "at least 1 of both"),
     ],
 )
-def test_a_ring_refuses_what_it_has_not(ring: TrajectoryRing, use: Any, said: str) -> None:
+def test_a_ring_refuses_what_it_has_not(ring, use, said):
     with pytest.raises(ConfigError, match=said):
         use(ring)
 
@@ -170,7 +164,7 @@ class Slots(RuleBasedStateMachine):
     actors, slots = 2, 2
 
     @initialize()
-    def begin(self) -> None:
+    def begin(self):
         self.ring = TrajectoryRing.create(SMALL, self.actors, self.slots)
         self.writers = [actor(self.ring, number) for number in range(self.actors)]
         self.open: list[Trajectory | None] = [None] * self.actors
@@ -180,14 +174,14 @@ class Slots(RuleBasedStateMachine):
         self.number = 0
 
     @rule(number=st.integers(0, 1))
-    def acquire(self, number: int) -> None:
+    def acquire(self, number):
         if self.open[number] is None:
             free = FREE in self.states(number)
             self.open[number] = self.writers[number].acquire(timeout=0)
             assert (self.open[number] is not None) == free
 
     @rule(number=st.integers(0, 1))
-    def finish(self, number: int) -> None:
+    def finish(self, number):
         slot, self.open[number] = self.open[number], None
         if slot is None:
             return
@@ -197,7 +191,7 @@ class Slots(RuleBasedStateMachine):
         self.sent[number].append(self.number)
 
     @rule(count=st.integers(1, 4), evenly=st.booleans())
-    def take(self, count: int, evenly: bool) -> None:
+    def take(self, count, evenly):
         if self.batch is not None or (evenly and count % self.actors):
             return
         self.batch = self.ring.take(count, timeout=0, evenly=evenly)
@@ -216,13 +210,13 @@ class Slots(RuleBasedStateMachine):
                 assert [value for _, value in found] == sorted(value for _, value in found)
 
     @rule()
-    def release(self) -> None:
+    def release(self):
         if self.batch is not None:
             self.batch.close()
             self.batch = None
 
     @rule(number=st.integers(0, 1))
-    def writer_dies(self, number: int) -> None:
+    def writer_dies(self, number):
         slot, self.open[number] = self.open[number], None
         if slot is not None:
             fill(slot, 999)
@@ -231,18 +225,18 @@ class Slots(RuleBasedStateMachine):
         self.writers[number] = actor(self.ring, number)
 
     @rule()
-    def zombie_comes_back(self) -> None:
+    def zombie_comes_back(self):
         if self.zombies:
             zombie = self.zombies.pop()
             for again in (zombie.commit, zombie.acquire):
                 with pytest.raises(SharedMemoryError, match="was replaced"):
                     again()
 
-    def states(self, number: int) -> tuple[int, ...]:
+    def states(self, number):
         return states(self.ring)[number * self.slots : (number + 1) * self.slots]
 
     @invariant()
-    def every_slot_is_accounted_for(self) -> None:
+    def every_slot_is_accounted_for(self):
         if not hasattr(self, "ring"):
             return
         reading = [one.actor for one in self.batch] if self.batch else []
@@ -253,7 +247,7 @@ class Slots(RuleBasedStateMachine):
             assert found.count(READING) == reading.count(number)
         assert self.ring.ready() == sum(map(len, self.sent.values()))
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "ring"):
             self.ring.close()
 
@@ -263,7 +257,7 @@ TestSlots = Slots.TestCase
 TestSlots.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
-def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRing) -> None:
+def test_what_a_replaced_process_marks_as_ready_is_never_read(ring):
     """Even if it slips past its own check: between that and its store it was stopped for long."""
     old = actor(ring, 0)
     assert write(old, marked(1))
@@ -271,7 +265,7 @@ def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRi
     assert late is not None
     fill(late, 2)
     ring.reclaim(0)
-    old._writer = lambda: 0  # type: ignore[method-assign]
+    old._writer = lambda: 0
     new = actor(ring, 0)
     fresh = new.acquire()
     assert fresh is not None and states(ring)[:2] == (READY, WRITING)
@@ -292,25 +286,25 @@ def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRi
 class CommitsDuringALook:
     """A ring's words, of which an actor fills two slots just before one's state is read."""
 
-    def __init__(self, ring: TrajectoryRing, slot: int, reading: int) -> None:
+    def __init__(self, ring, slot, reading):
         self._words, self._writer = ring.words, actor(ring, 0)
         self._place, self._before = ring.slot_line(slot), reading
 
-    def __getitem__(self, place: int) -> int:
+    def __getitem__(self, place):
         if place == self._place:
             self._before -= 1
             if self._before == 0:
                 assert write(self._writer, marked(1)) and write(self._writer, marked(2))
         return self._words[place]
 
-    def __setitem__(self, place: int, value: int) -> None:
+    def __setitem__(self, place, value):
         self._words[place] = value
 
-    def commit(self, number: int) -> None:
+    def commit(self, number):
         assert write(self._writer, marked(number))
 
 
-def test_what_an_actor_commits_during_a_look_is_taken_in_order() -> None:
+def test_what_an_actor_commits_during_a_look_is_taken_in_order():
     """During the first look at the slots, and during the second one, which waits for the next."""
     with TrajectoryRing.create(SPEC, actors=1, slots_per_actor=2) as ring:
         ring.words = CommitsDuringALook(ring, slot=1, reading=1)
@@ -330,7 +324,7 @@ def test_what_an_actor_commits_during_a_look_is_taken_in_order() -> None:
 # Several processes
 
 
-def test_two_actors_deliver_everything_whole_once_and_in_order() -> None:
+def test_two_actors_deliver_everything_whole_once_and_in_order():
     count = 200
     with (
         TrajectoryRing.create(SPEC, 2) as ring,
@@ -338,7 +332,7 @@ def test_two_actors_deliver_everything_whole_once_and_in_order() -> None:
         child(write_many, ring.spec, control.spec, 0, count),
         child(write_many, ring.spec, control.spec, 1, count),
     ):
-        got: dict[int, list[int | None]] = defaultdict(list)
+        got = defaultdict(list)
         for _ in range(count):
             with ring.take(2, timeout=60) as batch:
                 for trajectory in batch:
@@ -350,7 +344,7 @@ def test_two_actors_deliver_everything_whole_once_and_in_order() -> None:
     assert ring.spec.segment.name not in segments_of(os.getpid())
 
 
-def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -> None:
+def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read():
     with (
         TrajectoryRing.create(SPEC, 2) as ring,
         ControlBlock.create(2, ("inserts",)) as control,
@@ -363,7 +357,7 @@ def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -
         assert ring.reclaim(0) == 1
         assert WRITING not in states(ring)[:2]
         with child(write_many, ring.spec, control.spec, 0, 50):
-            got: dict[int, list[tuple[int, int | None]]] = defaultdict(list)
+            got = defaultdict(list)
             while len(got[0]) < 51 or len(got[1]) < 50:
                 with ring.take(timeout=60) as batch:
                     for trajectory in batch:
@@ -377,7 +371,7 @@ def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -
 # What a trajectory is
 
 
-def test_the_layout_is_aligned_and_does_not_overlap() -> None:
+def test_the_layout_is_aligned_and_does_not_overlap():
     spec = TrajectorySpec(5, 3, (7, 2), "uint8", (2,), 4)
     end = 0
     for name, at in spec.fields().items():
@@ -402,12 +396,12 @@ def test_the_layout_is_aligned_and_does_not_overlap() -> None:
         ({"action_shape": (2, 2)}, "flatten"),
     ],
 )
-def test_a_spec_that_cannot_work_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_spec_that_cannot_work_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(SPEC, **change)
 
 
-def test_sizes_shapes_dtypes_and_continuous_actions_are_checked() -> None:
+def test_sizes_shapes_dtypes_and_continuous_actions_are_checked():
     spec = dataclasses.replace(SPEC, action_shape=(2,))
     good = spec.empty()
     spec.check(good)

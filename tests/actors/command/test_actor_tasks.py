@@ -1,11 +1,8 @@
 """The tasks that actors play: what they observe, how they end, and that a seed repeats them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +12,7 @@ from gymnasium.wrappers import FlattenObservation, FrameStackObservation, Graysc
 from task_runs import play, run_python, same
 
 from vinoreward.errors import ConfigError, MissingExtraError
-from vinoreward_actors.policies.spec import Conv, Dense, PolicySpec
+from vinoreward_actors.policies.spec import Conv, Dense
 from vinoreward_actors.tasks.lookup import ACCERL, ACTORQ, HOVER, TASKS, find_task, make_task
 from vinoreward_actors.tasks.networks import ALGORITHMS, NETWORKS, network
 
@@ -25,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy arr
 NEEDED = {"dm_control": "shimmy", "atari": "ale_py", "hover": "warp"}
 
 
-def needs(name: str) -> None:
+def needs(name):
     """Skip the test where a task's suite is not installed."""
     if (suite := TASKS[name].suite) in NEEDED:
         pytest.importorskip(NEEDED[suite])
@@ -34,7 +31,7 @@ def needs(name: str) -> None:
 # Every task
 
 
-def test_the_papers_tasks_are_all_there() -> None:
+def test_the_papers_tasks_are_all_there():
     assert " ".join(task.name for task in ACTORQ) == (
         "cartpole-balance walker-stand hopper-stand reacher-hard cheetah-run finger-spin "
         "humanoid-stand humanoid-walk CartPole-v0 MountainCar-v0 Acrobot-v1"
@@ -47,7 +44,7 @@ def test_the_papers_tasks_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("suite", sorted({task.suite for task in TASKS.values()}))
-def test_every_task_is_what_the_table_says(suite: str) -> None:
+def test_every_task_is_what_the_table_says(suite):
     if suite in NEEDED:
         pytest.importorskip(NEEDED[suite])
     for task in (task for task in TASKS.values() if task.suite == suite):
@@ -74,7 +71,7 @@ def test_every_task_is_what_the_table_says(suite: str) -> None:
 @pytest.mark.parametrize(
     "name", ["reacher-hard", "humanoid-walk", "MountainCar-v0", "pong", "PandaHoverRandom-v0"]
 )
-def test_a_seed_repeats_a_task(name: str) -> None:
+def test_a_seed_repeats_a_task(name):
     """One of each suite, and what draws most of its start."""
     needs(name)
     steps = 12 if "Hover" in name else 60
@@ -92,7 +89,7 @@ def test_a_seed_repeats_a_task(name: str) -> None:
         env.close()
 
 
-def test_a_step_limit_of_ones_own() -> None:
+def test_a_step_limit_of_ones_own():
     for name in ("CartPole-v0", "cartpole-balance", "pong"):
         needs(name)
         env = make_task(name, seed=0, max_steps=3)
@@ -101,11 +98,11 @@ def test_a_step_limit_of_ones_own() -> None:
         assert [env.step(action)[2:4] for _ in range(3)] == [(False, False)] * 2 + [(False, True)]
 
 
-def test_bounded_observations_can_be_scaled() -> None:
+def test_bounded_observations_can_be_scaled():
     env = make_task("MountainCar-v0", seed=0, rescale_observations=True)
     assert env.observation_space == gym.spaces.Box(-1, 1, (2,), np.float32)
     plain = make_task("MountainCar-v0", seed=0)
-    low, high = plain.observation_space.low, plain.observation_space.high  # type: ignore[attr-defined]
+    low, high = plain.observation_space.low, plain.observation_space.high
     scaled, row = env.reset()[0], plain.reset()[0]
     for _ in range(20):
         assert scaled.dtype == np.float32
@@ -127,7 +124,7 @@ def test_bounded_observations_can_be_scaled() -> None:
         ("PandaHoverPixels-v0", {"backend": "oracle"}, r"Expected \(channels, height, width\)"),
     ],
 )
-def test_options_that_cannot_be_are_refused(name: str, options: dict[str, Any], said: str) -> None:
+def test_options_that_cannot_be_are_refused(name, options, said):
     if name in TASKS:
         needs(name)
     with pytest.raises(ConfigError, match=said):
@@ -139,15 +136,15 @@ class Choosy(gym.Env[Any, Any]):
 
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, size: int, render_mode: str | None = None) -> None:
+    def __init__(self, size, render_mode=None):
         if size > 9:
             raise RuntimeError("no room today")
         self.observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
 
 
 @pytest.fixture
-def registered() -> Iterator[None]:
-    def make(cure: Any = lambda env: env, **options: Any) -> Any:
+def registered():
+    def make(cure=lambda env: env, **options):
         return cure(Offers(**options))
 
     gym.register("Choosy-v0", f"{__name__}:Choosy")
@@ -157,7 +154,7 @@ def registered() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_an_environment_is_described_as_its_options_make_it() -> None:
+def test_an_environment_is_described_as_its_options_make_it():
     task = find_task("Choosy-v0", {"size": 5, "rescale_observations": True, "max_steps": 3})
     assert task.observation_shape == (5,)
     assert make_task("Choosy-v0", size=5).observation_space.shape == (5,)
@@ -172,15 +169,15 @@ def test_an_environment_is_described_as_its_options_make_it() -> None:
 class Offers(gym.Env[Any, Any]):
     """Has any action space, and notes the last action; images of (84, 84, 3) on demand."""
 
-    def __init__(self, actions: gym.Space[Any], images: bool = False) -> None:
+    def __init__(self, actions, images=False):
         shape, kind = ((84, 84, 3), np.uint8) if images else ((2,), np.float32)
-        self.observation_space = gym.spaces.Box(0, 255, shape, kind)  # type: ignore[arg-type]
+        self.observation_space = gym.spaces.Box(0, 255, shape, kind)
         self.action_space = actions
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         return self.observation_space.sample(), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         assert self.action_space.contains(action)
         return self.observation_space.sample(), 0.0, False, False, {}
 
@@ -195,7 +192,7 @@ class Offers(gym.Env[Any, Any]):
         (gym.spaces.Box(-np.inf, np.inf, (2, 3)), 6),
     ],
 )
-def test_what_is_to_be_done_about_actions_can_be_done(space: gym.Space[Any], actions: int) -> None:
+def test_what_is_to_be_done_about_actions_can_be_done(space, actions):
     """The expression in the message, as it stands there."""
     with pytest.raises(ConfigError) as error:
         make_task("Offers-v0", actions=space)
@@ -211,8 +208,8 @@ def test_what_is_to_be_done_about_actions_can_be_done(space: gym.Space[Any], act
 
 
 @pytest.mark.usefixtures("registered")
-def test_what_is_to_be_done_about_images_can_be_done() -> None:
-    def cure(env: Any) -> Any:
+def test_what_is_to_be_done_about_images_can_be_done():
+    def cure(env):
         return FrameStackObservation(GrayscaleObservation(env), 4)
 
     options = {"actions": gym.spaces.Discrete(2), "images": True}
@@ -224,16 +221,16 @@ def test_what_is_to_be_done_about_images_can_be_done() -> None:
     assert network(row).observation_shape == (84 * 84 * 3,)
 
 
-def test_an_action_of_the_hover_task_is_scaled_to_metres() -> None:
+def test_an_action_of_the_hover_task_is_scaled_to_metres():
     env = make_task("PandaHover-v0", seed=0, backend="oracle", motion="kinematic")
     before, _ = env.reset()
     after, *_ = env.step(np.array([0.5, 0.0], np.float32))
     assert after[0] - before[0] == pytest.approx(0.05, abs=1e-3)
     plain = make_task("PandaHover-v0", seed=0, normalise_actions=False, backend="oracle")
-    assert plain.action_space.high[0] == pytest.approx(0.1)  # type: ignore[attr-defined]
+    assert plain.action_space.high[0] == pytest.approx(0.1)
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
+def test_an_unknown_name_lists_the_known_ones():
     for make in (find_task, make_task):
         with pytest.raises(ConfigError, match=r"no task 'Pong'.*cartpole-balance.*pong.*PandaHov"):
             make("Pong")
@@ -245,7 +242,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         find_task("ALE/Pong2-v5")
 
 
-def test_other_environments_are_described_by_making_them() -> None:
+def test_other_environments_are_described_by_making_them():
     pendulum = find_task("Pendulum-v1")
     assert (pendulum.observation_shape, pendulum.actions, pendulum.discrete) == ((3,), 1, False)
     assert pendulum.max_steps == 200
@@ -262,7 +259,7 @@ def test_other_environments_are_described_by_making_them() -> None:
     assert freeway.observation_dtype == "uint8"
 
 
-def test_a_game_is_played_as_gymnasium_preprocesses_it() -> None:
+def test_a_game_is_played_as_gymnasium_preprocesses_it():
     """Four grey images of the larger of two frames, without sticky actions; points as they are."""
     ale_py = pytest.importorskip("ale_py")
     cv2 = pytest.importorskip("cv2")
@@ -282,7 +279,7 @@ def test_a_game_is_played_as_gymnasium_preprocesses_it() -> None:
         assert not (terminated or truncated)
 
 
-def test_an_episode_of_clipped_rewards_tells_the_points() -> None:
+def test_an_episode_of_clipped_rewards_tells_the_points():
     pytest.importorskip("ale_py")
     options = {"clip_reward": True, "terminal_on_life_loss": True}
     clipped, whole = (make_task("space_invaders", seed=2, **more) for more in (options, {}))
@@ -305,9 +302,7 @@ def test_an_episode_of_clipped_rewards_tells_the_points() -> None:
     ("module", "name", "extra"),
     [("dm_control", "walker-stand", "dm-control"), ("ale_py", "pong", "atari")],
 )
-def test_a_missing_package_names_its_extra(
-    monkeypatch: pytest.MonkeyPatch, module: str, name: str, extra: str
-) -> None:
+def test_a_missing_package_names_its_extra(monkeypatch, module, name, extra):
     for loaded in [key for key in sys.modules if key.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)  # the import system's word for "not there"
@@ -316,7 +311,7 @@ def test_a_missing_package_names_its_extra(
 
 
 @pytest.mark.slow
-def test_tasks_and_networks_need_no_torch() -> None:
+def test_tasks_and_networks_need_no_torch():
     pytest.importorskip("shimmy")
     pytest.importorskip("ale_py")
     run_python(
@@ -334,7 +329,7 @@ def test_tasks_and_networks_need_no_torch() -> None:
 # The networks of the papers, by name
 
 
-def sizes(spec: PolicySpec) -> list[tuple[int, ...]]:
+def sizes(spec):
     return [
         (layer.outputs, layer.kernel, layer.stride) if isinstance(layer, Conv) else (layer.outputs,)
         for layer in spec.weighted
@@ -351,7 +346,7 @@ def sizes(spec: PolicySpec) -> list[tuple[int, ...]]:
         ("nature", [(32, 8, 4), (64, 4, 2), (64, 3, 1), (512,)], 3136),
     ],
 )
-def test_accerls_networks(name: str, wanted: list[tuple[int, ...]], features: int) -> None:
+def test_accerls_networks(name, wanted, features):
     spec = network("pong", name)
     assert sizes(spec) == [*wanted, (6,)]
     assert next(layer for layer in spec.weighted if isinstance(layer, Dense)).inputs == features
@@ -359,7 +354,7 @@ def test_accerls_networks(name: str, wanted: list[tuple[int, ...]], features: in
     assert spec.value is not None and spec.value.inputs == wanted[-1][0]
 
 
-def test_actorqs_network_and_names_that_say_the_activation() -> None:
+def test_actorqs_network_and_names_that_say_the_activation():
     spec = network("cheetah-run", algorithm="d4pg")
     assert sizes(spec) == [(2048,), (2048,), (2048,), (6,)]
     assert [layer.activation for layer in spec.weighted] == ["tanh", "tanh", "tanh", "none"]
@@ -373,7 +368,7 @@ def test_actorqs_network_and_names_that_say_the_activation() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_network_fits_its_task_or_is_refused(algorithm: str) -> None:
+def test_a_network_fits_its_task_or_is_refused(algorithm):
     for task, name in itertools.product(TASKS.values(), NETWORKS):
         fits = (len(task.observation_shape) == 1) == (name in ("3x2048", "2x256")) and (
             algorithm in (("impala", "dqn") if task.discrete else ("impala", "d4pg", "td3", "sac"))
@@ -395,6 +390,6 @@ def test_a_network_fits_its_task_or_is_refused(algorithm: str) -> None:
         (("pong", "net1", "ppo"), r"no algorithm 'ppo'.*impala.*sac"),
     ],
 )
-def test_unknown_networks_and_algorithms_list_the_known_ones(wrong: Any, said: str) -> None:
+def test_unknown_networks_and_algorithms_list_the_known_ones(wrong, said):
     with pytest.raises(ConfigError, match=said):
         network(*wrong)

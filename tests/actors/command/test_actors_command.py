@@ -1,10 +1,7 @@
 """vinoreward actors: what its command leaves, for every suite of tasks."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,12 +15,12 @@ from vinoreward_training.cli import main
 Capture = pytest.CaptureFixture[str]
 
 
-def test_presets_are_listed(capsys: Capture) -> None:
+def test_presets_are_listed(capsys):
     assert main(["actors", "--list-presets"]) == 0
     assert "actorq/cartpole-int8" in capsys.readouterr().out
 
 
-def test_a_compressed_share_near_zero_is_said() -> None:
+def test_a_compressed_share_near_zero_is_said():
     for share, staleness, said in (
         (0.0, math.nan, "0% of the steps"),
         (0.02, 60.0, "2% of the steps since the first"),
@@ -37,7 +34,7 @@ def test_a_compressed_share_near_zero_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_a_training_reads_the_truth_that_is_named(tmp_path: Path) -> None:
+def test_a_training_reads_the_truth_that_is_named(tmp_path):
     """Where it acts and where it is evaluated; the run records the name."""
     task = ["--task", "faulty_environments:NumberedTelling-v0", "--network", "1x8"]
     trained(tmp_path, 600, *task, "--backend", "numpy", "--truth-key", "at_goal")
@@ -47,7 +44,7 @@ def test_a_training_reads_the_truth_that_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_without_compression(tmp_path: Path, capsys: Capture) -> None:
+def test_a_training_without_compression(tmp_path, capsys):
     out = tmp_path / "run"
     trained(out, 900, "--environments", "2", every=300)
     said = capsys.readouterr().out
@@ -68,7 +65,7 @@ def test_a_training_without_compression(tmp_path: Path, capsys: Capture) -> None
 
 
 @pytest.mark.slow
-def test_a_training_with_compression(tmp_path: Path, capsys: Capture) -> None:
+def test_a_training_with_compression(tmp_path, capsys):
     stages = "{prune: 0.5}, {distill: {steps: 3, cold_steps: 20}}, {quantize: int8}"
     # With a fixed lag nothing depends on how soon the compressor's process has started.
     more = ["--compress", f"[{stages}, {{compile: openvino}}]", "--lag", "1"]
@@ -85,7 +82,7 @@ def test_a_training_with_compression(tmp_path: Path, capsys: Capture) -> None:
         assert row["full"]["version"] == row["compressed"]["version"]
         assert len(row["full"]["returns"]) == len(row["compressed"]["returns"]) == 2
     small = load_policy(tmp_path / "compressed.json")
-    assert small.spec.layers[0].outputs == 16 and small.backend == "openvino"  # type: ignore[union-attr]
+    assert small.spec.layers[0].outputs == 16 and small.backend == "openvino"
     rows = rows_of(tmp_path, "train")
     assert rows[-1]["setting"]["sparsity"] == 0.5
     assert any(row["learner"]["compressed_share"] > 0.9 for row in rows)
@@ -95,7 +92,7 @@ def test_a_training_with_compression(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_pushes_with_few_bits_are_evaluated_and_reported(tmp_path: Path, capsys: Capture) -> None:
+def test_pushes_with_few_bits_are_evaluated_and_reported(tmp_path, capsys):
     trained(tmp_path, 700, "--bits", "2", every=350)
     assert "compressed: return" in capsys.readouterr().out
     assert all(len(row["compressed"]["returns"]) == 2 for row in rows_of(tmp_path, "evaluation"))
@@ -107,7 +104,7 @@ def test_pushes_with_few_bits_are_evaluated_and_reported(tmp_path: Path, capsys:
 
 
 @pytest.mark.slow
-def test_a_short_profile_says_whether_compression_can_pay(tmp_path: Path, capsys: Capture) -> None:
+def test_a_short_profile_says_whether_compression_can_pay(tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["actors", *SMALL, "--compress", "quantize: int8", "--profile-only", "4000"]
     assert main([*arguments, "--out", str(out)]) == 0
@@ -130,7 +127,7 @@ def test_a_short_profile_says_whether_compression_can_pay(tmp_path: Path, capsys
 
 
 @pytest.mark.slow
-def test_the_pull_study_is_one_command(tmp_path: Path, capsys: Capture) -> None:
+def test_the_pull_study_is_one_command(tmp_path, capsys):
     arguments = ["actors", *SMALL, *FEW, "--steps", "600", "--evaluate-every", "0", "--seed", "4"]
     study = ["--pull-study", "10", "200", "--study-seeds", "1"]
     assert main([*arguments, *study, "--out", str(tmp_path)]) == 0
@@ -148,9 +145,7 @@ def test_the_pull_study_is_one_command(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_too_short_for_an_update_recommends_nothing_but_more_steps(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_training_too_short_for_an_update_recommends_nothing_but_more_steps(tmp_path, capsys):
     assert trained(tmp_path, 60, "--algorithm", "dqn", "--actors", "1")["updates"] == 0
     said = capsys.readouterr().out
     assert "it was not measured" in said
@@ -181,7 +176,7 @@ LEARNS = "--learner", "learning_starts", "50", "batch_size", "16"
         ),
     ],
 )
-def test_a_task_of_another_suite(tmp_path: Path, needs: str, options: str, length: int) -> None:
+def test_a_task_of_another_suite(tmp_path, needs, options, length):
     pytest.importorskip(needs)
     more = LEARNS if "d4pg" in options else ()
     trained(tmp_path, 300, *options.split(), *more, *INT8)
@@ -190,7 +185,7 @@ def test_a_task_of_another_suite(tmp_path: Path, needs: str, options: str, lengt
 
 
 @pytest.mark.slow
-def test_claimed_success_stands_beside_true_success(tmp_path: Path, capsys: Capture) -> None:
+def test_claimed_success_stands_beside_true_success(tmp_path, capsys):
     pytest.importorskip("warp")
     task = ["--task", "PandaHover-v0", "--algorithm", "sac", "--network", "2x16", *LEARNS]
     trained(tmp_path, 60, *task, "--trajectory", "10", "--actors", "1")

@@ -1,9 +1,6 @@
 """What vinoreward actors keeps in files, and how it evaluates and profiles."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,15 +22,15 @@ from vinoreward_actors.monitoring import (
     ReturnGap,
     Staged,
 )
-from vinoreward_actors.policies.policy import Policy, random_policy
+from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.tasks.networks import network
 
 
-def cartpole(seed: int, version: int = 1) -> Policy:
+def cartpole(seed, version=1):
     return random_policy(network("CartPole-v0", "1x8"), seed).replace(version=version)
 
 
-def balancing(good: bool) -> Policy:
+def balancing(good):
     """Return a policy that balances the pole, or lets it fall at once."""
     policy = cartpole(0)
     weights = {name: np.zeros_like(each) for name, each in policy.float_parameters().items()}
@@ -46,7 +43,7 @@ def balancing(good: bool) -> Policy:
     return policy.replace(parameters=weights)
 
 
-def test_both_policies_play_the_same_episodes() -> None:
+def test_both_policies_play_the_same_episodes():
     seeds = range(100, 113)  # more than are played side by side
     with evaluator("CartPole-v0") as ours:
         pair = ours.pair(cartpole(0), cartpole(0), seeds)
@@ -63,7 +60,7 @@ def test_both_policies_play_the_same_episodes() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_compressed_policy_may_be_the_better_one(version: int) -> None:
+def test_a_compressed_policy_may_be_the_better_one(version):
     with evaluator("CartPole-v0") as ours:
         worse = ours.pair(balancing(False).replace(version=version), balancing(True), range(3))
         better = ours.pair(balancing(True).replace(version=version), balancing(False), range(3))
@@ -73,7 +70,7 @@ def test_a_compressed_policy_may_be_the_better_one(version: int) -> None:
     assert "has the same return" in gap_words(same)
 
 
-def test_stages_go_on_while_compression_is_stopped() -> None:
+def test_stages_go_on_while_compression_is_stopped():
     """The full policy's return is told of every evaluation, the gap of pairs alone."""
     policy = cartpole(0)
     learner = Impala(policy.spec, ImpalaConfig(trajectories=2, precision="fp32"))
@@ -83,7 +80,7 @@ def test_stages_go_on_while_compression_is_stopped() -> None:
     controller = Controller(learner, ActorLearnerConfig(), chain, monitor)
     with evaluator("CartPole-v0") as ours:
 
-        def evaluated(version: int, good: bool, compressed: Policy | None) -> set[str]:
+        def evaluated(version, good, compressed):
             full = balancing(good).replace(version=version)
             controller.evaluated(ours.pair(full, compressed, range(2)), version + 5)
             return set(monitor.readings[-1].values)
@@ -99,7 +96,7 @@ def test_stages_go_on_while_compression_is_stopped() -> None:
     assert "the policy improves" in monitor.changes[-1].reason
 
 
-def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path: Path) -> None:
+def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path):
     huge = {name: np.full_like(each, 3e38) for name, each in cartpole(3).float_parameters().items()}
     broken = cartpole(3).replace(parameters=huge)
     with (

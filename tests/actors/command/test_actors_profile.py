@@ -1,9 +1,5 @@
 """--profile-only: what it recommends follows from what limits a training."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
@@ -12,7 +8,7 @@ from vinoreward_actors.command.profile import Measured, crowded, recommend
 from vinoreward_actors.command.run import difference
 
 
-def measured(acting: float, learner: float, push: float | None = None) -> Measured:
+def measured(acting, learner, push=None):
     """Return a run in which environment steps took so many ms of an actor and of the learner."""
     seconds = dict.fromkeys(PARTS, 0.0) | {"infer": acting * 1e-3}
     # Waiting for the learner is wall time and not acting.
@@ -46,13 +42,7 @@ MORE = NONE | {"environments": 8}
         ((2.5, 3.6), (2.4, 3.6), {}, "", NONE),
     ],
 )
-def test_what_is_recommended_follows_from_what_limits(
-    full: tuple[float, ...],
-    compressed: tuple[float, ...],
-    settings: dict[str, Any],
-    said: str,
-    changes: dict[str, Any],
-) -> None:
+def test_what_is_recommended_follows_from_what_limits(full, compressed, settings, said, changes):
     config = ActorsConfig(compress="quantize: int8", **settings)
     verdict = recommend(config, measured(*full), measured(*compressed))
     assert verdict.changes == changes
@@ -70,15 +60,13 @@ def test_what_is_recommended_follows_from_what_limits(
         ({"actors": 9, "engine": "ray"}, 1, ""),
     ],
 )
-def test_it_says_when_the_compressor_competes_for_cores(
-    settings: dict[str, Any], cores: int, said: str
-) -> None:
+def test_it_says_when_the_compressor_competes_for_cores(settings, cores, said):
     words = " ".join(crowded(ActorsConfig(**settings), cores))
     assert said in words and bool(words) == bool(said)
 
 
-def test_the_profile_leaves_starting_out() -> None:
-    def breakdown(seconds: float, steps: int) -> Breakdown:
+def test_the_profile_leaves_starting_out():
+    def breakdown(seconds, steps):
         each = dict.fromkeys(PARTS, seconds / steps)
         return Breakdown(each, each, steps)
 

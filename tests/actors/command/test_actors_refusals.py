@@ -1,11 +1,8 @@
 """What ``vinoreward actors`` refuses, each in a sentence, and what it leaves as it was."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +58,7 @@ from vinoreward_training.runs.run_folder import plain
         ({"env_kwargs": {"name": 1}}, "env_kwargs with name"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
+def test_settings_that_cannot_be_are_refused(options, said):
     with pytest.raises(ConfigError, match="Expected") as error:
         SETTINGS.of(**options)
     assert said in str(error.value)
@@ -85,7 +82,7 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str)
         (b"compres: a\nwww: 1\n", "Expected compress in place of compres; some of out, "),
     ],
 )
-def test_a_file_of_anything_else_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+def test_a_file_of_anything_else_is_refused(tmp_path, text, said):
     file = tmp_path / "mine.yaml"
     file.write_bytes(text)
     with pytest.raises(ConfigError, match="Expected") as error:
@@ -126,7 +123,7 @@ PENDULUM = {"task": "Pendulum-v1", "algorithm": "sb3-sac"}
         ({**PENDULUM, "learner": {"device": "cuda"}}, "device"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
+def test_parts_that_do_not_fit_are_refused(options, said):
     config = ActorsConfig(**{"task": "CartPole-v0", "network": "1x8", **options})
     with pytest.raises(ConfigError) as error:
         build(config)
@@ -136,7 +133,7 @@ def test_parts_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -
 # A run's files
 
 
-def run_folder(path: Path, **changes: Any) -> Path:
+def run_folder(path, **changes):
     """A folder with the configuration that a run of one thousand steps recorded."""
     path.mkdir()
     config = ActorsConfig(out=path, network="1x8", steps=1000, **changes)
@@ -145,9 +142,7 @@ def run_folder(path: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("kept", [0, 8])
-def test_a_configuration_that_was_cut_off_is_not_completed_by_defaults(
-    tmp_path: Path, kept: int
-) -> None:
+def test_a_configuration_that_was_cut_off_is_not_completed_by_defaults(tmp_path, kept):
     out = run_folder(tmp_path / "run")
     lines = (out / "config.yaml").read_text().splitlines(keepends=True)
     (out / "config.yaml").write_text("".join(lines[:kept]))
@@ -165,9 +160,7 @@ def test_a_configuration_that_was_cut_off_is_not_completed_by_defaults(
         ({}, {"config": Path("other.yaml")}, "config="),
     ],
 )
-def test_a_run_does_not_go_on_as_something_else(
-    tmp_path: Path, recorded_as: dict[str, Any], given: dict[str, Any], said: str
-) -> None:
+def test_a_run_does_not_go_on_as_something_else(tmp_path, recorded_as, given, said):
     out = run_folder(tmp_path / "run", **recorded_as)
     with pytest.raises(ConfigError, match="Expected") as error:
         SETTINGS.of(out=out, resume=True, **given)
@@ -176,7 +169,7 @@ def test_a_run_does_not_go_on_as_something_else(
 
 
 @pytest.mark.parametrize("summary", [b'{"steps": 1', b"[]", b'{"a": 1}', bytes(range(256))])
-def test_a_damaged_summary_is_told(tmp_path: Path, summary: bytes) -> None:
+def test_a_damaged_summary_is_told(tmp_path, summary):
     (tmp_path / "summary.json").write_bytes(summary)
     with pytest.raises(RunFolderError, match="Expected"):
         finished(tmp_path, ActorsConfig())
@@ -185,9 +178,7 @@ def test_a_damaged_summary_is_told(tmp_path: Path, summary: bytes) -> None:
 
 
 @pytest.mark.parametrize("line", ["nonsense", "null", '{"step": 4}', '{"kind": "train"}'])
-def test_a_line_that_is_no_row_is_told_unless_it_is_half_the_last(
-    tmp_path: Path, line: str
-) -> None:
+def test_a_line_that_is_no_row_is_told_unless_it_is_half_the_last(tmp_path, line):
     rows = [json.dumps({"kind": "train", "step": step}) for step in (1, 5)]
     (tmp_path / METRICS).write_text("\n".join([*rows, '{"ste']))
     assert [row["step"] for row in read_rows(tmp_path)] == [1, 5]
@@ -197,7 +188,7 @@ def test_a_line_that_is_no_row_is_told_unless_it_is_half_the_last(
         read_rows(tmp_path)
 
 
-STATE: dict[str, Any] = {
+STATE = {
     "learner": {"weights": torch.zeros(3)},
     "monitor": None,
     "steps": 10,
@@ -224,9 +215,7 @@ STATE: dict[str, Any] = {
         {"held": [dict.fromkeys(ARRAYS, 3)]},
     ],
 )
-def test_a_checkpoint_with_something_else_in_it_is_refused(
-    tmp_path: Path, changed: dict[str, Any]
-) -> None:
+def test_a_checkpoint_with_something_else_in_it_is_refused(tmp_path, changed):
     assert load_checkpoint(tmp_path) is None
     save_state(tmp_path / CHECKPOINT, STATE)
     assert load_checkpoint(tmp_path) is not None
@@ -245,22 +234,22 @@ class Failing(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, fault: str, render_mode: str | None = None) -> None:
+    def __init__(self, fault, render_mode=None):
         self._fault = fault
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         if self._fault == "reset":
             raise RuntimeError("no scene today")
         return np.zeros(3, np.float32), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         if self._fault == "step":
             raise ZeroDivisionError("no gravity today")
         return np.zeros(5 if self._fault == "shape" else 3, np.float32), 1.0, True, False, {}
 
 
 @pytest.fixture
-def failing() -> Iterator[str]:
+def failing():
     gym.register("Failing-v0", f"{__name__}:Failing")
     yield "Failing-v0"
     del gym.registry["Failing-v0"]
@@ -275,9 +264,7 @@ def failing() -> Iterator[str]:
         ({"fault": "", "wind": 1}, "unexpected keyword argument 'wind'"),
     ],
 )
-def test_an_environment_that_fails_is_named(
-    failing: str, options: dict[str, Any], said: str
-) -> None:
+def test_an_environment_that_fails_is_named(failing, options, said):
     """In an evaluation and before training."""
     spec = mlp(3, 2, head="logits", hidden=(4,), value=True)
     if "wind" not in options:
@@ -293,7 +280,7 @@ def test_an_environment_that_fails_is_named(
         assert error.value.__cause__ is not None
 
 
-def test_an_environment_that_needs_options_is_built_with_them(failing: str) -> None:
+def test_an_environment_that_needs_options_is_built_with_them(failing):
     config = ActorsConfig(task=failing, network="1x4", env_kwargs={"fault": "step"})
     assert build(config).task.observation_shape == (3,)
 
@@ -302,9 +289,7 @@ def test_an_environment_that_needs_options_is_built_with_them(failing: str) -> N
 
 
 @pytest.mark.parametrize("options", [("--backend", "tensorrt"), ("--actors", "2")])
-def test_a_resume_that_fails_leaves_the_configuration_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str]
-) -> None:
+def test_a_resume_that_fails_leaves_the_configuration_as_it_was(tmp_path, capsys, options):
     out = run_folder(tmp_path / "run")
     (out / CHECKPOINT).write_bytes(b"damaged")
     before = (out / "config.yaml").read_bytes()
@@ -313,11 +298,9 @@ def test_a_resume_that_fails_leaves_the_configuration_as_it_was(
     assert (out / "config.yaml").read_bytes() == before
 
 
-def test_a_finished_run_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_says_how_to_go_on(tmp_path, capsys):
     out = run_folder(tmp_path / "run")
-    summary: dict[str, Any] = {"steps": 1000, "target": None, "reached_at": None, "breakdown": {}}
+    summary = {"steps": 1000, "target": None, "reached_at": None, "breakdown": {}}
     (out / "summary.json").write_text(json.dumps(summary))
     assert main(["actors", "--resume", "--out", str(out), "--steps", "10"]) == 0
     assert "--steps 2000" in capsys.readouterr().out
@@ -325,9 +308,7 @@ def test_a_finished_run_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("name", ["matplotlib", "safetensors", "tensorboard", "torch"])
-def test_what_is_missing_is_told_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_is_missing_is_told_before_training(tmp_path, capsys, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)  # importing it fails, as if it were not there
     assert main(["actors", "--network", "1x8", "--out", str(tmp_path / "run")]) == 1
     said = capsys.readouterr().err
@@ -347,9 +328,7 @@ def test_what_is_missing_is_told_before_training(
         ),
     ],
 )
-def test_an_error_is_one_sentence_and_leaves_no_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
-) -> None:
+def test_an_error_is_one_sentence_and_leaves_no_results(tmp_path, capsys, options, said):
     out = tmp_path / "run"
     task = ("--task", "CartPole-v0", "--network", "1x8", "--no-progress")
     assert main(["actors", *task, *options, "--out", str(out)]) == 1

@@ -1,10 +1,5 @@
 """Settings of vinoreward actors, and the lists of stages, correctors and monitors in them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,15 +9,15 @@ from vinoreward_actors.command.build import build, evaluation_options, settings_
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.command.settings import SETTINGS, command, presets
 from vinoreward_actors.command.stages import chain_of, correctors_of, monitor_of
-from vinoreward_actors.compression import Compile, CompressorChain, Distill, Prune, Quantize
+from vinoreward_actors.compression import Compile, Distill, Prune, Quantize
 from vinoreward_actors.tasks.networks import network
 
 
-def student(name: str) -> Any:
+def student(name):
     return network("pong", name)
 
 
-def made(text: str, backend: str = "openvino") -> CompressorChain:
+def made(text, backend="openvino"):
     found = chain_of(text, backend, student)
     assert found is not None
     return found
@@ -31,7 +26,7 @@ def made(text: str, backend: str = "openvino") -> CompressorChain:
 # Settings
 
 
-def test_every_preset_is_settled_and_fits_its_task() -> None:
+def test_every_preset_is_settled_and_fits_its_task():
     found = presets()
     assert {"actorq/cartpole-int8", "accerl/pong-alpha", "hover/fixed-int8"} <= set(found)
     for name, told in found.items():
@@ -47,7 +42,7 @@ def test_every_preset_is_settled_and_fits_its_task() -> None:
         assert (chain is None) == ("int8" not in name and config.compress == "none")
 
 
-def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
+def test_what_is_given_wins_over_file_and_preset(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("steps: 777\nactors: 3\nlearner: {gamma: 0.9}\n")
     found = SETTINGS.of(preset="actorq/cartpole-int8", config=file, actors=1)
@@ -59,8 +54,8 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
     assert "--compress none" in command(found, compress="none")
 
 
-def test_settings_of_stable_baselines3_reach_the_model() -> None:
-    learner: dict[str, Any] = {
+def test_settings_of_stable_baselines3_reach_the_model():
+    learner = {
         "gamma": 0.9,
         "batch_size": 8,
         "ent_coef": 0.1,
@@ -69,12 +64,12 @@ def test_settings_of_stable_baselines3_reach_the_model() -> None:
     }
     config = ActorsConfig(task="Pendulum-v1", algorithm="sb3-sac", network="1x8", learner=learner)
     parts = build(config)
-    model: Any = parts.learner.model  # type: ignore[attr-defined]
+    model = parts.learner.model
     assert (model.gamma, model.batch_size, model.ent_coef) == (0.9, 8, 0.1)
     parts.close()
 
 
-def test_evaluations_play_the_game_itself() -> None:
+def test_evaluations_play_the_game_itself():
     given = {"clip_reward": True, "terminal_on_life_loss": True, "frame_skip": 3}
     assert evaluation_options(ActorsConfig(env_kwargs=given)) == {"frame_skip": 3}
 
@@ -84,14 +79,14 @@ def test_evaluations_play_the_game_itself() -> None:
 
 @settings(deadline=None)
 @given(st.text(alphabet="prunedistlw48 0.5[]{}:,'", max_size=24))
-def test_any_compression_is_made_or_refused_in_a_sentence(text: str) -> None:
+def test_any_compression_is_made_or_refused_in_a_sentence(text):
     try:
         chain_of(text, "openvino", student)
     except ConfigError as error:
         assert "Expected" in str(error)
 
 
-def test_a_compression_is_the_chain_that_it_says() -> None:
+def test_a_compression_is_the_chain_that_it_says():
     stages = "{prune: 0.5}, {distill: {steps: 20}}, {quantize: {precision: int8, margin: 1.5}}"
     chain = made(f"[{stages}, {{compile: openvino}}]", "numpy")
     assert [type(stage) for stage in chain.stages] == [Prune, Distill, Quantize, Compile]
@@ -104,7 +99,7 @@ def test_a_compression_is_the_chain_that_it_says() -> None:
         assert isinstance(last, Compile) and last.backend == taken
 
 
-def test_nothing_may_be_compressed() -> None:
+def test_nothing_may_be_compressed():
     for text in ("none", "", "off", " None ", "[]"):
         assert chain_of(text, "openvino", student) is None
     assert monitor_of("default", "logits", None, 10) is None
@@ -133,13 +128,13 @@ def test_nothing_may_be_compressed() -> None:
         ("prune 0.5 | distill", "Expected some of prune, distill, low-rank, fuse, quantize"),
     ],
 )
-def test_a_compression_that_cannot_be_is_refused(text: str, said: str) -> None:
+def test_a_compression_that_cannot_be_is_refused(text, said):
     with pytest.raises(ConfigError, match="Expected") as error:
         chain_of(text, "openvino", student)
     assert said in str(error.value)
 
 
-def test_correctors_are_named() -> None:
+def test_correctors_are_named():
     found = correctors_of("[{vtrace: {rho: 2, c: 1}}, {importance: {mix: ess}}]")
     assert found is not None
     assert [type(one).__name__ for one in found] == ["VTrace", "ImportanceSampling"]
@@ -169,17 +164,16 @@ def test_correctors_are_named() -> None:
         "[{kl: 14}, staged]",
     ],
 )
-def test_monitors_begin_with_the_chains_own_settings(text: str) -> None:
+def test_monitors_begin_with_the_chains_own_settings(text):
     chain = made("[{prune: 0.25}, distill, {quantize: w5}]")
     monitor = monitor_of(text, "logits", chain, 33)
-    assert monitor is not None
     found = monitor.setting
     assert (found.bits, found.sparsity, found.pull_period) == (5, 0.25, 33)
 
 
-def test_pushes_with_few_bits_are_watched_without_a_chain() -> None:
+def test_pushes_with_few_bits_are_watched_without_a_chain():
     monitor = monitor_of("default", "logits", None, 10, 4)
-    assert monitor is not None and monitor.setting.bits == 4
+    assert monitor.setting.bits == 4
     assert monitor_of("off", "logits", None, 10, 4) is None
     for text in ("alpha: {low: 0.05, high: 0.3}", "sparsity"):
         with pytest.raises(ConfigError, match="Expected"):
@@ -202,7 +196,7 @@ def test_pushes_with_few_bits_are_watched_without_a_chain() -> None:
         ("staged: {exploration: x}", "exploration='x'"),
     ],
 )
-def test_a_monitor_that_cannot_be_is_refused(text: str, said: str) -> None:
+def test_a_monitor_that_cannot_be_is_refused(text, said):
     with pytest.raises(ConfigError, match="Expected") as error:
         monitor_of(text, "logits", made("[{prune: 0.5}, distill, {quantize: int8}]"), 10)
     assert said in str(error.value)
@@ -216,7 +210,7 @@ def test_a_monitor_that_cannot_be_is_refused(text: str, said: str) -> None:
         ("alpha: {low: 0.1, high: 0.2}", "quantize: int8", "q"),
     ],
 )
-def test_a_monitor_that_could_do_nothing_is_refused(text: str, chain: str, head: Any) -> None:
+def test_a_monitor_that_could_do_nothing_is_refused(text, chain, head):
     with pytest.raises(ConfigError, match="Expected"):
         monitor_of(text, head, made(chain), 10)
 
@@ -233,11 +227,9 @@ def test_a_monitor_that_could_do_nothing_is_refused(text: str, chain: str, head:
         ("[{distill: net3}, {quantize: int8}]", {"bits": None}),
     ],
 )
-def test_the_default_monitor_turns_to_nothing_slower_than_no_compression(
-    text: str, first: Any
-) -> None:
+def test_the_default_monitor_turns_to_nothing_slower_than_no_compression(text, first):
     monitor = monitor_of("default", "logits", made(text), 10)
-    assert monitor is not None and monitor._strategy is not None
+    assert monitor._strategy is not None
     found = begun = monitor.setting
     while found == begun:
         found = monitor._strategy.decide({"compression_kl_mu_pi_max": 100.0}, found)

@@ -1,13 +1,10 @@
 """vinoreward actors goes on after any stop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,7 +20,7 @@ pytestmark = pytest.mark.slow
 Capture = pytest.CaptureFixture[str]
 
 
-def begin(out: Path, *more: str) -> subprocess.Popen[str]:
+def begin(out, *more):
     options = ["--steps", "400000", "--evaluate-every", "0", "--checkpoint-seconds", "0.5"]
     command = [sys.executable, "-m", "vinoreward_training.cli", "actors", *SMALL, *FEW, *options]
     return subprocess.Popen(
@@ -36,11 +33,11 @@ def begin(out: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_checkpoint(out: Path, run: subprocess.Popen[str], seconds: float = 120.0) -> None:
+def wait_for_checkpoint(out, run, seconds=120.0):
     """Wait for a checkpoint that was written after something had been learned and compressed."""
     limit = time.monotonic() + seconds
     checkpoint = out / "checkpoint.pt"
-    learned: float | None = None
+    learned = None
     while run.poll() is None and time.monotonic() < limit:
         # A compressor that still starts has no state to write down.
         if learned is None and any(row["compressor"] for row in rows_of(out, "train")):
@@ -53,9 +50,7 @@ def wait_for_checkpoint(out: Path, run: subprocess.Popen[str], seconds: float = 
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
-def test_it_goes_on_after_being_killed_and_after_ctrl_c(
-    engine: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_it_goes_on_after_being_killed_and_after_ctrl_c(engine, tmp_path, capsys):
     """Ctrl-C is sent to all processes, as terminals do it.
 
     Ray has a handler of its own for SIGTERM, which job schedulers send.
@@ -95,7 +90,7 @@ def test_it_goes_on_after_being_killed_and_after_ctrl_c(
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
 
 
-def test_it_goes_on_after_ctrl_c_in_the_last_evaluation(tmp_path: Path, capsys: Capture) -> None:
+def test_it_goes_on_after_ctrl_c_in_the_last_evaluation(tmp_path, capsys):
     run = begin(tmp_path, "--steps", "300", "--final-episodes", "100000")
     until((tmp_path / "compressed.json").is_file, 120.0)
     run.send_signal(signal.SIGINT)
@@ -109,7 +104,7 @@ def test_it_goes_on_after_ctrl_c_in_the_last_evaluation(tmp_path: Path, capsys: 
     assert len(rows_of(tmp_path, "final")[-1]["seeds"]) == 3
 
 
-def test_a_resumed_run_keeps_what_it_was(tmp_path: Path, capsys: Capture) -> None:
+def test_a_resumed_run_keeps_what_it_was(tmp_path, capsys):
     trained(tmp_path, 500)
     capsys.readouterr()
     go_on = ["actors", "--resume", "--out", str(tmp_path), "--steps", "800"]
@@ -126,9 +121,7 @@ def test_a_resumed_run_keeps_what_it_was(tmp_path: Path, capsys: Capture) -> Non
     assert summary_of(tmp_path)["steps"] >= 800
 
 
-def test_a_run_that_arrived_only_evaluates_when_it_is_gone_on_with(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_run_that_arrived_only_evaluates_when_it_is_gone_on_with(tmp_path, capsys):
     """As after Ctrl-C in the last evaluation: it has no summary, and the row that says so."""
     again = ["actors", "--resume", "--out", str(tmp_path)]
     before = trained(tmp_path, 100_000, "--target", "5", every=500)
@@ -151,12 +144,12 @@ def test_a_run_that_arrived_only_evaluates_when_it_is_gone_on_with(
     assert summary_of(tmp_path)["steps"] > before["steps"]
 
 
-def test_a_target_is_looked_at_in_the_last_evaluation_too(tmp_path: Path) -> None:
+def test_a_target_is_looked_at_in_the_last_evaluation_too(tmp_path):
     summary = trained(tmp_path, 500, "--target", "5")
     assert summary["reached_at"] == summary["steps"]
 
 
-def test_a_replay_of_stable_baselines3_takes_more_steps(tmp_path: Path, capsys: Capture) -> None:
+def test_a_replay_of_stable_baselines3_takes_more_steps(tmp_path, capsys):
     trained(tmp_path, 600, "--algorithm", "sb3-dqn")
     capsys.readouterr()
     assert main(["actors", "--resume", "--out", str(tmp_path)]) == 0
@@ -164,14 +157,14 @@ def test_a_replay_of_stable_baselines3_takes_more_steps(tmp_path: Path, capsys: 
     assert summary_of(tmp_path)["steps"] >= 1200
 
 
-def test_evaluations_do_not_wait_for_an_update_that_never_comes(tmp_path: Path) -> None:
+def test_evaluations_do_not_wait_for_an_update_that_never_comes(tmp_path):
     """The updates of Stable-Baselines3 jump over the multiples of a push period."""
     pendulum = ["--task", "Pendulum-v1", "--algorithm", "sb3-sac", "--network", "1x8"]
     trained(tmp_path, 800, *pendulum, "--trajectory", "8", "--push-period", "8", every=200)
     assert rows_of(tmp_path, "evaluation")
 
 
-def test_the_same_weights_are_evaluated_once(tmp_path: Path) -> None:
+def test_the_same_weights_are_evaluated_once(tmp_path):
     """Here nothing is pushed after the first; the step is that at which it was."""
     trained(tmp_path, 900, "--push-period", "1000", every=300)
     assert [row["step"] for row in rows_of(tmp_path, "evaluation")] == [0]

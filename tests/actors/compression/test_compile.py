@@ -1,9 +1,6 @@
 """What is compiled is what backends load; how good a compressed policy is."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +15,8 @@ from vinoreward_actors.compression import (
     compare_outputs,
 )
 from vinoreward_actors.policies.backends.base import make_backend
-from vinoreward_actors.policies.policy import Policy, forward, random_policy
-from vinoreward_actors.policies.spec import PolicySpec, mlp
+from vinoreward_actors.policies.policy import forward, random_policy
+from vinoreward_actors.policies.spec import mlp
 
 # Compilation
 
@@ -27,14 +24,14 @@ from vinoreward_actors.policies.spec import PolicySpec, mlp
 WIDE = mlp(6, 3, head="logits", hidden=(1030, 1030))
 
 
-def compiled(stage: Compile, precision: str, spec: PolicySpec = WIDE) -> Policy:
+def compiled(stage, precision, spec=WIDE):
     policy = random_policy(spec, 11)
     chain = CompressorChain().add(Quantize(precision)).add(stage)
     return chain.compress(policy, context_for(policy))
 
 
 @pytest.mark.parametrize("backend_name", ["openvino", "onnxruntime"])
-def test_what_backends_compile_is_what_they_load(backend_name: Any) -> None:
+def test_what_backends_compile_is_what_they_load(backend_name):
     policy = random_policy(WIDE, 0)
     context = dataclasses.replace(context_for(policy), batch=4)
     chain = CompressorChain().add(Quantize("int8")).add(Compile(backend_name))
@@ -46,7 +43,7 @@ def test_what_backends_compile_is_what_they_load(backend_name: Any) -> None:
         np.testing.assert_allclose(backend.infer(seen), forward(found, seen), rtol=0.05, atol=0.05)
 
 
-def test_nothing_is_compiled_where_it_does_not_pay() -> None:
+def test_nothing_is_compiled_where_it_does_not_pay():
     for stage, precision in (
         (Compile("onnxruntime"), "w8"),
         (Compile("openvino", blob=False), "int8"),
@@ -56,7 +53,7 @@ def test_nothing_is_compiled_where_it_does_not_pay() -> None:
         assert (found.blob, found.backend) == (None, stage.backend)
 
 
-def test_a_compiled_form_that_is_wanted_must_come() -> None:
+def test_a_compiled_form_that_is_wanted_must_come():
     assert compiled(Compile("onnxruntime", blob=True), "int8").blob
     with pytest.raises(OutputError, match="no compiled model"):
         compiled(Compile("onnxruntime", blob=True), "int8", MLP)
@@ -67,7 +64,7 @@ def test_a_compiled_form_that_is_wanted_must_come() -> None:
 # Quality
 
 
-def test_quality_counts_by_hand() -> None:
+def test_quality_counts_by_hand():
     spec = mlp(2, 2, head="logits", hidden=(1,))
     teacher = np.log(np.array([[0.5, 0.5], [0.9, 0.1]]))
     outputs = np.log(np.array([[0.6, 0.4], [0.2, 0.8]]))
@@ -82,7 +79,7 @@ def test_quality_counts_by_hand() -> None:
     assert quality.kl_max == pytest.approx(2.0)
 
 
-def test_outputs_that_are_not_finite_are_seen() -> None:
+def test_outputs_that_are_not_finite_are_seen():
     policy = random_policy(MLP, 13)
     broken = changed(policy, head__weight=np.full((3, 12), 3e38, dtype=np.float32))
     quality = check_policy(broken, policy, observations_for(MLP))

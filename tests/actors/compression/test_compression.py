@@ -1,11 +1,7 @@
 """Chains: what they promise, which they refuse, and that they go on from their state."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,29 +26,28 @@ from vinoreward_actors.compression import (
     Quantize,
     Stage,
 )
-from vinoreward_actors.policies.policy import Policy, QuantizedArray, forward, random_policy
+from vinoreward_actors.policies.policy import QuantizedArray, forward, random_policy
 from vinoreward_actors.policies.spec import mlp
 
 
 class Makes(Stage):
     """A user's stage: one method, here a function of the policy."""
 
-    def __init__(self, make: Callable[[Policy], Any]) -> None:
+    def __init__(self, make):
         self.make = make
 
-    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
-        found: Policy = self.make(policy)
-        return found
+    def compress(self, policy, context):
+        return self.make(policy)
 
 
-def chain_of(*stages: Stage) -> CompressorChain:
+def chain_of(*stages):
     found = CompressorChain()
     for stage in stages:
         found.add(stage)
     return found
 
 
-def test_the_papers_line_works() -> None:
+def test_the_papers_line_works():
     chain = CompressorChain().add(Prune(0.5)).add(Distill(steps=3)).add(Quantize("int8"))
     policy = random_policy(MLP, 0).replace(version=7)
     found = chain.add(Compile("openvino")).compress(policy, context_for(policy))
@@ -63,7 +58,7 @@ def test_the_papers_line_works() -> None:
     assert_same_function(CompressorChain().compress(policy, context_for(policy)), policy, 0)
 
 
-def test_a_users_stage_needs_one_method() -> None:
+def test_a_users_stage_needs_one_method():
     policy = random_policy(MLP, 0)
     bias = policy.float_parameters()["head.bias"]
     louder = Makes(lambda policy: changed(policy, head__bias=bias + 1))
@@ -72,7 +67,7 @@ def test_a_users_stage_needs_one_method() -> None:
     np.testing.assert_allclose(forward(found, seen), forward(policy, seen) + 1, atol=1e-5)
 
 
-def test_the_policy_given_is_not_changed() -> None:
+def test_the_policy_given_is_not_changed():
     policy = random_policy(MLP, 0)
     before = {name: value.copy() for name, value in policy.float_parameters().items()}
     chain = CompressorChain().add(LowRank(2)).add(Fuse()).add(Prune(0.5)).add(Distill(steps=2))
@@ -109,13 +104,13 @@ TWICE = Quantize("int8")
         ([Makes(lambda _: None)], "Makes returned None"),
     ],
 )
-def test_stages_that_cannot_work_are_refused(stages: list[Any], words: str) -> None:
+def test_stages_that_cannot_work_are_refused(stages, words):
     policy = random_policy(MLP, 0)
     with pytest.raises((ConfigError, InputError), match=words):
         chain_of(*stages).compress(policy, context_for(policy))
 
 
-def test_float_stages_refuse_quantized_weights() -> None:
+def test_float_stages_refuse_quantized_weights():
     policy = random_policy(MLP, 0)
     context = context_for(policy)
     coarse = CompressorChain().add(Quantize("w4")).compress(policy, context)
@@ -124,7 +119,7 @@ def test_float_stages_refuse_quantized_weights() -> None:
             stage.compress(coarse, context)
 
 
-def test_teachers_and_observations_that_cannot_be_are_refused() -> None:
+def test_teachers_and_observations_that_cannot_be_are_refused():
     policy = random_policy(MLP, 0)
     broken = changed(policy, dense1__bias=np.full(12, np.inf, dtype=np.float32))
     with pytest.raises(InputError, match=r"teacher's dense1\.bias has NaN"):
@@ -137,7 +132,7 @@ def test_teachers_and_observations_that_cannot_be_are_refused() -> None:
         CompressionContext(policy, np.zeros((3, 5), dtype=np.float32))
 
 
-def test_settings_reach_the_stages_that_have_them() -> None:
+def test_settings_reach_the_stages_that_have_them():
     chain = CompressorChain().add(Prune(0.5)).add(Distill(steps=2)).add(Quantize("int8"))
     assert chain.parameters() == {"sparsity": 0.5, "bits": 8.0}
     chain.configure(sparsity=0.75, bits=4)
@@ -157,16 +152,16 @@ def test_settings_reach_the_stages_that_have_them() -> None:
     "parameters",
     [{"sparsity": 1.0}, {"sparsity": -0.1}, {"bits": 1}, {"bits": 9}, {"bits": 4.5}, {"rank": 3}],
 )
-def test_settings_that_cannot_work_are_refused(parameters: dict[str, float]) -> None:
+def test_settings_that_cannot_work_are_refused(parameters):
     with pytest.raises(ConfigError, match=r"Expected|no stage .* 'rank'"):
         chain_of(Prune(0.5), Distill(), Quantize("int8")).configure(**parameters)
 
 
-def four_stages() -> CompressorChain:
+def four_stages():
     return chain_of(Prune(0.5), LowRank(energy=0.9), Distill(steps=5), Quantize("int8"))
 
 
-def test_a_chain_goes_on_from_its_state_to_the_bit() -> None:
+def test_a_chain_goes_on_from_its_state_to_the_bit():
     """Also one that was sent to another process."""
     pushes = [random_policy(MLP, seed) for seed in (0, 0, 1)]
     whole, resumed = four_stages(), four_stages()
@@ -185,7 +180,7 @@ def test_a_chain_goes_on_from_its_state_to_the_bit() -> None:
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_a_state_of_another_chain_is_refused() -> None:
+def test_a_state_of_another_chain_is_refused():
     with pytest.raises(ConfigError, match="same stages"):
         CompressorChain().add(Quantize("int8")).load_state({"0-Prune.age": 1})
     for stage in (Prune(0.5), LowRank(3), Distill(), Quantize("int8"), Makes(lambda _: None)):

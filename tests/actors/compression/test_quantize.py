@@ -1,9 +1,5 @@
 """Quantization: what is rounded, how far, and what is remembered from push to push."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,17 +36,17 @@ IMAGES = PolicySpec(
 )
 
 
-def normal(count: int, seed: int = 0, spread: float = 1.0) -> np.ndarray:
+def normal(count, seed=0, spread=1.0):
     random = np.random.default_rng(seed)
     return (spread * random.standard_normal((count, 6))).astype(np.float32)
 
 
-def coarse(policy: Policy, stage: Quantize, observations: np.ndarray | None = None) -> Policy:
+def coarse(policy, stage, observations=None):
     seen = normal(200) if observations is None else observations
     return stage.compress(policy, CompressionContext(policy, seen))
 
 
-def bits_of(policy: Policy) -> dict[str, int]:
+def bits_of(policy):
     """Bits of each weight."""
     return {
         name.removesuffix(".weight"): value.bits
@@ -64,7 +60,7 @@ def bits_of(policy: Policy) -> dict[str, int]:
 # Layers
 
 
-def test_the_first_layer_the_head_and_the_value_stay_float() -> None:
+def test_the_first_layer_the_head_and_the_value_stay_float():
     policy = random_policy(MLP, 0)
     found = coarse(policy.replace(blob=b"old"), Quantize("int8"))
     assert bits_of(found) == {"dense0": 32, "dense1": 8, "dense2": 8, "head": 32, "value": 32}
@@ -74,7 +70,7 @@ def test_the_first_layer_the_head_and_the_value_stay_float() -> None:
     assert set(everything.ranges) == {"dense0", "dense1", "dense2", "head"}
 
 
-def test_half_precision_is_for_every_layer() -> None:
+def test_half_precision_is_for_every_layer():
     policy = random_policy(MLP, 0)
     found = coarse(policy, Quantize("fp16"))
     assert bits_of(found) == dict.fromkeys(("dense0", "dense1", "dense2", "head"), 16) | {
@@ -84,7 +80,7 @@ def test_half_precision_is_for_every_layer() -> None:
     np.testing.assert_allclose(forward(found, seen), forward(policy, seen), rtol=0.01, atol=0.01)
 
 
-def test_bytes_on_the_wire_fall_with_bits() -> None:
+def test_bytes_on_the_wire_fall_with_bits():
     policy = random_policy(mlp(6, 3, head="logits", hidden=(256, 256, 256)), 0)
     full, before = encode(policy).nbytes, np.inf
     for name in ("fp16", "int8", "w6", "w4", "w3", "w2"):
@@ -98,7 +94,7 @@ def test_bytes_on_the_wire_fall_with_bits() -> None:
         before = size
 
 
-def test_turning_bits_changes_what_is_made() -> None:
+def test_turning_bits_changes_what_is_made():
     stage = Quantize("int8")
     policy = random_policy(MLP, 0)
     for bits, expected, ranges in ((8, 8, 2), (16, 16, 0), (4, 4, 0), (32, 32, 0), (8, 8, 2)):
@@ -110,7 +106,7 @@ def test_turning_bits_changes_what_is_made() -> None:
     assert not coarse(policy, weights_only).ranges
 
 
-def overflowing(precision: str) -> Policy:
+def overflowing(precision):
     weights = random_policy(MLP, 6).float_parameters()
     weights["dense0.weight"] = np.full((32, 6), 3e38, dtype=np.float32)
     return coarse(Policy(MLP, weights), Quantize(precision))
@@ -124,7 +120,7 @@ def overflowing(precision: str) -> Policy:
         (lambda: Quantize("w"), "'w2' to 'w8'"),
         (lambda: Quantize("int8", margin=0.9), "Expected a margin"),
         (lambda: Quantize("int8", decay=1.1), "Expected a margin"),
-        (lambda: Quantize("int8", ranges="median"), "Expected a margin"),  # type: ignore[arg-type]
+        (lambda: Quantize("int8", ranges="median"), "Expected a margin"),
         (lambda: Quantize("int8", rows=0), "at least one row"),
         (
             lambda: coarse(random_policy(mlp(6, 3, head="q", hidden=(8,)), 0), Quantize("int8")),
@@ -134,7 +130,7 @@ def overflowing(precision: str) -> Policy:
         (lambda: overflowing("fp16"), "65504"),
     ],
 )
-def test_what_cannot_be_quantized_is_refused(make: Callable[[], object], said: str) -> None:
+def test_what_cannot_be_quantized_is_refused(make, said):
     with pytest.raises((ConfigError, InputError), match=said):
         make()
 
@@ -144,8 +140,8 @@ def test_what_cannot_be_quantized_is_refused(make: Callable[[], object], said: s
 
 @given(low=st.floats(-1e4, 0), high=st.floats(0, 1e4), share=st.floats(0, 1))
 def test_aligned_ranges_hold_bounds_and_nought_exactly_and_the_rest_by_half_a_step(
-    low: float, high: float, share: float
-) -> None:
+    low, high, share
+):
     if high - low < 1e-6:
         return
     found = aligned((low, high))
@@ -159,7 +155,7 @@ def test_aligned_ranges_hold_bounds_and_nought_exactly_and_the_rest_by_half_a_st
     assert error[0] == 0 and error[1] <= found.step * 0.5001 + 1e-6 * (high - low)
 
 
-def test_min_and_max_are_over_everything_and_means_are_not() -> None:
+def test_min_and_max_are_over_everything_and_means_are_not():
     policy = random_policy(MLP, 1)
     observations = np.concatenate([normal(150), normal(1, 1, 30.0)])
     inputs = layer_inputs(policy, observations)["dense1"]
@@ -170,7 +166,7 @@ def test_min_and_max_are_over_everything_and_means_are_not() -> None:
     assert high < 0.3 * inputs.max()
 
 
-def test_ranges_are_remembered_and_slowly_forgotten_and_go_on_from_saved_state() -> None:
+def test_ranges_are_remembered_and_slowly_forgotten_and_go_on_from_saved_state():
     assert merged((-1.0, 2.0), None, 0.9) == (-1.0, 2.0)
     assert merged((-1.0, 2.0), (-4.0, 1.0), 0.5) == (-2.0, 2.0)
     policy = random_policy(MLP, 2)
@@ -186,7 +182,7 @@ def test_ranges_are_remembered_and_slowly_forgotten_and_go_on_from_saved_state()
 
 
 @pytest.mark.parametrize(("place", "shift"), [(0, 0), (500, 1), (1023, 7), (0, 127)])
-def test_a_rare_observation_is_never_forgotten_while_it_is_there(place: int, shift: int) -> None:
+def test_a_rare_observation_is_never_forgotten_while_it_is_there(place, shift):
     """Whatever its place, and however many new ones push it on, and on few rows a push."""
     policy, stage = random_policy(TWO, 0), Quantize("int8", rows=128, first=True)
     common, first = normal(1024), TWO.weighted[0].name
@@ -197,11 +193,11 @@ def test_a_rare_observation_is_never_forgotten_while_it_is_there(place: int, shi
         assert stage.compress(policy, context).ranges[first].high >= 40.0
 
 
-def test_after_the_first_push_ranges_are_measured_on_a_part_of_all_rows() -> None:
+def test_after_the_first_push_ranges_are_measured_on_a_part_of_all_rows():
     policy, stage = random_policy(TWO, 0), Quantize("int8", rows=10, decay=1.0, first=True)
     calm, wild = normal(50), normal(50, seed=1, spread=9.0)
 
-    def width(observations: np.ndarray) -> float:
+    def width(observations):
         found = coarse(policy, stage, observations).ranges[TWO.weighted[0].name]
         return found.high - found.low
 
@@ -209,7 +205,7 @@ def test_after_the_first_push_ranges_are_measured_on_a_part_of_all_rows() -> Non
     assert width(np.concatenate([wild, calm])) > 3 * first
 
 
-def test_some_rows_are_of_all_of_them_and_others_at_each_push() -> None:
+def test_some_rows_are_of_all_of_them_and_others_at_each_push():
     policy, rows = random_policy(MLP, 0), normal(1000)
     seen = [CompressionContext(policy, rows, push=push).some(64) for push in range(200)]
     assert all(60 <= len(part) <= 70 for part in seen)
@@ -218,7 +214,7 @@ def test_some_rows_are_of_all_of_them_and_others_at_each_push() -> None:
     assert len(CompressionContext(policy, rows[:5]).some(64)) == 5
 
 
-def test_margins_stop_at_what_activations_can_say() -> None:
+def test_margins_stop_at_what_activations_can_say():
     assert widened((-0.5, 2.0), 1.5, (-np.inf, np.inf)) == (-0.75, 3.0)
     assert widened((-0.9, 0.9), 1.5, (-1.0, 1.0)) == (-1.0, 1.0)
     assert widened((0.5, 2.0), 1.0, (0.0, np.inf)) == (0.0, 2.0)
@@ -234,7 +230,7 @@ def test_margins_stop_at_what_activations_can_say() -> None:
     assert silent.low == 0 and silent.high >= 1
 
 
-def test_rounding_is_bounded_by_the_steps_of_weights_and_inputs() -> None:
+def test_rounding_is_bounded_by_the_steps_of_weights_and_inputs():
     """|error| <= sum over inputs of (|w| dx + dw (|x| + dx)), worked out for one layer."""
     policy = random_policy(mlp(6, 3, head="logits", hidden=(32, 16)), 3)
     observations = normal(300)
@@ -250,7 +246,7 @@ def test_rounding_is_bounded_by_the_steps_of_weights_and_inputs() -> None:
     assert error.max() > 0
 
 
-def test_pixels_fall_on_levels_so_nothing_of_them_is_lost() -> None:
+def test_pixels_fall_on_levels_so_nothing_of_them_is_lost():
     policy = random_policy(IMAGES, 4)
     dark = np.random.default_rng(0).integers(0, 9, (40, 1, 8, 8), dtype=np.uint8)
     found = coarse(policy, Quantize("int8"), dark)

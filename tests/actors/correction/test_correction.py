@@ -1,7 +1,5 @@
 """The correctors as plugs: one contract for all of them, and their composition."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ they are transposed. rlax's temporal-difference errors are targets minus values,
 of 0 are terminations.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What the correctors refuse, and the importance weights themselves."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Each backward recursion equals the sum that defines it, written out with plain loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -24,7 +22,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 class Data:
     """Random ``(T, B)`` arrays with terminations and truncations anywhere."""
 
-    def __init__(self, seed: int, steps: int, batch: int, gamma: float) -> None:
+    def __init__(self, seed, steps, batch, gamma):
         random = np.random.default_rng(seed)
         shape = (steps, batch)
         self.shape = shape

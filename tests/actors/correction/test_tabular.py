@@ -6,8 +6,6 @@ its probability under the behaviour policy. So the expected target is exact, and
 states and are cut off by time limits; after either the next row starts an unrelated episode.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,11 +1,7 @@
 """The monitor: it stops a compression that hurts before returns show it, and says why."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +26,7 @@ from vinoreward_actors.monitoring import (
 from vinoreward_actors.monitoring.monitor import GAUSSIAN_KL_MAX
 from vinoreward_actors.monitoring.strategy import Limit
 from vinoreward_actors.policies.distributions import Exploration
-from vinoreward_actors.policies.spec import Head, PolicySpec, mlp
+from vinoreward_actors.policies.spec import mlp
 
 GAUSSIAN = mlp(3, 1, head="tanh_gaussian", hidden=(8,))
 SOFTMAX = mlp(3, 2, head="logits", hidden=(8,))
@@ -40,9 +36,7 @@ LEARNER_KL_MAX = Limit("kl_mu_pi_max", bad=6.0, good=3.0)
 ROWS = 256
 
 
-def batch(
-    spec: PolicySpec, pi: np.ndarray[Any, Any], mu: np.ndarray[Any, Any], version: int, **more: Any
-) -> MonitorBatch:
+def batch(spec, pi, mu, version, **more):
     rows = {
         "versions": np.full(len(mu), version),
         "network": np.ones(len(mu), dtype=np.uint8),
@@ -53,9 +47,7 @@ def batch(
     )
 
 
-def gaussian_batch(
-    usual: float, rare: float, part: float, version: int, seed: int = 0
-) -> MonitorBatch:
+def gaussian_batch(usual, rare, part, version, seed=0):
     """Return rows whose KL is about ``usual`` squared and, in a part of them, up to ``rare``."""
     random = np.random.default_rng([seed, version])
     log_std = np.full((ROWS, 1), -1.0)
@@ -84,7 +76,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("name", HARMFUL)
-def test_the_default_stops_what_hurts_though_the_mean_error_is_small(name: str) -> None:
+def test_the_default_stops_what_hurts_though_the_mean_error_is_small(name):
     usual, rare, part = HARMFUL[name]
     monitor = default_monitor("tanh_gaussian", INT8)
     for version in range(1, 9):
@@ -102,7 +94,7 @@ def test_the_default_stops_what_hurts_though_the_mean_error_is_small(name: str) 
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_the_default_lets_through_what_does_not_hurt(name: str) -> None:
+def test_the_default_lets_through_what_does_not_hurt(name):
     usual, rare, part = HARMLESS[name]
     monitor = default_monitor("tanh_gaussian", INT8)
     for version in range(1, 41):
@@ -111,7 +103,7 @@ def test_the_default_lets_through_what_does_not_hurt(name: str) -> None:
     assert not monitor.changes
 
 
-def test_rare_decisive_rows_count_though_most_batches_have_none() -> None:
+def test_rare_decisive_rows_count_though_most_batches_have_none():
     monitor = default_monitor("tanh_gaussian", INT8)
     for version in range(1, 100):
         part = 1.5 / ROWS if version % 12 == 0 else 0.0
@@ -121,7 +113,7 @@ def test_rare_decisive_rows_count_though_most_batches_have_none() -> None:
     assert monitor.readings[-1].values["kl_mu_pi_mean"] < 0.5
 
 
-def softmax_batch(rare: float, version: int, *, age: float = 0.0) -> MonitorBatch:
+def softmax_batch(rare, version, *, age=0.0):
     """Return rows of a softmax policy: one in 128 has a KL of ``rare``, all are ``age`` old."""
     random = np.random.default_rng(version)
     source = random.normal(size=(ROWS, 2))
@@ -141,9 +133,7 @@ def softmax_batch(rare: float, version: int, *, age: float = 0.0) -> MonitorBatc
 @pytest.mark.parametrize(
     ("rare", "acts"), [(0.001, True), (0.063, True), (0.235, False), (0.381, False)]
 )
-def test_softmax_policies_have_a_limit_of_their_own_which_age_does_not_touch(
-    rare: float, acts: bool
-) -> None:
+def test_softmax_policies_have_a_limit_of_their_own_which_age_does_not_touch(rare, acts):
     monitor = default_monitor("logits", INT8)
     for version in range(5, 12):
         monitor.observe(softmax_batch(rare, version, age=0.5))
@@ -152,7 +142,7 @@ def test_softmax_policies_have_a_limit_of_their_own_which_age_does_not_touch(
     assert monitor.readings[0].values["kl_mu_pi_max"] > 0.2
 
 
-def test_without_sources_what_no_age_explains_is_still_caught() -> None:
+def test_without_sources_what_no_age_explains_is_still_caught():
     monitor = default_monitor("tanh_gaussian", INT8)
     for version in range(5, 10):
         seen = gaussian_batch(0.02, 92.0, 0.01, version)
@@ -162,7 +152,7 @@ def test_without_sources_what_no_age_explains_is_still_caught() -> None:
 
 
 @pytest.mark.parametrize("head", ["tanh", "tanh_gaussian"])
-def test_a_learner_that_moves_far_in_one_push_keeps_a_compression_that_is_exact(head: Head) -> None:
+def test_a_learner_that_moves_far_in_one_push_keeps_a_compression_that_is_exact(head):
     spec = mlp(3, 2, head=head, hidden=(8,))
     monitor = default_monitor(head, INT8)
     random = np.random.default_rng(0)
@@ -181,7 +171,7 @@ def test_a_learner_that_moves_far_in_one_push_keeps_a_compression_that_is_exact(
     assert readings["compression_kl_mu_pi_max"] < 0.01
 
 
-def test_a_deterministic_policy_of_unknown_source_is_left_to_the_returns() -> None:
+def test_a_deterministic_policy_of_unknown_source_is_left_to_the_returns():
     spec = mlp(3, 2, head="tanh", hidden=(8,))
     monitor = default_monitor("tanh", INT8)
     mu = np.random.default_rng(0).normal(size=(ROWS, 2))
@@ -194,7 +184,7 @@ def test_a_deterministic_policy_of_unknown_source_is_left_to_the_returns() -> No
 
 
 @pytest.mark.parametrize("head", ["logits", "q", "tanh_gaussian", "tanh"])
-def test_the_default_watches_every_head(head: Head) -> None:
+def test_the_default_watches_every_head(head):
     spec = mlp(3, 4, head=head, hidden=(8,))
     random = np.random.default_rng(0)
     good, bad = default_monitor(head, INT8), default_monitor(head, INT8)
@@ -211,7 +201,7 @@ def test_the_default_watches_every_head(head: Head) -> None:
     assert not bad.setting.enabled
 
 
-def test_a_worse_return_stops_what_the_divergence_did_not_show() -> None:
+def test_a_worse_return_stops_what_the_divergence_did_not_show():
     monitor = default_monitor("tanh_gaussian", INT8)
     random = np.random.default_rng(0)
     full = random.normal(-150, 90, size=20)
@@ -230,9 +220,7 @@ def test_a_worse_return_stops_what_the_divergence_did_not_show() -> None:
     [lambda head: default_monitor(head, INT8), lambda _: Monitor([PolicyLag()], None, INT8)],
     ids=["default", "no strategy"],
 )
-def test_one_output_that_is_not_a_number_stops_compression_at_once_and_for_good(
-    make: Callable[[Head], Monitor], spec: PolicySpec, broken: float
-) -> None:
+def test_one_output_that_is_not_a_number_stops_compression_at_once_and_for_good(make, spec, broken):
     pi = np.random.default_rng(0).normal(size=(ROWS, spec.outputs))
     mu = pi.copy()
     mu[5, 1] = broken
@@ -247,7 +235,7 @@ def test_one_output_that_is_not_a_number_stops_compression_at_once_and_for_good(
     assert monitor.observe(batch(spec, pi, pi, 40)).enabled
 
 
-def test_a_network_that_could_not_act_stops_compression_at_once_and_for_good() -> None:
+def test_a_network_that_could_not_act_stops_compression_at_once_and_for_good():
     """Also between two looks, and although no row of it is ever seen."""
     pi = np.zeros((ROWS, 4))
     monitor = default_monitor("logits", INT8)
@@ -276,7 +264,7 @@ def test_a_network_that_could_not_act_stops_compression_at_once_and_for_good() -
         ("log_mu", "compressed network"),
     ],
 )
-def test_whose_numbers_are_broken_is_said(whose: str, said: str) -> None:
+def test_whose_numbers_are_broken_is_said(whose, said):
     sound, broken, log_mu = np.zeros((ROWS, 4)), np.zeros((ROWS, 4)), np.zeros(ROWS)
     broken[0] = log_mu[0] = np.nan
     seen = {
@@ -289,7 +277,7 @@ def test_whose_numbers_are_broken_is_said(whose: str, said: str) -> None:
     assert said in monitor.halted
 
 
-def test_rows_of_before_a_change_do_not_count_after_it() -> None:
+def test_rows_of_before_a_change_do_not_count_after_it():
     guard = Threshold((LEARNER_KL_MAX,), ({"bits": 16}, {"enabled": False}), cooldown=0)
     monitor = Monitor([KL("max")], guard, INT8)
     bad = gaussian_batch(0.01, 50.0, 0.1, 10)
@@ -304,17 +292,14 @@ def test_rows_of_before_a_change_do_not_count_after_it() -> None:
 class Does(Strategy):
     """Wants the same at every look."""
 
-    def __init__(self, wants: Any) -> None:
+    def __init__(self, wants):
         self.wants = wants
 
-    def decide(
-        self, readings: Mapping[str, float], setting: CompressionSetting
-    ) -> CompressionSetting:
-        found: CompressionSetting = self.wants(readings, setting)
-        return found
+    def decide(self, readings, setting):
+        return self.wants(readings, setting)
 
 
-def test_alpha_and_pull_period_do_not_empty_windows() -> None:
+def test_alpha_and_pull_period_do_not_empty_windows():
     wants = Does(lambda _, setting: setting.changed({"alpha": 0.5, "pull_period": 50}))
     monitor = Monitor([KL("max")], wants, INT8)
     pi = np.zeros((ROWS, 4))
@@ -325,7 +310,7 @@ def test_alpha_and_pull_period_do_not_empty_windows() -> None:
     assert monitor.readings[-1].values["kl_mu_pi_max"] > 0.5
 
 
-def test_kl_monitor_is_accerls_example() -> None:
+def test_kl_monitor_is_accerls_example():
     monitor = KLMonitor(threshold=14.0, strategy=SwitchPrecision("int8", "fp16"))
     pi = np.zeros((ROWS, 4))
     pi[:, 0] = 30.0
@@ -347,9 +332,7 @@ def test_kl_monitor_is_accerls_example() -> None:
         (lambda: Monitor([KL("max")], limits={"kl": 1.0}), "positive limits"),
     ],
 )
-def test_a_monitor_that_could_never_decide_is_refused(
-    make: Callable[[], Monitor], said: str
-) -> None:
+def test_a_monitor_that_could_never_decide_is_refused(make, said):
     with pytest.raises(ConfigError, match=said):
         make()
 
@@ -359,14 +342,14 @@ class Reads(Indicator):
 
     name = "own"
 
-    def __init__(self, read: Callable[[MonitorBatch], float]) -> None:
+    def __init__(self, read):
         self.read = read
 
-    def update(self, batch: MonitorBatch) -> float:
+    def update(self, batch):
         return self.read(batch)
 
 
-def test_a_users_plug_that_fails_is_named() -> None:
+def test_a_users_plug_that_fails_is_named():
     seen = gaussian_batch(0.0, 0.0, 0.0, 1)
     with pytest.raises(ConfigError, match=r"indicator 'own' failed: ZeroDivisionError.*line \d+"):
         Monitor([Reads(lambda _: 1 / 0)]).observe(seen)
@@ -377,7 +360,7 @@ def test_a_users_plug_that_fails_is_named() -> None:
         Monitor([], Does(lambda *_: None)).observe(seen)
 
 
-def test_users_plugs_have_one_method_each_and_a_change_without_a_reason_has_words() -> None:
+def test_users_plugs_have_one_method_each_and_a_change_without_a_reason_has_words():
     assert Indicator.__abstractmethods__ == {"update"}
     assert Strategy.__abstractmethods__ == {"decide"}
     halve = Does(lambda seen, now: now.changed({"alpha": 0.5}) if seen["own"] > 1 else now)
@@ -387,7 +370,7 @@ def test_users_plugs_have_one_method_each_and_a_change_without_a_reason_has_word
     assert halve.state() == {}
 
 
-def test_history_is_bounded() -> None:
+def test_history_is_bounded():
     monitor = Monitor([PolicyLag()], history=10)
     for version in range(30):
         monitor.observe(gaussian_batch(0.0, 0.0, 0.0, version))
@@ -396,10 +379,10 @@ def test_history_is_bounded() -> None:
 
 @given(cut=st.integers(0, 30), seed=st.integers(0, 50))
 @settings(max_examples=15, deadline=None)
-def test_a_resumed_monitor_goes_on_as_it_was(cut: int, seed: int) -> None:
-    def made() -> Monitor:
+def test_a_resumed_monitor_goes_on_as_it_was(cut, seed):
+    def made():
         # One-row-deep windows: what indicators forget over a resume makes no difference then.
-        rungs: list[dict[str, Any]] = [{"bits": 16}, {"enabled": False}]
+        rungs = [{"bits": 16}, {"enabled": False}]
         guard = Threshold((LEARNER_KL_MAX,), rungs, patience=3, cooldown=1)
         return Monitor([KL("max", window=1)], guard, INT8)
 
@@ -416,7 +399,7 @@ def test_a_resumed_monitor_goes_on_as_it_was(cut: int, seed: int) -> None:
     assert [str(change) for change in whole.changes] == [str(change) for change in resumed.changes]
 
 
-def test_a_state_of_something_else_is_refused() -> None:
+def test_a_state_of_something_else_is_refused():
     state = default_monitor("logits").state()
     with pytest.raises(ConfigError, match="only one of the monitor"):
         Monitor([PolicyLag()]).load_state(state)
@@ -426,7 +409,7 @@ def test_a_state_of_something_else_is_refused() -> None:
         default_monitor("logits").load_state({"setting": {}})
 
 
-def test_beginning_anew_forgets_what_there_was_to_go_back_to() -> None:
+def test_beginning_anew_forgets_what_there_was_to_go_back_to():
     monitor = default_monitor("tanh_gaussian", INT8)
     assert not monitor.observe(gaussian_batch(0.01, 50.0, 0.1, 1)).enabled
     six = CompressionSetting(bits=6)

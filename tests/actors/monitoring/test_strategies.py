@@ -1,11 +1,7 @@
 """Strategies on readings that the test makes up: steps, hysteresis, cooldown, both ways, memory."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,6 @@ from vinoreward_actors.monitoring import (
     Limit,
     LinearAlpha,
     Staged,
-    Strategy,
     SwitchPrecision,
     Threshold,
     default_strategy,
@@ -35,9 +30,7 @@ LIMIT = Limit("kl", bad=4.0, good=1.0)
 LADDER = ({"bits": 16, "sparsity": 0.0}, {"enabled": False})
 
 
-def run(
-    strategy: Strategy, setting: CompressionSetting, values: Sequence[float], name: str = "kl"
-) -> list[CompressionSetting]:
+def run(strategy, setting, values, name="kl"):
     """Return the setting after each reading."""
     found = []
     for value in values:
@@ -46,11 +39,11 @@ def run(
     return found
 
 
-def changes(settings: Sequence[CompressionSetting]) -> int:
+def changes(settings):
     return sum(a != b for a, b in itertools.pairwise(settings))
 
 
-def test_a_passed_limit_steps_up_the_ladder_at_once_and_says_why() -> None:
+def test_a_passed_limit_steps_up_the_ladder_at_once_and_says_why():
     strategy = Threshold((LIMIT,), LADDER, cooldown=0)
     assert strategy.decide({"kl": 4.0}, INT8) == INT8
     safer = strategy.decide({"kl": 4.01}, INT8)
@@ -62,7 +55,7 @@ def test_a_passed_limit_steps_up_the_ladder_at_once_and_says_why() -> None:
     assert strategy.decide({"kl": 99.0}, stopped) == stopped
 
 
-def test_rungs_that_change_nothing_are_passed_over() -> None:
+def test_rungs_that_change_nothing_are_passed_over():
     strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=2)
     half = CompressionSetting(bits=16)
     stopped = strategy.decide({"kl": 9.0}, half)
@@ -71,7 +64,7 @@ def test_rungs_that_change_nothing_are_passed_over() -> None:
     assert strategy.rung == 0
 
 
-def test_it_goes_back_after_patience_good_readings_in_a_row_only() -> None:
+def test_it_goes_back_after_patience_good_readings_in_a_row_only():
     strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=5)
     safer = strategy.decide({"kl": 5.0}, INT8)
     assert run(strategy, safer, [0.5, 0.5, 0.5, 0.5, 2.0, 0.5, 0.5, 0.5, 0.5]) == [safer] * 9
@@ -79,7 +72,7 @@ def test_it_goes_back_after_patience_good_readings_in_a_row_only() -> None:
     assert strategy.reason.startswith("5 good rounds")
 
 
-def test_nothing_is_judged_during_the_cooldown() -> None:
+def test_nothing_is_judged_during_the_cooldown():
     strategy = Threshold((LIMIT,), LADDER, cooldown=3, patience=1)
     safer = strategy.decide({"kl": 5.0}, INT8)
     assert run(strategy, safer, [9.0, 9.0, 0.0]) == [safer] * 3
@@ -87,13 +80,13 @@ def test_nothing_is_judged_during_the_cooldown() -> None:
 
 
 @given(values=st.lists(st.floats(1.0, 4.0), max_size=60), bad=st.booleans())
-def test_readings_between_the_limits_change_nothing(values: list[float], bad: bool) -> None:
+def test_readings_between_the_limits_change_nothing(values, bad):
     strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
     setting = strategy.decide({"kl": 5.0}, INT8) if bad else INT8
     assert all(found == setting for found in run(strategy, setting, values))
 
 
-def test_a_compression_that_always_fails_is_tried_less_and_less_often() -> None:
+def test_a_compression_that_always_fails_is_tried_less_and_less_often():
     strategy = Threshold((LIMIT,), LADDER[:1], cooldown=2, patience=10)
     setting, tried = INT8, []
     for round_ in range(3000):
@@ -107,13 +100,13 @@ def test_a_compression_that_always_fails_is_tried_less_and_less_often() -> None:
 
 
 @given(seed=st.integers(0, 1000))
-def test_noise_around_a_limit_does_not_flap(seed: int) -> None:
+def test_noise_around_a_limit_does_not_flap(seed):
     strategy = Threshold((LIMIT,), LADDER[:1], cooldown=2, patience=20)
     noise = np.random.default_rng(seed).normal(4.0, 1.0, size=500)
     assert changes([INT8, *run(strategy, INT8, noise.tolist())]) <= 1
 
 
-def test_a_long_good_stretch_makes_up_for_a_relapse() -> None:
+def test_a_long_good_stretch_makes_up_for_a_relapse():
     strategy = Threshold((LIMIT,), LADDER[:1], cooldown=0, patience=2)
     setting = run(strategy, INT8, [9.0, 0.0, 0.0, 9.0])[-1]
     assert strategy.judge.relapses == 1
@@ -123,7 +116,7 @@ def test_a_long_good_stretch_makes_up_for_a_relapse() -> None:
     assert strategy.judge.relapses == 0
 
 
-def test_a_stopped_compression_gets_trials_with_doubling_waits() -> None:
+def test_a_stopped_compression_gets_trials_with_doubling_waits():
     strategy = Threshold((LIMIT,), cooldown=0, retry=10)
     setting, waits, waited = strategy.decide({"kl": 9.0}, INT8), [], 0
     for _ in range(200):
@@ -141,7 +134,7 @@ def test_a_stopped_compression_gets_trials_with_doubling_waits() -> None:
     assert all(never.decide({}, stopped) == stopped for _ in range(5000))
 
 
-def test_one_bad_reading_is_enough_and_all_must_be_good() -> None:
+def test_one_bad_reading_is_enough_and_all_must_be_good():
     """Also where small readings are the bad ones."""
     strategy = Threshold((LIMIT, Limit("ess", bad=0.1, good=0.3)), cooldown=0, patience=1)
     stopped = strategy.decide({"kl": 0.0, "ess": 0.05}, INT8)
@@ -151,14 +144,14 @@ def test_one_bad_reading_is_enough_and_all_must_be_good() -> None:
     assert strategy.decide({"kl": 0.0, "ess": 0.9}, stopped) == INT8
 
 
-def test_only_what_a_step_changed_is_put_back() -> None:
+def test_only_what_a_step_changed_is_put_back():
     strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
     safer = strategy.decide({"kl": 5.0}, INT8)
     found = strategy.decide({"kl": 0.0}, safer.changed({"pull_period": 7, "alpha": 0.5}))
     assert found == INT8.changed({"pull_period": 7, "alpha": 0.5})
 
 
-def test_switch_precision_is_accerls_rule() -> None:
+def test_switch_precision_is_accerls_rule():
     strategy = SwitchPrecision("int8", "fp16", patience=3, cooldown=0)
     begun = strategy.decide({}, CompressionSetting(bits=None))
     assert begun.bits == 8
@@ -169,7 +162,7 @@ def test_switch_precision_is_accerls_rule() -> None:
     assert SwitchPrecision("fp16", "fp32").decide({}, INT8).bits == 16
 
 
-def test_alpha_is_one_at_the_low_end_least_at_the_high_end_and_straight_between() -> None:
+def test_alpha_is_one_at_the_low_end_least_at_the_high_end_and_straight_between():
     strategy = LinearAlpha(0.1, 0.5, reading="kl", least=0.0, step=0.0)
     values = [0.0, 0.1, 0.2, 0.3, 0.5, 7.0, float("inf"), 0.1]
     alphas = [setting.alpha for setting in run(strategy, INT8, values)]
@@ -179,13 +172,13 @@ def test_alpha_is_one_at_the_low_end_least_at_the_high_end_and_straight_between(
     assert measuring.decide({}, INT8) == INT8
 
 
-def test_alpha_does_not_follow_small_noise() -> None:
+def test_alpha_does_not_follow_small_noise():
     strategy = LinearAlpha(0.0, 1.0, reading="kl", step=0.1)
     noise = np.random.default_rng(0).uniform(0.48, 0.52, size=100)
     assert changes(run(strategy, INT8, noise.tolist())) == 0
 
 
-def test_sparsity_rises_while_all_is_good_and_falls_at_once() -> None:
+def test_sparsity_rises_while_all_is_good_and_falls_at_once():
     strategy = AdaptiveSparsity((LIMIT,), patience=2, cooldown=0)
     start = CompressionSetting()
     risen = run(strategy, start, [0.0] * 40)
@@ -196,7 +189,7 @@ def test_sparsity_rises_while_all_is_good_and_falls_at_once() -> None:
     assert run(strategy, fallen[-1], [9.0] * 9)[-1].sparsity == 0.0
 
 
-def test_weights_are_pulled_more_often_while_experience_is_stale() -> None:
+def test_weights_are_pulled_more_often_while_experience_is_stale():
     strategy = AdaptivePull(patience=2, cooldown=0, shortest=10)
     start = CompressionSetting(pull_period=100)
     stale = run(strategy, start, [0.4] * 6, "ess")
@@ -209,7 +202,7 @@ def test_weights_are_pulled_more_often_while_experience_is_stale() -> None:
     assert run(AdaptivePull(shortest=10, cooldown=0), own, [0.1] * 5, "ess") == [own] * 5
 
 
-def test_stages_follow_the_return() -> None:
+def test_stages_follow_the_return():
     random = np.random.default_rng(0)
     returns = np.concatenate(
         [np.full(20, -20.0), np.linspace(-20, 18, 20), np.full(20, 18.0), np.linspace(18, 0, 8)]
@@ -226,7 +219,7 @@ def test_stages_follow_the_return() -> None:
     assert strategy.decide({}, INT8) == INT8
 
 
-def test_a_return_that_only_jitters_rarely_looks_like_progress() -> None:
+def test_a_return_that_only_jitters_rarely_looks_like_progress():
     stages = []
     for seed in range(200):
         strategy = Staged()
@@ -237,7 +230,7 @@ def test_a_return_that_only_jitters_rarely_looks_like_progress() -> None:
 
 
 @given(seed=st.integers(0, 1000), count=st.integers(3, 20))
-def test_a_trend_is_the_textbooks_regression(seed: int, count: int) -> None:
+def test_a_trend_is_the_textbooks_regression(seed, count):
     values = np.random.default_rng(seed).normal(size=count)
     expected = stats.linregress(np.arange(count), values)
     rise, error, begin = trend(values.tolist())
@@ -246,7 +239,7 @@ def test_a_trend_is_the_textbooks_regression(seed: int, count: int) -> None:
     assert begin == pytest.approx(expected.intercept, abs=1e-9)
 
 
-def test_the_first_strategy_that_wants_a_change_gets_it() -> None:
+def test_the_first_strategy_that_wants_a_change_gets_it():
     guard = Threshold((LIMIT,), cooldown=0)
     sparser = AdaptiveSparsity((LIMIT,), patience=1, cooldown=0)
     both = Composite([guard, sparser])
@@ -256,7 +249,7 @@ def test_the_first_strategy_that_wants_a_change_gets_it() -> None:
     assert both.reads() == ("kl", "kl")
 
 
-MAKERS: Mapping[str, Callable[[], Strategy]] = {
+MAKERS = {
     "threshold": lambda: Threshold((LIMIT,), LADDER, patience=3, cooldown=1, retry=4),
     "switch": lambda: SwitchPrecision(limits=(LIMIT,), patience=3),
     "alpha": lambda: LinearAlpha(0.5, 5.0, reading="kl"),
@@ -274,9 +267,7 @@ MAKERS: Mapping[str, Callable[[], Strategy]] = {
     values=st.lists(st.one_of(st.none(), st.floats(0, 8)), min_size=1, max_size=60),
     cut=st.integers(0, 60),
 )
-def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(
-    name: str, values: list[float | None], cut: int
-) -> None:
+def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(name, values, cut):
     whole, resumed = MAKERS[name](), MAKERS[name]()
     one = other = INT8
     for index, value in enumerate(values):
@@ -295,9 +286,7 @@ def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(
 @pytest.mark.parametrize(
     ("safer", "first"), [(({"bits": None},), {"bits": None}), ((), {"enabled": False})]
 )
-def test_the_default_strategy_tries_what_is_safer_and_then_stops(
-    safer: tuple[dict[str, Any], ...], first: dict[str, Any]
-) -> None:
+def test_the_default_strategy_tries_what_is_safer_and_then_stops(safer, first):
     setting = CompressionSetting(bits=8, sparsity=0.5)
     strategy = default_strategy("logits", safer)
     found = [setting]
@@ -308,7 +297,7 @@ def test_the_default_strategy_tries_what_is_safer_and_then_stops(
     assert not steps[-1].enabled
 
 
-def test_a_state_of_another_strategy_is_refused() -> None:
+def test_a_state_of_another_strategy_is_refused():
     with pytest.raises(ConfigError, match="resume with the strategy"):
         Staged().load_state(AdaptivePull().state())
     with pytest.raises(ConfigError, match="resume with the strategy"):
@@ -335,15 +324,13 @@ def test_a_state_of_another_strategy_is_refused() -> None:
         (CompressionSetting.from_dict, [({"bits": 8},)]),
     ],
 )
-def test_impossible_strategies_and_settings_are_refused(
-    make: Callable[..., object], wrong: list[Any]
-) -> None:
+def test_impossible_strategies_and_settings_are_refused(make, wrong):
     for arguments in wrong:
         with pytest.raises(ConfigError):
             make(*arguments)
 
 
-def test_a_setting_is_plain_data_that_says_what_changed() -> None:
+def test_a_setting_is_plain_data_that_says_what_changed():
     setting = CompressionSetting(bits=32, sparsity=0.25, pull_period=7)
     assert setting.bits is None
     assert CompressionSetting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting

@@ -1,7 +1,5 @@
 """Quantized arrays of weights, and codes packed to any number of bits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,9 +30,7 @@ matrices = hnp.arrays(
 
 
 @given(weights=matrices, bits=st.integers(2, 8))
-def test_weights_are_off_by_half_a_step_of_their_outputs_scale(
-    weights: np.ndarray, bits: int
-) -> None:
+def test_weights_are_off_by_half_a_step_of_their_outputs_scale(weights, bits):
     found = quantize_array(weights, bits)
     assert np.abs(found.codes).max(initial=0) <= largest_code(bits)
     shape = (-1, *[1] * (weights.ndim - 1))
@@ -45,7 +41,7 @@ def test_weights_are_off_by_half_a_step_of_their_outputs_scale(
     np.testing.assert_allclose(seen[highest > 1e-30], highest[highest > 1e-30], rtol=1e-6)
 
 
-def test_other_weights_and_bits_are_not_quantized() -> None:
+def test_other_weights_and_bits_are_not_quantized():
     weights = np.ones((2, 2), dtype=np.float32)
     for bits in (0, 1, 9, 32):
         with pytest.raises(ConfigError, match="Expected 2 to 8"):
@@ -56,7 +52,7 @@ def test_other_weights_and_bits_are_not_quantized() -> None:
             quantize_array(weights)
 
 
-def test_a_policy_takes_the_parameters_of_its_spec_only() -> None:
+def test_a_policy_takes_the_parameters_of_its_spec_only():
     policy = random_policy(SMALL, 0)
     with pytest.raises(InputError, match=r"head\.bias"):
         Policy(SMALL, {k: v for k, v in policy.parameters.items() if k != "head.bias"})
@@ -65,12 +61,12 @@ def test_a_policy_takes_the_parameters_of_its_spec_only() -> None:
     with pytest.raises(InputError, match="not layers"):
         policy.replace(ranges={"value": ActivationRange(0, 1)})
     with pytest.raises(TypeError):
-        policy.parameters["head.bias"] = np.zeros(3)  # type: ignore[index]
+        policy.parameters["head.bias"] = np.zeros(3)
     with pytest.raises(InputError, match="int8"):
         QuantizedArray(np.zeros((2, 2), dtype=np.int8), np.ones(3, dtype=np.float32))
 
 
-def test_ranges_hold_nought_and_more() -> None:
+def test_ranges_hold_nought_and_more():
     for bounds in ((0.1, 1.0), (-1.0, -0.5), (0.0, 0.0), (0.0, np.inf)):
         with pytest.raises(InputError, match="Expected"):
             ActivationRange(*bounds)
@@ -80,7 +76,7 @@ def test_ranges_hold_nought_and_more() -> None:
 
 
 @st.composite
-def codes_and_bits(draw: st.DrawFn) -> tuple[np.ndarray, int]:
+def codes_and_bits(draw):
     bits = draw(st.integers(2, 8))
     largest = largest_code(bits)
     shape = draw(hnp.array_shapes(min_dims=1, max_dims=3, max_side=9))
@@ -88,7 +84,7 @@ def codes_and_bits(draw: st.DrawFn) -> tuple[np.ndarray, int]:
 
 
 @given(pair=codes_and_bits())
-def test_codes_come_back_and_take_the_promised_bytes(pair: tuple[np.ndarray, int]) -> None:
+def test_codes_come_back_and_take_the_promised_bytes(pair):
     codes, bits = pair
     packed = pack(codes, bits)
     assert packed.nbytes == -(-codes.size * bits // 8)
@@ -96,7 +92,7 @@ def test_codes_come_back_and_take_the_promised_bytes(pair: tuple[np.ndarray, int
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_chunks_meet_without_a_gap(bits: int) -> None:
+def test_chunks_meet_without_a_gap(bits):
     """More codes than are packed at once, whose last chunk is not full."""
     largest, count = largest_code(bits), 2 * wire.CHUNK + 17
     codes = np.random.default_rng(bits).integers(-largest, largest + 1, count).astype(np.int8)
@@ -106,7 +102,7 @@ def test_chunks_meet_without_a_gap(bits: int) -> None:
     np.testing.assert_array_equal(packed[: len(head)], head)
 
 
-def test_codes_are_packed_in_order_and_only_if_there_is_room() -> None:
+def test_codes_are_packed_in_order_and_only_if_there_is_room():
     codes = np.arange(-6, 6, dtype=np.int8).reshape(3, 4).T
     np.testing.assert_array_equal(unpack(pack(codes, 4), 4, (4, 3)), codes)
     with pytest.raises(InputError, match="-7 to 7"):
@@ -114,7 +110,7 @@ def test_codes_are_packed_in_order_and_only_if_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_the_pattern_that_no_code_has_is_seen(bits: int) -> None:
+def test_the_pattern_that_no_code_has_is_seen(bits):
     damaged = pack(np.zeros(16, dtype=np.int8), bits)
     # In 8 bits codes lie as they are, and -128 is no code; otherwise all ones is the unused one.
     damaged[:] = 0x80 if bits == 8 else 0xFF
@@ -123,9 +119,7 @@ def test_the_pattern_that_no_code_has_is_seen(bits: int) -> None:
 
 
 @given(pair=codes_and_bits(), at=st.integers(0, 10**6), flip=st.integers(1, 255))
-def test_damaged_bytes_give_valid_codes_or_an_error(
-    pair: tuple[np.ndarray, int], at: int, flip: int
-) -> None:
+def test_damaged_bytes_give_valid_codes_or_an_error(pair, at, flip):
     codes, bits = pair
     packed = pack(codes, bits)
     packed[at % packed.size] ^= flip
@@ -136,7 +130,7 @@ def test_damaged_bytes_give_valid_codes_or_an_error(
     assert np.abs(found.astype(int)).max() <= largest_code(bits)
 
 
-def test_another_number_of_bytes_is_refused() -> None:
+def test_another_number_of_bytes_is_refused():
     packed = pack(np.zeros(10, dtype=np.int8), 3)
     for wrong in (packed[:-1], np.append(packed, np.uint8(0)), packed.view(np.int8)):
         with pytest.raises(InputError, match="4 bytes"):

@@ -1,7 +1,5 @@
 """From outputs to actions and probabilities, held against torch and SciPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -23,7 +21,7 @@ from vinoreward_actors.policies.distributions import (
     log_prob,
     log_probabilities,
 )
-from vinoreward_actors.policies.spec import PolicySpec, mlp
+from vinoreward_actors.policies.spec import mlp
 
 LOGITS = mlp(4, 3, head="logits", hidden=(8,))
 VALUES = mlp(4, 4, head="q", hidden=(8,))
@@ -33,12 +31,12 @@ CERTAIN = mlp(4, 2, head="tanh", hidden=(8,))
 rows = hnp.arrays(np.float32, (5, 4), elements=st.floats(-50, 50, width=32))
 
 
-def gaussian_rows(seed: int, count: int = 50) -> np.ndarray:
+def gaussian_rows(seed, count=50):
     found = np.random.default_rng(seed).normal(0, 0.8, (count, 4)).astype(np.float32)
     return np.clip(found, -1.9, 1.9)
 
 
-def squashed(outputs: np.ndarray, sigma: float | None = None) -> td.Distribution:
+def squashed(outputs, sigma=None):
     values = torch.from_numpy(outputs.astype(np.float64))
     if sigma is None:
         normal = td.Normal(values[:, :2], values[:, 2:].clamp(-20, 2).exp())
@@ -47,12 +45,12 @@ def squashed(outputs: np.ndarray, sigma: float | None = None) -> td.Distribution
     return td.Independent(td.TransformedDistribution(normal, td.TanhTransform()), 1)
 
 
-def test_log_probabilities_of_logits_stop_at_minus_twenty() -> None:
+def test_log_probabilities_of_logits_stop_at_minus_twenty():
     found = log_probabilities(LOGITS, np.array([[0.0, 100.0, 0.0]]))
     np.testing.assert_allclose(found, [[-20.0, 0.0, -20.0]])
 
 
-def test_epsilon_greedy_probabilities_by_hand() -> None:
+def test_epsilon_greedy_probabilities_by_hand():
     outputs = np.array([[1.0, 5.0, 5.0, 0.0]], dtype=np.float32)
     found = np.exp(log_probabilities(VALUES, outputs, 0.2))
     # The first of two equal values is taken: 0.8 + 0.2 / 4.
@@ -63,9 +61,7 @@ def test_epsilon_greedy_probabilities_by_hand() -> None:
     ("spec", "row", "epsilon"),
     [(LOGITS, [0.5, -1.0, 1.5], 0.0), (VALUES, [1.0, 5.0, 2.0, 0.0], 0.2)],
 )
-def test_actions_are_drawn_as_often_as_their_probability_says(
-    spec: PolicySpec, row: list[float], epsilon: float
-) -> None:
+def test_actions_are_drawn_as_often_as_their_probability_says(spec, row, epsilon):
     outputs = np.tile(np.array([row], dtype=np.float32), (20_000, 1))
     exploration = Exploration(epsilon=epsilon)
     drawn = act(spec, outputs, np.random.default_rng(1), exploration)
@@ -76,7 +72,7 @@ def test_actions_are_drawn_as_often_as_their_probability_says(
 
 
 @pytest.mark.parametrize("spec", [LOGITS, VALUES, GAUSSIAN, CERTAIN])
-def test_greedy_actions_are_the_best_and_certain(spec: PolicySpec) -> None:
+def test_greedy_actions_are_the_best_and_certain(spec):
     outputs = np.random.default_rng(2).normal(size=(9, spec.outputs)).astype(np.float32)
     expected = outputs.argmax(1) if spec.discrete else np.tanh(outputs[:, :2])
     # Values are acted on greedily where no epsilon is given.
@@ -86,7 +82,7 @@ def test_greedy_actions_are_the_best_and_certain(spec: PolicySpec) -> None:
         np.testing.assert_array_equal(drawn.log_mu, 0)
 
 
-def test_squashed_gaussians_have_torchs_density() -> None:
+def test_squashed_gaussians_have_torchs_density():
     outputs = gaussian_rows(4)
     drawn = act(GAUSSIAN, outputs, np.random.default_rng(5))
     found = log_prob(GAUSSIAN, outputs, drawn.actions)
@@ -98,7 +94,7 @@ def test_squashed_gaussians_have_torchs_density() -> None:
     np.testing.assert_allclose(drawn.log_mu, found, rtol=1e-6, atol=1e-5)
 
 
-def test_noise_on_certain_actions_has_torchs_density() -> None:
+def test_noise_on_certain_actions_has_torchs_density():
     outputs = gaussian_rows(6)[:, :2]
     drawn = act(CERTAIN, outputs, np.random.default_rng(7), Exploration(sigma=0.3))
     found = log_prob(CERTAIN, outputs, drawn.actions, Exploration(sigma=0.3))
@@ -107,7 +103,7 @@ def test_noise_on_certain_actions_has_torchs_density() -> None:
     np.testing.assert_allclose(found[inside], expected.numpy()[inside], rtol=1e-5, atol=1e-5)
 
 
-def test_squashed_gaussians_are_drawn_from_that_density() -> None:
+def test_squashed_gaussians_are_drawn_from_that_density():
     outputs = np.tile(np.array([[0.3, -1.0, -0.5, 0.1]], dtype=np.float32), (5000, 1))
     actions = act(GAUSSIAN, outputs, np.random.default_rng(8)).actions
     for column, (mean, log_std) in enumerate([(0.3, -0.5), (-1.0, 0.1)]):
@@ -115,7 +111,7 @@ def test_squashed_gaussians_are_drawn_from_that_density() -> None:
         assert stats.kstest(before, stats.norm(mean, math.exp(log_std)).cdf).pvalue > 0.01
 
 
-def test_saturated_actions_have_a_finite_density_on_both_sides() -> None:
+def test_saturated_actions_have_a_finite_density_on_both_sides():
     outputs = np.array([[50.0, -50.0, 2.0, -20.0]], dtype=np.float32)
     drawn = act(GAUSSIAN, outputs, np.random.default_rng(0))
     assert np.isfinite(drawn.log_mu).all()
@@ -125,7 +121,7 @@ def test_saturated_actions_have_a_finite_density_on_both_sides() -> None:
 
 
 @given(p=rows, q=rows)
-def test_divergence_of_logits_is_torchs(p: np.ndarray, q: np.ndarray) -> None:
+def test_divergence_of_logits_is_torchs(p, q):
     # Above -20 nothing is clipped, and then it is the plain divergence.
     p, q = p[:, :3] / 10, q[:, :3] / 10
     expected = td.kl_divergence(
@@ -135,7 +131,7 @@ def test_divergence_of_logits_is_torchs(p: np.ndarray, q: np.ndarray) -> None:
     np.testing.assert_allclose(kl(LOGITS, p, q), expected.numpy(), rtol=1e-6, atol=1e-9)
 
 
-def test_divergence_of_gaussians_is_torchs() -> None:
+def test_divergence_of_gaussians_is_torchs():
     p, q = gaussian_rows(9), gaussian_rows(10)
     normal = [
         td.Independent(td.Normal(torch.from_numpy(o[:, :2]), torch.from_numpy(o[:, 2:]).exp()), 1)
@@ -145,7 +141,7 @@ def test_divergence_of_gaussians_is_torchs() -> None:
     np.testing.assert_allclose(kl(GAUSSIAN, p, q), expected, rtol=1e-9)
 
 
-def test_divergence_of_certain_actions_is_in_units_of_sigma() -> None:
+def test_divergence_of_certain_actions_is_in_units_of_sigma():
     p = np.array([[0.1, 0.2]], dtype=np.float32)
     found = kl(CERTAIN, p, p + np.float32(0.5), Exploration(sigma=0.25))
     np.testing.assert_allclose(found, 2 * 0.5 * (0.5 / 0.25) ** 2, rtol=1e-5)
@@ -153,7 +149,7 @@ def test_divergence_of_certain_actions_is_in_units_of_sigma() -> None:
         kl(CERTAIN, p, p)
 
 
-def test_divergence_of_epsilon_greedy_policies_is_finite() -> None:
+def test_divergence_of_epsilon_greedy_policies_is_finite():
     p, q = np.eye(4, dtype=np.float32)[:1], np.eye(4, dtype=np.float32)[1:2]
     found = kl(VALUES, p, q, Exploration(epsilon=0.2))
     assert found == pytest.approx((0.85 - 0.05) * math.log(0.85 / 0.05))
@@ -161,9 +157,7 @@ def test_divergence_of_epsilon_greedy_policies_is_finite() -> None:
 
 
 @given(p=rows, q=rows, head=st.sampled_from([LOGITS, VALUES, GAUSSIAN, CERTAIN]))
-def test_divergence_is_finite_not_negative_and_nought_of_equals(
-    p: np.ndarray, q: np.ndarray, head: PolicySpec
-) -> None:
+def test_divergence_is_finite_not_negative_and_nought_of_equals(p, q, head):
     p, q, explore = p[:, : head.outputs], q[:, : head.outputs], Exploration(sigma=0.1)
     found = kl(head, p, q, explore)
     assert np.isfinite(found).all()
@@ -171,7 +165,7 @@ def test_divergence_is_finite_not_negative_and_nought_of_equals(
     np.testing.assert_allclose(kl(head, p, p, explore), 0, atol=1e-12)
 
 
-def test_entropy_is_torchs() -> None:
+def test_entropy_is_torchs():
     logits = gaussian_rows(11)[:, :3]
     expected = td.Categorical(logits=torch.from_numpy(logits.astype(np.float64))).entropy()
     np.testing.assert_allclose(entropy(LOGITS, logits), expected.numpy(), rtol=1e-9)
@@ -181,7 +175,7 @@ def test_entropy_is_torchs() -> None:
     np.testing.assert_allclose(entropy(GAUSSIAN, outputs), expected.numpy(), rtol=1e-9)
 
 
-def test_impossible_exploration_is_refused() -> None:
+def test_impossible_exploration_is_refused():
     for arguments in ({"epsilon": -0.1}, {"epsilon": 1.1}, {"sigma": -1.0}, {"sigma": math.nan}):
         with pytest.raises(ConfigError, match="Expected"):
             Exploration(**arguments)

@@ -1,12 +1,8 @@
 """Policies as bytes: the promised number of them, and damaged ones refused."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
 from subprocess import run
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +18,10 @@ from vinoreward_actors.policies.policy import (
     quantize_array,
     random_policy,
 )
-from vinoreward_actors.policies.spec import PolicySpec
 from vinoreward_actors.policies.wire import decode, encode, lowered
 
 
-def same(one: Policy, two: Policy) -> None:
+def same(one, two):
     assert (one.spec, one.backend, one.version, one.blob) == (
         two.spec,
         two.backend,
@@ -47,7 +42,7 @@ def same(one: Policy, two: Policy) -> None:
             np.testing.assert_array_equal(value, other)
 
 
-def wire_bytes(spec: PolicySpec, bits: int) -> int:
+def wire_bytes(spec, bits):
     """The size in bytes of a float policy's arrays on the wire."""
     total = 0
     for name, shape in spec.parameter_shapes().items():
@@ -62,7 +57,7 @@ def wire_bytes(spec: PolicySpec, bits: int) -> int:
 @pytest.mark.parametrize(
     ("spec", "bits"), [*((SMALL, bits) for bits in BITS), (IMAGES, 32), (IMAGES, 8), (IMAGES, 3)]
 )
-def test_a_policy_crosses_bit_for_bit_in_the_promised_bytes(spec: PolicySpec, bits: int) -> None:
+def test_a_policy_crosses_bit_for_bit_in_the_promised_bytes(spec, bits):
     policy = random_policy(spec, 5).replace(version=12, backend="openvino")
     sent = encode(policy, bits=bits)
     same(decode(sent.header, sent.payload()), lowered(policy, bits))
@@ -70,7 +65,7 @@ def test_a_policy_crosses_bit_for_bit_in_the_promised_bytes(spec: PolicySpec, bi
     assert all(offset % 64 == 0 for offset, _ in sent.parts)
 
 
-def test_ranges_blob_and_mixed_precision_cross_too() -> None:
+def test_ranges_blob_and_mixed_precision_cross_too():
     policy = random_policy(SMALL, 6)
     weights = policy.float_parameters()
     mixed = policy.replace(
@@ -86,7 +81,7 @@ def test_ranges_blob_and_mixed_precision_cross_too() -> None:
     same(decode(sent.header, sent.payload()), mixed)
 
 
-def test_bits_that_do_not_exist_or_cannot_hold_the_weights_are_refused() -> None:
+def test_bits_that_do_not_exist_or_cannot_hold_the_weights_are_refused():
     policy = random_policy(SMALL, 0)
     for bits in (0, 1, 9, 12, 64):
         with pytest.raises(ConfigError, match="Expected 2 to 8"):
@@ -127,7 +122,7 @@ def test_bits_that_do_not_exist_or_cannot_hold_the_weights_are_refused() -> None
         lambda value: value.update(blob={"offset": 0, "bytes": 10**9}),
     ],
 )
-def test_a_damaged_header_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
+def test_a_damaged_header_is_refused(change):
     sent = encode(random_policy(SMALL, 8), bits=4)
     value = json.loads(sent.header)
     change(value)
@@ -135,7 +130,7 @@ def test_a_damaged_header_is_refused(change: Callable[[dict[str, Any]], object])
         decode(json.dumps(value).encode(), sent.payload())
 
 
-def test_what_is_no_header_is_refused() -> None:
+def test_what_is_no_header_is_refused():
     for header in (b"", b"\xff\xfe", b"{", b"[]", b"null", b"[" * 100_000):
         with pytest.raises(InputError, match="encode wrote"):
             decode(header, np.zeros(64, dtype=np.uint8))
@@ -146,7 +141,7 @@ def test_what_is_no_header_is_refused() -> None:
 
 @settings(max_examples=200)
 @given(at=st.integers(0, 10**6), byte=st.integers(0, 255))
-def test_one_wrong_byte_in_a_header_gives_a_policy_or_an_error(at: int, byte: int) -> None:
+def test_one_wrong_byte_in_a_header_gives_a_policy_or_an_error(at, byte):
     sent = encode(random_policy(SMALL, 9), bits=8)
     header = bytearray(sent.header)
     header[at % len(header)] = byte
@@ -156,7 +151,7 @@ def test_one_wrong_byte_in_a_header_gives_a_policy_or_an_error(at: int, byte: in
         return
 
 
-def test_nothing_that_actors_need_imports_torch() -> None:
+def test_nothing_that_actors_need_imports_torch():
     """Nor does a chain, a monitor or a corrector that is only made."""
     code = (
         "import sys\n"
@@ -171,7 +166,7 @@ def test_nothing_that_actors_need_imports_torch() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 7, 8])
-def test_codes_that_are_not_packed_are_views_of_what_was_sent(bits: int) -> None:
+def test_codes_that_are_not_packed_are_views_of_what_was_sent(bits):
     policy = lowered(random_policy(SMALL, 0), bits)
     tight, wide = encode(policy), encode(policy, packed=False)
     buffer = wide.payload()
