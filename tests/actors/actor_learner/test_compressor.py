@@ -1,7 +1,6 @@
 """The compressor beside a training: what it makes, how late it is, and that too late is said."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring import CompressionSetting, Monitor
 from vinoreward_actors.monitoring.indicators import KL
-from vinoreward_actors.policies.policy import Policy, forward
+from vinoreward_actors.policies.policy import forward
 from vinoreward_actors.policies.spec import mlp
 from vinoreward_actors.policies.wire import encode
 
@@ -131,8 +130,8 @@ class Given(CompressorLink):
 
     def __init__(self, versions, *settings):
         self._versions, self._told = versions, settings or (ActorSettings(),)
-        self.published: list[Policy] = []
-        self.reports: list[dict[str, Any]] = []
+        self.published = []
+        self.reports = []
         self._at = -1
 
     @property

@@ -10,7 +10,6 @@ from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.compression.chain import CompressionContext
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring.monitor import default_monitor
-from vinoreward_actors.policies.policy import Policy
 
 CARTPOLE_ENV = EnvironmentSpec("CartPole-v1")
 
@@ -23,7 +22,7 @@ class Remembered(Impala):
 
     def __init__(self):
         super().__init__(CARTPOLE, ImpalaConfig(trajectories=2, seed=0, precision="fp32"))
-        self.pushed: dict[int, Policy] = {}
+        self.pushed = {}
 
     def policy(self, version):
         self.pushed[version] = super().policy(version)

@@ -4,7 +4,6 @@ import json
 from collections import defaultdict
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +94,7 @@ class Answers:
     """A process on Ray that answers when the test says so."""
 
     def __init__(self):
-        self.asked: dict[str, list[Future[Any]]] = defaultdict(list)
+        self.asked = defaultdict(list)
 
     def __getattr__(self, question):
         def remote(*arguments):

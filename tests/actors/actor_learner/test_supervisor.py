@@ -30,7 +30,7 @@ class Scripted(Worker):
 
     def __init__(self, name, number, settings):
         super().__init__(name, number, settings)
-        self.calls: list[str] = []
+        self.calls = []
         self.sees = Status(math.inf, 0)
         self.dies = True
         self.broken = False

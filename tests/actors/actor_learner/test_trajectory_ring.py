@@ -25,12 +25,7 @@ from shared_memory_children import (
 
 from vinoreward.errors import ConfigError, InputError, SharedMemoryError
 from vinoreward_actors.actor_learner.transport.shared_memory import ControlBlock
-from vinoreward_actors.actor_learner.transport.trajectory import (
-    ARRAYS,
-    Batch,
-    Trajectory,
-    TrajectorySpec,
-)
+from vinoreward_actors.actor_learner.transport.trajectory import ARRAYS, TrajectorySpec
 from vinoreward_actors.actor_learner.transport.trajectory_ring import (
     FREE,
     READING,
@@ -167,10 +162,10 @@ class Slots(RuleBasedStateMachine):
     def begin(self):
         self.ring = TrajectoryRing.create(SMALL, self.actors, self.slots)
         self.writers = [actor(self.ring, number) for number in range(self.actors)]
-        self.open: list[Trajectory | None] = [None] * self.actors
-        self.zombies: list[TrajectoryRing] = []
-        self.batch: Batch | None = None
-        self.sent: dict[int, list[int]] = defaultdict(list)  # by actor, in order
+        self.open = [None] * self.actors
+        self.zombies = []
+        self.batch = None
+        self.sent = defaultdict(list)  # by actor, in order
         self.number = 0
 
     @rule(number=st.integers(0, 1))

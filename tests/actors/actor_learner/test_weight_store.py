@@ -20,7 +20,7 @@ from shared_memory_children import (
 
 from vinoreward.errors import ConfigError, SharedMemoryError
 from vinoreward_actors.actor_learner.transport.shared_memory import Segment
-from vinoreward_actors.actor_learner.transport.weight_store import Lease, WeightStore
+from vinoreward_actors.actor_learner.transport.weight_store import WeightStore
 from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.policies.spec import mlp
 from vinoreward_actors.policies.wire import decode, encode
@@ -129,7 +129,7 @@ class Leases(RuleBasedStateMachine):
     def begin(self):
         self.store = WeightStore.create(self.readers, 1024)
         self.mine = [reader(self.store, number) for number in range(self.readers)]
-        self.held: list[Lease | None] = [None] * self.readers
+        self.held = [None] * self.readers
         self.version = -1
 
     @rule(step=st.integers(1, 3))

@@ -60,36 +60,33 @@ class Paths:
     """All ways of three steps from every state and first action."""
 
     def __init__(self):
-        step = []
+        ways = []
         for state, action in itertools.product(range(STATES), range(ACTIONS)):
-            ways = [(-1, "terminated", TERMINATES)]
+            ways.append((state, action, -1, "terminated", TERMINATES))
             for following in np.flatnonzero(MOVES[state, action]):
-                probability = (1 - TERMINATES) * MOVES[state, action, following]
-                ways.append((int(following), "", probability * (1 - TIME_LIMIT)))
-                ways.append((int(following), "truncated", probability * TIME_LIMIT))
-            step.extend((state, action, *way) for way in ways)
-        by_state = {state: [way for way in step if way[0] == state] for state in range(STATES)}
+                chance = (1 - TERMINATES) * MOVES[state, action, following]
+                ways.append((state, action, following, "", chance * (1 - TIME_LIMIT)))
+                ways.append((state, action, following, "truncated", chance * TIME_LIMIT))
 
-        paths = []
+        def follows(way, other):
+            return other[0] == (RESET if way[3] else way[2])
 
-        def walk(path, state, probability):
-            if len(path) == STEPS:
-                paths.append((path, probability))
-                return
-            for way in by_state[state]:
-                _, action, following, end, chance = way
-                onward = RESET if end else following
-                walk([*path, way], onward, probability * chance * MU[state, action])
+        paths = [
+            path
+            for path in itertools.product(ways, repeat=STEPS)
+            if all(follows(*pair) for pair in itertools.pairwise(path))
+        ]
 
-        for state in range(STATES):
-            walk([], state, 1.0)
-        table = [[path[t] for path, _ in paths] for t in range(STEPS)]
-        self.states = np.array([[way[0] for way in row] for row in table])
-        self.actions = np.array([[way[1] for way in row] for row in table])
-        self.following = np.array([[way[2] for way in row] for row in table])
-        self.terminated = np.array([[way[3] == "terminated" for way in row] for row in table])
-        self.truncated = np.array([[way[3] == "truncated" for way in row] for row in table])
-        self.probability = np.array([probability for _, probability in paths])
+        def table(of):
+            return np.array([[of(*path[t]) for path in paths] for t in range(STEPS)])
+
+        self.states = table(lambda state, *_: state)
+        self.actions = table(lambda _, action, *__: action)
+        self.following = table(lambda _, __, following, *___: following)
+        self.terminated = table(lambda _, __, ___, end, chance: end == "terminated")
+        self.truncated = table(lambda _, __, ___, end, chance: end == "truncated")
+        chances = table(lambda state, action, _, __, chance: chance * MU[state, action])
+        self.probability = chances.prod(axis=0)
 
     def batch(self, values, q=None):
         return OffPolicyBatch(
