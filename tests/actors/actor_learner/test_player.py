@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from backend_policies import PRECISIONS, SPECS, observations, with_precision
+from policy_specs import assert_same
 
 import vinoreward_actors
 from vinoreward.errors import (
@@ -18,25 +19,10 @@ from vinoreward.errors import (
 )
 from vinoreward_actors import CompressorChain, Player, load_policy, save_policy
 from vinoreward_actors.compression import CompressionContext, Quantize
-from vinoreward_actors.policies.policy import QuantizedArray, forward, random_policy
+from vinoreward_actors.policies.policy import forward, random_policy
 from vinoreward_actors.policies.spec import mlp
 
 BACKENDS = ("numpy", "openvino", "onnxruntime")
-
-
-def assert_same(found, expected):
-    """To the bit: codes, scales and bits, not what they stand for."""
-    assert found.spec == expected.spec and found.ranges == expected.ranges
-    assert (found.version, found.backend) == (expected.version, expected.backend)
-    for name, value in expected.parameters.items():
-        other = found.parameters[name]
-        if isinstance(value, QuantizedArray):
-            assert isinstance(other, QuantizedArray) and other.bits == value.bits
-            np.testing.assert_array_equal(other.codes, value.codes)
-            np.testing.assert_array_equal(other.scales, value.scales)
-        else:
-            assert isinstance(other, np.ndarray) and other.dtype == value.dtype
-            np.testing.assert_array_equal(other, value)
 
 
 # Files

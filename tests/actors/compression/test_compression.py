@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from actor_learner_parts import chain
 from compression_policies import (
     MLP,
     assert_equal,
@@ -40,13 +41,6 @@ class Makes(Stage):
         return self.make(policy)
 
 
-def chain_of(*stages):
-    found = CompressorChain()
-    for stage in stages:
-        found.add(stage)
-    return found
-
-
 def test_the_papers_line_works():
     chain = CompressorChain().add(Prune(0.5)).add(Distill(steps=3)).add(Quantize("int8"))
     policy = random_policy(MLP, 0).replace(version=7)
@@ -62,7 +56,7 @@ def test_a_users_stage_needs_one_method():
     policy = random_policy(MLP, 0)
     bias = policy.float_parameters()["head.bias"]
     louder = Makes(lambda policy: changed(policy, head__bias=bias + 1))
-    found = chain_of(louder).compress(policy, context_for(policy))
+    found = chain(louder).compress(policy, context_for(policy))
     seen = observations_for(MLP)
     np.testing.assert_allclose(forward(found, seen), forward(policy, seen) + 1, atol=1e-5)
 
@@ -107,7 +101,7 @@ TWICE = Quantize("int8")
 def test_stages_that_cannot_work_are_refused(stages, words):
     policy = random_policy(MLP, 0)
     with pytest.raises((ConfigError, InputError), match=words):
-        chain_of(*stages).compress(policy, context_for(policy))
+        chain(*stages).compress(policy, context_for(policy))
 
 
 def test_float_stages_refuse_quantized_weights():
@@ -154,11 +148,11 @@ def test_settings_reach_the_stages_that_have_them():
 )
 def test_settings_that_cannot_work_are_refused(parameters):
     with pytest.raises(ConfigError, match=r"Expected|no stage .* 'rank'"):
-        chain_of(Prune(0.5), Distill(), Quantize("int8")).configure(**parameters)
+        chain(Prune(0.5), Distill(), Quantize("int8")).configure(**parameters)
 
 
 def four_stages():
-    return chain_of(Prune(0.5), LowRank(energy=0.9), Distill(steps=5), Quantize("int8"))
+    return chain(Prune(0.5), LowRank(energy=0.9), Distill(steps=5), Quantize("int8"))
 
 
 def test_a_chain_goes_on_from_its_state_to_the_bit():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_specs import BITS, IMAGES, SMALL
+from policy_specs import BITS, IMAGES, SMALL, assert_same
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward_actors.policies.policy import (
@@ -19,27 +19,6 @@ from vinoreward_actors.policies.policy import (
     random_policy,
 )
 from vinoreward_actors.policies.wire import decode, encode, lowered
-
-
-def same(one, two):
-    assert (one.spec, one.backend, one.version, one.blob) == (
-        two.spec,
-        two.backend,
-        two.version,
-        two.blob,
-    )
-    assert dict(one.ranges) == dict(two.ranges)
-    assert list(one.parameters) == list(two.parameters)
-    for name, value in one.parameters.items():
-        other = two.parameters[name]
-        assert type(value) is type(other)
-        if isinstance(value, QuantizedArray) and isinstance(other, QuantizedArray):
-            assert value.bits == other.bits
-            np.testing.assert_array_equal(value.codes, other.codes)
-            np.testing.assert_array_equal(value.scales, other.scales)
-        else:
-            assert value.dtype == other.dtype
-            np.testing.assert_array_equal(value, other)
 
 
 def wire_bytes(spec, bits):
@@ -60,7 +39,7 @@ def wire_bytes(spec, bits):
 def test_a_policy_crosses_bit_for_bit_in_the_promised_bytes(spec, bits):
     policy = random_policy(spec, 5).replace(version=12, backend="openvino")
     sent = encode(policy, bits=bits)
-    same(decode(sent.header, sent.payload()), lowered(policy, bits))
+    assert_same(decode(sent.header, sent.payload()), lowered(policy, bits))
     assert sent.nbytes - len(sent.header) == wire_bytes(spec, bits)
     assert all(offset % 64 == 0 for offset, _ in sent.parts)
 
@@ -78,7 +57,7 @@ def test_ranges_blob_and_mixed_precision_cross_too():
         blob=b"compiled",
     )
     sent = encode(mixed)
-    same(decode(sent.header, sent.payload()), mixed)
+    assert_same(decode(sent.header, sent.payload()), mixed)
 
 
 def test_bits_that_do_not_exist_or_cannot_hold_the_weights_are_refused():
