@@ -138,7 +138,7 @@ def test_quality_is_measured_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_vnni() -> None:
     """This file and the contract, as on a processor that multiplies bytes in pairs."""
     here = Path(__file__).parent
-    chosen = "openvino and (oracle or wide or refresh or close) or test_policy_backend_int8"
+    chosen = "openvino and (oracle or wide) or test_policy_backend_int8"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),

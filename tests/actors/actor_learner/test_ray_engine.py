@@ -282,7 +282,7 @@ def training_script(folder, address="local", before=""):
         f"""
 import os, pathlib, sys
 sys.path.append({str(Path(__file__).parents[2] / "support")!r})
-from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig
+from actor_learner_parts import training
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.policies.spec import mlp
@@ -294,11 +294,11 @@ def note(progress):
 if __name__ == "__main__":
     kwargs = dict(folder={str(folder)!r}, owner=os.getpid())
     network = mlp(2, 2, head="logits", hidden=(8,), value=True)
-    ActorLearner(
-        EnvironmentSpec("engine_environments:Watched", kwargs),
+    training(
         Impala(network, ImpalaConfig(trajectories=2, seed=0, precision="fp32")),
-        ActorLearnerConfig(actors=2, steps=9, engine="ray", backend="numpy", max_lag=10**6),
+        environment=EnvironmentSpec("engine_environments:Watched", kwargs),
         folder=pathlib.Path({str(folder / "run")!r}),
+        actors=2, steps=9, engine="ray", max_lag=10**6,
     ).learn(10**9, note)
 """
     )
