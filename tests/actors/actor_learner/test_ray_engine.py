@@ -71,7 +71,7 @@ class TestCluster:
         with running(config(LEARNED)) as engine:
             ray.kill(state_actor())
             with pytest.raises(EngineError, match=r"not answer: .* Expected a Ray") as caught:
-                engine.compressed_policy()
+                until(engine.compressed_policy)  # there is none; Ray kills when it gets to it
             assert isinstance(caught.value.__cause__, ray.exceptions.RayError)
             with pytest.raises(EngineError, match=r"weights is gone \(.*go on from the last"):
                 until(lambda: engine.messages().events == "never")
