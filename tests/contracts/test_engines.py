@@ -18,9 +18,9 @@ from engine_runs import (
     config,
     observations,
     random_policy,
+    take,
     until,
 )
-from faulty_environments import Rescales
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
@@ -89,13 +89,6 @@ def started(
     with make_engine(name, told) as engine:
         engine.start(random_policy(spec), settings or ActorSettings(), observations(spec))
         yield engine
-
-
-def take(engine: Engine, count: int = 1, evenly: bool = False) -> list[Trajectory]:
-    batch = engine.take(count, timeout=PATIENCE, evenly=evenly)
-    assert batch is not None, "no trajectory came"
-    with batch as found:
-        return [one.copy() for one in found]
 
 
 def check_whole(one: Trajectory) -> int:
@@ -349,41 +342,6 @@ class TestCompression:
             assert compressed.backend == "openvino"
             reports = until(lambda: engine.messages().compressor, engine)
             assert all("error" not in report for report in reports)
-
-
-@local
-def test_compressed_weights_that_cannot_act_are_told_and_kill_nobody(name: str) -> None:
-    """They overflow on observations far away, that the compressor never sees."""
-    spec = mlp(2, 2, head="logits", hidden=(8, 8))
-    told = config(
-        spec,
-        "faulty_environments:Far",
-        kwargs={"owner": os.getpid(), "every": 100},
-        chain=CompressorChain().add(Rescales()),
-        actors=2,
-        restarts=0,
-    )
-    with started(name, told, ActorSettings(pull_period=1)) as engine:
-        engine.give_observations(np.full((8, 2), 0.5, np.float32))
-        until(engine.compressed_policy, engine)
-        heard: dict[int, Any] = {}
-        last: dict[int, Trajectory] = {}
-
-        def both() -> bool:
-            heard.update(engine.messages().refused)
-            for one in take(engine):
-                last[one.actor] = one
-            return len(heard) == 2 and all((one.network == 0).all() for one in last.values())
-
-        until(both)
-        for refused in heard.values():
-            assert refused.version == 0
-            assert "returned NaN or infinity with the weights of version 0" in refused.why
-        # The next version is tried again, by the same processes.
-        engine.publish(random_policy(spec, 1))
-        until(lambda: any((one.versions == 1).all() and one.network.all() for one in take(engine)))
-        assert engine.messages().events == []
-        assert all(one.generation == 0 for one in take(engine, 2, evenly=True))
 
 
 @pytest.mark.slow

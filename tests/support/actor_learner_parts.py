@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward_actors.actor_learner.learners.base import Learner
 from vinoreward_actors.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.trainer import ActorLearnerConfig
+from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
+from vinoreward_actors.compression.chain import CompressorChain, Stage
+from vinoreward_actors.monitoring.monitor import Monitor
 from vinoreward_actors.monitoring.strategy import CompressionSetting, Strategy
 from vinoreward_actors.policies.spec import mlp
 
@@ -33,6 +38,47 @@ def dqn(**config: Any) -> DQN:
 def settings(**changed: Any) -> ActorLearnerConfig:
     return ActorLearnerConfig(
         **({"actors": 1, "steps": 10, "backend": "numpy", "pull_period": 10} | changed)
+    )
+
+
+def chain(*stages: Stage) -> CompressorChain:
+    found = CompressorChain()
+    for stage in stages:
+        found.add(stage)
+    return found
+
+
+def training(
+    learner: Learner | None = None,
+    *stages: Stage,
+    environment: str | EnvironmentSpec = "CartPole-v1",
+    monitor: Monitor | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    evaluation: EnvironmentSpec | None = None,
+    **changed: Any,
+) -> ActorLearner:
+    """Return a small training, by default of IMPALA on CartPole with one actor.
+
+    Args:
+        learner: in place of IMPALA.
+        stages: of the compression; without any nothing is compressed.
+        environment: in place of CartPole.
+        monitor: see :class:`ActorLearner`, like the next three.
+        folder: of the checkpoint.
+        resume: from it.
+        evaluation: its environment.
+        changed: what differs from :func:`settings`.
+    """
+    return ActorLearner(
+        environment,
+        learner or impala(),
+        settings(**changed),
+        compressor=chain(*stages) if stages else None,
+        monitor=monitor,
+        folder=folder,
+        resume=resume,
+        evaluation=evaluation,
     )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from policy_specs import forward_with_value
+from policy_specs import forward_with_value, observations_for
 
-from vinoreward_actors.compression import (
-    CompressionContext,
-)
+from vinoreward_actors.compression import CompressionContext
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
@@ -29,15 +27,8 @@ CNN = PolicySpec(
 )
 
 
-def observations_for(spec: PolicySpec, count: int = 32, seed: int = 0) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    if spec.observation_dtype == "uint8":
-        return random.integers(0, 256, (count, *spec.observation_shape), dtype=np.uint8)
-    return random.standard_normal((count, *spec.observation_shape)).astype(np.float32)
-
-
 def context_for(policy: Policy, push: int = 0, seed: int = 0) -> CompressionContext:
-    return CompressionContext(policy, observations_for(policy.spec, seed=seed), push=push)
+    return CompressionContext(policy, observations_for(policy.spec, 32, seed), push=push)
 
 
 def assert_same_function(one: Policy, two: Policy, tolerance: float = 1e-5) -> None:

@@ -107,22 +107,6 @@ class Fragile(Remembers):
         return super().compress(policy, context)
 
 
-class Placed(Remembers):
-    """Notes on which node of a Ray cluster it runs.
-
-    Args:
-        marker: the file to note it in.
-    """
-
-    def __init__(self, marker: Path) -> None:
-        super().__init__()
-        self._file = marker
-
-    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
-        self._file.write_text(ray_node())
-        return super().compress(policy, context)
-
-
 def ray_node() -> str:
     """Return the Ray node of this process, empty without Ray."""
     if "ray" not in sys.modules:

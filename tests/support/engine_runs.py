@@ -17,6 +17,7 @@ from vinoreward_actors.actor_learner.acting.actor import ActorConfig
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.compressor import CompressorConfig
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
+from vinoreward_actors.actor_learner.engines.base import Engine
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.supervisor import Event
@@ -101,7 +102,7 @@ def started(told: EngineConfig, settings: ActorSettings = USUAL) -> Iterator[Loc
         yield engine
 
 
-def take(engine: LocalEngine, count: int = 1, evenly: bool = False) -> list[Trajectory]:
+def take(engine: Engine, count: int = 1, evenly: bool = False) -> list[Trajectory]:
     """Copies of the next trajectories."""
     batch = engine.take(count, timeout=PATIENCE, evenly=evenly)
     assert batch is not None, "no trajectory came"

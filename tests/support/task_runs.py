@@ -13,10 +13,6 @@ import numpy as np
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluator
 from vinoreward_actors.command.build import FACTORY
-from vinoreward_actors.tasks.lookup import TASKS
-
-CONTROL = [task.name for task in TASKS.values() if task.suite == "dm_control"]
-GAMES = [task.name for task in TASKS.values() if task.suite == "atari"]
 
 
 def evaluator(task: str, options: dict[str, Any] | None = None, how: str = "numpy") -> Evaluator:

@@ -1,49 +1,41 @@
-"""Whole trainings with real processes: what they survive."""
-
-from __future__ import annotations
+"""Whole trainings with real processes: what they survive, and from what they are resumed."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from actor_learner_parts import CARTPOLE, impala, settings
-from engine_runs import (
-    PATIENCE,
-    check_nothing_left,
-    compressor_pushes,
-    replay_training,
-    segments,
-)
+from actor_learner_parts import CARTPOLE, dqn, impala, training
+from engine_runs import PATIENCE, compressor_pushes, replay_training, segments
 from faulty_environments import Remembers, pushes_counted
 from waiting import until
 
-from vinoreward.errors import ConfigError, OutputError
+from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
 from vinoreward.files import read_state, save_state
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_actors.actor_learner.checkpoint import load_checkpoint
+from vinoreward_actors.actor_learner.checkpoint import CHECKPOINT, load_checkpoint
+from vinoreward_actors.actor_learner.compressor import STATE_FILE
+from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.engines.base import EngineError
+from vinoreward_actors.actor_learner.learners.d4pg import D4PG, D4PGConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
-from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
-from vinoreward_actors.compression.chain import CompressorChain
+from vinoreward_actors.actor_learner.learners.sac import SAC, SACConfig
+from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
+from vinoreward_actors.compression.graph import Compile, Fuse
 from vinoreward_actors.compression.quantize import Quantize
+from vinoreward_actors.monitoring import default_monitor
 from vinoreward_actors.policies.spec import mlp
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 TESTS = Path(__file__).parents[2] / "support"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    check_nothing_left()
+FAST = ImpalaConfig(trajectories=2, precision="fp32")
 
 
 class Poisoned(Impala):
@@ -51,7 +43,7 @@ class Poisoned(Impala):
 
     at = 4
 
-    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def update(self, trajectories):
         metrics = super().update(trajectories)
         if self.updates == self.at:
             with torch.no_grad():
@@ -59,95 +51,60 @@ class Poisoned(Impala):
         return metrics
 
 
-class TestFaults:
-    @pytest.mark.parametrize("lag", [0, 2])
-    def test_a_compressor_that_fails_at_once_ends_a_fixed_lag(self, lag: int) -> None:
-        """Nobody could go on, or would say so: actors wait for version 0, the learner for them."""
-        network = mlp(4, 2, head="logits", hidden=(8,), value=True)
-        learner = Impala(network, ImpalaConfig(trajectories=1, precision="fp32"))
-        chain = CompressorChain().add(Quantize("int8"))
-        trainer = ActorLearner("CartPole-v1", learner, settings(lag=lag), compressor=chain)
-        with pytest.raises(EngineError, match=r"failed on version 0: .*Expected a layer between"):
-            trainer.learn(1_000_000)
+# Faults
 
-    def test_weights_that_are_nan(self, tmp_path: Path) -> None:
-        """Neither actors nor the checkpoint get them; the last good one is gone on from."""
-        learner = Poisoned(CARTPOLE, ImpalaConfig(trajectories=2, precision="fp32"))
-        trainer = ActorLearner(
-            "CartPole-v1", learner, settings(checkpoint_seconds=1e-9), folder=tmp_path
-        )
-        with pytest.raises(
-            OutputError, match=r"after 4 updates the learner's .* has NaN.*Nothing of it"
-        ):
-            trainer.learn(1_000_000)
-        state = load_checkpoint(tmp_path)
-        assert state is not None
-        saved = state["learner"]["updates"]
-        assert state["version"] == saved < 4
-        again = Poisoned(CARTPOLE, ImpalaConfig(trajectories=2, precision="fp32"))
-        again.at = 0
-        resumed = ActorLearner("CartPole-v1", again, settings(), folder=tmp_path, resume=True)
-        assert again.updates == saved
-        assert resumed.learn(resumed.steps + 100).updates == saved + 5
 
-    def test_a_learner_that_diverges(self) -> None:
-        learner = Impala(
-            CARTPOLE,
-            ImpalaConfig(trajectories=2, learning_rate=1e30, max_grad_norm=1e30, precision="fp32"),
-        )
-        with pytest.raises(OutputError, match="diverged"):
-            ActorLearner("CartPole-v1", learner, settings()).learn(1_000_000)
+def test_a_compressor_that_fails_at_once_ends_a_fixed_lag():
+    """Nobody could go on, or would say so: actors wait for version 0, the learner for them."""
+    network = mlp(4, 2, head="logits", hidden=(8,), value=True)
+    learner = Impala(network, ImpalaConfig(trajectories=1, precision="fp32"))
+    with pytest.raises(EngineError, match=r"failed on version 0: .*Expected a layer between"):
+        training(learner, Quantize("int8"), lag=0).learn(1_000_000)
 
-    def test_a_checkpoint_is_saved_when_actors_cannot_be_kept(self, tmp_path: Path) -> None:
-        environment = EnvironmentSpec("faulty_environments:Numbered", {"fault": "raise", "at": 75})
-        spec = mlp(2, 2, head="logits", hidden=(8,), value=True)
-        learner = Impala(spec, ImpalaConfig(trajectories=2, precision="fp32"))
-        trainer = ActorLearner(environment, learner, settings(restarts=1), folder=tmp_path)
-        events: list[str] = []
 
-        def progressed(progress: Progress) -> None:
-            events.extend(str(each) for each in progress.events)
+def test_weights_that_are_nan_reach_neither_actors_nor_the_checkpoint(tmp_path):
+    """The last good ones are gone on from."""
+    trainer = training(Poisoned(CARTPOLE, FAST), folder=tmp_path, checkpoint_seconds=1e-9)
+    with pytest.raises(
+        OutputError, match=r"after 4 updates the learner's .* has NaN.*Nothing of it"
+    ):
+        trainer.learn(1_000_000)
+    state = load_checkpoint(tmp_path)
+    saved = state["learner"]["updates"]
+    assert state["version"] == saved < 4
+    again = Poisoned(CARTPOLE, FAST)
+    again.at = 0
+    resumed = training(again, folder=tmp_path, resume=True)
+    assert again.updates == saved
+    assert resumed.learn(resumed.steps + 100).updates == saved + 5
 
-        with pytest.raises(EngineError, match="the simulator fell over"):
-            trainer.learn(1_000_000, progressed)
-        assert len(events) == 1
-        state = load_checkpoint(tmp_path)
-        assert state is not None
-        # Each generation filled seven trajectories.
-        assert state["steps"] == trainer.steps == 140
-        assert state["learner"]["updates"] == 7
 
-    def test_what_a_slow_learner_has_not_read_yet_counts_too(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # It takes one trajectory after the other, as from an actor that is slow.
-        monkeypatch.setattr("vinoreward_actors.actor_learner.sampler.TAKE_TIMEOUT", 0.0)
-        environment = EnvironmentSpec("faulty_environments:Numbered", {"fault": "raise", "at": 75})
-        spec = mlp(2, 2, head="logits", hidden=(8,), value=True)
-        learner = Impala(spec, ImpalaConfig(trajectories=2, precision="fp32"))
-        trainer = ActorLearner(environment, learner, settings(restarts=1), folder=tmp_path)
+def test_a_checkpoint_is_saved_when_actors_cannot_be_kept(tmp_path):
+    environment = EnvironmentSpec("faulty_environments:Numbered", {"fault": "raise", "at": 75})
+    learner = Impala(mlp(2, 2, head="logits", hidden=(8,), value=True), FAST)
+    trainer = training(learner, environment=environment, restarts=1, folder=tmp_path)
+    events = []
+    with pytest.raises(EngineError, match="the simulator fell over"):
+        trainer.learn(1_000_000, lambda progress: events.extend(map(str, progress.events)))
+    assert len(events) == 1
+    state = load_checkpoint(tmp_path)
+    # Each generation filled seven trajectories.
+    assert state["steps"] == trainer.steps == 140
+    assert state["learner"]["updates"] == 7
 
-        def progressed(progress: Progress) -> None:
-            if progress.updates == 6:
-                time.sleep(3)  # the last actor hands over two more and is given up
 
-        with pytest.raises(EngineError, match="the simulator fell over"):
-            trainer.learn(1_000_000, progressed)
-        assert (trainer.steps, learner.updates) == (140, 7)
-
-    def test_no_environment(self) -> None:
-        with pytest.raises(ConfigError, match="is not a function"):
-            ActorLearner("faulty_environments:nothing", impala())
-        with pytest.raises(ConfigError, match=r"Expected a Box of float32 .* of the shape \(4,\)"):
-            ActorLearner("Pendulum-v1", impala())
-
-    def test_settings_that_cannot_be(self) -> None:
-        with pytest.raises(ConfigError, match=r"actors=0, steps=-1"):
-            ActorLearnerConfig(actors=0, steps=-1)
-        with pytest.raises(ConfigError, match=r"samples_per_insert=0"):
-            ActorLearnerConfig(samples_per_insert=0)
-        with pytest.raises(ConfigError, match=r"lag=-1"):
-            ActorLearnerConfig(lag=-1)
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: training(environment="Pendulum-v1"), r"Expected a Box of float32 .*\(4,\)"),
+        (lambda: ActorLearnerConfig(actors=0, steps=-1), "actors=0, steps=-1"),
+        (lambda: ActorLearnerConfig(samples_per_insert=0), "samples_per_insert=0"),
+        (lambda: ActorLearnerConfig(lag=-1), "lag=-1"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
 
 
 # Trainings in a process of their own, to be killed and interrupted
@@ -172,57 +129,57 @@ trainer.learn(10_000_000, progressed)
 class Training:
     """A training in its own process and process group, as one of a terminal has."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(folder)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
 
-    def line(self, word: str) -> list[int]:
-        """The numbers of the next line that begins with a word."""
+    def wait_for(self, word):
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            first, *numbers = line.split()
-            if first == word:
-                return [int(number) for number in numbers]
-        raise AssertionError(self.process.communicate()[1])
+        assert any(line.startswith(word) for line in self.process.stdout), (
+            self.process.communicate()[1]
+        )
 
-    def children(self) -> list[psutil.Process]:
+    def children(self):
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
 
-    def end(self) -> str:
-        """Wait for its end and return what it wrote to the terminal."""
-        return self.process.communicate(timeout=PATIENCE)[1]
-
-    def __enter__(self) -> Training:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.process.kill()
         self.process.communicate()
 
 
-def check_goes_on(folder: Path) -> None:
-    """Counters, replay and the compressor's state are taken up where they were."""
-    state = load_checkpoint(folder)
+@pytest.mark.slow
+def test_kill_and_resume(tmp_path):
+    """kill -9 of the learner: no orphan, nothing in shared memory, and it goes on."""
+    with Training(tmp_path) as killed:
+        killed.wait_for("at")
+        children, pid = killed.children(), killed.process.pid
+        assert len(children) == 3 and segments(pid) != []
+        killed.process.kill()
+        assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
+        until(lambda: segments(pid) == [])
+    state = load_checkpoint(tmp_path)
     assert state is not None
-    pushed = compressor_pushes(folder)
-    trainer = replay_training(folder)
+    pushed = compressor_pushes(tmp_path)
+    trainer = replay_training(tmp_path)
     learner = trainer.learner
     assert trainer.steps == state["steps"] > 100
     assert learner.updates == state["learner"]["updates"] > 0
-    assert learner.replay.size > 100
-    assert learner.ready
-    seen: list[Progress] = []
+    assert learner.replay.size > 100 and learner.ready
+    assert trainer.recent_returns == state["returns"]
+    seen = []
     summary = trainer.learn(
-        10_000_000, lambda progress: seen.append(progress) or compressor_pushes(folder) > pushed
+        10_000_000, lambda progress: seen.append(progress) or compressor_pushes(tmp_path) > pushed
     )
     assert summary.stopped
     assert seen[0].updates == state["learner"]["updates"] + 1
@@ -233,99 +190,137 @@ def check_goes_on(folder: Path) -> None:
     assert pushes_counted(summary.compressed) > pushed
 
 
-class TestInterruption:
-    @pytest.mark.slow
-    def test_kill_and_resume(self, tmp_path: Path) -> None:
-        """kill -9 of the learner: no orphan, nothing in shared memory, and it goes on."""
-        with Training(tmp_path) as training:
-            training.line("at")
-            children = training.children()
-            assert len(children) == 3
-            pid = training.process.pid
-            assert segments(pid) != []
-            training.process.kill()
-            gone, alive = psutil.wait_procs(children, timeout=PATIENCE)
-            assert (len(gone), alive) == (3, [])
-            until(lambda: segments(pid) == [])
-            training.end()
-        check_goes_on(tmp_path)
+@pytest.mark.slow
+def test_ctrl_c_while_it_starts(tmp_path):
+    """Processes that still import are not disturbed by it, and none is left."""
+    with Training(tmp_path) as interrupted:
+        interrupted.wait_for("begin")
+        until(lambda: len(interrupted.children()) >= 3)
+        time.sleep(0.15)  # in the middle of their imports
+        children = interrupted.children()
+        os.killpg(interrupted.process.pid, signal.SIGINT)
+        said = interrupted.process.communicate(timeout=PATIENCE)[1]
+        # One KeyboardInterrupt, the learner's; children say nothing.
+        assert said.count("Traceback") == 1, said
+        assert said.rstrip().endswith("KeyboardInterrupt")
+        assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
+        assert segments(interrupted.process.pid) == []
+    assert load_checkpoint(tmp_path) is not None
 
-    @pytest.mark.slow
-    def test_ctrl_c(self, tmp_path: Path) -> None:
-        """SIGINT to the whole group, as a terminal sends it: saved, ended, and gone on with."""
-        with Training(tmp_path) as training:
-            *_, last = training.line("at")
-            children = training.children()
-            pid = training.process.pid
-            os.killpg(pid, signal.SIGINT)
-            said = training.end()
-            assert training.process.returncode != 0
-            # One KeyboardInterrupt, the learner's; children say nothing.
-            assert said.count("Traceback") == 1, said
-            assert said.rstrip().endswith("KeyboardInterrupt")
-            assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
-            assert segments(pid) == []
-        state = load_checkpoint(tmp_path)
-        assert state is not None
-        assert state["learner"]["updates"] >= last
-        check_goes_on(tmp_path)
 
-    @pytest.mark.slow
-    def test_ctrl_c_while_it_starts(self, tmp_path: Path) -> None:
-        """Processes that still import are not disturbed by it, and none is left."""
-        with Training(tmp_path) as training:
-            training.line("begin")
-            until(lambda: len(training.children()) >= 3)
-            time.sleep(0.15)  # in the middle of their imports
-            children = training.children()
-            os.killpg(training.process.pid, signal.SIGINT)
-            said = training.end()
-            assert said.count("Traceback") == 1, said
-            assert said.rstrip().endswith("KeyboardInterrupt")
-            assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
-            assert segments(training.process.pid) == []
-        assert load_checkpoint(tmp_path) is not None
+# Resuming
 
-    def test_a_compressor_of_another_training(self, tmp_path: Path) -> None:
-        """What an older training left in the folder is not taken up by a new one."""
-        np.savez(tmp_path / "compressor.npz", pushes=np.asarray(5))
-        ActorLearner(
-            "CartPole-v1",
-            impala(),
-            settings(),
-            compressor=CompressorChain().add(Remembers()),
-            folder=tmp_path,
-        ).learn(20)
-        assert not (tmp_path / "compressor.npz").exists() or compressor_pushes(tmp_path) < 5
 
-    def test_observations_and_returns_are_resumed(self, tmp_path: Path) -> None:
-        first = ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path)
-        first.learn(400)
-        again = ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path, resume=True)
-        assert again.steps == 400
-        assert again.recent_returns == first.recent_returns
-        rows = [one._state.observations.rows for one in (again, first)]
-        np.testing.assert_array_equal(*rows)
+STAGES = Remembers(), Quantize("w4"), Compile("numpy")
 
-    def test_a_broken_checkpoint_is_said(self, tmp_path: Path) -> None:
-        from vinoreward.errors import ModelCorruptError
 
-        (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
-        with pytest.raises(ModelCorruptError, match="delete it to start over"):
-            ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path, resume=True)
+def test_a_compressor_of_another_training_is_not_taken_up(tmp_path):
+    np.savez(tmp_path / STATE_FILE, pushes=np.asarray(5))
+    training(None, Remembers(), folder=tmp_path).learn(20)
+    assert not (tmp_path / STATE_FILE).exists() or compressor_pushes(tmp_path) < 5
 
-    def test_a_checkpoint_that_does_not_fit_is_said(self, tmp_path: Path) -> None:
-        from vinoreward.errors import ModelCorruptError
 
-        ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path).learn(20)
-        state = read_state(tmp_path / "checkpoint.pt")
-        learner = state["learner"]
-        for change in (
-            {**learner, "parts": dict.fromkeys(learner["parts"], 5)},
-            {**learner, "updates": "many"},
-            {**learner, "draws": torch.zeros(3)},
-            {**learner, "speed": []},
-        ):
-            save_state(tmp_path / "checkpoint.pt", {**state, "learner": change})
-            with pytest.raises((ModelCorruptError, ConfigError), match=r"not fit.*Expected"):
-                ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path, resume=True)
+def test_a_checkpoint_that_is_broken_or_does_not_fit_is_said(tmp_path):
+    training(folder=tmp_path).learn(20)
+    state = read_state(tmp_path / CHECKPOINT)
+    learner = state["learner"]
+    for change in (
+        {"parts": dict.fromkeys(learner["parts"], 5)},
+        {"updates": "many"},
+        {"draws": torch.zeros(3)},
+        {"speed": []},
+    ):
+        save_state(tmp_path / CHECKPOINT, {**state, "learner": {**learner, **change}})
+        with pytest.raises((ModelCorruptError, ConfigError), match=r"not fit.*Expected"):
+            training(folder=tmp_path, resume=True)
+    save_state(tmp_path / CHECKPOINT, {**state, "observations": torch.zeros(4, 3)})
+    with pytest.raises(ModelCorruptError, match=r"observations of \(3,\)\. Expected \(4,\)"):
+        training(folder=tmp_path, resume=True)
+    (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelCorruptError, match="delete it to start over"):
+        training(folder=tmp_path, resume=True)
+
+
+def test_a_learning_rate_that_was_lowered_is_what_is_gone_on_with():
+    def learners(rate):
+        config = D4PGConfig(learning_rate=rate, critic_learning_rate=3 * rate)
+        return [
+            Impala(CARTPOLE, ImpalaConfig(learning_rate=rate)),
+            D4PG(mlp(3, 1, head="tanh", hidden=(8,)), config),
+            SAC(mlp(3, 1, head="tanh_gaussian", hidden=(8,)), SACConfig(learning_rate=rate)),
+        ]
+
+    def rates(learner):
+        states = [part for part in learner.state()["parts"].values() if "param_groups" in part]
+        return [group["lr"] for state in states for group in state["param_groups"]]
+
+    for learner, other in zip(learners(1e-5), learners(1e-3), strict=True):
+        before = rates(learner)
+        learner.load_state(other.state())
+        assert rates(learner) == before != rates(other)
+
+
+def test_another_chain_is_refused_and_nothing_is_lost(tmp_path):
+    first = training(None, *STAGES, folder=tmp_path)
+    first.learn(40)
+    kept = (tmp_path / STATE_FILE).read_bytes()
+    with pytest.raises(ConfigError, match="is of another chain"):
+        training(None, Fuse(), Quantize("int8"), Compile("numpy"), folder=tmp_path, resume=True)
+    assert (tmp_path / STATE_FILE).read_bytes() == kept
+    assert training(None, *STAGES, folder=tmp_path, resume=True).steps == first.steps
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+def test_a_monitor_goes_on_with_the_users_settings(tmp_path, monitored):
+    """Whether it was there before or not: the chain's bits, and a pull period that was changed."""
+    before = default_monitor("logits") if monitored else None
+    training(None, Quantize("w4"), monitor=before, folder=tmp_path).learn(20)
+    again = default_monitor("logits")
+    training(None, Quantize("w4"), monitor=again, folder=tmp_path, resume=True, pull_period=7)
+    assert (again.setting.bits, again.setting.pull_period) == (4, 7)
+
+
+def test_a_pull_period_that_a_monitor_chose_stays(tmp_path):
+    monitor, again = default_monitor("logits"), default_monitor("logits")
+    first = training(None, Quantize("w4"), monitor=monitor, folder=tmp_path)
+    monitor.setting = monitor.setting.changed({"pull_period": 3})
+    first.learn(20)
+    training(None, Quantize("w4"), monitor=again, folder=tmp_path, resume=True)
+    assert again.setting.pull_period == 3
+
+
+@pytest.mark.parametrize(("trajectories", "lag"), [(4, 0), (1, None), (4, None)])
+def test_trajectories_that_waited_do_not_stop_a_run_that_takes_others(tmp_path, trajectories, lag):
+    training(impala(4), actors=2, folder=tmp_path).learn(40)
+    waits = TrajectorySpec.of(CARTPOLE, 10, 1).empty()
+    for array in waits.arrays().values():
+        array[...] = 0
+    held = [{name: torch.from_numpy(array) for name, array in waits.arrays().items()}] * 3
+    save_state(tmp_path / CHECKPOINT, {**read_state(tmp_path / CHECKPOINT), "held": held})
+    again = training(impala(trajectories), folder=tmp_path, resume=True, actors=2, lag=lag)
+    before = again.learner.updates
+    again.learn(again.steps + 160)
+    assert again.learner.updates > before
+
+
+def test_a_monitor_needs_a_unit_for_actions_without_probabilities():
+    learner = D4PG(mlp(3, 1, head="tanh", hidden=(8,)), D4PGConfig(sigma=0.0))
+    int8, pendulum = Quantize("int8", first=True), {"environment": "Pendulum-v1"}
+    with pytest.raises(ConfigError, match="sigma above 0"):
+        training(learner, int8, monitor=default_monitor("tanh"), **pendulum)
+    training(learner, Quantize("int8", first=True), **pendulum)
+
+
+def test_a_chain_that_does_not_say_what_runs_it_is_run_as_the_rest():
+    """But not by PyTorch, which actors do not import for it."""
+    for backend, engine in (("onnxruntime", "onnxruntime"), ("torch", "numpy")):
+        trainer = training(dqn() if backend == "torch" else None, Quantize("w8"), backend=backend)
+        found = []
+
+        def watch(_, trainer=trainer, found=found):
+            compressed = trainer.policies()[1]
+            found.extend([] if compressed is None else [compressed.backend])
+            return bool(found)
+
+        trainer.learn(100_000, watch)
+        assert found == [engine]

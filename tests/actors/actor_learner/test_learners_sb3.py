@@ -1,7 +1,6 @@
 """Stable-Baselines3's algorithms as learners: the same network, replay, settings and files."""
 
-from __future__ import annotations
-
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +10,7 @@ import torch
 from learner_collectors import Collector, Target, evaluate, random_trajectory
 from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.td3.policies import Actor
 from torch import nn
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
@@ -27,14 +27,14 @@ CONFIG = SB3Config(total_steps=10_000)
 class Spaces(gym.Env[Any, Any]):
     """An environment of given spaces that does nothing."""
 
-    def __init__(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
+    def __init__(self, observation, action):
         self.observation_space, self.action_space = observation, action
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return self.observation_space.sample(), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
@@ -48,83 +48,87 @@ def model_of(kind, observation=VECTOR, policy="MlpPolicy", **settings):
     action = BUTTONS if kind is DQN else ARM
     settings = {"policy_kwargs": SMALL, "buffer_size": 500, "device": "cpu", **settings}
     # SB3 writes into what it is given.
-    settings["policy_kwargs"] = dict(settings["policy_kwargs"])
-    return kind(policy, Spaces(observation, action), seed=0, **settings)
+    return kind(policy, Spaces(observation, action), seed=0, **copy.deepcopy(settings))
 
 
-@pytest.mark.parametrize("kind", [SAC, TD3, DDPG, DQN])
-@pytest.mark.parametrize("observation", [VECTOR, IMAGE])
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize(
+    ("kind", "observation", "activation"),
+    [
+        (SAC, VECTOR, nn.ReLU),
+        (SAC, IMAGE, nn.Tanh),
+        (TD3, VECTOR, nn.Tanh),
+        (DDPG, IMAGE, nn.ReLU),
+        (DQN, VECTOR, nn.Tanh),
+        (DQN, IMAGE, nn.ReLU),
+    ],
+)
 def test_the_extracted_network_is_the_models(kind, observation, activation):
     policy = "CnnPolicy" if observation is IMAGE else "MlpPolicy"
     arguments = {"policy_kwargs": {**SMALL, "activation_fn": activation}, "buffer_size": 50}
     model = model_of(kind, observation, policy, **arguments)
     extracted = policy_of(model, version=3)
-    random = np.random.default_rng(0)
-    if observation is IMAGE:
-        seen = random.integers(0, 256, (20, *IMAGE.shape)).astype(np.uint8)
-        assert extracted.spec.observation_dtype == "uint8"
-    else:
-        seen = random.uniform(-3, 3, (20, 5)).astype(np.float32)
+    assert extracted.version == 3
+    assert extracted.spec.observation_dtype == observation.dtype
+    observation.seed(0)
+    seen = np.stack([observation.sample() for _ in range(20)])
     outputs = forward(extracted, seen)
     found = np.tanh(outputs) if extracted.spec.head == "tanh" else outputs
     np.testing.assert_allclose(found, own_outputs(model, seen), rtol=1e-5, atol=1e-6)
+    random = np.random.default_rng(0)
     actions = act(extracted.spec, outputs, random, Exploration(greedy=True)).actions
     wanted, _ = model.predict(seen, deterministic=True)
     if kind is DQN:
         np.testing.assert_array_equal(actions, wanted)
     else:
         np.testing.assert_allclose(model.policy.unscale_action(actions), wanted, atol=1e-5)
-    assert extracted.version == 3
 
 
-def test_what_actors_cannot_compute_is_refused():
-    both = gym.spaces.Dict({"a": VECTOR, "b": VECTOR})
-    with pytest.raises(ConfigError, match="FlattenObservation"):
-        policy_of(model_of(SAC, both, "MultiInputPolicy"))
-    with pytest.raises(ConfigError, match="FlattenObservation"):
-        policy_of(model_of(DQN, gym.spaces.Discrete(5)))
-    with pytest.raises(ConfigError, match="ELU"):
-        policy_of(model_of(SAC, policy_kwargs={**SMALL, "activation_fn": nn.ELU}))
-    with pytest.raises(ConfigError, match="use_sde"):
-        policy_of(model_of(SAC, use_sde=True))
-    with pytest.raises(ConfigError, match="PPO"):
-        policy_of(PPO("MlpPolicy", Spaces(VECTOR, ARM), device="cpu"))
-    with pytest.raises(ConfigError, match="optimize_memory_usage"):
-        keep = {"handle_timeout_termination": False}
-        model = model_of(SAC, optimize_memory_usage=True, replay_buffer_kwargs=keep)
-        SB3Learner(model, CONFIG)
-    normalised = VecNormalize(DummyVecEnv([lambda: Spaces(VECTOR, ARM)]))
-    with pytest.raises(ConfigError, match="VecNormalize"):
-        SB3Learner(SAC("MlpPolicy", normalised, device="cpu"), CONFIG)
+NO_TIMEOUTS = {"replay_buffer_kwargs": {"handle_timeout_termination": False}}
+BOTH = gym.spaces.Dict({"a": VECTOR, "b": VECTOR})
 
 
-def test_a_subclass_that_computes_something_else_is_found():
+class Halved(Actor):
+    """Computes something else than its layers say."""
+
+    def forward(self, observations):
+        return 0.5 * super().forward(observations)
+
+
+def halved():
     model = model_of(TD3)
+    model.actor.__class__ = Halved
+    return model
 
-    class Doubled(type(model.actor)):
-        def forward(self, observations):
-            return 0.5 * super().forward(observations)
 
-    model.actor.__class__ = Doubled
-    with pytest.raises(ConfigError, match="compute different outputs"):
+def normalised():
+    env = VecNormalize(DummyVecEnv([lambda: Spaces(VECTOR, ARM)]))
+    return SAC("MlpPolicy", env, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: model_of(SAC, BOTH, "MultiInputPolicy"), "FlattenObservation"),
+        (lambda: model_of(DQN, gym.spaces.Discrete(5)), "FlattenObservation"),
+        (lambda: model_of(SAC, policy_kwargs={**SMALL, "activation_fn": nn.ELU}), "ELU"),
+        (lambda: model_of(SAC, use_sde=True), "use_sde"),
+        (lambda: PPO("MlpPolicy", Spaces(VECTOR, ARM), device="cpu"), "PPO"),
+        (lambda: model_of(SAC, optimize_memory_usage=True, **NO_TIMEOUTS), "optimize_memory_usage"),
+        (lambda: model_of(SAC, n_steps=3, **NO_TIMEOUTS), "handle_timeout_termination"),
+        (normalised, "VecNormalize"),
+        (halved, "compute different outputs"),
+    ],
+)
+def test_what_actors_cannot_compute_or_learn_from_is_refused(make, said):
+    model = make()
+    with pytest.raises(ConfigError, match=said):
         SB3Learner(model, CONFIG)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("handled", [True, False])
+@pytest.mark.parametrize(("steps", "handled"), [(1, True), (3, True), (1, False)])
 def test_the_replay_holds_what_was_done(steps, handled):
-    if steps > 1 and not handled:
-        with pytest.raises(ConfigError, match="handle_timeout_termination"):
-            SB3Learner(
-                model_of(
-                    SAC, n_steps=3, replay_buffer_kwargs={"handle_timeout_termination": False}
-                ),
-                CONFIG,
-            )
-        return
-    keep = {"handle_timeout_termination": handled}
-    model = model_of(SAC, n_steps=steps, learning_starts=100, replay_buffer_kwargs=keep)
+    told = {} if handled else NO_TIMEOUTS
+    model = model_of(SAC, n_steps=steps, learning_starts=100, **told)
     learner = SB3Learner(model, CONFIG)
     random = np.random.default_rng(0)
     trajectory = random_trajectory(learner.spec, random, steps=6, count=2, ends=0.8)
@@ -132,18 +136,14 @@ def test_the_replay_holds_what_was_done(steps, handled):
     buffer = model.replay_buffer
     for b in range(2):
         rows = slice(6 * b, 6 * b + 6)
-        np.testing.assert_array_equal(buffer.observations[rows, 0], trajectory.observations[:, b])
-        np.testing.assert_array_equal(
-            buffer.next_observations[rows, 0], trajectory.next_observations[:, b]
-        )
-        np.testing.assert_array_equal(buffer.actions[rows, 0], trajectory.actions[:, b])
-        np.testing.assert_array_equal(buffer.rewards[rows, 0], trajectory.rewards[:, b])
+        for name in ("observations", "next_observations", "actions", "rewards"):
+            stored = getattr(buffer, name)[rows, 0]
+            np.testing.assert_array_equal(stored, getattr(trajectory, name)[:, b])
         # What SB3 takes for the end of all reward is the termination and nothing else.
         ends = buffer.dones[rows, 0] * (1 - buffer.timeouts[rows, 0])
         np.testing.assert_array_equal(ends.astype(bool), trajectory.terminated[:, b])
-        if handled:
-            # Sums of several steps stop where a trajectory does.
-            assert buffer.dones[6 * b + 5, 0] == 1
+        # Sums of several steps stop where a trajectory does.
+        assert not handled or buffer.dones[6 * b + 5, 0] == 1
 
 
 def test_as_many_steps_are_taken_as_the_model_would():
@@ -183,10 +183,9 @@ def test_an_environment_for_each_column():
 
 def test_exploration_is_the_models():
     dqn = SB3Learner(model_of(DQN, learning_starts=50), SB3Config(total_steps=1000))
-    assert dqn.exploration.epsilon == 1.0
     random = np.random.default_rng(0)
-    for _ in range(3):
-        dqn.update([random_trajectory(dqn.spec, random, steps=20, count=1)])
+    assert dqn.exploration.epsilon == 1.0
+    dqn.update([random_trajectory(dqn.spec, random, steps=60, count=1)])
     # The schedule falls from 1 to 0.05 within a tenth of the run.
     assert dqn.exploration.epsilon == pytest.approx(1 - 0.95 * 60 / 100)
     sac = SB3Learner(model_of(SAC, learning_starts=50), CONFIG)
@@ -234,30 +233,27 @@ def test_a_restored_model_goes_on_to_the_bit(kind, tmp_path):
         {"counters": {"_n_updates": "many"}},
         {"counters": {"_n_updates": float("nan")}},
         {"variables": {"policy": torch.zeros(1)}},
+        # A replay of other rows.
+        {"position": 5},
+        {"position": 200},
+        {"full": True},
+        {"arrays": "rewards"},
     ],
 )
-def test_a_state_sets_counters_and_tensors_and_nothing_else(change):
-    learner = SB3Learner(model_of(DQN), CONFIG)
-    state = learner.state()
-    state["model"] = {**state["model"], **change}
-    with pytest.raises(ModelCorruptError, match=r"its counters|its variables|_n_updates is"):
-        learner.load_state(state)
-
-
-@pytest.mark.parametrize("change", [{"position": 5}, {"position": 200}, {"full": True}, "rewards"])
-def test_a_replay_of_other_rows_is_refused_before_anything_is_taken_from_it(change):
-    learner = SB3Learner(model_of(DQN), CONFIG)
+def test_a_state_of_anything_else_is_refused_before_anything_is_taken_from_it(change):
+    learner, other = (SB3Learner(model_of(DQN), CONFIG) for _ in range(2))
     random = np.random.default_rng(3)
     learner.update([random_trajectory(learner.spec, random, steps=4, count=1)])
     state = learner.state()
-    replay = dict(state["model"]["replay"])
-    if change == "rewards":
-        replay["arrays"] = {**replay["arrays"], "rewards": replay["arrays"]["rewards"][:1]}
-    else:
-        replay |= change
-    state["model"] = {**state["model"], "replay": replay}
-    other = SB3Learner(model_of(DQN), CONFIG)
-    with pytest.raises(ModelCorruptError, match="of each: it is damaged"):
+    replay = state["model"]["replay"]
+    if change == {"arrays": "rewards"}:
+        change = {"arrays": {**replay["arrays"], "rewards": replay["arrays"]["rewards"][:1]}}
+    if "counters" not in change and "variables" not in change:
+        change = {"replay": {**replay, **change}}
+    state["model"] = {**state["model"], **change}
+    with pytest.raises(
+        ModelCorruptError, match=r"its counters|its variables|_n_updates is|of each"
+    ):
         other.load_state(state)
     assert other.model.replay_buffer.pos == 0
 
@@ -279,18 +275,9 @@ def test_divergence_is_said():
 
 @pytest.mark.slow
 def test_a_model_learns_and_its_file_is_plain(tmp_path):
-    model = SAC(
-        "MlpPolicy",
-        Target(),
-        policy_kwargs={"net_arch": [64, 64]},
-        learning_rate=1e-3,
-        tau=0.02,
-        learning_starts=200,
-        batch_size=64,
-        train_freq=4,
-        seed=0,
-        device="cpu",
-    )
+    told = {"learning_rate": 1e-3, "tau": 0.02, "learning_starts": 200, "batch_size": 64}
+    net = {"policy_kwargs": {"net_arch": [64, 64]}, "device": "cpu"}
+    model = SAC("MlpPolicy", Target(), train_freq=4, seed=0, **told, **net)
     learner = SB3Learner(model, SB3Config(total_steps=4000))
     collector = Collector(Target, learner.spec, count=4, seed=0)
     before = evaluate(Target, learner.policy(0))
@@ -300,9 +287,8 @@ def test_a_model_learns_and_its_file_is_plain(tmp_path):
     model.save(tmp_path / "model")
     plain = SAC.load(tmp_path / "model", env=Target(), device="cpu")
     seen = np.random.default_rng(0).uniform(-1, 1, (9, 2)).astype(np.float32)
-    np.testing.assert_array_equal(
-        plain.predict(seen, deterministic=True)[0], model.predict(seen, deterministic=True)[0]
-    )
+    found, wanted = (one.predict(seen, deterministic=True)[0] for one in (plain, model))
+    np.testing.assert_array_equal(found, wanted)
     assert plain.num_timesteps == 4000 and plain.learning_starts == 200
     # And goes on as SB3 does.
     plain.learn(20, reset_num_timesteps=False)

@@ -1,7 +1,5 @@
 """Ray alone: two machines, one of which dies, and what else a cluster can do to a training."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -11,53 +9,46 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import psutil
 import pytest
 import waiting
-from engine_environments import Fragile, Placed, gone, notes, ray_node
-from engine_runs import NUMBERED, config, observations, random_policy, until
+from actor_learner_parts import chain, training
+from engine_environments import Fragile, gone, notes
+from engine_runs import config, observations, random_policy, until
 from faulty_environments import Remembers
 
-from vinoreward.errors import InputError, MissingExtraError
+from vinoreward.errors import MissingExtraError
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.checkpoint import load_checkpoint
-from vinoreward_actors.actor_learner.engines import supervisor
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
+from vinoreward_actors.actor_learner.engines.base import EngineError
 from vinoreward_actors.actor_learner.engines.ray import cluster as ray_cluster
 from vinoreward_actors.actor_learner.engines.ray.cluster import ADDRESS, NAMESPACE, found_address
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.trainer import (
-    ActorLearner,
-    ActorLearnerConfig,
-    Progress,
-    make_engine,
-)
+from vinoreward_actors.actor_learner.trainer import make_engine
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED
-from vinoreward_actors.compression.chain import CompressorChain
 from vinoreward_actors.policies.spec import mlp
 
 LEARNED = mlp(2, 2, head="logits", hidden=(256, 256), value=True)
 """Large enough that its weights lie in the object store."""
 
 
-def learner() -> Impala:
+def learner():
     return Impala(LEARNED, ImpalaConfig(trajectories=2, seed=0, precision="fp32"))
 
 
-def environment(folder: Path) -> EnvironmentSpec:
+def environment(folder):
     kwargs = {"folder": str(folder), "owner": os.getpid()}
     return EnvironmentSpec("engine_environments:Watched", kwargs)
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Any]:
+def two_nodes():
     """A cluster of two machines with two processors each, on one."""
     utils = pytest.importorskip("ray.cluster_utils")
     with pytest.MonkeyPatch.context() as patch:
@@ -73,104 +64,58 @@ def two_nodes() -> Iterator[Any]:
 
 @pytest.mark.slow
 class TestCluster:
-    def test_a_state_actor_that_is_killed(self, two_nodes: Any) -> None:
-        """It starts anew with nothing; actors go on, and get what the learner has and makes."""
-        import ray
-
-        told = config(LEARNED, actors=1, heartbeat=20.0)
-        with RayEngine(told) as engine:
-            engine.start(
-                random_policy(LEARNED), ActorSettings(pull_period=1), observations(LEARNED)
-            )
-            newest(engine, 0)
-            kill_state()
-            engine.publish(random_policy(LEARNED, 1))
-            newest(engine, 1)
-            until(lambda: engine.everyone_has(1), engine)
-            assert engine.messages().events == []
-        assert not ray.is_initialized()
-
-    def test_a_state_actor_that_is_gone_for_good(self, two_nodes: Any) -> None:
+    def test_a_state_actor_that_is_gone_for_good(self, two_nodes):
         """Whatever the learner asks next says so in our words; Ray's own are the cause."""
         import ray
 
-        with RayEngine(config(LEARNED)) as engine:
-            engine.start(random_policy(LEARNED), ActorSettings(), observations(LEARNED))
+        with running(config(LEARNED)) as engine:
             ray.kill(state_actor())
             with pytest.raises(EngineError, match=r"not answer: .* Expected a Ray") as caught:
-                engine.compressed_policy()
+                until(engine.compressed_policy)  # there is none; Ray kills when it gets to it
             assert isinstance(caught.value.__cause__, ray.exceptions.RayError)
             with pytest.raises(EngineError, match=r"weights is gone \(.*go on from the last"):
                 until(lambda: engine.messages().events == "never")
+        assert not ray.is_initialized()
 
     @pytest.mark.parametrize("hidden", [8, 256])
-    def test_a_state_actor_that_is_killed_under_a_fixed_lag(
-        self, two_nodes: Any, hidden: int
-    ) -> None:
+    def test_a_state_actor_that_is_killed_under_a_fixed_lag(self, two_nodes, hidden):
         """All wait for the compressed form of the present version, which the compressor has.
 
         Small weights travel in messages, large ones lie in the object store.
         """
         spec = mlp(2, 2, head="logits", hidden=(hidden, hidden))
-        told = config(spec, chain=CompressorChain().add(Remembers()), lag=0)
-        with RayEngine(told) as engine:
-            engine.start(random_policy(spec), ActorSettings(), observations(spec))
+        with running(config(spec, chain=chain(Remembers()), lag=0)) as engine:
             until(lambda: engine.everyone_has(0), engine)
             kill_state()
             until(lambda: engine.everyone_has(0), engine)
             made = engine.compressed_policy()
-            assert made is not None and made.version == 0
+            assert made.version == 0
             engine.publish(random_policy(spec, 1))
             newest(engine, 1, network=COMPRESSED)
             until(lambda: engine.everyone_has(1), engine)
             assert engine.messages().events == []
 
-    def test_an_environment_that_hangs_at_its_first_step(
-        self, two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Replaced no more often than it may be, however long a hang takes to be noticed."""
-        monkeypatch.setattr(supervisor, "MINUTE", 0.5)
-        kwargs = {"folder": str(tmp_path), "owner": os.getpid(), "at": 1, "once": False}
-        told = config(
-            environment="engine_environments:Watched",
-            kwargs={**kwargs, "fault": "sleep"},
-            heartbeat=1.0,
-            restarts=1,
-        )
-        with RayEngine(told) as engine:
-            engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
-            (event,) = until(lambda: engine.messages().events)
-            assert event.what == "gave no sign of life for 1 s; replaced by generation 1"
-            with pytest.raises(EngineError, match="actor 0 ended 2 times within a minute of work"):
-                until(lambda: engine.messages().events)
-
-    def test_a_process_that_the_cluster_has_no_room_for(self, two_nodes: Any) -> None:
+    def test_a_process_that_the_cluster_has_no_room_for(self, two_nodes):
         """It waits for a node, however long, and costs no restarts; the others act."""
-        told = dataclasses.replace(config(actors=3, restarts=0), start_timeout=15.0)
-        with RayEngine(told) as engine:
-            engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
-            events: list[str] = []
+        told = dataclasses.replace(config(actors=3, restarts=0), start_timeout=10.0)
+        with running(told) as engine:
+            events = []
 
-            def told_so() -> bool:
+            def told_so():
                 events.extend(str(each) for each in engine.messages().events)
                 return len(events) >= 2
 
             until(told_so, engine)
             assert events[0].startswith("ray: the cluster has 2 processors for 3 processes")
             assert events[1].endswith("s (`ray status` shows what it waits for); it may yet")
-            node = two_nodes.add_node(num_cpus=1, object_store_memory=100_000_000)
-            until(lambda: engine.everyone_has(0), engine)
-            assert all("it may yet" in str(each) for each in engine.messages().events)
-        two_nodes.remove_node(node)
+            with more(two_nodes, 1):
+                until(lambda: engine.everyone_has(0), engine)
+                assert all("it may yet" in str(each) for each in engine.messages().events)
 
-    def test_a_compressor_that_is_killed(self, two_nodes: Any, tmp_path: Path) -> None:
+    def test_a_compressor_that_is_killed(self, two_nodes, tmp_path):
         """What it had put into the object store dies with it; its successor makes it anew."""
-        stage = Fragile(str(tmp_path / "died"), 2)
-        told = config(LEARNED, chain=CompressorChain().add(stage), folder=tmp_path)
-        with RayEngine(told) as engine:
-            engine.start(
-                random_policy(LEARNED), ActorSettings(pull_period=1), observations(LEARNED)
-            )
+        told = config(LEARNED, chain=chain(Fragile(str(tmp_path / "died"), 2)), folder=tmp_path)
+        with running(told, ActorSettings(pull_period=1)) as engine:
             until(lambda: engine.compressed_policy(), engine)
             engine.publish(random_policy(LEARNED, 1))
             (event,) = until(lambda: engine.messages().events, engine)
@@ -179,80 +124,38 @@ class TestCluster:
             until(lambda: (p := engine.compressed_policy()) and p.version == 1, engine)
             newest(engine, 1, network=COMPRESSED)
 
-    def test_a_node_that_dies(self, two_nodes: Any, tmp_path: Path) -> None:
+    def test_a_node_that_dies(self, two_nodes, tmp_path):
         """Actors on both; one node is killed in mid-training, which goes on and ends as usual."""
         import ray
 
         node = two_nodes.add_node(num_cpus=2, object_store_memory=200_000_000)
         two_nodes.wait_for_nodes()
-        nodes: set[str] = set()
-        killed_at: list[int] = []
-        events: list[Any] = []
+        nodes = set()
+        killed_at = []
+        events = []
 
-        def progress(now: Progress) -> None:
+        def done(now):
             events.extend(now.events)
             nodes.update(each["node"] for each in notes(tmp_path).values())
             if not killed_at and len(nodes) == 2 and now.updates > 5:
                 two_nodes.remove_node(node, allow_graceful=False)
                 killed_at.append(now.updates)
             assert np.isfinite(list(now.metrics.values())).all()
-
-        def done(now: Progress) -> bool:
-            progress(now)
             # A successor on the node that is left has learned along.
             return bool(killed_at) and now.updates > killed_at[0] + 20 and len(events) > 0
 
-        training = ActorLearner(
-            environment(tmp_path),
-            learner(),
-            ActorLearnerConfig(
-                actors=3, steps=9, engine="ray", backend="numpy", max_lag=10**6, heartbeat=30.0
-            ),
-        )
-        summary = training.learn(10**7, done)
-        assert summary.stopped
+        told = {"actors": 3, "steps": 9, "engine": "ray", "max_lag": 10**6, "heartbeat": 30.0}
+        trainer = training(learner(), environment=environment(tmp_path), **told)
+        assert trainer.learn(10**7, done).stopped
         assert {event.what.split("; ")[1] for event in events} == {"replaced by generation 1"}
         assert not ray.is_initialized()
         until(lambda: all(gone(pid) for pid in notes(tmp_path)))
 
-    def test_where_a_compressor_with_state_to_write_runs(
-        self, two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Beside the checkpoint, whatever is free.
-
-        The cluster was started from another folder, and others have all of this node's processors.
-        """
-        import ray
-
-        added = two_nodes.add_node(num_cpus=2, object_store_memory=200_000_000)
-        two_nodes.wait_for_nodes()
-        monkeypatch.chdir(tmp_path)
-        noted = tmp_path / "noted"
-        training = ActorLearner(
-            environment(tmp_path),
-            learner(),
-            ActorLearnerConfig(actors=1, steps=9, engine="ray", backend="numpy", max_lag=10**6),
-            compressor=CompressorChain().add(Placed(noted)),
-            folder=Path("run"),
-        )
-        ray.init(two_nodes.address, logging_level="ERROR", log_to_driver=False)
-        try:
-            here = ray_node()
-            with all_processors_of(here):
-                training.learn(10**7, lambda now: len(now.compressor) > 0)
-        finally:
-            ray.shutdown()
-            two_nodes.remove_node(added)
-        assert noted.read_text() == here
-        written = {path.name for path in tmp_path.glob("run/*")}
-        assert written == {"checkpoint.pt", "compressor.npz"}
-
-    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-    def test_the_learner_dies_or_is_interrupted(self, how: signal.Signals, tmp_path: Path) -> None:
+    def test_the_learner_dies(self, tmp_path):
         """Without a cluster, so that Ray is started by the training itself, and ends with it."""
         with training_script(tmp_path) as process:
 
-            def acting() -> bool:
+            def acting():
                 assert process.poll() is None, process.communicate()[0]
                 return len(notes(tmp_path)) == 2
 
@@ -261,21 +164,14 @@ class TestCluster:
             # Ray's own helpers look for their parent once a minute.
             helpers = [one for one in family if one.name().endswith("Agent")]
             assert set(notes(tmp_path)) < {one.pid for one in family} - {h.pid for h in helpers}
-            if how is signal.SIGKILL:
-                process.kill()
-            else:
-                os.killpg(process.pid, how)  # as a terminal does it
-                helpers = []
-            output, _ = process.communicate(timeout=LATE)
+            process.kill()
+            process.communicate(timeout=LATE)
             waiting.until(lambda: all(gone(one.pid) for one in family if one not in helpers), LATE)
             for helper in helpers:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     helper.kill()
-        if how is signal.SIGINT:
-            assert output.rstrip().endswith("KeyboardInterrupt")
-            assert (tmp_path / "run" / "checkpoint.pt").is_file()
 
-    def test_the_head_is_lost(self, tmp_path: Path) -> None:
+    def test_the_head_is_lost(self, tmp_path):
         """The learner says so and has saved what it learned until then, before Ray ends it.
 
         Also where an actor on the head's machine is lost with it, as here, and cannot be replaced.
@@ -297,16 +193,32 @@ class TestCluster:
         assert "EngineError: the head of the Ray cluster at " in last, output
         assert "go on from the last checkpoint" in last
         state = load_checkpoint(tmp_path / "run")
-        assert state is not None
         # All that it did, and no earlier checkpoint: none was due.
         assert state["version"] == int((tmp_path / "updates").read_text()) > 0
+
+
+@contextlib.contextmanager
+def running(told, settings=None):
+    spec = told.actor.policy
+    with RayEngine(told) as engine:
+        engine.start(random_policy(spec), settings or ActorSettings(), observations(spec))
+        yield engine
+
+
+@contextlib.contextmanager
+def more(cluster, processors):
+    """One more machine."""
+    node = cluster.add_node(num_cpus=processors, object_store_memory=100_000_000)
+    cluster.wait_for_nodes()
+    yield
+    cluster.remove_node(node)
 
 
 LATE = 180.0
 """Seconds that a loaded machine may take to start a script with PyTorch, and Ray."""
 
 
-def kill_family(process: subprocess.Popen[Any]) -> None:
+def kill_family(process):
     """Kill a process and all that it started, and close its pipes."""
     family = []
     if process.poll() is None:
@@ -322,7 +234,7 @@ def kill_family(process: subprocess.Popen[Any]) -> None:
 
 
 @contextlib.contextmanager
-def cluster_of_its_own(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+def cluster_of_its_own(folder):
     """A cluster that a process of its own has started: its address, and its head's process."""
     pytest.importorskip("ray")
     script = folder / "cluster.py"
@@ -356,9 +268,7 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def training_script(
-    folder: Path, address: str = "local", before: str = ""
-) -> Iterator[subprocess.Popen[str]]:
+def training_script(folder, address="local", before=""):
     """A script like a user's, in a group of its own; whatever it leaves is ended.
 
     Args:
@@ -372,7 +282,7 @@ def training_script(
         f"""
 import os, pathlib, sys
 sys.path.append({str(Path(__file__).parents[2] / "support")!r})
-from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig
+from actor_learner_parts import training
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.policies.spec import mlp
@@ -384,11 +294,11 @@ def note(progress):
 if __name__ == "__main__":
     kwargs = dict(folder={str(folder)!r}, owner=os.getpid())
     network = mlp(2, 2, head="logits", hidden=(8,), value=True)
-    ActorLearner(
-        EnvironmentSpec("engine_environments:Watched", kwargs),
+    training(
         Impala(network, ImpalaConfig(trajectories=2, seed=0, precision="fp32")),
-        ActorLearnerConfig(actors=2, steps=9, engine="ray", backend="numpy", max_lag=10**6),
+        environment=EnvironmentSpec("engine_environments:Watched", kwargs),
         folder=pathlib.Path({str(folder / "run")!r}),
+        actors=2, steps=9, engine="ray", max_lag=10**6,
     ).learn(10**9, note)
 """
     )
@@ -406,26 +316,7 @@ if __name__ == "__main__":
         kill_family(process)
 
 
-@contextlib.contextmanager
-def all_processors_of(node_id: str) -> Iterator[None]:
-    """Take both of a node's."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    class Taker:
-        def taken(self) -> bool:
-            return True
-
-    beside = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    taker = ray.remote(num_cpus=2, scheduling_strategy=beside)(Taker).remote()
-    assert ray.get(taker.taken.remote())
-    try:
-        yield
-    finally:
-        ray.kill(taker)
-
-
-def state_actor() -> Any:
+def state_actor():
     import ray
 
     (found,) = ray.util.list_named_actors(all_namespaces=True)
@@ -433,7 +324,7 @@ def state_actor() -> Any:
     return ray.get_actor(**found)
 
 
-def kill_state() -> None:
+def kill_state():
     """End the process of the state actor, as the system does it when memory is short."""
     import ray
 
@@ -442,10 +333,10 @@ def kill_state() -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def newest(engine: Engine, version: int, network: int = 0) -> None:
+def newest(engine, version, network=0):
     """Wait until an actor acts with a version, whatever else is under way."""
 
-    def acted() -> bool:
+    def acted():
         batch = engine.take(1, timeout=0.1)
         if batch is None:
             return False
@@ -456,55 +347,51 @@ def newest(engine: Engine, version: int, network: int = 0) -> None:
 
 
 class TestWithoutRay:
-    def test_the_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_missing_extra_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(MissingExtraError, match=r"pip install .*\[ray\]"):
             make_engine("ray", config())
 
-    def test_nobody_at_the_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nobody_at_the_address(self, monkeypatch):
         """Said at once; Ray itself would try for minutes."""
         pytest.importorskip("ray")
         for address in ("127.0.0.1:1", "nonsense"):
             monkeypatch.setenv(ADDRESS, address)
-            with make_engine("ray", config()) as engine, pytest.raises(EngineError) as caught:
-                engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
-            assert f"nothing answers at RAY_ADDRESS={address}" in str(caught.value)
+            said = f"nothing answers at RAY_ADDRESS={address}"
+            with pytest.raises(EngineError, match=said), running(config()):
+                pass
+        engine = make_engine("ray", config())
+        engine.close()  # without a start, and twice
+        engine.close()
 
-    def test_only_a_cluster_that_was_started_for_others_is_joined(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        note = tmp_path / "ray_current_cluster"
-        monkeypatch.setattr(ray_cluster, "_STARTED", note)
-        monkeypatch.delenv(ADDRESS, raising=False)
-        assert found_address() is None
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            address = f"127.0.0.1:{server.getsockname()[1]}"
-            note.write_text(address + "\n")
-            assert found_address() == address
-        assert found_address() is None  # it has ended without saying so
-        monkeypatch.setenv(ADDRESS, "local")
-        assert found_address() is None
-
-    def test_a_note_that_others_can_write_is_not_believed(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv(ADDRESS, raising=False)
+    def test_only_a_cluster_that_was_started_for_others_is_joined(self, monkeypatch):
+        """By a note that only its user can write."""
         with (
             tempfile.TemporaryDirectory() as folder,
             socket.create_server(("127.0.0.1", 0)) as server,
         ):
-            address = f"127.0.0.1:{server.getsockname()[1]}"
             note = Path(folder, "ray_current_cluster")
-            note.write_text(address)
-            os.chmod(folder, 0o777)
             monkeypatch.setattr(ray_cluster, "_STARTED", note)
+            monkeypatch.delenv(ADDRESS, raising=False)
+            assert found_address() is None
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            note.write_text(address + "\n")
+            assert found_address() == address
+            monkeypatch.setenv(ADDRESS, "local")
+            assert found_address() is None
+            monkeypatch.delenv(ADDRESS)
+            os.chmod(folder, 0o777)
             with pytest.raises(EngineError, match=f"set {ADDRESS}={address} to join"):
                 found_address()
-            monkeypatch.setattr(os, "getuid", lambda: note.stat().st_uid + 1)
-            assert found_address() is None  # another user's
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getuid", lambda: note.stat().st_uid + 1)
+                assert found_address() is None  # another user's
+            os.chmod(folder, 0o700)
+            server.close()
+            assert found_address() is None  # it has ended without saying so
 
     @pytest.mark.slow
-    def test_a_cluster_of_its_own_is_for_this_user_alone(self, tmp_path: Path) -> None:
+    def test_a_cluster_of_its_own_is_for_this_user_alone(self, tmp_path):
         pytest.importorskip("ray")
         code = (
             "import psutil, ray\n"  # imported before: what its import reads is read
@@ -526,13 +413,15 @@ class TestWithoutRay:
         assert {*done.stdout.split()} == {"127.0.0.1"}
         assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
 
-    def test_close_without_start(self) -> None:
-        pytest.importorskip("ray")
-        engine = make_engine("ray", config())
-        engine.close()
-        engine.close()
 
-    def test_a_trajectory_of_another_size(self) -> None:
-        spec = config().trajectory
-        with pytest.raises(InputError, match="the same version of vinoreward"):
-            spec.view(np.zeros(spec.nbytes - 1, np.uint8))
+@pytest.mark.parametrize("saves", [True, False])
+def test_where_a_compressor_runs(saves, tmp_path):
+    """With state to write: beside the learner, whatever is free; otherwise where room is."""
+    engine = pytest.importorskip("vinoreward_actors.actor_learner.engines.ray.engine")
+    told = config(chain=chain(), folder=tmp_path if saves else None)
+    cluster = MagicMock()
+    engine.RayWorker("compressor", 1, told, cluster, MagicMock(), MagicMock())
+    asked = cluster.remote.call_args.kwargs
+    assert asked["num_cpus"] == (0 if saves else 1)
+    beside = cluster.beside_us.return_value
+    assert asked["scheduling_strategy"] == (beside if saves else "SPREAD")

@@ -1,12 +1,9 @@
 """Shared memory: reserved when it is made, private, and gone when its maker is gone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from shared_memory_children import SHARED_MEMORY, segments_of
 from vinoreward.errors import ConfigError, SharedMemoryError
 from vinoreward_actors.actor_learner.transport import shared_memory
 from vinoreward_actors.actor_learner.transport.shared_memory import (
+    ControlBlock,
     Segment,
     SegmentSpec,
     remove_leftovers,
@@ -24,7 +22,7 @@ from vinoreward_actors.actor_learner.transport.shared_memory import (
 from vinoreward_actors.actor_learner.transport.weight_store import WeightStore
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(code, *arguments):
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         capture_output=True,
@@ -34,7 +32,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_segment_is_zeroed_private_reserved_and_removed() -> None:
+def test_a_segment_is_zeroed_private_reserved_and_removed():
     with Segment.create(1 << 20) as segment:
         path = SHARED_MEMORY / segment.spec.name
         found = path.stat()
@@ -59,31 +57,24 @@ def test_a_segment_is_zeroed_private_reserved_and_removed() -> None:
         Segment.attach(segment.spec)
 
 
-def test_a_spec_that_names_something_else_is_refused() -> None:
+def test_what_cannot_be_attached_or_reserved_is_refused():
+    before = segments_of(os.getpid())
     with Segment.create(64) as segment:
         with pytest.raises(SharedMemoryError, match=r"64 bytes\. Expected 128"):
             Segment.attach(SegmentSpec(segment.spec.name, 128))
         with pytest.raises(SharedMemoryError, match="not a segment's name"):
             Segment.attach(SegmentSpec("../../etc/passwd", 64))
-
-
-@pytest.mark.parametrize("size", [1 << 50, 1 << 62, 1 << 80])
-def test_too_much_memory_is_refused_when_it_is_asked_for(size: int) -> None:
-    before = segments_of(os.getpid())
-    with pytest.raises(SharedMemoryError, match=r"cannot reserve .* MB .*are free.*shm-size"):
-        Segment.create(size)
+    for size in (1 << 50, 1 << 80):
+        with pytest.raises(SharedMemoryError, match=r"cannot reserve .* MB .*are free.*shm-size"):
+            Segment.create(size)
     with pytest.raises(SharedMemoryError, match="cannot reserve"):
-        WeightStore.create(4, size)
-    assert segments_of(os.getpid()) == before
-
-
-def test_a_full_file_system_is_an_error_at_creation_and_leaves_nothing() -> None:
-    before = segments_of(os.getpid())
+        WeightStore.create(4, 1 << 50)
+    with pytest.raises(ConfigError, match="at least 1"):
+        Segment.create(0)
+    # A full file system is an error at creation, too.
     with nearly_full_disk(4096), pytest.raises(SharedMemoryError, match="cannot reserve"):
         Segment.create(1 << 20)
     assert segments_of(os.getpid()) == before
-    with pytest.raises(ConfigError, match="at least 1"):
-        Segment.create(0)
 
 
 CREATE = """
@@ -95,7 +86,7 @@ print(os.getpid(), segment.spec.name, flush=True)
 KILL = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing() -> None:
+def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing():
     done = python(CREATE)
     pid, name = done.stdout.split()
     assert done.returncode == 0 and done.stderr == ""
@@ -103,7 +94,7 @@ def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing() -> No
     assert name.startswith(f"vinoreward_{pid}_")
 
 
-def test_a_process_that_attaches_and_ends_does_not_remove_the_segment() -> None:
+def test_a_process_that_attaches_and_ends_does_not_remove_the_segment():
     attach = (
         "import sys; from vinoreward_actors.actor_learner.transport.shared_memory import *;"
         "s = Segment.attach(SegmentSpec(sys.argv[1], 64)); s.words(0, 1)[0] = 7"
@@ -115,14 +106,14 @@ def test_a_process_that_attaches_and_ends_does_not_remove_the_segment() -> None:
         assert segment.words(0, 1)[0] == 7
 
 
-def test_a_killed_creator_is_cleaned_up_after() -> None:
+def test_a_killed_creator_is_cleaned_up_after():
     done = python(CREATE + KILL)
     assert done.returncode == -9
     pid = int(done.stdout.split()[0])
     assert wait_until(lambda: segments_of(pid) == [], timeout=30)
 
 
-def test_what_even_the_tracker_left_is_removed_at_the_next_start() -> None:
+def test_what_even_the_tracker_left_is_removed_at_the_next_start():
     both = "from multiprocessing.resource_tracker import _resource_tracker as t; import signal;"
     done = python(CREATE + both + "os.kill(t._pid, signal.SIGKILL);" + KILL)
     assert done.returncode == -9
@@ -132,9 +123,7 @@ def test_what_even_the_tracker_left_is_removed_at_the_next_start() -> None:
     assert not (SHARED_MEMORY / done.stdout.split()[1]).exists()
 
 
-def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(tmp_path, monkeypatch):
     # A folder of its own: whatever else starts meanwhile cleans /dev/shm too.
     monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
     dead = f"vinoreward_99999999_{'0' * 16}"
@@ -153,3 +142,37 @@ def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(
         assert remove_leftovers() == ()
         (tmp_path / dead).unlink()
     assert {path.name for path in tmp_path.iterdir()} == set(others)
+
+
+# Words that processes share
+
+
+def test_control_words_are_shared():
+    with ControlBlock.create(2, ("steps", "inserts")) as mine:
+        theirs = ControlBlock.attach(mine.spec)
+        assert not theirs.stopped
+        mine.learner_version, mine.samples = 12, 34
+        theirs.add(1, "steps", 5)
+        theirs.add(1, "steps")
+        mine.add(0, "steps", 2)
+        assert (theirs.learner_version, theirs.samples) == (12, 34)
+        assert (mine.count(1, "steps"), mine.total("steps"), mine.total("inserts")) == (6, 8, 0)
+        assert mine.silence(1) == float("inf")
+        theirs.beat(1)
+        assert 0 <= mine.silence(1) < 60
+        mine.reset_beat(1)
+        assert mine.silence(1) == float("inf") and mine.count(1, "steps") == 6
+        mine.stop()
+        assert theirs.stopped
+
+
+def test_control_words_that_do_not_exist_are_refused():
+    with ControlBlock.create(1, [f"c{number}" for number in range(20)]) as block:
+        block.add(0, "c19")
+        assert block.total("c19") == 1
+        with pytest.raises(ConfigError, match="Expected 0 to 0"):
+            block.beat(1)
+        with pytest.raises(ConfigError, match="no counter 'nothing'"):
+            block.count(0, "nothing")
+    with pytest.raises(ConfigError, match="every name once"):
+        ControlBlock.create(1, ("a", "a"))

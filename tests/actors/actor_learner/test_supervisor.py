@@ -1,21 +1,20 @@
 """What becomes of a worker whose process dies, hangs or does not start: no process is needed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from engine_runs import config
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vinoreward.errors import InputError
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.supervisor import (
     END_PATIENCE,
+    MINUTE,
     SAVE_PATIENCE,
     Ended,
+    RestartBudget,
     Status,
     Supervisor,
     Worker,
@@ -29,25 +28,25 @@ class Scripted(Worker):
 
     hint = ". Look at the terminal."
 
-    def __init__(self, name: str, number: int, settings: EngineConfig) -> None:
+    def __init__(self, name, number, settings):
         super().__init__(name, number, settings)
-        self.calls: list[str] = []
+        self.calls = []
         self.sees = Status(math.inf, 0)
         self.dies = True
         self.broken = False
 
-    def start(self) -> None:
+    def start(self):
         self.calls.append(f"start {self.generation}")
         self.sees = Status(math.inf, self.sees.handed)
 
-    def look(self) -> Status:
+    def look(self):
         if self.broken:
             raise InputError("what it sent cannot be read")
         found = self.sees
         self.sees = found._replace(messages=())
         return found
 
-    def kill(self) -> bool:
+    def kill(self):
         self.calls.append("kill")
         if self.dies:
             self.sees = self.sees._replace(ended=Ended("killed"))
@@ -57,7 +56,7 @@ class Scripted(Worker):
 class House:
     """Two actors and a compressor on a clock of the test's own; waiting lets time pass."""
 
-    def __init__(self, restarts: int = 1, all_needed: bool = False) -> None:
+    def __init__(self, restarts=1, all_needed=False):
         self.now = 1000.0
         lag = 0 if all_needed else None
         settings = dataclasses.replace(
@@ -71,10 +70,10 @@ class House:
             worker.started = self.now
             worker.sees = Status(0.0, 0)
 
-    def wait(self, workers: Sequence[Worker], seconds: float) -> None:
+    def wait(self, workers, seconds):
         self.now += seconds
 
-    def see(self, number: int, silence: float = 0.0, **rest: Any) -> list[str]:
+    def see(self, number, silence=0.0, **rest):
         """Let the supervisor look; return what it tells."""
         worker = self.workers[number]
         worker.sees = Status(silence, rest.pop("handed", worker.sees.handed), **rest)
@@ -82,136 +81,130 @@ class House:
         return [str(event) for event in self.supervisor.messages().events]
 
 
-class TestReplacing:
-    @pytest.mark.parametrize(
-        ("rest", "why"),
-        [
-            ({"ended": Ended("killed by signal 9")}, "killed by signal 9"),
-            ({"silence": HEARTBEAT + 0.1}, "gave no sign of life for 5 s"),
-        ],
+@pytest.mark.parametrize(
+    ("rest", "why"),
+    [
+        ({"ended": Ended("killed by signal 9")}, "killed by signal 9"),
+        ({"silence": HEARTBEAT + 0.1}, "gave no sign of life for 5 s"),
+    ],
+)
+def test_who_is_dead_or_silent_is_replaced(rest, why):
+    house = House()
+    assert house.see(1, silence=HEARTBEAT - 0.1) == []
+    assert house.see(1, **rest) == [f"actor 1: {why}; replaced by generation 1"]
+    assert house.workers[1].calls == ["kill", "start 1"]
+    assert house.workers[0].calls == house.workers[2].calls == []
+    # The successor has given no sign yet, and time to start.
+    house.now += START_TIMEOUT - 1
+    assert house.see(1, silence=math.inf) == []
+    assert house.see(1) == []  # it has begun
+    house.now += 2
+    told = house.see(0, silence=math.inf)
+    assert told == ["actor 0: did not start in 31 s; replaced by generation 1"]
+
+
+def test_one_that_cannot_be_killed():
+    house = House()
+    house.workers[2].dies = False
+    assert house.see(2, silence=HEARTBEAT + 1) == []
+    assert house.workers[2].calls == ["kill"]
+    failure = house.supervisor.failure
+    assert "compressor gave no sign of life for 5 s and cannot be ended" in failure
+
+
+def test_work_earns_restarts():
+    house = House(restarts=1)
+    for handed in range(1, 6):
+        house.now += 61.0
+        house.see(0, handed=handed)
+        assert house.see(0, ended=Ended("over"))[0].endswith(f"generation {handed}")
+
+
+seconds = st.integers(1, 1000).map(float)
+
+
+@given(
+    limit=st.integers(0, 5),
+    lives=st.lists(st.tuples(st.integers(0, 90).map(float), seconds), max_size=40),
+)
+def test_restarts_are_limited_in_any_minute_of_work(limit, lives):
+    """However long a death takes to be noticed: that is no work, and earns nothing."""
+    now, over = 1000.0, 0.0
+    budget = RestartBudget(limit, lambda: now)
+    deaths = []  # by the work that was over
+    for work, dying in lives:
+        for _ in range(2 if work else 0):
+            now += work / 2
+            budget.worked()
+        now += dying
+        over += work
+        granted = budget.spend()
+        assert granted == (sum(over - MINUTE <= earlier for earlier in deaths) < limit)
+        deaths.append(over)
+        if not granted:
+            break
+    assert len(deaths) - 1 <= limit * (1 + over / MINUTE)
+
+
+def test_no_actor_left():
+    house = House(restarts=0)
+    house.see(1, ended=Ended("it fell over", "Traceback\nRuntimeError: it fell over."))
+    house.see(0, ended=Ended("killed by signal 9"))
+    assert house.supervisor.failure == (
+        "actor 0 ended 1 times within a minute of work (killed by signal 9). Expected it to "
+        "run. What it said last:\nkilled by signal 9. Look at the terminal."
     )
-    def test_dead_or_silent(self, rest: dict[str, Any], why: str) -> None:
-        house = House()
-        assert house.see(1, **rest) == [f"actor 1: {why}; replaced by generation 1"]
-        assert house.workers[1].calls == ["kill", "start 1"]
-        assert house.workers[0].calls == house.workers[2].calls == []
-        # The successor has given no sign yet, and time to start.
-        house.now += START_TIMEOUT - 1
-        assert house.see(1, silence=math.inf) == []
-
-    def test_silent_for_less_than_a_heartbeat(self) -> None:
-        house = House()
-        assert house.see(0, silence=HEARTBEAT - 0.1) == []
-
-    def test_does_not_start(self) -> None:
-        house = House()
-        house.now += START_TIMEOUT + 1
-        told = house.see(0, silence=math.inf)
-        assert told == ["actor 0: did not start in 31 s; replaced by generation 1"]
-
-    def test_one_that_waits_for_room_has_not_failed(self) -> None:
-        house = House(restarts=0)
-        house.workers[0].waits_for = "`ray status` shows it"
-        for _ in range(3):
-            house.now += START_TIMEOUT + 1
-            told = house.see(0, silence=math.inf)
-            assert told == ["actor 0: did not start in 31 s (`ray status` shows it); it may yet"]
-            assert house.see(0, silence=math.inf) == []
-        assert house.workers[0].calls == []
-
-    def test_one_that_cannot_be_killed(self) -> None:
-        house = House()
-        house.workers[2].dies = False
-        assert house.see(2, silence=HEARTBEAT + 1) == []
-        assert house.workers[2].calls == ["kill"]
-        assert "compressor gave no sign of life for 5 s and cannot be ended" in (
-            house.supervisor.failure
-        )
 
 
-class TestBudget:
-    def test_the_others_go_on_without_it(self) -> None:
-        house = House(restarts=1)
-        dead = Ended("ended with status 1")
-        house.see(0, ended=dead)
-        told = house.see(0, ended=dead)
-        assert told == [
-            "actor 0: ended with status 1; replaced too often, training goes on without it"
-        ]
-        assert house.see(0, ended=dead) == []  # nobody looks any more
-        assert house.workers[0].calls == ["kill", "start 1", "kill"]
-        assert house.supervisor.failure == ""
-
-    def test_work_earns_restarts(self) -> None:
-        house = House(restarts=1)
-        for handed in range(1, 6):
-            house.now += 61.0
-            house.see(0, handed=handed)
-            assert house.see(0, ended=Ended("over"))[0].endswith(f"generation {handed}")
-
-    def test_no_actor_left(self) -> None:
-        house = House(restarts=0)
-        house.see(1, ended=Ended("it fell over", "Traceback\nRuntimeError: it fell over."))
-        house.see(0, ended=Ended("killed by signal 9"))
-        assert house.supervisor.failure == (
-            "actor 0 ended 1 times within a minute of work (killed by signal 9). Expected it to "
-            "run. What it said last:\nkilled by signal 9. Look at the terminal."
-        )
-
-    def test_the_last_report_of_any_process_there_is_told(self) -> None:
-        house = House(restarts=1, all_needed=True)
-        house.see(0, ended=Ended("it fell over", "Traceback\nRuntimeError: it fell over"))
-        house.see(0, ended=Ended("killed by signal 9"))
-        failure = house.supervisor.failure
-        assert failure.startswith("actor 0 ended 2 times within a minute of work (killed by")
-        assert "with a fixed lag nothing can go on without it. What it said last:" in failure
-        assert failure.endswith("RuntimeError: it fell over")
-
-    def test_a_sentence_is_told_once(self) -> None:
-        house = House(restarts=0, all_needed=True)
-        house.see(2, ended=Ended("no room", "no room."))
-        assert house.supervisor.failure.count("no room") == 1
+def test_the_last_report_of_any_process_there_is_told_and_a_sentence_once():
+    house = House(restarts=1, all_needed=True)
+    house.see(0, ended=Ended("it fell over", "Traceback\nRuntimeError: it fell over"))
+    house.see(0, ended=Ended("killed by signal 9"))
+    failure = house.supervisor.failure
+    assert failure.startswith("actor 0 ended 2 times within a minute of work (killed by")
+    assert "with a fixed lag nothing can go on without it. What it said last:" in failure
+    assert failure.endswith("RuntimeError: it fell over")
+    house = House(restarts=0, all_needed=True)
+    house.see(2, ended=Ended("no room", "no room."))
+    assert house.supervisor.failure.count("no room") == 1
 
 
-class TestMessages:
-    def test_sorted_by_kind_and_read_before_a_death_counts(self) -> None:
-        house = House()
-        episode = {"env": 0, "reward": 3.0, "length": 4, "score": None}
-        refused = {"version": 2, "why": "infinity"}
-        sent = [("episodes", [episode]), ("refused", refused), ("alive", None)]
-        house.workers[1].sees = Status(0.0, 1, sent, Ended("over"))
-        house.workers[2].sees = Status(0.0, 1, [("compressor", {"version": 2})])
-        house.supervisor.look()
-        found = house.supervisor.messages()
-        assert [(actor, each.length) for actor, each in found.episodes] == [(1, 4)]
-        assert [(actor, each.version) for actor, each in found.refused] == [(1, 2)]
-        assert found.compressor == [{"version": 2}]
-        assert len(found.events) == 1
+def test_messages_are_sorted_by_kind_and_read_before_a_death_counts():
+    house = House()
+    episode = {"env": 0, "reward": 3.0, "length": 4, "score": None}
+    refused = {"version": 2, "why": "infinity"}
+    sent = [("episodes", [episode]), ("refused", refused), ("alive", None)]
+    house.workers[1].sees = Status(0.0, 1, sent, Ended("over"))
+    house.workers[2].sees = Status(0.0, 1, [("compressor", {"version": 2})])
+    house.supervisor.look()
+    found = house.supervisor.messages()
+    assert [(actor, each.length) for actor, each in found.episodes] == [(1, 4)]
+    assert [(actor, each.version) for actor, each in found.refused] == [(1, 2)]
+    assert found.compressor == [{"version": 2}]
+    assert len(found.events) == 1
 
 
-class TestClosing:
-    @pytest.mark.parametrize(("number", "patience"), [(0, END_PATIENCE), (2, SAVE_PATIENCE)])
-    def test_waits_for_who_has_begun(self, number: int, patience: float) -> None:
-        """A compressor is given longer: it may have its state to write."""
-        house = House()
-        for worker in house.workers:
-            worker.sees = Status(math.inf, 0)  # still importing
-        house.workers[number].sees = Status(0.1, 0)
-        began = house.now
-        house.supervisor.close()
-        assert patience < house.now - began < patience + 0.3
-        assert [worker.calls for worker in house.workers] == [["kill"]] * 3
+@pytest.mark.parametrize(("number", "patience"), [(0, END_PATIENCE), (2, SAVE_PATIENCE)])
+def test_closing_waits_for_who_has_begun(number, patience):
+    """A compressor is given longer: it may have its state to write."""
+    house = House()
+    for worker in house.workers:
+        worker.sees = Status(math.inf, 0)  # still importing
+    house.workers[number].sees = Status(0.1, 0)
+    began = house.now
+    house.supervisor.close()
+    assert patience < house.now - began < patience + 0.3
+    assert [worker.calls for worker in house.workers] == [["kill"]] * 3
 
-    def test_waits_no_longer_than_needed(self) -> None:
-        house = House()
-        for worker in house.workers:
-            worker.sees = Status(0.1, 0, (), Ended("ended with status 0"))
-        began = house.now
-        house.supervisor.close()
-        assert house.now == began
 
-    def test_ends_everybody_whatever_they_sent(self) -> None:
-        house = House()
-        house.workers[1].broken = True
-        house.supervisor.close()
-        assert [worker.calls for worker in house.workers] == [["kill"]] * 3
+def test_closing_waits_no_longer_than_needed_and_ends_everybody_whatever_they_sent():
+    house = House()
+    for worker in house.workers:
+        worker.sees = Status(0.1, 0, (), Ended("ended with status 0"))
+    began = house.now
+    house.supervisor.close()
+    assert house.now == began
+    house = House()
+    house.workers[1].broken = True
+    house.supervisor.close()
+    assert [worker.calls for worker in house.workers] == [["kill"]] * 3

@@ -1,10 +1,7 @@
 """Trajectories from actors to the learner: whole, once, in order, whoever is killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-import signal
 from collections import defaultdict
 
 import numpy as np
@@ -28,7 +25,7 @@ from shared_memory_children import (
 
 from vinoreward.errors import ConfigError, InputError, SharedMemoryError
 from vinoreward_actors.actor_learner.transport.shared_memory import ControlBlock
-from vinoreward_actors.actor_learner.transport.trajectory import Batch, Trajectory
+from vinoreward_actors.actor_learner.transport.trajectory import ARRAYS, TrajectorySpec
 from vinoreward_actors.actor_learner.transport.trajectory_ring import (
     FREE,
     READING,
@@ -39,16 +36,16 @@ from vinoreward_actors.actor_learner.transport.trajectory_ring import (
 
 
 @pytest.fixture
-def ring() -> TrajectoryRing:
+def ring():
     with TrajectoryRing.create(SPEC, actors=2, slots_per_actor=2) as ring:
         yield ring
 
 
-def actor(ring: TrajectoryRing, number: int) -> TrajectoryRing:
+def actor(ring, number):
     return TrajectoryRing.attach(ring.spec, number)
 
 
-def numbers(batch: Batch | None) -> list[int | None]:
+def numbers(batch):
     assert batch is not None
     return [number_of(trajectory) for trajectory in batch]
 
@@ -69,9 +66,7 @@ def numbers(batch: Batch | None) -> list[int | None]:
         ("versions", -1, "Expected 0 to inf"),
     ],
 )
-def test_values_a_learner_must_not_see_are_refused(
-    ring: TrajectoryRing, name: str, value: float, message: str
-) -> None:
+def test_values_a_learner_must_not_see_are_refused(ring, name, value, message):
     writer = actor(ring, 0)
     trajectory = writer.acquire()
     assert trajectory is not None
@@ -86,7 +81,7 @@ def test_values_a_learner_must_not_see_are_refused(
         assert numbers(batch) == [1]
 
 
-def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring: TrajectoryRing) -> None:
+def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring):
     random = np.random.default_rng(0)
     sent = SPEC.empty()
     for name in ("observations", "next_observations", "rewards", "log_mu", "behaviour"):
@@ -96,7 +91,6 @@ def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring: TrajectoryR
     sent.versions[...] = np.arange(SPEC.transitions).reshape(sent.versions.shape)
     assert write(actor(ring, 1), sent)
     batch = ring.take()
-    assert batch is not None
     with batch:
         (found,) = batch
         SPEC.check(found)
@@ -112,31 +106,13 @@ def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring: TrajectoryR
     assert list(batch) == []
 
 
-def test_the_oldest_comes_first_or_evenly_by_round(ring: TrajectoryRing) -> None:
-    first, second = actor(ring, 0), actor(ring, 1)
-    for writer, number in ((second, 1), (second, 2), (first, 3)):
-        assert write(writer, marked(number))
-    assert ring.ready() == 3
-    assert ring.take(4, timeout=0.01) is None
-    assert ring.take(4, evenly=True, timeout=0) is None
-    with ring.take(2, evenly=True) as batch:
-        assert numbers(batch) == [3, 1]
-    assert write(first, marked(4))
-    with ring.take(2) as batch:
-        assert numbers(batch) == [2, 4]
-        assert [trajectory.actor for trajectory in batch] == [1, 0]
-    for message, arguments in (("1 to 4", {"count": 5}), ("multiple of 2", {"count": 1})):
-        with pytest.raises(ConfigError, match=message):
-            ring.take(**arguments, evenly=True)
-
-
-def test_a_writer_waits_for_a_free_slot_and_can_be_stopped(ring: TrajectoryRing) -> None:
+def test_a_writer_waits_for_a_free_slot_and_can_be_stopped(ring):
     writer = actor(ring, 0)
     assert write(writer, marked(1)) and write(writer, marked(2))
     assert not write(writer, marked(3), timeout=0.01)
-    asked: list[int] = []
+    asked = []
 
-    def stop() -> bool:
+    def stop():
         asked.append(1)
         return len(asked) == 5
 
@@ -149,12 +125,8 @@ def test_a_writer_waits_for_a_free_slot_and_can_be_stopped(ring: TrajectoryRing)
     assert ring.take(4, stop=lambda: True) is None
 
 
-def test_a_slot_is_closed_once(ring: TrajectoryRing) -> None:
+def test_a_slot_is_closed_once(ring):
     writer = actor(ring, 0)
-    with pytest.raises(ConfigError, match="actor=i"):
-        ring.acquire()
-    with pytest.raises(ConfigError, match="Expected 0 to 1"):
-        actor(ring, 2)
     slot = writer.acquire()
     assert states(ring)[0] == WRITING
     with pytest.raises(ConfigError, match="still open"):
@@ -164,8 +136,21 @@ def test_a_slot_is_closed_once(ring: TrajectoryRing) -> None:
     with pytest.raises(ConfigError, match="no slot is open"):
         writer.commit()
     assert states(ring)[:2] == (READY, FREE)
-    with pytest.raises(ConfigError, match="at least 1 of both"):
-        TrajectoryRing.create(SPEC, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda ring: ring.acquire(), "actor=i"),
+        (lambda ring: actor(ring, 2), "Expected 0 to 1"),
+        (lambda ring: ring.take(5, evenly=True), "1 to 4"),
+        (lambda ring: ring.take(1, evenly=True), "multiple of 2"),
+        (lambda ring: TrajectoryRing.create(SPEC, 1, 0), "at least 1 of both"),
+    ],
+)
+def test_a_ring_refuses_what_it_has_not(ring, use, said):
+    with pytest.raises(ConfigError, match=said):
+        use(ring)
 
 
 class Slots(RuleBasedStateMachine):
@@ -174,24 +159,24 @@ class Slots(RuleBasedStateMachine):
     actors, slots = 2, 2
 
     @initialize()
-    def begin(self) -> None:
+    def begin(self):
         self.ring = TrajectoryRing.create(SMALL, self.actors, self.slots)
         self.writers = [actor(self.ring, number) for number in range(self.actors)]
-        self.open: list[Trajectory | None] = [None] * self.actors
-        self.zombies: list[TrajectoryRing] = []
-        self.batch: Batch | None = None
-        self.sent: dict[int, list[int]] = defaultdict(list)  # by actor, in order
+        self.open = [None] * self.actors
+        self.zombies = []
+        self.batch = None
+        self.sent = defaultdict(list)  # by actor, in order
         self.number = 0
 
     @rule(number=st.integers(0, 1))
-    def acquire(self, number: int) -> None:
+    def acquire(self, number):
         if self.open[number] is None:
             free = FREE in self.states(number)
             self.open[number] = self.writers[number].acquire(timeout=0)
             assert (self.open[number] is not None) == free
 
     @rule(number=st.integers(0, 1))
-    def finish(self, number: int) -> None:
+    def finish(self, number):
         slot, self.open[number] = self.open[number], None
         if slot is None:
             return
@@ -201,7 +186,7 @@ class Slots(RuleBasedStateMachine):
         self.sent[number].append(self.number)
 
     @rule(count=st.integers(1, 4), evenly=st.booleans())
-    def take(self, count: int, evenly: bool) -> None:
+    def take(self, count, evenly):
         if self.batch is not None or (evenly and count % self.actors):
             return
         self.batch = self.ring.take(count, timeout=0, evenly=evenly)
@@ -220,13 +205,13 @@ class Slots(RuleBasedStateMachine):
                 assert [value for _, value in found] == sorted(value for _, value in found)
 
     @rule()
-    def release(self) -> None:
+    def release(self):
         if self.batch is not None:
             self.batch.close()
             self.batch = None
 
     @rule(number=st.integers(0, 1))
-    def writer_dies(self, number: int) -> None:
+    def writer_dies(self, number):
         slot, self.open[number] = self.open[number], None
         if slot is not None:
             fill(slot, 999)
@@ -235,18 +220,18 @@ class Slots(RuleBasedStateMachine):
         self.writers[number] = actor(self.ring, number)
 
     @rule()
-    def zombie_comes_back(self) -> None:
+    def zombie_comes_back(self):
         if self.zombies:
             zombie = self.zombies.pop()
             for again in (zombie.commit, zombie.acquire):
                 with pytest.raises(SharedMemoryError, match="was replaced"):
                     again()
 
-    def states(self, number: int) -> tuple[int, ...]:
+    def states(self, number):
         return states(self.ring)[number * self.slots : (number + 1) * self.slots]
 
     @invariant()
-    def every_slot_is_accounted_for(self) -> None:
+    def every_slot_is_accounted_for(self):
         if not hasattr(self, "ring"):
             return
         reading = [one.actor for one in self.batch] if self.batch else []
@@ -257,7 +242,7 @@ class Slots(RuleBasedStateMachine):
             assert found.count(READING) == reading.count(number)
         assert self.ring.ready() == sum(map(len, self.sent.values()))
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "ring"):
             self.ring.close()
 
@@ -267,7 +252,7 @@ TestSlots = Slots.TestCase
 TestSlots.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
-def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRing) -> None:
+def test_what_a_replaced_process_marks_as_ready_is_never_read(ring):
     """Even if it slips past its own check: between that and its store it was stopped for long."""
     old = actor(ring, 0)
     assert write(old, marked(1))
@@ -275,7 +260,7 @@ def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRi
     assert late is not None
     fill(late, 2)
     ring.reclaim(0)
-    old._writer = lambda: 0  # type: ignore[method-assign]
+    old._writer = lambda: 0
     new = actor(ring, 0)
     fresh = new.acquire()
     assert fresh is not None and states(ring)[:2] == (READY, WRITING)
@@ -296,33 +281,32 @@ def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRi
 class CommitsDuringALook:
     """A ring's words, of which an actor fills two slots just before one's state is read."""
 
-    def __init__(self, ring: TrajectoryRing, slot: int, reading: int) -> None:
+    def __init__(self, ring, slot, reading):
         self._words, self._writer = ring.words, actor(ring, 0)
         self._place, self._before = ring.slot_line(slot), reading
 
-    def __getitem__(self, place: int) -> int:
+    def __getitem__(self, place):
         if place == self._place:
             self._before -= 1
             if self._before == 0:
                 assert write(self._writer, marked(1)) and write(self._writer, marked(2))
         return self._words[place]
 
-    def __setitem__(self, place: int, value: int) -> None:
+    def __setitem__(self, place, value):
         self._words[place] = value
 
-    def commit(self, number: int) -> None:
+    def commit(self, number):
         assert write(self._writer, marked(number))
 
 
-def test_what_an_actor_commits_during_a_look_is_taken_in_order(ring: TrajectoryRing) -> None:
-    ring.words = CommitsDuringALook(ring, slot=1, reading=1)
-    for number in (1, 2):
-        with ring.take(timeout=10) as batch:
-            assert numbers(batch) == [number]
-    assert ring.ready() == 0
-
-
-def test_what_an_actor_commits_during_the_second_look_waits_for_the_next() -> None:
+def test_what_an_actor_commits_during_a_look_is_taken_in_order():
+    """During the first look at the slots, and during the second one, which waits for the next."""
+    with TrajectoryRing.create(SPEC, actors=1, slots_per_actor=2) as ring:
+        ring.words = CommitsDuringALook(ring, slot=1, reading=1)
+        for number in (1, 2):
+            with ring.take(timeout=10) as batch:
+                assert numbers(batch) == [number]
+        assert ring.ready() == 0
     with TrajectoryRing.create(SPEC, actors=1, slots_per_actor=3) as ring:
         ring.words = words = CommitsDuringALook(ring, slot=2, reading=2)
         words.commit(0)  # in the first slot, so there is a second look at the others
@@ -335,7 +319,7 @@ def test_what_an_actor_commits_during_the_second_look_waits_for_the_next() -> No
 # Several processes
 
 
-def test_two_actors_deliver_everything_whole_once_and_in_order() -> None:
+def test_two_actors_deliver_everything_whole_once_and_in_order():
     count = 200
     with (
         TrajectoryRing.create(SPEC, 2) as ring,
@@ -343,7 +327,7 @@ def test_two_actors_deliver_everything_whole_once_and_in_order() -> None:
         child(write_many, ring.spec, control.spec, 0, count),
         child(write_many, ring.spec, control.spec, 1, count),
     ):
-        got: dict[int, list[int | None]] = defaultdict(list)
+        got = defaultdict(list)
         for _ in range(count):
             with ring.take(2, timeout=60) as batch:
                 for trajectory in batch:
@@ -355,21 +339,7 @@ def test_two_actors_deliver_everything_whole_once_and_in_order() -> None:
     assert ring.spec.segment.name not in segments_of(os.getpid())
 
 
-def test_a_stopped_run_ends_actors_that_wait_for_a_slot() -> None:
-    with (
-        TrajectoryRing.create(SPEC, 1) as ring,
-        ControlBlock.create(1, ("inserts",)) as control,
-        child(write_many, ring.spec, control.spec, 0, 10) as (process, connection),
-    ):
-        batch = ring.take(2, timeout=60)
-        control.stop()
-        assert connection.recv() == "done"
-        process.join()
-        assert process.exitcode == 0
-        assert numbers(batch) == [0, 1]
-
-
-def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -> None:
+def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read():
     with (
         TrajectoryRing.create(SPEC, 2) as ring,
         ControlBlock.create(2, ("inserts",)) as control,
@@ -382,7 +352,7 @@ def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -
         assert ring.reclaim(0) == 1
         assert WRITING not in states(ring)[:2]
         with child(write_many, ring.spec, control.spec, 0, 50):
-            got: dict[int, list[tuple[int, int | None]]] = defaultdict(list)
+            got = defaultdict(list)
             while len(got[0]) < 51 or len(got[1]) < 50:
                 with ring.take(timeout=60) as batch:
                     for trajectory in batch:
@@ -393,22 +363,49 @@ def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read() -
     assert ring.spec.segment.name not in segments_of(os.getpid())
 
 
-def test_an_actor_that_comes_back_after_it_was_replaced_is_turned_away() -> None:
-    with (
-        TrajectoryRing.create(SPEC, 1) as ring,
-        ControlBlock.create(1, ("inserts",)) as control,
-        child(write_one_and_a_half, ring.spec, 0) as (process, connection),
-    ):
-        assert connection.recv() == "half"
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
-        ring.reclaim(0)
-        os.kill(process.pid, signal.SIGCONT)
-        connection.send("go on")
-        assert "was replaced by generation 1" in connection.recv()
-        with child(write_many, ring.spec, control.spec, 0, 3):
-            got = []
-            for _ in range(4):
-                with ring.take(timeout=60) as batch:
-                    got += numbers(batch)
-        assert got == [1, 0, 1, 2]
+# What a trajectory is
+
+
+def test_the_layout_is_aligned_and_does_not_overlap():
+    spec = TrajectorySpec(5, 3, (7, 2), "uint8", (2,), 4)
+    end = 0
+    for name, at in spec.fields().items():
+        assert at.offset % 64 == 0 and at.offset >= end, name
+        end = at.offset + at.nbytes
+    assert tuple(spec.fields()) == ARRAYS
+    assert spec.nbytes >= end and spec.nbytes % 64 == 0
+    assert spec.transitions == 15
+    empty = spec.empty(actor=3, generation=1)
+    spec.check(empty)
+    assert empty.observations.shape == empty.next_observations.shape == (5, 3, 7, 2)
+    assert empty.actions.shape == (5, 3, 2) and empty.actions.dtype == np.float32
+    assert (empty.actor, empty.generation) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "at least 1"),
+        ({"observation_shape": (3, 0)}, "at least 1"),
+        ({"observation_dtype": "float64"}, "float32 or uint8"),
+        ({"action_shape": (2, 2)}, "flatten"),
+    ],
+)
+def test_a_spec_that_cannot_work_is_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(SPEC, **change)
+
+
+def test_sizes_shapes_dtypes_and_continuous_actions_are_checked():
+    spec = dataclasses.replace(SPEC, action_shape=(2,))
+    good = spec.empty()
+    spec.check(good)
+    with pytest.raises(InputError, match="the same version of vinoreward"):
+        spec.view(np.zeros(spec.nbytes - 1, np.uint8))
+    with pytest.raises(InputError, match=r"rewards .*float64.*Expected float32"):
+        spec.check(dataclasses.replace(good, rewards=good.rewards.astype(np.float64)))
+    with pytest.raises(InputError, match=r"actions .*\(16, 2, 3\).*Expected"):
+        spec.check(dataclasses.replace(good, actions=np.zeros((16, 2, 3), np.float32)))
+    good.actions[0, 0, 0] = 1.01
+    with pytest.raises(InputError, match=r"Expected -1\.0 to 1\.0"):
+        spec.check(good)

@@ -1,235 +1,197 @@
 """vinoreward actors: what its command leaves, for every suite of tasks."""
 
-from __future__ import annotations
-
-import importlib.util
 import json
 import math
-from pathlib import Path
 
 import pytest
 import yaml
-from actor_runs import FEW, SMALL, rows_of, trained
+from actor_runs import FEW, SMALL, rows_of, summary_of, trained
 
 from vinoreward_actors.command.report import share_words
 from vinoreward_actors.policies import load_policy
 from vinoreward_actors.tasks.networks import network
 from vinoreward_training.cli import main
 
-# The command
+Capture = pytest.CaptureFixture[str]
 
 
-def test_an_error_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "run"
-    assert main(["actors", *SMALL, "--compress", "prune: 0.5", "--out", str(out)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("vinoreward actors: ") and "distill" in said.lower()
-    assert not (out / "config.yaml").exists()
-
-
-def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_are_listed(capsys):
     assert main(["actors", "--list-presets"]) == 0
     assert "actorq/cartpole-int8" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("share", "staleness", "said"),
-    [(0.0, math.nan, "0% of the steps"), (0.02, 60.0, "2% of the steps since the first")],
-)
-def test_a_compressed_share_near_zero_is_said(share: float, staleness: float, said: str) -> None:
-    words = share_words(share, staleness)
-    assert said in words and ("60 pushes old" in words) == (staleness == 60.0)
-    assert "use a cheaper compression" in words and "--max-staleness" in words
-
-
-def test_a_usual_compressed_share_needs_no_advice() -> None:
+def test_a_compressed_share_near_zero_is_said():
+    for share, staleness, said in (
+        (0.0, math.nan, "0% of the steps"),
+        (0.02, 60.0, "2% of the steps since the first"),
+    ):
+        words = share_words(share, staleness)
+        assert said in words and ("60 pushes old" in words) == (staleness == 60.0)
+        assert "use a cheaper compression" in words and "--max-staleness" in words
     words = share_words(0.95, 3.0)
     assert "95% of the steps" in words and "3 pushes old" in words and "cheaper" not in words
     assert share_words(math.nan, math.nan) == ""
 
 
-def test_a_truth_key_that_the_task_lacks_is_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    assert main(["actors", *SMALL, "--truth-key", "at_goal", "--out", str(out)]) == 1
-    said = capsys.readouterr().err
-    assert "without 'at_goal'" in said and "--truth-key" in said
-
-
 @pytest.mark.slow
-def test_a_training_reads_the_truth_that_is_named(tmp_path: Path) -> None:
+def test_a_training_reads_the_truth_that_is_named(tmp_path):
     """Where it acts and where it is evaluated; the run records the name."""
-    out = tmp_path / "run"
-    task = ["--task", "faulty_environments:NumberedTelling-v0", "--network", "1x8", *FEW]
-    steps = ["--steps", "600", "--evaluate-every", "0", "--backend", "numpy", "--no-progress"]
-    assert main(["actors", *task, *steps, "--truth-key", "at_goal", "--out", str(out)]) == 0
-    assert yaml.safe_load((out / "config.yaml").read_text())["truth_key"] == "at_goal"
-    assert rows_of(out, "final")[0]["full"]["true"] is not None
-    assert any(row["true"] is not None for row in rows_of(out, "train"))
+    task = ["--task", "faulty_environments:NumberedTelling-v0", "--network", "1x8"]
+    trained(tmp_path, 600, *task, "--backend", "numpy", "--truth-key", "at_goal")
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["truth_key"] == "at_goal"
+    assert rows_of(tmp_path, "final")[0]["full"]["true"] is not None
+    assert any(row["true"] is not None for row in rows_of(tmp_path, "train"))
 
 
 @pytest.mark.slow
-def test_a_training_without_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_without_compression(tmp_path, capsys):
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "900", "--evaluate-every", "300"]
-    assert main([*arguments, "--environments", "2", "--out", str(out)]) == 0
+    trained(out, 900, "--environments", "2", every=300)
     said = capsys.readouterr().out
     assert f"play:   vinoreward play --run {out}" in said
     assert "next:   vinoreward actors" in said and "an actor's step" in said
-    assert {"config.yaml", "metrics.jsonl", "policy.json", "policy.safetensors", "returns.png",
-            "profile.png", "lag.png", "report.html", "summary.json", "checkpoint.pt"} <= {
-        path.name for path in out.iterdir()
-    }  # fmt: skip
+    written = "config.yaml metrics.jsonl policy.json policy.safetensors returns.png profile.png"
+    written += " lag.png report.html summary.json checkpoint.pt"
+    assert set(written.split()) <= {path.name for path in out.iterdir()}
     assert load_policy(out).spec == network("CartPole-v0", "2x32")
     evaluations = rows_of(out, "evaluation")
     assert evaluations and all(row["compressed"] is None for row in evaluations)
     assert (out / "report.html").read_text().count("data:image/png") == 3
-    assert yaml.safe_load((out / "config.yaml").read_text())["task"] == "CartPole-v0"
     # The run is there: it is not overwritten, and has nothing left to do.
-    assert main([*arguments, "--out", str(out)]) == 1
+    assert main(["actors", *SMALL, *FEW, "--steps", "900", "--out", str(out)]) == 1
     capsys.readouterr()
     assert main(["actors", "--resume", "--out", str(out)]) == 0
     assert "is finished" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "run"
+def test_a_training_with_compression(tmp_path, capsys):
     stages = "{prune: 0.5}, {distill: {steps: 3, cold_steps: 20}}, {quantize: int8}"
-    chain = f"[{stages}, {{compile: openvino}}]"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "640", "--evaluate-every", "160"]
     # With a fixed lag nothing depends on how soon the compressor's process has started.
-    assert main([*arguments, "--compress", chain, "--lag", "1", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
+    more = ["--compress", f"[{stages}, {{compile: openvino}}]", "--lag", "1"]
+    summary = trained(tmp_path, 640, *more, every=160)
+    said, report = capsys.readouterr().out, (tmp_path / "report.html").read_text()
     assert "the same 3 episodes" in said and "compressed: return" in said
-    summary = json.loads((out / "summary.json").read_text())
     assert f"acted compressed: {summary['compressed_share']:.0%} of the steps" in said
     assert summary["compressed_share"] > 0.5 and summary["staleness"] >= 0
-    assert "steps that acted compressed" in (out / "report.html").read_text()
-    evaluations = rows_of(out, "evaluation")
+    assert "steps that acted compressed" in report and report.count("data:image/png") == 5
+    evaluations = rows_of(tmp_path, "evaluation")
     assert len(evaluations) == 4
     for row in evaluations:
         assert row["seeds"] == [1_000_000, 1_000_001]
         assert row["full"]["version"] == row["compressed"]["version"]
         assert len(row["full"]["returns"]) == len(row["compressed"]["returns"]) == 2
-    small = load_policy(out / "compressed.json")
-    assert small.spec.layers[0].outputs == 16 and small.backend == "openvino"  # type: ignore[union-attr]
-    trained = rows_of(out, "train")
-    assert trained[-1]["setting"]["sparsity"] == 0.5
-    assert any(row["learner"]["compressed_share"] > 0.9 for row in trained)
+    small = load_policy(tmp_path / "compressed.json")
+    assert small.spec.layers[0].outputs == 16 and small.backend == "openvino"
+    rows = rows_of(tmp_path, "train")
+    assert rows[-1]["setting"]["sparsity"] == 0.5
+    assert any(row["learner"]["compressed_share"] > 0.9 for row in rows)
     # The monitor got the paired evaluations.
-    assert any("return_gap_mean" in row["readings"] for row in trained)
-    assert (out / "readings.png").is_file() and (out / "compression.png").is_file()
-    assert (out / "report.html").read_text().count("data:image/png") == 5
+    assert any("return_gap_mean" in row["readings"] for row in rows)
+    assert (tmp_path / "readings.png").is_file() and (tmp_path / "compression.png").is_file()
 
 
 @pytest.mark.slow
-def test_a_short_profile_says_whether_compression_can_pay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pushes_with_few_bits_are_evaluated_and_reported(tmp_path, capsys):
+    trained(tmp_path, 700, "--bits", "2", every=350)
+    assert "compressed: return" in capsys.readouterr().out
+    assert all(len(row["compressed"]["returns"]) == 2 for row in rows_of(tmp_path, "evaluation"))
+    assert (tmp_path / "compressed.safetensors").is_file()
+    # Gone on with in full precision, nothing older lies beside the new policy.
+    more = ["--steps", "800", "--bits", "32", "--evaluate-every", "0", "--no-progress"]
+    assert main(["actors", "--resume", "--out", str(tmp_path), *more]) == 0
+    assert not list(tmp_path.glob("compressed.*"))
+
+
+@pytest.mark.slow
+def test_a_short_profile_says_whether_compression_can_pay(tmp_path, capsys):
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, "--compress", "quantize: int8", "--profile-only", "6000"]
+    arguments = ["actors", *SMALL, "--compress", "quantize: int8", "--profile-only", "4000"]
     assert main([*arguments, "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "step: network" in said and "deserialize" in said
-    assert "With quantize: int8 an actor's step takes" in said
-    assert "The compressor takes" in said and "the learner alone could make" in said
-    assert "Acted compressed: " in said and "pushes old (median)." in said
+    for words in (
+        "step: network",
+        "deserialize",
+        "With quantize: int8 an actor's step takes",
+        "The compressor takes",
+        "the learner alone could make",
+        "Acted compressed: ",
+        "pushes old (median).",
+    ):
+        assert words in said
     found = json.loads((out / "profile.json").read_text())
     assert set(found["breakdowns"]) == {"openvino", "compressed"}
     assert (out / "profile.png").is_file()
+    assert main(["actors", *SMALL, "--profile-only", "1", "--out", str(tmp_path / "short")]) == 0
+    assert "1000 or more are reliable" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_profile_says_when_every_update_would_wait_for_the_student(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chain = [
-        "--compress",
-        "[{prune: 0.5}, {distill: {steps: 150}}, {compile: openvino}]",
-        "--lag",
-        "1",
-    ]
-    arguments = ["actors", *SMALL, *chain, "--profile-only", "200", "--no-progress"]
-    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().out
-    assert "with --lag 1 every update waits for that" in said
-    assert "more than learning and acting together: leave out --lag" in said
-
-
-@pytest.mark.slow
-def test_the_pull_study_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "study"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "600", "--evaluate-every", "0"]
+def test_the_pull_study_is_one_command(tmp_path, capsys):
+    arguments = ["actors", *SMALL, *FEW, "--steps", "600", "--evaluate-every", "0", "--seed", "4"]
     study = ["--pull-study", "10", "200", "--study-seeds", "1"]
-    assert main([*arguments, *study, "--seed", "4", "--out", str(out)]) == 0
-    found = json.loads((out / "pull_study.json").read_text())
+    assert main([*arguments, *study, "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "pull_study.json").read_text())
     assert [row["pull period"] for row in found["table"]] == [10, 200]
     assert found["seeds"] == [4]
     assert found["table"][0]["mean lag"] < found["table"][1]["mean lag"]
-    assert (out / "pull_study.png").is_file()
+    assert (tmp_path / "pull_study.png").is_file()
     assert "--pull-period" in capsys.readouterr().out
     # Runs that are there are kept.
-    before = (out / "pull-10" / "seed-4" / "policy.json").stat().st_mtime_ns
-    assert main(["actors", "--resume", "--out", str(out)]) == 0
-    assert (out / "pull-10" / "seed-4" / "policy.json").stat().st_mtime_ns == before
+    policy = tmp_path / "pull-10" / "seed-4" / "policy.json"
+    before = policy.stat().st_mtime_ns
+    assert main(["actors", "--resume", "--out", str(tmp_path)]) == 0
+    assert policy.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_training_too_short_for_an_update_recommends_nothing_but_more_steps(tmp_path, capsys):
+    assert trained(tmp_path, 60, "--algorithm", "dqn", "--actors", "1")["updates"] == 0
+    said = capsys.readouterr().out
+    assert "it was not measured" in said
+    following = f"next:   vinoreward actors --resume --out {tmp_path} --steps 600"
+    assert said.splitlines()[-1] == following
 
 
 # Other suites
 
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("shimmy") is None, reason="needs shimmy")
-def test_a_task_of_dm_control(tmp_path: Path) -> None:
-    arguments = ["actors", "--task", "cartpole-balance", "--algorithm", "d4pg", "--network", "2x16",
-                 "--learner", "learning_starts", "100", "batch_size", "16",
-                 "--env-kwargs", "max_steps", "50",
-                 "--compress", "quantize: int8", "--steps", "300", "--evaluate-every", "0",
-                 "--samples-per-insert", "2", "--no-progress", "--out", str(tmp_path / "run"),
-                 *FEW]  # fmt: skip
-    assert main(arguments) == 0
-    final = rows_of(tmp_path / "run", "final")[0]
-    assert final["compressed"] is not None and final["full"]["mean_length"] == 50
+INT8 = "--compress", "quantize: int8"
+LEARNS = "--learner", "learning_starts", "50", "batch_size", "16"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs ale_py")
-def test_a_game_of_atari(tmp_path: Path) -> None:
-    arguments = ["actors", "--task", "pong", "--network", "net3", "--compress", "quantize: int8",
-                 "--env-kwargs", "max_steps", "60", "clip_reward", "true", "--steps", "200",
-                 "--evaluate-every", "0", "--no-progress", "--out", str(tmp_path / "run"),
-                 *FEW]  # fmt: skip
-    assert main(arguments) == 0
-    final = rows_of(tmp_path / "run", "final")[0]
-    assert final["compressed"] is not None and final["full"]["mean_length"] == 60
+@pytest.mark.parametrize(
+    ("needs", "options", "length"),
+    [
+        (
+            "shimmy",
+            "--task cartpole-balance --algorithm d4pg --network 2x16 --steps 300 "
+            "--env-kwargs max_steps 50 --samples-per-insert 2",
+            50,
+        ),
+        (
+            "ale_py",
+            "--task pong --network net3 --steps 200 --env-kwargs max_steps 60 clip_reward true",
+            60,
+        ),
+    ],
+)
+def test_a_task_of_another_suite(tmp_path, needs, options, length):
+    pytest.importorskip(needs)
+    more = LEARNS if "d4pg" in options else ()
+    trained(tmp_path, 300, *options.split(), *more, *INT8)
+    final = rows_of(tmp_path, "final")[0]
+    assert final["compressed"] is not None and final["full"]["mean_length"] == length
 
 
 @pytest.mark.slow
-def test_claimed_success_stands_beside_true_success(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_claimed_success_stands_beside_true_success(tmp_path, capsys):
     pytest.importorskip("warp")
-    out = tmp_path / "run"
-    arguments = ["actors", "--task", "PandaHover-v0", "--algorithm", "sac", "--network", "2x16",
-                 "--learner", "learning_starts", "50", "batch_size", "16", "--trajectory", "10",
-                 "--actors", "1", "--steps", "60", "--evaluate-every", "0", "--no-progress", *FEW,
-                 "--out", str(out)]  # fmt: skip
-    assert main(arguments) == 0
+    task = ["--task", "PandaHover-v0", "--algorithm", "sac", "--network", "2x16", *LEARNS]
+    trained(tmp_path, 60, *task, "--trajectory", "10", "--actors", "1")
     said = capsys.readouterr().out
     assert "claimed success: " in said and "true success: " in said
-    assert "Claimed and true success" in (out / "report.html").read_text()
-    trained = [row for row in rows_of(out, "train") if row["true"] is not None]
-    assert trained and all(row["claimed"] is not None for row in trained)
-
-
-@pytest.mark.slow
-def test_a_training_too_short_for_an_update_recommends_nothing_but_more_steps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert trained(tmp_path, 60, "--algorithm", "dqn", "--actors", "1")["updates"] == 0
-    said = capsys.readouterr().out
-    assert "it was not measured" in said
-    assert (
-        said.splitlines()[-1] == f"next:   vinoreward actors --resume --out {tmp_path} --steps 600"
-    )
+    assert "Claimed and true success" in (tmp_path / "report.html").read_text()
+    rows = [row for row in rows_of(tmp_path, "train") if row["true"] is not None]
+    assert rows and all(row["claimed"] is not None for row in rows)
+    assert summary_of(tmp_path)["steps"] >= 60

@@ -1,30 +1,38 @@
-"""Settings of vinoreward actors: where they come from, and what is made of them."""
-
-from __future__ import annotations
-
-import dataclasses
-from pathlib import Path
-from typing import Any
+"""Settings of vinoreward actors, and the lists of stages, correctors and monitors in them."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.command.build import SB3, build, evaluation_options, settings_of
+from vinoreward_actors.command.build import build, evaluation_options, settings_of
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.command.settings import SETTINGS, command, presets
-from vinoreward_actors.command.stages import chain_of, monitor_of
+from vinoreward_actors.command.stages import chain_of, correctors_of, monitor_of
+from vinoreward_actors.compression import Compile, Distill, Prune, Quantize
 from vinoreward_actors.tasks.networks import network
 
 
-def test_every_preset_is_settled_and_fits_its_task() -> None:
+def student(name):
+    return network("pong", name)
+
+
+def made(text, backend="openvino"):
+    found = chain_of(text, backend, student)
+    assert found is not None
+    return found
+
+
+# Settings
+
+
+def test_every_preset_is_settled_and_fits_its_task():
     found = presets()
-    assert {"actorq/cartpole-int8", "actorq/humanoid-walk-int8", "accerl/pong-alpha",
-            "accerl/seaquest-int8", "hover/fixed-int8"} <= set(found)  # fmt: skip
-    for name in found:
-        config = SETTINGS.of(preset=name)
+    assert {"actorq/cartpole-int8", "accerl/pong-alpha", "hover/fixed-int8"} <= set(found)
+    for name, told in found.items():
+        config = SETTINGS.of(**told)
         spec = network(config.task, config.network, config.algorithm)
-        learner, _ = settings_of(config)
-        assert learner.__name__.lower() == config.algorithm
+        assert settings_of(config)[0].__name__.lower() == config.algorithm
         chain = chain_of(
             config.compress,
             config.backend,
@@ -34,118 +42,195 @@ def test_every_preset_is_settled_and_fits_its_task() -> None:
         assert (chain is None) == ("int8" not in name and config.compress == "none")
 
 
-def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
+def test_what_is_given_wins_over_file_and_preset(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("steps: 777\nactors: 3\nlearner: {gamma: 0.9}\n")
     found = SETTINGS.of(preset="actorq/cartpole-int8", config=file, actors=1)
-    assert (found.steps, found.actors, found.compress) == (
-        777, 1, "[{quantize: int8}, {compile: openvino}]",
-    )  # fmt: skip
-    assert found.learner["gamma"] == 0.9
-    assert found.learner["learning_rate"] == 0.00015
+    assert (found.steps, found.actors) == (777, 1)
+    assert found.compress == "[{quantize: int8}, {compile: openvino}]"
+    assert (found.learner["gamma"], found.learner["learning_rate"]) == (0.9, 0.00015)
+    words = command(SETTINGS.of(preset="actorq/cartpole-int8", actors=2))
+    assert words == "vinoreward actors --preset actorq/cartpole-int8 --actors 2"
+    assert "--compress none" in command(found, compress="none")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"preset": "actorq/nothing"}, "no preset"),
-        ({"steps": 0}, "steps=0"),
-        ({"final_episodes": 1}, "final_episodes"),
-        ({"pull_study": (10, 10)}, "different periods"),
-        ({"pull_study": (10,), "profile_only": 5}, "one of them"),
-        ({"profile_only": 0}, "profile_only"),
-        ({"pull_study": (10,), "lag": 1}, "whatever the period"),
-        ({"algorithm": "sb3-sac", "samples_per_insert": 2.0}, "gradient_steps"),
-        ({"samples_per_insert": 0.0}, "samples_per_insert"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match="Expected") as error:
-        SETTINGS.of(**options)
-    assert said in str(error.value)
+def test_settings_of_stable_baselines3_reach_the_model():
+    learner = {
+        "gamma": 0.9,
+        "batch_size": 8,
+        "ent_coef": 0.1,
+        "target_entropy": "auto",
+        "gradient_steps": -1,
+    }
+    config = ActorsConfig(task="Pendulum-v1", algorithm="sb3-sac", network="1x8", learner=learner)
+    parts = build(config)
+    model = parts.learner.model
+    assert (model.gamma, model.batch_size, model.ent_coef) == (0.9, 8, 0.1)
+    parts.close()
 
 
-@pytest.mark.parametrize(
-    "text", ["steps: many\n", "unknown: 1\n", "learner: 3\n", "actors: true\n"]
-)
-def test_a_file_that_cannot_be_is_refused(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="Expected"):
-        SETTINGS.of(config=file)
+def test_evaluations_play_the_game_itself():
+    given = {"clip_reward": True, "terminal_on_life_loss": True, "frame_skip": 3}
+    assert evaluation_options(ActorsConfig(env_kwargs=given)) == {"frame_skip": 3}
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"algorithm": "ppo"}, "algorithm"),
-        ({"algorithm": "dqn", "task": "Pendulum-v1"}, "dqn"),
-        ({"network": "resnet"}, "resnet"),
-        ({"engine": "spark"}, "engine"),
-        ({"backend": "tensorrt"}, "backend"),
-        ({"task": "NoSuch-v0"}, "NoSuch-v0"),
-        ({"learner": {"gama": 0.9}}, "gama"),
-        ({"learner": {"gamma": "high"}}, "gamma"),
-        ({"learner": {"correctors": "vtrace"}}, "--correctors"),
-        ({"learner": {"gamma": 2.0}}, "gamma"),
-        ({"correctors": "retrace"}, "Retrace"),
-        ({"algorithm": "sb3-dqn", "correctors": "vtrace"}, "Stable-Baselines3"),
-        ({"algorithm": "sb3-sac"}, "sb3-sac"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
-    config = ActorsConfig(**{"task": "CartPole-v0", "network": "1x8", **options})
-    with pytest.raises(ConfigError) as error:
-        build(config)
-    assert said in str(error.value)
+# Compressions
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="prunedistlw48 0.5[]{}:,'", max_size=24))
+def test_any_compression_is_made_or_refused_in_a_sentence(text):
+    try:
+        chain_of(text, "openvino", student)
+    except ConfigError as error:
+        assert "Expected" in str(error)
+
+
+def test_a_compression_is_the_chain_that_it_says():
+    stages = "{prune: 0.5}, {distill: {steps: 20}}, {quantize: {precision: int8, margin: 1.5}}"
+    chain = made(f"[{stages}, {{compile: openvino}}]", "numpy")
+    assert [type(stage) for stage in chain.stages] == [Prune, Distill, Quantize, Compile]
+    assert chain.parameters() == {"bits": 8.0, "sparsity": 0.5}
+    taught = made("[{distill: net3}, {quantize: int8}]").stages[0]
+    assert isinstance(taught, Distill) and taught.student == network("pong", "net3")
+    # Without a stage for it full precision's backend is taken, but for PyTorch's.
+    for backend, taken in (("numpy", "numpy"), ("torch", "openvino")):
+        last = made("quantize: int8", backend).stages[-1]
+        assert isinstance(last, Compile) and last.backend == taken
+
+
+def test_nothing_may_be_compressed():
+    for text in ("none", "", "off", " None ", "[]"):
+        assert chain_of(text, "openvino", student) is None
+    assert monitor_of("default", "logits", None, 10) is None
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("steps: [", "lines such as `steps: 8000`"),
-        ("- 1\n", "lines such as `steps: 8000`"),
-        ("evaluate-every: 5\n", "key evaluate-every. Expected evaluate_every in place of eval"),
-        ("compres: int8\n", "Expected compress in place of compres; correct"),
-        ("compres: a\nwww: 1\n", "Expected compress in place of compres; some of out, "),
+        ("prune: 0.5", "not followed by Distill"),
+        ("[{prune: 1.5}, distill]", "sparsity is 1.5"),
+        ("[prune, distill]", "prune with no sparsity"),
+        ("[{prune: half}, distill]", "prune with sparsity='half'. Expected a finite number"),
+        ("int9", "'int9'"),
+        ("quantize: int9", "precision 'int9'"),
+        ("compile: tensorrt", "compile with backend='tensorrt'. Expected one of openvino,"),
+        ("compile", "compile with backend=None. Expected one of openvino,"),
+        ("quantize: {colour: red}", "colour='red'. Expected settings of: precision"),
+        ("distill: net9", "net9"),
+        ("distill: {steps: 1.5}", "distill with steps=1.5. Expected a whole number"),
+        ("distill: {steps: true}", "distill with steps=True. Expected a whole number"),
+        ("fuse: 3", "fuse with value=3. Expected settings of: none"),
+        ("low-rank: 2.5", "rank=2.5. Expected a whole number"),
+        ("[{prune: 0.5, distill: 3}]", "Expected a name, or one name with"),
+        ("[[distill]]", "Expected a name, or one name with"),
+        ("{prune", "which is no YAML"),
+        ("prune 0.5 | distill", "Expected some of prune, distill, low-rank, fuse, quantize"),
     ],
 )
-def test_a_files_error_names_what_this_command_takes(tmp_path: Path, text: str, said: str) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        SETTINGS.of(config=file)
-    assert said in str(error.value) and "timesteps" not in str(error.value)
+def test_a_compression_that_cannot_be_is_refused(text, said):
+    with pytest.raises(ConfigError, match="Expected") as error:
+        chain_of(text, "openvino", student)
+    assert said in str(error.value)
+
+
+def test_correctors_are_named():
+    found = correctors_of("[{vtrace: {rho: 2, c: 1}}, {importance: {mix: ess}}]")
+    assert found is not None
+    assert [type(one).__name__ for one in found] == ["VTrace", "ImportanceSampling"]
+    assert correctors_of(None) is None
+    for text in (
+        "vtrac",
+        "none",
+        "vtrace: {rho: 0}",
+        "vtrace: {c: x}",
+        "uncorrected: {steps: 1.5}",
+    ):
+        with pytest.raises(ConfigError, match=r"[Ee]xpected"):
+            correctors_of(text)
+
+
+# Monitors
 
 
 @pytest.mark.parametrize(
-    ("task", "algorithm"),
-    [("CartPole-v0", "impala"), ("CartPole-v0", "dqn"), ("Pendulum-v1", "d4pg"),
-     ("Pendulum-v1", "sac"), ("Pendulum-v1", "sb3-td3"), ("CartPole-v0", "sb3-dqn")],
-)  # fmt: skip
-def test_every_algorithm_is_made_by_its_name(task: str, algorithm: str) -> None:
-    parts = build(
-        ActorsConfig(task=task, algorithm=algorithm, network="2x16", compress="quantize: int8")
-    )
-    assert parts.learner.spec.actions == (2 if task == "CartPole-v0" else 1)
-    assert parts.chain is not None and parts.monitor is not None
-    parts.close()
-    assert algorithm in SB3 or settings_of(ActorsConfig(algorithm=algorithm))[1].seed == 0
+    "text",
+    [
+        "default",
+        "watch",
+        "kl: {threshold: 5, good: 1}",
+        "sparsity: {bad: 0.5, good: 0.2}",
+        "alpha: {low: 0.02, high: 0.3}",
+        "[{kl: 14}, staged]",
+    ],
+)
+def test_monitors_begin_with_the_chains_own_settings(text):
+    chain = made("[{prune: 0.25}, distill, {quantize: w5}]")
+    monitor = monitor_of(text, "logits", chain, 33)
+    found = monitor.setting
+    assert (found.bits, found.sparsity, found.pull_period) == (5, 0.25, 33)
 
 
-def test_a_command_says_what_differs_from_its_preset() -> None:
-    config = SETTINGS.of(preset="actorq/cartpole-int8", actors=2)
-    words = command(config)
-    assert words == "vinoreward actors --preset actorq/cartpole-int8 --actors 2"
-    assert "--compress none" in command(config, compress="none")
+def test_pushes_with_few_bits_are_watched_without_a_chain():
+    monitor = monitor_of("default", "logits", None, 10, 4)
+    assert monitor.setting.bits == 4
+    assert monitor_of("off", "logits", None, 10, 4) is None
+    for text in ("alpha: {low: 0.05, high: 0.3}", "sparsity"):
+        with pytest.raises(ConfigError, match="Expected"):
+            monitor_of(text, "logits", None, 10, 4)
 
 
-def test_evaluations_play_the_game_itself() -> None:
-    given = {"clip_reward": True, "terminal_on_life_loss": True, "frame_skip": 3}
-    assert evaluation_options(ActorsConfig(env_kwargs=given)) == {"frame_skip": 3}
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("dfault", "dfault"),
+        ("[default, false]", "False"),
+        ("['off', 'off']", "'off'"),
+        ("default: {x: 1}", "x=1"),
+        ("kl: {threshold: 14, good: 20}", "bad above good"),
+        ("kl: -1", "bad above good"),
+        ("kl: {patience: 1.5}", "a whole number"),
+        ("kl: {limits: 3}", "limits=3"),
+        ("alpha: {low: 0.1}", "no high"),
+        ("alpha: {low: 0.3, high: 0.2}", ""),
+        ("staged: {exploration: x}", "exploration='x'"),
+    ],
+)
+def test_a_monitor_that_cannot_be_is_refused(text, said):
+    with pytest.raises(ConfigError, match="Expected") as error:
+        monitor_of(text, "logits", made("[{prune: 0.5}, distill, {quantize: int8}]"), 10)
+    assert said in str(error.value)
 
 
-def test_settings_are_all_recorded() -> None:
-    assert {field.name for field in dataclasses.fields(ActorsConfig)} >= {
-        "task", "algorithm", "network", "compress", "correctors", "monitor", "engine", "target",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "chain", "head"),
+    [
+        ("kl: 14", "distill: net3", "logits"),
+        ("sparsity", "quantize: int8", "logits"),
+        ("alpha: {low: 0.1, high: 0.2}", "quantize: int8", "q"),
+    ],
+)
+def test_a_monitor_that_could_do_nothing_is_refused(text, chain, head):
+    with pytest.raises(ConfigError, match="Expected"):
+        monitor_of(text, head, made(chain), 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        # Half precision would act more slowly than the learner's own weights.
+        ("quantize: int8", {"enabled": False}),
+        ("distill: net3", {"enabled": False}),
+        ("[{prune: 0.5}, distill, {compile: openvino}]", {"enabled": False}),
+        # A smaller network is faster without its quantization, too.
+        ("[{prune: 0.5}, distill, {quantize: int8}]", {"bits": None}),
+        ("[{distill: net3}, {quantize: int8}]", {"bits": None}),
+    ],
+)
+def test_the_default_monitor_turns_to_nothing_slower_than_no_compression(text, first):
+    monitor = monitor_of("default", "logits", made(text), 10)
+    assert monitor._strategy is not None
+    found = begun = monitor.setting
+    while found == begun:
+        found = monitor._strategy.decide({"compression_kl_mu_pi_max": 100.0}, found)
+    assert found == begun.changed(first)

@@ -1,9 +1,7 @@
 """The correctors as plugs: one contract for all of them, and their composition."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +9,9 @@ from correction_batches import Broken, Multiplying, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward.errors import ConfigError, OutputError
 from vinoreward_actors.correction import (
     Correction,
-    Corrector,
     ImportanceSampling,
     NoCorrection,
     OffPolicyBatch,
@@ -47,21 +44,15 @@ CHAINS = [
 @pytest.mark.parametrize(("chain", "q"), CHAINS, ids=str)
 class TestEveryCorrection:
     def test_answers_are_new_arrays_of_the_batchs_shape_and_precision(self, chain, q):
-        for dtype in (np.float32, np.float64):
-            batch = make_batch(q=q, dtype=dtype)
-            corrected = Correction(chain)(batch)
+        rounded, precise = (
+            Correction(chain)(make_batch(q=q, dtype=dtype)) for dtype in (np.float32, np.float64)
+        )
+        for corrected, dtype in ((rounded, np.float32), (precise, np.float64)):
             for array in (corrected.targets, corrected.advantages, corrected.weights):
-                assert array.shape == (5, 4)
-                assert array.dtype == dtype
+                assert array.shape == (5, 4) and array.dtype == dtype
                 assert array.flags.owndata and array.flags.writeable
-                for given_array in vars(batch).values():
-                    assert not np.shares_memory(array, given_array)
             assert type(corrected.ess) is float and 0 < corrected.ess <= 1
             assert type(corrected.clipped) is float and 0 <= corrected.clipped <= 1
-
-    def test_float32_loses_nothing_but_rounding(self, chain, q):
-        precise = Correction(chain)(make_batch(q=q))
-        rounded = Correction(chain)(make_batch(q=q, dtype=np.float32))
         np.testing.assert_allclose(rounded.targets, precise.targets, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(rounded.advantages, precise.advantages, rtol=1e-5, atol=1e-5)
 
@@ -126,19 +117,6 @@ class TestEveryCorrection:
             Correction(chain)(batch).targets,
         )
 
-    def test_the_order_of_the_correctors_does_not_matter(self, chain, q):
-        batch = make_batch(4, q=q)
-        forwards, backwards = Correction(chain), Correction(chain[::-1])
-        assert repr(forwards) == repr(backwards)
-        np.testing.assert_array_equal(forwards(batch).advantages, backwards(batch).advantages)
-
-    def test_correctors_are_values(self, chain, q):
-        for corrector in chain:
-            assert corrector == replace(corrector)
-            assert len({corrector, replace(corrector)}) == 1
-            with pytest.raises(FrozenInstanceError):
-                corrector.rho = 3.0
-
     def test_impossible_actions_of_the_target_policy_have_a_ratio_of_zero(self, chain, q):
         never = np.full((5, 4), -np.inf)
         corrected = Correction(chain)(make_batch(5, q=q, log_pi=never))
@@ -155,10 +133,11 @@ def test_vtrace_and_importance_sampling_apply_the_weight_once():
     alone = Correction([VTrace(rho=1.0)])(batch)
     together = Correction([VTrace(rho=1.0), ImportanceSampling(rho=1.0)])(batch)
     np.testing.assert_allclose(together.weights, np.minimum(1.0, ratios))
-    np.testing.assert_array_equal(together.weights, alone.weights)
-    np.testing.assert_array_equal(together.advantages, alone.advantages)
-    np.testing.assert_array_equal(together.targets, alone.targets)
+    for name in ("weights", "advantages", "targets"):
+        np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
     assert together.clipped == alone.clipped == np.mean(ratios > 1.0)
+    on_policy = Correction([VTrace()])(replace(batch, log_mu=batch.log_pi))
+    assert (on_policy.ess, on_policy.clipped) == (1.0, 0.0)
 
 
 def test_the_policy_gradients_corrector_replaces_vtraces_weight():
@@ -170,20 +149,6 @@ def test_the_policy_gradients_corrector_replaces_vtraces_weight():
     np.testing.assert_allclose(both.weights, np.minimum(2.0, ratios))
     np.testing.assert_allclose(both.advantages, both.weights * unweighted.advantages)
     np.testing.assert_array_equal(both.targets, unweighted.targets)
-
-
-def test_weights_are_one_without_a_corrector_of_the_policy_gradient():
-    for chain, q in CHAINS:
-        if len(chain) == 1 and not isinstance(chain[0], VTrace):
-            assert (Correction(chain)(make_batch(q=q)).weights == 1.0).all()
-
-
-def test_on_policy_data_are_all_effective_and_unclipped():
-    batch = make_batch()
-    corrected = Correction([VTrace()])(replace(batch, log_mu=batch.log_pi))
-    assert corrected.ess == 1.0
-    assert corrected.clipped == 0.0
-    np.testing.assert_array_equal(corrected.weights, 1.0)
 
 
 def test_clipped_is_the_share_of_truncated_ratios():
@@ -215,22 +180,13 @@ def test_a_users_corrector_that_multiplies_does_not_apply_the_ratio_twice():
 
 
 def test_a_users_target_starts_from_the_one_step_estimate():
-    seen = []
-
-    class Watching(Corrector):
-        role = "target"
-
-        def correct(self, batch, estimate):
-            seen.append(estimate)
-            return estimate
-
     batch = make_batch()
-    corrected = Correction([Watching()])(batch)
+    corrected = Correction([Broken("target")])(batch)  # changes nothing
     one_step = batch.rewards + 0.9 * np.where(batch.terminated, 0.0, batch.next_values)
     np.testing.assert_allclose(corrected.targets, one_step)
     np.testing.assert_allclose(corrected.advantages, one_step - batch.values)
-    np.testing.assert_array_equal(seen[0].weights, 1.0)
-    assert not seen[0].clipped.any()
+    np.testing.assert_array_equal(corrected.weights, 1.0)
+    assert corrected.clipped == 0.0
 
 
 @pytest.mark.parametrize(
@@ -260,9 +216,3 @@ def test_overflowing_products_are_an_error_with_the_remedy():
     with pytest.raises(OutputError, match=r"truncate them \(rho, c\)"):
         Correction([VTrace(rho=math.inf, c=math.inf)])(batch)
     assert np.isfinite(Correction([VTrace()])(batch).targets).all()
-
-
-@pytest.mark.parametrize("name", ["rewards", "values", "next_values"])
-def test_an_array_that_is_missing_is_named(name):
-    with pytest.raises(InputError, match=name):
-        replace(make_batch(), **{name: None})

@@ -1,23 +1,15 @@
 """The correctors give the numbers that a published reference library's tests expect.
 
 All inputs and expected values are those of rlax (google-deepmind/rlax, Apache-2.0):
-``rlax/_src/vtrace_test.py``, ``value_learning_test.py`` and ``multistep_test.py``. There the arrays
-are batch-major; here they are transposed. rlax's temporal-difference errors are targets minus
-values, and its discounts of 0 are terminations.
+``rlax/_src/vtrace_test.py`` and ``value_learning_test.py``. There the arrays are batch-major; here
+they are transposed. rlax's temporal-difference errors are targets minus values, and its discounts
+of 0 are terminations.
 """
-
-from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from vinoreward_actors.correction.returns import (
-    lambda_returns,
-    munos_returns,
-    n_step_returns,
-    retrace_coefficients,
-    vtrace,
-)
+from vinoreward_actors.correction.returns import munos_returns, retrace_coefficients, vtrace
 
 REWARDS = np.array([[-1.3, -1.3, 2.3, 42.0], [1.3, 5.3, -3.3, -5.0]]).T
 DISCOUNTS = np.array([[0.0, 0.89, 0.85, 0.99], [0.88, 1.0, 0.83, 0.95]]).T
@@ -156,12 +148,7 @@ def test_retrace_as_in_rlax_retrace_test():
     np.testing.assert_allclose(0.5 * np.square(td), expected_loss.T, rtol=1e-5)
 
 
-Q_NEXT = np.array(
-    [
-        [[1.2, 2.2], [-1.2, 0.2], [2.2, -1.2]],
-        [[4.2, 2.2], [1.2, 1.2], [-1.2, -2.2]],
-    ]
-)
+Q_NEXT = np.array([[[1.2, 2.2], [-1.2, 0.2], [2.2, -1.2]], [[4.2, 2.2], [1.2, 1.2], [-1.2, -2.2]]])
 Q_NOW = np.array([[1.1, 1.1, 3.1], [3.1, -1.1, -2.1]]).T
 
 
@@ -188,52 +175,3 @@ def test_munos_form_as_in_rlax_q_lambda_and_sarsa_lambda_tests(next_values, expe
         ends=no_ends(next_values),
     )
     np.testing.assert_allclose(returns - Q_NOW, np.array(expected).T, rtol=1e-5)
-
-
-M_REWARDS = np.array([[1.0, 0.0, -1.0, 0.0, 1.0], [0.5, 0.8, -0.7, 0.0, 2.1]]).T
-M_DISCOUNTS = np.array([[0.5, 0.9, 1.0, 0.5, 0.8], [0.9, 0.5, 0.3, 0.8, 0.7]]).T
-M_VALUES = np.array([[3.0, 1.0, 5.0, -5.0, 3.0], [-1.7, 1.2, 2.3, 2.2, 2.7]]).T
-DISCOUNTED = [[1.315, 0.63, 0.7, 1.7, 3.4], [1.33592, 0.9288, 0.2576, 3.192, 3.99]]
-
-
-@pytest.mark.parametrize(
-    ("lam", "expected"),
-    [
-        (
-            0.75,
-            [
-                [1.6460547, 0.72281253, 0.7375001, 0.6500001, 3.4],
-                [0.7866317, 0.9913063, 0.1101501, 2.834, 3.99],
-            ],
-        ),
-        (1.0, DISCOUNTED),
-    ],
-)
-def test_lambda_returns_as_in_rlax_multistep_test(lam, expected):
-    returns = lambda_returns(
-        rewards=M_REWARDS,
-        discounts=M_DISCOUNTS,
-        next_values=M_VALUES,
-        ends=no_ends(M_REWARDS),
-        lam=lam,
-    )
-    np.testing.assert_allclose(returns, np.array(expected).T, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        (3, [[2.8, -3.15, 0.7, 1.7, 3.4], [1.2155, 0.714, 0.2576, 3.192, 3.99]]),
-        (5, DISCOUNTED),
-        (7, DISCOUNTED),
-    ],
-)
-def test_n_step_returns_as_in_rlax_multistep_test(steps, expected):
-    returns = n_step_returns(
-        rewards=M_REWARDS,
-        discounts=M_DISCOUNTS,
-        next_values=M_VALUES,
-        ends=no_ends(M_REWARDS),
-        steps=steps,
-    )
-    np.testing.assert_allclose(returns, np.array(expected).T, rtol=1e-5)

@@ -1,11 +1,8 @@
 """Each backward recursion equals the sum that defines it, written out with plain loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +22,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 class Data:
     """Random ``(T, B)`` arrays with terminations and truncations anywhere."""
 
-    def __init__(self, seed: int, steps: int, batch: int, gamma: float) -> None:
+    def __init__(self, seed, steps, batch, gamma):
         random = np.random.default_rng(seed)
         shape = (steps, batch)
         self.shape = shape
@@ -56,16 +53,17 @@ shares = st.floats(0.0, 1.0)
 limits = st.one_of(st.floats(0.1, 3.0), st.just(math.inf))
 
 
+def given_to_all(d):
+    return {
+        "rewards": d.rewards,
+        "discounts": d.discounts,
+        "next_values": d.next_values,
+        "ends": d.ends,
+    }
+
+
 def vtrace_of(d, log_rhos, **settings):
-    return vtrace(
-        log_rhos=log_rhos,
-        discounts=d.discounts,
-        rewards=d.rewards,
-        values=d.values,
-        next_values=d.next_values,
-        ends=d.ends,
-        **settings,
-    )
+    return vtrace(log_rhos=log_rhos, values=d.values, **given_to_all(d), **settings)
 
 
 @settings(max_examples=200, deadline=None)
@@ -114,14 +112,7 @@ def test_munos_returns_are_the_sum_of_traced_temporal_differences(d, kind, lam, 
         "importance": lambda t, b: min(limit, math.exp(d.log_rhos[t, b])),
         "q lambda": lambda t, b: lam,
     }[kind]
-    returns = munos_returns(
-        rewards=d.rewards,
-        discounts=d.discounts,
-        q_values=d.q_values,
-        next_values=d.next_values,
-        coefficients=coefficients,
-        ends=d.ends,
-    )
+    returns = munos_returns(q_values=d.q_values, coefficients=coefficients, **given_to_all(d))
     for t, b in d.cells():
         total, product = d.q_values[t, b], 1.0
         for k in range(t, d.shape[0]):
@@ -149,13 +140,7 @@ def naive_n_step(d, t, b, steps):
 @settings(max_examples=200, deadline=None)
 @given(d=data, steps=st.integers(1, 9))
 def test_n_step_returns_are_discounted_rewards_and_one_bootstrap(d, steps):
-    returns = n_step_returns(
-        rewards=d.rewards,
-        discounts=d.discounts,
-        next_values=d.next_values,
-        ends=d.ends,
-        steps=steps,
-    )
+    returns = n_step_returns(**given_to_all(d), steps=steps)
     for t, b in d.cells():
         np.testing.assert_allclose(returns[t, b], naive_n_step(d, t, b, steps)[0], **CLOSE)
 
@@ -163,9 +148,7 @@ def test_n_step_returns_are_discounted_rewards_and_one_bootstrap(d, steps):
 @settings(max_examples=200, deadline=None)
 @given(d=data, lam=shares)
 def test_lambda_returns_are_the_weighted_mean_of_n_step_returns(d, lam):
-    returns = lambda_returns(
-        rewards=d.rewards, discounts=d.discounts, next_values=d.next_values, ends=d.ends, lam=lam
-    )
+    returns = lambda_returns(**given_to_all(d), lam=lam)
     for t, b in d.cells():
         longest = naive_n_step(d, t, b, d.shape[0])[1]
         total = lam ** (longest - 1) * naive_n_step(d, t, b, longest)[0]
@@ -178,79 +161,15 @@ def test_lambda_returns_are_the_weighted_mean_of_n_step_returns(d, lam):
 @given(d=data, lam=shares, rho=st.floats(1.0, 5.0))
 def test_on_policy_vtrace_is_the_lambda_return(d, lam, rho):
     on_policy = vtrace_of(d, np.zeros(d.shape), rho=rho, lam=lam)
-    expected = lambda_returns(
-        rewards=d.rewards, discounts=d.discounts, next_values=d.next_values, ends=d.ends, lam=lam
-    )
+    expected = lambda_returns(**given_to_all(d), lam=lam)
     np.testing.assert_allclose(on_policy.targets, expected, **CLOSE)
     np.testing.assert_allclose(on_policy.advantages, expected - d.values, **CLOSE)
-
-
-@settings(max_examples=100, deadline=None)
-@given(d=data)
-def test_on_policy_vtrace_without_decay_is_the_n_step_return(d):
-    on_policy = vtrace_of(d, np.zeros(d.shape))
-    for t, b in d.cells():
-        longest = naive_n_step(d, t, b, d.shape[0])[0]
-        np.testing.assert_allclose(on_policy.targets[t, b], longest, **CLOSE)
-
-
-@settings(max_examples=100, deadline=None)
-@given(d=data, lam=shares, c=st.floats(0.1, 3.0))
-def test_equal_truncations_make_the_target_a_weighted_advantage(d, lam, c):
-    # What makes one advantage serve the value and the policy: v = V + min(rho, rho_t) advantage.
-    returns = vtrace_of(d, d.log_rhos, rho=c, c=c, lam=lam)
-    np.testing.assert_allclose(
-        returns.targets, d.values + returns.weights * returns.advantages, **CLOSE
-    )
 
 
 @settings(max_examples=100, deadline=None)
 @given(d=data, lam=shares)
 def test_on_policy_retrace_of_a_deterministic_policy_is_the_lambda_return(d, lam):
     # Then E_pi Q(s', .) is Q of the next action, which is ``values`` here.
-    on_policy = munos_returns(
-        rewards=d.rewards,
-        discounts=d.discounts,
-        q_values=d.values,
-        next_values=d.next_values,
-        coefficients=retrace_coefficients(np.zeros(d.shape), lam),
-        ends=d.ends,
-    )
-    expected = lambda_returns(
-        rewards=d.rewards, discounts=d.discounts, next_values=d.next_values, ends=d.ends, lam=lam
-    )
-    np.testing.assert_allclose(on_policy, expected, **CLOSE)
-
-
-def test_a_worked_example_with_a_truncation_and_a_termination():
-    # By hand: gamma 0.5, ratios 2, 1/2, 1, 4; row 1 is truncated, row 3 terminates.
-    column = {
-        "log_rhos": np.log([[2.0], [0.5], [1.0], [4.0]]),
-        "discounts": np.array([[0.5], [0.5], [0.5], [0.0]]),
-        "rewards": np.array([[1.0], [2.0], [4.0], [8.0]]),
-        "values": np.array([[10.0], [20.0], [30.0], [40.0]]),
-        "next_values": np.array([[20.0], [6.0], [40.0], [0.0]]),
-        "ends": np.array([[False], [True], [False], [True]]),
-    }
-    # delta = 1*(1+10-10), .5*(2+3-20), 1*(4+20-30), 1*(8-40)
-    returns = vtrace(**column)
-    np.testing.assert_allclose(
-        returns.targets[:, 0], [10 + 1 + 0.5 * -7.5, 20 - 7.5, 30 - 6 + 0.5 * -32, 40 - 32]
-    )
-    np.testing.assert_allclose(returns.weights[:, 0], [1, 0.5, 1, 1])
-    np.testing.assert_allclose(
-        returns.advantages[:, 0],
-        [1 + 0.5 * 12.5 - 10, 2 + 0.5 * 6 - 20, 4 + 0.5 * 8 - 30, 8 - 40],
-    )
-    # With truncations of 3 and 2: delta = 2, -7.5, -6, 3*-32; traces 2, 1/2, 1, 2
-    returns = vtrace(**column, rho=3.0, c=2.0)
-    np.testing.assert_allclose(
-        returns.targets[:, 0], [10 + 2 + 0.5 * 2 * -7.5, 12.5, 30 - 6 + 0.5 * 1 * -96, 40 - 96]
-    )
-    np.testing.assert_allclose(returns.weights[:, 0], [2, 0.5, 1, 3])
-
-
-def test_an_n_step_return_needs_a_step():
-    one = np.zeros((1, 1))
-    with pytest.raises(ValueError, match="at least 1"):
-        n_step_returns(rewards=one, discounts=one, next_values=one, ends=one > 0, steps=0)
+    coefficients = retrace_coefficients(np.zeros(d.shape), lam)
+    on_policy = munos_returns(q_values=d.values, coefficients=coefficients, **given_to_all(d))
+    np.testing.assert_allclose(on_policy, lambda_returns(**given_to_all(d), lam=lam), **CLOSE)

@@ -6,8 +6,6 @@ its probability under the behaviour policy. So the expected target is exact, and
 states and are cut off by time limits; after either the next row starts an unrelated episode.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -24,7 +22,6 @@ from vinoreward_actors.correction import (
     TreeBackup,
     VTrace,
 )
-from vinoreward_actors.correction.returns import munos_returns, truncated_weights
 
 GAMMA = 0.8
 TERMINATES = 0.15
@@ -63,36 +60,33 @@ class Paths:
     """All ways of three steps from every state and first action."""
 
     def __init__(self):
-        step = []
+        ways = []
         for state, action in itertools.product(range(STATES), range(ACTIONS)):
-            ways = [(-1, "terminated", TERMINATES)]
+            ways.append((state, action, -1, "terminated", TERMINATES))
             for following in np.flatnonzero(MOVES[state, action]):
-                probability = (1 - TERMINATES) * MOVES[state, action, following]
-                ways.append((int(following), "", probability * (1 - TIME_LIMIT)))
-                ways.append((int(following), "truncated", probability * TIME_LIMIT))
-            step.extend((state, action, *way) for way in ways)
-        by_state = {state: [way for way in step if way[0] == state] for state in range(STATES)}
+                chance = (1 - TERMINATES) * MOVES[state, action, following]
+                ways.append((state, action, following, "", chance * (1 - TIME_LIMIT)))
+                ways.append((state, action, following, "truncated", chance * TIME_LIMIT))
 
-        paths = []
+        def follows(way, other):
+            return other[0] == (RESET if way[3] else way[2])
 
-        def walk(path, state, probability):
-            if len(path) == STEPS:
-                paths.append((path, probability))
-                return
-            for way in by_state[state]:
-                _, action, following, end, chance = way
-                onward = RESET if end else following
-                walk([*path, way], onward, probability * chance * MU[state, action])
+        paths = [
+            path
+            for path in itertools.product(ways, repeat=STEPS)
+            if all(follows(*pair) for pair in itertools.pairwise(path))
+        ]
 
-        for state in range(STATES):
-            walk([], state, 1.0)
-        table = [[path[t] for path, _ in paths] for t in range(STEPS)]
-        self.states = np.array([[way[0] for way in row] for row in table])
-        self.actions = np.array([[way[1] for way in row] for row in table])
-        self.following = np.array([[way[2] for way in row] for row in table])
-        self.terminated = np.array([[way[3] == "terminated" for way in row] for row in table])
-        self.truncated = np.array([[way[3] == "truncated" for way in row] for row in table])
-        self.probability = np.array([probability for _, probability in paths])
+        def table(of):
+            return np.array([[of(*path[t]) for path in paths] for t in range(STEPS)])
+
+        self.states = table(lambda state, *_: state)
+        self.actions = table(lambda _, action, *__: action)
+        self.following = table(lambda _, __, following, *___: following)
+        self.terminated = table(lambda _, __, ___, end, chance: end == "terminated")
+        self.truncated = table(lambda _, __, ___, end, chance: end == "truncated")
+        chances = table(lambda state, action, _, __, chance: chance * MU[state, action])
+        self.probability = chances.prod(axis=0)
 
     def batch(self, values, q=None):
         return OffPolicyBatch(
@@ -169,22 +163,6 @@ def test_corrected_returns_learn_the_target_policys_action_values(paths, correct
     np.testing.assert_allclose(learn_q(paths, corrector), q_of(PI), rtol=0, atol=1e-6)
 
 
-def test_importance_sampling_learns_the_target_policys_action_values(paths):
-    q = np.zeros((STATES, ACTIONS))
-    for _ in range(120):
-        batch = paths.batch((PI * q).sum(axis=1), q)
-        targets = munos_returns(
-            rewards=batch.rewards,
-            discounts=batch.discounts,
-            q_values=q[paths.states, paths.actions],
-            next_values=batch.successor_values,
-            coefficients=truncated_weights(batch.log_rhos, np.inf),
-            ends=batch.ends,
-        )
-        q = paths.mean_by_action(targets[0])
-    np.testing.assert_allclose(q, q_of(PI), rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("corrector", [NoCorrection(), NoCorrection(steps=2)], ids=str)
 def test_uncorrected_returns_learn_the_behaviour_policys_values(paths, corrector):
     learned = learn_v(paths, corrector)
@@ -197,24 +175,6 @@ def test_uncorrected_returns_of_several_steps_learn_other_action_values(paths):
     # One step is right without any correction: why DQN and SAC need none.
     one_step = learn_q(paths, NoCorrection(steps=1))
     np.testing.assert_allclose(one_step, q_of(PI), rtol=0, atol=1e-6)
-
-
-def test_the_known_answer_notices_a_truncation_taken_for_a_termination(paths):
-    batch = paths.batch(v_of(PI))
-    wrong = OffPolicyBatch(
-        log_pi=batch.log_pi,
-        log_mu=batch.log_mu,
-        rewards=batch.rewards,
-        terminated=batch.ends,
-        truncated=np.zeros_like(batch.truncated),
-        values=batch.values,
-        next_values=batch.next_values,
-        gamma=GAMMA,
-    )
-    correction = Correction([VTrace(rho=math.inf, c=math.inf)])
-    right = paths.mean_by_state(correction(batch).targets[0])
-    np.testing.assert_allclose(right, v_of(PI), rtol=0, atol=1e-9)
-    assert np.abs(paths.mean_by_state(correction(wrong).targets[0]) - right).max() > 0.1
 
 
 @pytest.mark.parametrize(

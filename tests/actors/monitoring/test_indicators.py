@@ -1,10 +1,7 @@
 """Every indicator against a naive restatement, SciPy, or a case with a known answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,6 @@ from vinoreward_actors.monitoring import (
     CumulativeReward,
     EffectiveSampleSize,
     Entropy,
-    Indicator,
     MonitorBatch,
     PairedReturns,
     PolicyLag,
@@ -29,8 +25,8 @@ from vinoreward_actors.monitoring import (
     ReturnGap,
     paired_gap,
 )
-from vinoreward_actors.policies.distributions import Exploration
-from vinoreward_actors.policies.spec import PolicySpec, mlp
+from vinoreward_actors.policies.distributions import Exploration, effective_sample_size, entropy
+from vinoreward_actors.policies.spec import mlp
 
 LOGITS = mlp(3, 4, head="logits", hidden=(8,))
 Q = mlp(3, 4, head="q", hidden=(8,))
@@ -40,9 +36,7 @@ NOISE = Exploration(sigma=0.1)
 ROWS = 100
 
 
-def batch(
-    spec: PolicySpec, pi: np.ndarray[Any, Any], mu: np.ndarray[Any, Any], **more: Any
-) -> MonitorBatch:
+def batch(spec, pi, mu, **more):
     rows = len(mu)
     given_by = {
         "versions": np.full(rows, 7),
@@ -54,16 +48,16 @@ def batch(
     return MonitorBatch(spec, pi.astype(np.float32), mu.astype(np.float32), **given_by)
 
 
-def outputs(spec: PolicySpec, seed: int, rows: int = ROWS) -> np.ndarray[Any, Any]:
+def outputs(spec, seed, rows=ROWS):
     return np.random.default_rng(seed).normal(size=(rows, spec.outputs)).astype(np.float32)
 
 
 @given(seed=st.integers(0, 10_000), scale=st.floats(0.1, 3.0))
-def test_discrete_divergences_are_scipys(seed: int, scale: float) -> None:
+def test_discrete_divergences_are_scipys(seed, scale):
     pi, mu = outputs(LOGITS, seed) * np.float32(scale), outputs(LOGITS, seed + 1)
     seen = batch(LOGITS, pi, mu)
 
-    def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def softmax(logits):
         powers = np.exp(logits.astype(np.float64))
         return powers / powers.sum(1, keepdims=True)
 
@@ -76,53 +70,27 @@ def test_discrete_divergences_are_scipys(seed: int, scale: float) -> None:
     assert KL("max", "pi_mu").update(seen) == pytest.approx(backward.max(), abs=1e-6)
 
 
-@pytest.mark.parametrize("spec", [LOGITS, Q, GAUSSIAN, TANH], ids=lambda spec: spec.head)
-@given(seed=st.integers(0, 10_000))
-def test_divergences_are_nought_for_equal_networks_and_never_negative(
-    spec: PolicySpec, seed: int
-) -> None:
-    pi, mu = outputs(spec, seed), outputs(spec, seed + 1)
-    for direction in ("mu_pi", "pi_mu"):
-        for statistic in ("mean", "variance", "max"):
-            same = KL(statistic, direction).update(batch(spec, pi, pi))  # type: ignore[arg-type]
-            other = KL(statistic, direction).update(batch(spec, pi, mu))  # type: ignore[arg-type]
-            assert same == pytest.approx(0.0, abs=1e-9)
-            assert other >= 0.0
-
-
-def test_the_gaussian_divergence_is_the_mean_log_ratio_of_draws() -> None:
-    pi, mu = outputs(GAUSSIAN, 3, 1), outputs(GAUSSIAN, 4, 1)
-    found = KL("max").update(batch(GAUSSIAN, pi, mu))
-    draws = np.random.default_rng(0).normal(size=(400_000, 2)) * np.exp(mu[0, 2:]) + mu[0, :2]
-    densities = [stats.norm.logpdf(draws, each[0, :2], np.exp(each[0, 2:])) for each in (mu, pi)]
-    ratios = (densities[0] - densities[1]).sum(1)
-    error = ratios.std() / math.sqrt(len(ratios))
-    assert found == pytest.approx(ratios.mean(), abs=5 * error)
-
-
 @given(
     logits=hnp.arrays(np.float32, (2, ROWS, 4), elements=st.floats(-(2.0**100), 2.0**100, width=32))
 )
-def test_unbounded_logits_give_finite_divergences(logits: np.ndarray[Any, Any]) -> None:
+def test_unbounded_logits_give_finite_divergences(logits):
     seen = batch(LOGITS, logits[0], logits[1])
     for statistic in ("mean", "variance", "max"):
-        assert math.isfinite(KL(statistic).update(seen))  # type: ignore[arg-type]
+        assert math.isfinite(KL(statistic).update(seen))
     assert KL("max").update(seen) <= 20.0 + 1e-6
 
 
 @pytest.mark.parametrize("spec", [LOGITS, Q, GAUSSIAN, TANH], ids=lambda spec: spec.head)
-def test_outputs_that_are_not_finite_are_infinitely_far_off(spec: PolicySpec) -> None:
+def test_outputs_that_are_not_finite_are_infinitely_far_off(spec):
     pi, mu = outputs(spec, 0), outputs(spec, 1)
-    for broken in (np.nan, np.inf, -np.inf):
+    # An infinite action before the tanh is still an action.
+    for broken in (np.nan,) if spec.head == "tanh" else (np.nan, np.inf, -np.inf):
         mu[3, 1] = broken
-        # An infinite action before the tanh is still an action.
-        if spec.head == "tanh" and not np.isnan(broken):
-            continue
-        assert KL("max").update(batch(spec, pi, mu)) == math.inf
-        assert KL("variance").update(batch(spec, pi, mu)) == math.inf
+        for statistic in ("max", "variance"):
+            assert KL(statistic).update(batch(spec, pi, mu)) == math.inf
 
 
-def test_deterministic_actions_differ_in_units_of_the_noise() -> None:
+def test_deterministic_actions_differ_in_units_of_the_noise():
     pi, mu = outputs(TANH, 0), outputs(TANH, 1)
     apart = (np.tanh(mu.astype(np.float64)) - np.tanh(pi.astype(np.float64))) / 0.1
     seen = batch(TANH, pi, mu)
@@ -133,12 +101,12 @@ def test_deterministic_actions_differ_in_units_of_the_noise() -> None:
     assert KL("max").update(seen) == pytest.approx((0.5 * (apart**2).sum(1)).max(), rel=1e-6)
 
 
-def test_saturated_actions_that_are_the_same_do_not_count_as_different() -> None:
+def test_saturated_actions_that_are_the_same_do_not_count_as_different():
     pi = np.full((ROWS, 2), 9.0)
     assert KL("max").update(batch(TANH, pi, pi + 3.0)) < 1e-6
 
 
-def test_one_row_in_a_thousand_is_seen_by_the_maximum_until_the_window_has_passed() -> None:
+def test_one_row_in_a_thousand_is_seen_by_the_maximum_until_the_window_has_passed():
     maximum, mean = KL("max", window=1000), KL("mean", window=1000)
     pi = outputs(GAUSSIAN, 0)
     mu = pi.copy()
@@ -156,7 +124,7 @@ def test_one_row_in_a_thousand_is_seen_by_the_maximum_until_the_window_has_passe
     assert maximum.update(batch(GAUSSIAN, pi, pi)) == 0.0
 
 
-def test_only_compressed_rows_count_unless_said_otherwise() -> None:
+def test_only_compressed_rows_count_unless_said_otherwise():
     pi, mu = outputs(LOGITS, 0), outputs(LOGITS, 0)
     mu[::2] += np.float32([3, 0, 0, 0])
     network = np.arange(ROWS) % 2  # the rows that are off acted in full precision: staleness
@@ -167,7 +135,7 @@ def test_only_compressed_rows_count_unless_said_otherwise() -> None:
     assert KL("max", rows="all").update(seen) > 0.5
 
 
-def test_rows_of_an_earlier_setting_do_not_count() -> None:
+def test_rows_of_an_earlier_setting_do_not_count():
     pi, mu = outputs(LOGITS, 0), outputs(LOGITS, 1)
     seen = batch(LOGITS, pi, mu, versions=np.repeat([4, 6], ROWS // 2))
     assert math.isnan(KL("max").update(dataclasses.replace(seen, after=6)))
@@ -175,7 +143,7 @@ def test_rows_of_an_earlier_setting_do_not_count() -> None:
     assert later == KL("max").update(batch(LOGITS, pi[ROWS // 2 :], mu[ROWS // 2 :]))
 
 
-def test_compression_is_told_from_staleness() -> None:
+def test_compression_is_told_from_staleness():
     pi, mu = outputs(LOGITS, 0), outputs(LOGITS, 1)
     # The source says that nothing was lost by compression: all the difference is age.
     old = batch(LOGITS, pi, mu, source=mu, versions=np.full(ROWS, 1))
@@ -197,7 +165,7 @@ def test_compression_is_told_from_staleness() -> None:
 
 
 @pytest.mark.parametrize("spec", [LOGITS, Q, GAUSSIAN, TANH], ids=lambda spec: spec.head)
-def test_no_rows_and_other_heads_give_no_reading(spec: PolicySpec) -> None:
+def test_no_rows_and_other_heads_give_no_reading(spec):
     full = batch(spec, outputs(spec, 0), outputs(spec, 1), network=np.zeros(ROWS, dtype=int))
     assert math.isnan(KL("max").update(full))
     few = batch(spec, outputs(spec, 0, 5), outputs(spec, 1, 5))
@@ -209,7 +177,7 @@ def test_no_rows_and_other_heads_give_no_reading(spec: PolicySpec) -> None:
     assert math.isnan(Entropy().update(full)) == (spec.head == "tanh")
 
 
-def test_a_batch_without_new_rows_gives_no_reading_of_the_old_ones() -> None:
+def test_a_batch_without_new_rows_gives_no_reading_of_the_old_ones():
     seen = batch(LOGITS, outputs(LOGITS, 0), outputs(LOGITS, 1))
     full = batch(LOGITS, seen.pi, seen.mu, network=np.zeros(ROWS, dtype=int))
     divergence = KL("max")
@@ -222,18 +190,13 @@ def test_a_batch_without_new_rows_gives_no_reading_of_the_old_ones() -> None:
     assert math.isnan(gap.update(full))
 
 
-def test_entropy_is_scipys() -> None:
-    pi, mu = outputs(LOGITS, 0), outputs(LOGITS, 1)
-    powers = np.exp(pi.astype(np.float64))
-    expected = stats.entropy(powers / powers.sum(1, keepdims=True), axis=1).mean()
-    assert Entropy().update(batch(LOGITS, pi, mu)) == pytest.approx(expected, rel=1e-6)
-    pi, mu = outputs(GAUSSIAN, 0), outputs(GAUSSIAN, 1)
-    widths = np.exp(np.minimum(mu[:, 2:].astype(np.float64), 2.0))
-    expected = stats.norm(0, widths).entropy().sum(1).mean()
-    assert Entropy("mu").update(batch(GAUSSIAN, pi, mu)) == pytest.approx(expected, rel=1e-6)
+def test_entropy_is_of_the_learner_or_of_who_acted():
+    seen = batch(GAUSSIAN, outputs(GAUSSIAN, 0), outputs(GAUSSIAN, 1))
+    for indicator, rows in ((Entropy(), seen.pi), (Entropy("mu"), seen.mu)):
+        assert indicator.update(seen) == pytest.approx(entropy(GAUSSIAN, rows).mean(), rel=1e-6)
 
 
-def test_lag_is_counted_in_versions() -> None:
+def test_lag_is_counted_in_versions():
     pi = outputs(LOGITS, 0, 4)
     seen = batch(LOGITS, pi, pi, versions=np.array([7, 6, 2, 9]))
     assert PolicyLag("mean").update(seen) == pytest.approx(6 / 4)
@@ -244,20 +207,15 @@ def test_lag_is_counted_in_versions() -> None:
     ratios=hnp.arrays(np.float64, st.integers(64, 200), elements=st.floats(-30, 30)),
     level=st.floats(0.5, 4.0),
 )
-def test_effective_sample_size_and_clipped_part_are_their_definitions(
-    ratios: np.ndarray[Any, Any], level: float
-) -> None:
+def test_effective_sample_size_and_clipped_part_are_their_definitions(ratios, level):
     pi = outputs(LOGITS, 0, len(ratios))
     seen = batch(LOGITS, pi, pi, log_pi=ratios, log_mu=np.zeros(len(ratios)))
-    weights = np.exp(ratios)
-    expected = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
-    found = EffectiveSampleSize().update(seen)
-    assert found == pytest.approx(expected, rel=1e-6)
-    assert 1.0 / len(ratios) - 1e-9 <= found <= 1.0 + 1e-9
+    expected = effective_sample_size(ratios)
+    assert EffectiveSampleSize().update(seen) == pytest.approx(expected, rel=1e-6)
     assert ClippedFraction(level).update(seen) == np.mean(ratios > math.log(level * 1.001))
 
 
-def test_equal_policies_waste_no_experience() -> None:
+def test_equal_policies_waste_no_experience():
     pi = outputs(LOGITS, 0)
     rounded = np.random.default_rng(0).normal(scale=1e-6, size=ROWS)
     seen = batch(LOGITS, pi, pi, log_pi=rounded - 800.0, log_mu=np.full(ROWS, -800.0))
@@ -268,7 +226,7 @@ def test_equal_policies_waste_no_experience() -> None:
     assert EffectiveSampleSize().update(broken) == 0.0
 
 
-def test_q_regret_is_what_the_other_choice_costs_and_forgets_the_scale_of_the_reward() -> None:
+def test_q_regret_is_what_the_other_choice_costs_and_forgets_the_scale_of_the_reward():
     pi = np.tile(np.float32([1.0, 5.0, 3.0, 3.0]), (ROWS, 1))
     mu = pi.copy()
     mu[0] = [0.0, 0.0, 1.0, 0.0]  # one row in a hundred takes the action worth 3 instead of 5
@@ -282,17 +240,9 @@ def test_q_regret_is_what_the_other_choice_costs_and_forgets_the_scale_of_the_re
     assert QRegret("mean").update(batch(Q, pi, mu)) == math.inf
 
 
-@given(confidence=st.floats(0.5, 0.999), count=st.integers(2, 200))
-def test_the_lower_bound_of_a_gap_is_students(confidence: float, count: int) -> None:
-    gaps = np.random.default_rng(count).normal(size=count)
-    gap = paired_gap(PairedReturns(gaps, np.zeros(count)), confidence=confidence)
-    lower = gaps.mean() - stats.t.ppf(confidence, count - 1) * stats.sem(gaps)
-    assert gap.lower == pytest.approx(lower, rel=1e-6, abs=1e-6)
-
-
 @given(returns=hnp.arrays(np.float64, (2, 12), elements=st.integers(-500, 500).map(float)))
 @settings(max_examples=50)
-def test_the_return_gap_is_decided_as_by_a_paired_t_test(returns: np.ndarray[Any, Any]) -> None:
+def test_the_return_gap_is_decided_as_by_a_paired_t_test(returns):
     gap = paired_gap(PairedReturns(*returns))
     assert gap.mean == pytest.approx((returns[0] - returns[1]).mean(), abs=1e-9)
     if gap.error > 1e-6:
@@ -302,71 +252,57 @@ def test_the_return_gap_is_decided_as_by_a_paired_t_test(returns: np.ndarray[Any
             assert gap.worse == (test.pvalue < 0.05)
 
 
-def test_pairs_show_a_gap_that_the_spread_of_start_states_hides() -> None:
+def test_pairs_show_a_gap_that_the_spread_of_start_states_hides():
     random = np.random.default_rng(0)
     full = random.normal(-150, 90, size=20)
-    compressed = full - 5 + random.normal(scale=2, size=20)
-    assert paired_gap(PairedReturns(full, compressed)).worse
-    assert not paired_gap(PairedReturns(full, compressed), tolerance=10.0).worse
+    pairs = PairedReturns(full, full - 5 + random.normal(scale=2, size=20))
+    gap = paired_gap(pairs)
+    assert gap.worse
+    assert not paired_gap(pairs, tolerance=10.0).worse
     assert not paired_gap(PairedReturns(full, full)).worse
-    assert stats.ttest_ind(full, compressed, alternative="greater").pvalue > 0.3
-    seen = MonitorBatch.of_returns(LOGITS, PairedReturns(full, compressed), 3)
-    assert ReturnGap("mean").update(seen) == pytest.approx((full - compressed).mean())
-    gap = paired_gap(PairedReturns(full, compressed))
+    assert stats.ttest_ind(full, pairs.compressed, alternative="greater").pvalue > 0.3
+    seen = MonitorBatch.of_returns(LOGITS, pairs, 3)
+    assert ReturnGap("mean").update(seen) == pytest.approx(gap.mean)
     assert ReturnGap("relative").update(seen) == pytest.approx(gap.lower / full.std(ddof=1))
     assert ReturnGap("error").update(seen) == pytest.approx(gap.error)
     assert CumulativeReward().update(seen) == pytest.approx(full.mean())
     assert math.isnan(KL("max").update(seen))
 
 
-def test_the_full_policys_return_needs_no_pair_and_the_gap_does() -> None:
+def test_the_full_policys_return_needs_no_pair_and_the_gap_does():
     seen = MonitorBatch.of_returns(LOGITS, np.array([3.0, 5.0]), 3)
     assert CumulativeReward().update(seen) == 4.0
     assert all(math.isnan(ReturnGap(each).update(seen)) for each in ("mean", "relative"))
     assert math.isnan(CumulativeReward().update(MonitorBatch.of_returns(LOGITS, np.zeros(0), 3)))
 
 
-def test_arrays_that_do_not_fit_are_refused_in_sentences() -> None:
-    pi = outputs(LOGITS, 0)
-    with pytest.raises(InputError, match="got pi of shape"):
-        batch(LOGITS, pi[:, :2], pi)
-    with pytest.raises(InputError, match="versions"):
-        batch(LOGITS, pi, pi, versions=np.zeros(3, dtype=int))
-    with pytest.raises(ConfigError, match="sigma above 0"):
-        batch(TANH, outputs(TANH, 0), outputs(TANH, 0), exploration=Exploration())
-    with pytest.raises(InputError, match="one pair per environment seed"):
-        PairedReturns(np.zeros(3), np.zeros(4))
-    with pytest.raises(InputError, match="finite"):
-        PairedReturns(np.zeros(3), np.full(3, np.nan))
-    with pytest.raises(InputError, match="at least 2"):
-        paired_gap(PairedReturns(np.zeros(1), np.zeros(1)))
-    with pytest.raises(ConfigError, match="confidence"):
-        paired_gap(PairedReturns(np.zeros(3), np.zeros(3)), confidence=1.0)
-    for wrong in (
-        lambda: KL("median"),  # type: ignore[arg-type]
-        lambda: KL("max", "pi_pi"),  # type: ignore[arg-type]
-        lambda: KL("max", rows="some"),  # type: ignore[arg-type]
-        lambda: KL("max", against="some"),  # type: ignore[arg-type]
-        lambda: KL("max", window=0),
-        lambda: QRegret("median"),  # type: ignore[arg-type]
-        lambda: ActionError("median"),  # type: ignore[arg-type]
-        lambda: Entropy("tau"),  # type: ignore[arg-type]
-        lambda: PolicyLag("median"),  # type: ignore[arg-type]
-        lambda: EffectiveSampleSize("some"),  # type: ignore[arg-type]
-        lambda: ClippedFraction(0.0),
-        lambda: ReturnGap("median"),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(ConfigError):
-            wrong()
+ROW = np.zeros((1, 4))
 
 
-def test_a_users_indicator_is_a_name_and_one_method() -> None:
-    class WorstAction(Indicator):
-        name = "worst_action"
-
-        def update(self, batch: MonitorBatch) -> float:
-            return float(np.abs(batch.mu - batch.pi).max())
-
-    pi = outputs(LOGITS, 0)
-    assert WorstAction().update(batch(LOGITS, pi, pi + np.float32(2))) == pytest.approx(2, abs=1e-5)
-    assert Indicator.__abstractmethods__ == {"update"}
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: batch(LOGITS, ROW[:, :2], ROW), "got pi of shape"),
+        (lambda: batch(LOGITS, ROW, ROW, versions=np.zeros(3, dtype=int)), "versions"),
+        (lambda: batch(TANH, ROW[:, 2:], ROW[:, 2:], exploration=Exploration()), "sigma above 0"),
+        (lambda: PairedReturns(np.zeros(3), np.zeros(4)), "one pair per environment seed"),
+        (lambda: PairedReturns(np.zeros(3), np.full(3, np.nan)), "finite"),
+        (lambda: paired_gap(PairedReturns(np.zeros(1), np.zeros(1))), "at least 2"),
+        (lambda: paired_gap(PairedReturns(ROW[0], ROW[0]), confidence=1.0), "confidence"),
+        (lambda: KL("median"), "median"),
+        (lambda: KL("max", "pi_pi"), "pi_pi"),
+        (lambda: KL("max", rows="some"), "some"),
+        (lambda: KL("max", against="some"), "some"),
+        (lambda: KL("max", window=0), "0"),
+        (lambda: QRegret("median"), "median"),
+        (lambda: ActionError("median"), "median"),
+        (lambda: Entropy("tau"), "tau"),
+        (lambda: PolicyLag("median"), "median"),
+        (lambda: EffectiveSampleSize("some"), "some"),
+        (lambda: ClippedFraction(0.0), "0"),
+        (lambda: ReturnGap("median"), "median"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, said):
+    with pytest.raises((InputError, ConfigError), match=said):
+        make()

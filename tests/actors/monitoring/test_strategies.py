@@ -1,11 +1,7 @@
 """Strategies on readings that the test makes up: steps, hysteresis, cooldown, both ways, memory."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,6 @@ from vinoreward_actors.monitoring import (
     Limit,
     LinearAlpha,
     Staged,
-    Strategy,
     SwitchPrecision,
     Threshold,
     default_strategy,
@@ -35,9 +30,7 @@ LIMIT = Limit("kl", bad=4.0, good=1.0)
 LADDER = ({"bits": 16, "sparsity": 0.0}, {"enabled": False})
 
 
-def run(
-    strategy: Strategy, setting: CompressionSetting, values: Sequence[float], name: str = "kl"
-) -> list[CompressionSetting]:
+def run(strategy, setting, values, name="kl"):
     """Return the setting after each reading."""
     found = []
     for value in values:
@@ -46,11 +39,11 @@ def run(
     return found
 
 
-def changes(settings: Sequence[CompressionSetting]) -> int:
+def changes(settings):
     return sum(a != b for a, b in itertools.pairwise(settings))
 
 
-def test_a_passed_limit_steps_up_the_ladder_at_once_and_says_why() -> None:
+def test_a_passed_limit_steps_up_the_ladder_at_once_and_says_why():
     strategy = Threshold((LIMIT,), LADDER, cooldown=0)
     assert strategy.decide({"kl": 4.0}, INT8) == INT8
     safer = strategy.decide({"kl": 4.01}, INT8)
@@ -62,7 +55,7 @@ def test_a_passed_limit_steps_up_the_ladder_at_once_and_says_why() -> None:
     assert strategy.decide({"kl": 99.0}, stopped) == stopped
 
 
-def test_rungs_that_change_nothing_are_passed_over() -> None:
+def test_rungs_that_change_nothing_are_passed_over():
     strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=2)
     half = CompressionSetting(bits=16)
     stopped = strategy.decide({"kl": 9.0}, half)
@@ -71,7 +64,7 @@ def test_rungs_that_change_nothing_are_passed_over() -> None:
     assert strategy.rung == 0
 
 
-def test_it_goes_back_after_patience_good_readings_in_a_row_only() -> None:
+def test_it_goes_back_after_patience_good_readings_in_a_row_only():
     strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=5)
     safer = strategy.decide({"kl": 5.0}, INT8)
     assert run(strategy, safer, [0.5, 0.5, 0.5, 0.5, 2.0, 0.5, 0.5, 0.5, 0.5]) == [safer] * 9
@@ -79,7 +72,7 @@ def test_it_goes_back_after_patience_good_readings_in_a_row_only() -> None:
     assert strategy.reason.startswith("5 good rounds")
 
 
-def test_nothing_is_judged_during_the_cooldown() -> None:
+def test_nothing_is_judged_during_the_cooldown():
     strategy = Threshold((LIMIT,), LADDER, cooldown=3, patience=1)
     safer = strategy.decide({"kl": 5.0}, INT8)
     assert run(strategy, safer, [9.0, 9.0, 0.0]) == [safer] * 3
@@ -87,13 +80,13 @@ def test_nothing_is_judged_during_the_cooldown() -> None:
 
 
 @given(values=st.lists(st.floats(1.0, 4.0), max_size=60), bad=st.booleans())
-def test_readings_between_the_limits_change_nothing(values: list[float], bad: bool) -> None:
+def test_readings_between_the_limits_change_nothing(values, bad):
     strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
     setting = strategy.decide({"kl": 5.0}, INT8) if bad else INT8
     assert all(found == setting for found in run(strategy, setting, values))
 
 
-def test_a_compression_that_always_fails_is_tried_less_and_less_often() -> None:
+def test_a_compression_that_always_fails_is_tried_less_and_less_often():
     strategy = Threshold((LIMIT,), LADDER[:1], cooldown=2, patience=10)
     setting, tried = INT8, []
     for round_ in range(3000):
@@ -107,13 +100,13 @@ def test_a_compression_that_always_fails_is_tried_less_and_less_often() -> None:
 
 
 @given(seed=st.integers(0, 1000))
-def test_noise_around_a_limit_does_not_flap(seed: int) -> None:
+def test_noise_around_a_limit_does_not_flap(seed):
     strategy = Threshold((LIMIT,), LADDER[:1], cooldown=2, patience=20)
     noise = np.random.default_rng(seed).normal(4.0, 1.0, size=500)
     assert changes([INT8, *run(strategy, INT8, noise.tolist())]) <= 1
 
 
-def test_a_long_good_stretch_makes_up_for_a_relapse() -> None:
+def test_a_long_good_stretch_makes_up_for_a_relapse():
     strategy = Threshold((LIMIT,), LADDER[:1], cooldown=0, patience=2)
     setting = run(strategy, INT8, [9.0, 0.0, 0.0, 9.0])[-1]
     assert strategy.judge.relapses == 1
@@ -123,7 +116,7 @@ def test_a_long_good_stretch_makes_up_for_a_relapse() -> None:
     assert strategy.judge.relapses == 0
 
 
-def test_a_stopped_compression_gets_trials_with_doubling_waits() -> None:
+def test_a_stopped_compression_gets_trials_with_doubling_waits():
     strategy = Threshold((LIMIT,), cooldown=0, retry=10)
     setting, waits, waited = strategy.decide({"kl": 9.0}, INT8), [], 0
     for _ in range(200):
@@ -141,47 +134,35 @@ def test_a_stopped_compression_gets_trials_with_doubling_waits() -> None:
     assert all(never.decide({}, stopped) == stopped for _ in range(5000))
 
 
-def test_small_readings_can_be_the_bad_ones() -> None:
-    strategy = Threshold((Limit("ess", bad=0.1, good=0.3),), cooldown=0, patience=1)
-    stopped = strategy.decide({"ess": 0.05}, INT8)
-    assert not stopped.enabled
-    assert strategy.reason == "ess is 0.05, below its limit 0.1"
-    assert strategy.decide({"ess": 0.2}, stopped) == stopped
-    assert strategy.decide({"ess": 0.4}, stopped) == INT8
-
-
-def test_one_bad_reading_among_many_is_enough_and_all_must_be_good() -> None:
-    strategy = Threshold((LIMIT, Limit("ess", 0.1, 0.3)), cooldown=0, patience=1)
+def test_one_bad_reading_is_enough_and_all_must_be_good():
+    """Also where small readings are the bad ones."""
+    strategy = Threshold((LIMIT, Limit("ess", bad=0.1, good=0.3)), cooldown=0, patience=1)
     stopped = strategy.decide({"kl": 0.0, "ess": 0.05}, INT8)
     assert not stopped.enabled
+    assert strategy.reason == "ess is 0.05, below its limit 0.1"
     assert strategy.decide({"kl": 0.0, "ess": 0.2}, stopped) == stopped
     assert strategy.decide({"kl": 0.0, "ess": 0.9}, stopped) == INT8
 
 
-def test_only_what_a_step_changed_is_put_back() -> None:
+def test_only_what_a_step_changed_is_put_back():
     strategy = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
     safer = strategy.decide({"kl": 5.0}, INT8)
     found = strategy.decide({"kl": 0.0}, safer.changed({"pull_period": 7, "alpha": 0.5}))
     assert found == INT8.changed({"pull_period": 7, "alpha": 0.5})
 
 
-def test_switch_precision_is_accerls_rule() -> None:
+def test_switch_precision_is_accerls_rule():
     strategy = SwitchPrecision("int8", "fp16", patience=3, cooldown=0)
     begun = strategy.decide({}, CompressionSetting(bits=None))
     assert begun.bits == 8
     assert run(strategy, begun, [0.9, 1.0, 1.1, 0.9, 0.1, 0.1, 0.1], "alarm") == [
         begun.changed({"bits": bits}) for bits in (8, 8, 16, 16, 16, 16, 8)
     ]
-    with pytest.raises(ConfigError, match="more bits"):
-        SwitchPrecision("fp16", "int8")
-    with pytest.raises(ConfigError, match="more bits"):
-        SwitchPrecision("fp32", "fp32")
-    with pytest.raises(ConfigError, match="int2 to int8"):
-        SwitchPrecision("int9", "fp16")
+
     assert SwitchPrecision("fp16", "fp32").decide({}, INT8).bits == 16
 
 
-def test_alpha_is_one_at_the_low_end_least_at_the_high_end_and_straight_between() -> None:
+def test_alpha_is_one_at_the_low_end_least_at_the_high_end_and_straight_between():
     strategy = LinearAlpha(0.1, 0.5, reading="kl", least=0.0, step=0.0)
     values = [0.0, 0.1, 0.2, 0.3, 0.5, 7.0, float("inf"), 0.1]
     alphas = [setting.alpha for setting in run(strategy, INT8, values)]
@@ -189,24 +170,15 @@ def test_alpha_is_one_at_the_low_end_least_at_the_high_end_and_straight_between(
     measuring = LinearAlpha(0.1, 0.5, reading="kl")
     assert measuring.decide({"kl": 9.0}, INT8).alpha == 0.05
     assert measuring.decide({}, INT8) == INT8
-    with pytest.raises(ConfigError):
-        LinearAlpha(0.5, 0.1)
 
 
-@given(value=st.floats(0, 10), other=st.floats(0, 10))
-def test_alpha_never_rises_with_the_divergence(value: float, other: float) -> None:
-    line = LinearAlpha(0.5, 5.0)
-    assert line.alpha(min(value, other)) >= line.alpha(max(value, other))
-    assert 0.05 <= line.alpha(value) <= 1.0
-
-
-def test_alpha_does_not_follow_small_noise() -> None:
+def test_alpha_does_not_follow_small_noise():
     strategy = LinearAlpha(0.0, 1.0, reading="kl", step=0.1)
     noise = np.random.default_rng(0).uniform(0.48, 0.52, size=100)
     assert changes(run(strategy, INT8, noise.tolist())) == 0
 
 
-def test_sparsity_rises_while_all_is_good_and_falls_at_once() -> None:
+def test_sparsity_rises_while_all_is_good_and_falls_at_once():
     strategy = AdaptiveSparsity((LIMIT,), patience=2, cooldown=0)
     start = CompressionSetting()
     risen = run(strategy, start, [0.0] * 40)
@@ -215,21 +187,9 @@ def test_sparsity_rises_while_all_is_good_and_falls_at_once() -> None:
     fallen = run(strategy, risen[-1], [9.0] * 3)
     assert [setting.sparsity for setting in fallen] == pytest.approx([0.65, 0.55, 0.45])
     assert run(strategy, fallen[-1], [9.0] * 9)[-1].sparsity == 0.0
-    with pytest.raises(ConfigError, match="lowest < highest"):
-        AdaptiveSparsity((LIMIT,), lowest=0.5, highest=0.5)
 
 
-def test_sparsity_settles_below_what_fails() -> None:
-    strategy = AdaptiveSparsity((LIMIT,), patience=3, cooldown=1)
-    setting, found = CompressionSetting(), []
-    for _ in range(2000):
-        setting = strategy.decide({"kl": 9.0 if setting.sparsity > 0.45 else 0.1}, setting)
-        found.append(setting.sparsity)
-    assert sum(sparsity > 0.45 for sparsity in found) < 30
-    assert found[-1] == pytest.approx(0.4)
-
-
-def test_weights_are_pulled_more_often_while_experience_is_stale() -> None:
+def test_weights_are_pulled_more_often_while_experience_is_stale():
     strategy = AdaptivePull(patience=2, cooldown=0, shortest=10)
     start = CompressionSetting(pull_period=100)
     stale = run(strategy, start, [0.4] * 6, "ess")
@@ -240,11 +200,9 @@ def test_weights_are_pulled_more_often_while_experience_is_stale() -> None:
     # A period below the shortest is the user's own wish.
     own = CompressionSetting(pull_period=5)
     assert run(AdaptivePull(shortest=10, cooldown=0), own, [0.1] * 5, "ess") == [own] * 5
-    with pytest.raises(ConfigError, match="longest"):
-        AdaptivePull(shortest=10, longest=5)
 
 
-def test_stages_follow_the_return() -> None:
+def test_stages_follow_the_return():
     random = np.random.default_rng(0)
     returns = np.concatenate(
         [np.full(20, -20.0), np.linspace(-20, 18, 20), np.full(20, 18.0), np.linspace(18, 0, 8)]
@@ -261,7 +219,7 @@ def test_stages_follow_the_return() -> None:
     assert strategy.decide({}, INT8) == INT8
 
 
-def test_a_return_that_only_jitters_rarely_looks_like_progress() -> None:
+def test_a_return_that_only_jitters_rarely_looks_like_progress():
     stages = []
     for seed in range(200):
         strategy = Staged()
@@ -272,7 +230,7 @@ def test_a_return_that_only_jitters_rarely_looks_like_progress() -> None:
 
 
 @given(seed=st.integers(0, 1000), count=st.integers(3, 20))
-def test_a_trend_is_the_textbooks_regression(seed: int, count: int) -> None:
+def test_a_trend_is_the_textbooks_regression(seed, count):
     values = np.random.default_rng(seed).normal(size=count)
     expected = stats.linregress(np.arange(count), values)
     rise, error, begin = trend(values.tolist())
@@ -281,7 +239,7 @@ def test_a_trend_is_the_textbooks_regression(seed: int, count: int) -> None:
     assert begin == pytest.approx(expected.intercept, abs=1e-9)
 
 
-def test_the_first_strategy_that_wants_a_change_gets_it() -> None:
+def test_the_first_strategy_that_wants_a_change_gets_it():
     guard = Threshold((LIMIT,), cooldown=0)
     sparser = AdaptiveSparsity((LIMIT,), patience=1, cooldown=0)
     both = Composite([guard, sparser])
@@ -289,11 +247,9 @@ def test_the_first_strategy_that_wants_a_change_gets_it() -> None:
     assert not both.decide({"kl": 9.0}, INT8).enabled
     assert both.reason == guard.reason
     assert both.reads() == ("kl", "kl")
-    with pytest.raises(ConfigError, match="at least one"):
-        Composite([])
 
 
-MAKERS: Mapping[str, Callable[[], Strategy]] = {
+MAKERS = {
     "threshold": lambda: Threshold((LIMIT,), LADDER, patience=3, cooldown=1, retry=4),
     "switch": lambda: SwitchPrecision(limits=(LIMIT,), patience=3),
     "alpha": lambda: LinearAlpha(0.5, 5.0, reading="kl"),
@@ -311,9 +267,7 @@ MAKERS: Mapping[str, Callable[[], Strategy]] = {
     values=st.lists(st.one_of(st.none(), st.floats(0, 8)), min_size=1, max_size=60),
     cut=st.integers(0, 60),
 )
-def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(
-    name: str, values: list[float | None], cut: int
-) -> None:
+def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(name, values, cut):
     whole, resumed = MAKERS[name](), MAKERS[name]()
     one = other = INT8
     for index, value in enumerate(values):
@@ -332,9 +286,7 @@ def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(
 @pytest.mark.parametrize(
     ("safer", "first"), [(({"bits": None},), {"bits": None}), ((), {"enabled": False})]
 )
-def test_the_default_strategy_tries_what_is_safer_and_then_stops(
-    safer: tuple[dict[str, Any], ...], first: dict[str, Any]
-) -> None:
+def test_the_default_strategy_tries_what_is_safer_and_then_stops(safer, first):
     setting = CompressionSetting(bits=8, sparsity=0.5)
     strategy = default_strategy("logits", safer)
     found = [setting]
@@ -345,51 +297,40 @@ def test_the_default_strategy_tries_what_is_safer_and_then_stops(
     assert not steps[-1].enabled
 
 
-def test_a_ladder_that_was_saved_with_other_rungs_still_stops_and_goes_back() -> None:
-    """Half precision was a rung of the default's once; a run that stood on it goes on."""
-    setting = CompressionSetting(bits=8, sparsity=0.5)
-    before = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
-    half = before.decide({"kl": 100.0}, setting)
-    assert half.bits == 16
-    after = Threshold((LIMIT,), ({"enabled": False},), cooldown=0, patience=1)
-    after.load_state(before.state())
-    stopped = after.decide({"kl": 100.0}, half)
-    assert not stopped.enabled
-    for _ in range(2000):
-        stopped = after.decide({}, stopped)
-        if stopped.enabled:
-            break
-    assert stopped == half
-    for _ in range(20):
-        stopped = after.decide({"kl": 0.0}, stopped)
-    assert stopped == setting
-
-
-def test_a_state_of_another_strategy_is_refused() -> None:
+def test_a_state_of_another_strategy_is_refused():
     with pytest.raises(ConfigError, match="resume with the strategy"):
         Staged().load_state(AdaptivePull().state())
     with pytest.raises(ConfigError, match="resume with the strategy"):
         default_strategy().load_state({"parts": []})
 
 
-def test_impossible_strategies_are_refused() -> None:
-    for wrong in (
-        lambda: Limit("kl", 1.0, 1.0),
-        lambda: Limit("kl", float("inf"), 1.0),
-        lambda: Threshold(()),
-        lambda: Threshold((LIMIT,), ()),
-        lambda: Threshold((LIMIT,), ({"bit": 16},)),
-        lambda: Threshold((LIMIT,), ({"bits": 12},)),
-        lambda: Threshold((LIMIT,), patience=0),
-        lambda: Threshold((LIMIT,), retry=0),
-        lambda: Staged(window=2),
-        lambda: Staged({"colour": 3}),
-    ):
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        (Limit, [("kl", 1.0, 1.0), ("kl", float("inf"), 1.0)]),
+        (Threshold, [((),), ((LIMIT,), ()), ((LIMIT,), ({"bit": 16},))]),
+        (Threshold, [((LIMIT,), ({"bits": 12},))]),
+        (lambda patience: Threshold((LIMIT,), patience=patience), [(0,)]),
+        (SwitchPrecision, [("fp16", "int8"), ("fp32", "fp32"), ("int9", "fp16")]),
+        (LinearAlpha, [(0.5, 0.1)]),
+        (lambda lowest: AdaptiveSparsity((LIMIT,), lowest=lowest, highest=0.5), [(0.5,)]),
+        (lambda longest: AdaptivePull(shortest=10, longest=longest), [(5,)]),
+        (Composite, [([],)]),
+        (lambda retry: Threshold((LIMIT,), retry=retry), [(0,)]),
+        (lambda window: Staged(window=window), [(2,)]),
+        (Staged, [({"colour": 3},)]),
+        (INT8.changed, [({"bits": 9},), ({"sparsity": 1.0},), ({"alpha": 1.5},), ({"x": 1},)]),
+        (INT8.changed, [({"pull_period": 0},)]),
+        (CompressionSetting.from_dict, [({"bits": 8},)]),
+    ],
+)
+def test_impossible_strategies_and_settings_are_refused(make, wrong):
+    for arguments in wrong:
         with pytest.raises(ConfigError):
-            wrong()
+            make(*arguments)
 
 
-def test_a_setting_is_plain_data_that_says_what_changed() -> None:
+def test_a_setting_is_plain_data_that_says_what_changed():
     setting = CompressionSetting(bits=32, sparsity=0.25, pull_period=7)
     assert setting.bits is None
     assert CompressionSetting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
@@ -400,20 +341,3 @@ def test_a_setting_is_plain_data_that_says_what_changed() -> None:
     assert not INT8.same_network(INT8.changed({"sparsity": 0.0}))
     changed = INT8.changed({"bits": None, "alpha": 0.25})
     assert difference(INT8, changed) == "bits 8 -> 32, alpha 1 -> 0.25"
-    for wrong in ({"bits": 9}, {"sparsity": 1.0}, {"alpha": 1.5}, {"pull_period": 0}, {"x": 1}):
-        with pytest.raises(ConfigError):
-            INT8.changed(wrong)
-    with pytest.raises(ConfigError, match="cannot read"):
-        CompressionSetting.from_dict({"bits": 8})
-
-
-def test_a_users_strategy_is_one_method() -> None:
-    class Stop(Strategy):
-        def decide(
-            self, readings: Mapping[str, float], setting: CompressionSetting
-        ) -> CompressionSetting:
-            return setting.changed({"enabled": False})
-
-    assert not Stop().decide({}, INT8).enabled
-    assert Stop().state() == {}
-    assert Strategy.__abstractmethods__ == {"decide"}

@@ -1,22 +1,20 @@
-"""What vinoreward actors keeps in files, and how it evaluates and profiles."""
-
-from __future__ import annotations
+"""--profile-only, what it recommends, and how both policies are evaluated."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 from task_runs import evaluator
 
-from vinoreward.errors import ModelCorruptError, ModelNotFoundError, RunFolderError
 from vinoreward_actors.actor_learner.acting.evaluation import Pair
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.controller import Controller
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward_actors.command.config import ActorsConfig
+from vinoreward_actors.command.profile import Measured, crowded, recommend
 from vinoreward_actors.command.report import gap_words
-from vinoreward_actors.command.run import METRICS, Recorder, difference, read_rows
+from vinoreward_actors.command.run import Recorder, difference, read_rows
 from vinoreward_actors.compression.chain import CompressorChain
 from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
@@ -27,64 +25,86 @@ from vinoreward_actors.monitoring import (
     ReturnGap,
     Staged,
 )
-from vinoreward_actors.policies import load_policy, save_policy
-from vinoreward_actors.policies.policy import Policy, quantize_array, random_policy
-from vinoreward_actors.policies.spec import mlp
+from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.tasks.networks import network
 
-# Files
+
+def measured(acting, learner, push=None):
+    """Return a run in which environment steps took so many ms of an actor and of the learner."""
+    seconds = dict.fromkeys(PARTS, 0.0) | {"infer": acting * 1e-3}
+    # Waiting for the learner is wall time and not acting.
+    wall = seconds | {"wait": 0.1}
+    return Measured(Breakdown(wall, seconds, 4000), learner * 1e-3, push, steps_per_update=16.0)
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_a_policy_comes_back_as_it_was(tmp_path: Path, quantized: bool) -> None:
-    policy = random_policy(mlp(4, 2, head="logits", hidden=(8, 8), value=True), 3)
-    policy = policy.replace(version=17, backend="openvino")
-    if quantized:
-        some = {"dense1.weight": quantize_array(policy.float_parameters()["dense1.weight"], 5)}
-        policy = policy.replace(parameters={**policy.parameters, **some})
-    path = save_policy(tmp_path, policy)
-    found = load_policy(tmp_path)
-    assert path.name == "policy.json" and load_policy(path).spec == policy.spec
-    assert (found.spec, found.version, found.backend) == (policy.spec, 17, "openvino")
-    for name, value in policy.float_parameters().items():
-        np.testing.assert_array_equal(found.float_parameters()[name], value)
+NONE = {"compress": "none", "monitor": "default"}
+MORE = NONE | {"environments": 8}
 
 
-def test_policies_that_are_not_whole_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="Expected"):
-        load_policy(tmp_path)
-    policy = random_policy(mlp(4, 2, head="q", hidden=(8,)), 3)
-    path = save_policy(tmp_path, policy)
-    weights = tmp_path / "policy.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
-    with pytest.raises(ModelCorruptError, match="belong together"):
-        load_policy(tmp_path)
-    path.write_text("{}")
-    with pytest.raises(ModelCorruptError, match="Expected"):
-        load_policy(tmp_path)
-    weights.unlink()
-    with pytest.raises((ModelNotFoundError, ModelCorruptError)):
-        load_policy(tmp_path)
+@pytest.mark.parametrize(
+    ("full", "compressed", "settings", "said", "changes"),
+    [
+        # Acrobot: measured, compressing makes that training 0.7 times as fast.
+        ((2.5, 3.6), (0.6, 3.7), {}, "waits for its learner", NONE),
+        # That the second run's learner was warm does not make it compression's merit.
+        ((2.5, 3.6), (0.6, 2.6), {}, "waits for its learner", NONE),
+        # One actor is slower than the learner, four of them are not.
+        ((8.0, 3.6), (0.6, 3.6), {}, "about 2.22 times as fast.", {}),
+        ((8.0, 3.6), (0.6, 3.6), {"actors": 4}, "waits for its learner", NONE),
+        ((2.5, 0.1), (0.6, 0.1), {}, "about 4.17 times as fast.", {}),
+        # The compressor slows the learner down.
+        ((2.5, 2.0), (0.6, 3.0), {}, "0.83 times as fast: compressing does not pay", MORE),
+        # Two seconds for 16 steps, which every update waits for, or none.
+        ((2.5, 0.1), (0.6, 0.1, 2.0), {"lag": 1}, "0.02 times as fast: compressing does not", MORE),
+        ((2.5, 0.1), (0.6, 0.1, 2.0), {}, "about 4.17 times as fast.", {}),
+        # Nothing gained in an actor: said where its times are.
+        ((2.5, 0.1), (2.4, 0.1), {}, "", MORE),
+        ((2.5, 0.1), (2.4, 0.1), {"environments": 32}, "", NONE | {"environments": 32}),
+        ((2.5, 3.6), (2.4, 3.6), {}, "", NONE),
+    ],
+)
+def test_what_is_recommended_follows_from_what_limits(full, compressed, settings, said, changes):
+    config = ActorsConfig(compress="quantize: int8", **settings)
+    verdict = recommend(config, measured(*full), measured(*compressed))
+    assert verdict.changes == changes
+    words = " ".join(verdict.words)
+    assert said in words and bool(words) == bool(said)
 
 
-def test_a_half_written_last_row_is_no_row(tmp_path: Path) -> None:
-    file = tmp_path / METRICS
-    file.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 5}\n{"ste')
-    assert [row["step"] for row in read_rows(tmp_path)] == [1, 5]
-    assert [row["step"] for row in read_rows(tmp_path, until=4)] == [1]
-    file.write_text('{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 5}\n')
-    with pytest.raises(RunFolderError, match="line 2"):
-        read_rows(tmp_path)
+@pytest.mark.parametrize(
+    ("settings", "cores", "said"),
+    [
+        ({}, 3, ""),
+        ({}, 2, "Learner, actor and compressor share 2 cores: the compressor slows"),
+        ({"actors": 2}, 1, "2 actors and compressor share 1 core:"),
+        ({"threads": 2}, 3, "Learner (2 threads), actor and compressor share 3 cores"),
+        ({"actors": 9, "engine": "ray"}, 1, ""),
+    ],
+)
+def test_it_says_when_the_compressor_competes_for_cores(settings, cores, said):
+    words = " ".join(crowded(ActorsConfig(**settings), cores))
+    assert said in words and bool(words) == bool(said)
 
 
-# Evaluation and profile
+def test_the_profile_leaves_starting_out():
+    def breakdown(seconds, steps):
+        each = dict.fromkeys(PARTS, seconds / steps)
+        return Breakdown(each, each, steps)
+
+    found = difference(breakdown(3.0, 300), breakdown(2.0, 100))
+    assert found.steps == 200
+    assert found.cpu["infer"] == pytest.approx(1.0 / 200)
+    assert difference(breakdown(3.0, 300), None).steps == 300
 
 
-def cartpole(seed: int, version: int = 1) -> Policy:
+# Evaluations of both policies
+
+
+def cartpole(seed, version=1):
     return random_policy(network("CartPole-v0", "1x8"), seed).replace(version=version)
 
 
-def balancing(good: bool) -> Policy:
+def balancing(good):
     """Return a policy that balances the pole, or lets it fall at once."""
     policy = cartpole(0)
     weights = {name: np.zeros_like(each) for name, each in policy.float_parameters().items()}
@@ -97,28 +117,24 @@ def balancing(good: bool) -> Policy:
     return policy.replace(parameters=weights)
 
 
-def test_both_policies_play_the_same_episodes() -> None:
+def test_both_policies_play_the_same_episodes():
     seeds = range(100, 113)  # more than are played side by side
     with evaluator("CartPole-v0") as ours:
         pair = ours.pair(cartpole(0), cartpole(0), seeds)
         again = ours.pair(cartpole(0), cartpole(5), seeds)
+        apart = ours.pair(cartpole(0, 9), cartpole(0, 7), range(3))
     assert pair.compressed is not None and pair.seeds == tuple(seeds)
     np.testing.assert_array_equal(pair.full.returns, pair.compressed.returns)
     np.testing.assert_array_equal(pair.full.returns, again.full.returns)
     assert len(set(pair.full.returns)) > 1
     assert "not certainly worse" in gap_words(pair)
-
-
-def test_policies_of_different_versions_are_no_pair_for_the_monitor() -> None:
-    with evaluator("CartPole-v0") as ours:
-        pair = ours.pair(cartpole(0, 9), cartpole(0, 7), range(3))
-    assert pair.returns is None
-    assert "2 pushes older" in gap_words(pair)
+    # Policies of different versions are no pair for the monitor.
+    assert apart.returns is None and "2 pushes older" in gap_words(apart)
     assert Pair((1,), pair.full, None).returns is None
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_compressed_policy_may_be_the_better_one(version: int) -> None:
+def test_a_compressed_policy_may_be_the_better_one(version):
     with evaluator("CartPole-v0") as ours:
         worse = ours.pair(balancing(False).replace(version=version), balancing(True), range(3))
         better = ours.pair(balancing(True).replace(version=version), balancing(False), range(3))
@@ -128,7 +144,7 @@ def test_a_compressed_policy_may_be_the_better_one(version: int) -> None:
     assert "has the same return" in gap_words(same)
 
 
-def test_stages_go_on_while_compression_is_stopped() -> None:
+def test_stages_go_on_while_compression_is_stopped():
     """The full policy's return is told of every evaluation, the gap of pairs alone."""
     policy = cartpole(0)
     learner = Impala(policy.spec, ImpalaConfig(trajectories=2, precision="fp32"))
@@ -138,7 +154,7 @@ def test_stages_go_on_while_compression_is_stopped() -> None:
     controller = Controller(learner, ActorLearnerConfig(), chain, monitor)
     with evaluator("CartPole-v0") as ours:
 
-        def evaluated(version: int, good: bool, compressed: Policy | None) -> set[str]:
+        def evaluated(version, good, compressed):
             full = balancing(good).replace(version=version)
             controller.evaluated(ours.pair(full, compressed, range(2)), version + 5)
             return set(monitor.readings[-1].values)
@@ -154,7 +170,7 @@ def test_stages_go_on_while_compression_is_stopped() -> None:
     assert "the policy improves" in monitor.changes[-1].reason
 
 
-def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path: Path) -> None:
+def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path):
     huge = {name: np.full_like(each, 3e38) for name, each in cartpole(3).float_parameters().items()}
     broken = cartpole(3).replace(parameters=huge)
     with (
@@ -167,22 +183,3 @@ def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path: P
     found = read_rows(tmp_path)
     assert [row["kind"] for row in found] == ["evaluation", "event"]
     assert pair.refused in found[1]["text"]
-
-
-def test_success_is_that_of_the_last_state() -> None:
-    pytest.importorskip("warp")
-    spec = network("PandaHover-v0", "1x8", "sac")
-    with evaluator("PandaHover-v0", {"backend": "oracle"}) as ours:
-        played = ours.play(random_policy(spec, 0), range(2), "numpy")
-    assert played.true is not None and len(played.true) == 2
-
-
-def test_the_profile_leaves_starting_out() -> None:
-    def breakdown(seconds: float, steps: int) -> Breakdown:
-        each = dict.fromkeys(PARTS, seconds / steps)
-        return Breakdown(each, each, steps)
-
-    found = difference(breakdown(3.0, 300), breakdown(2.0, 100))
-    assert found.steps == 200
-    assert found.cpu["infer"] == pytest.approx(1.0 / 200)
-    assert difference(breakdown(3.0, 300), None).steps == 300
