@@ -693,13 +693,10 @@ class DoctorConfig:
     Examples:
         vinoreward doctor
         vinoreward doctor --bundle runs/hover-classifier/bundle
-        vinoreward doctor --json doctor.json
     """
 
     bundle: str | None = None
     """Bundle whose golden frames run on every backend; None: every installed one."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 @dataclass(frozen=True)
