@@ -48,7 +48,7 @@ from vinoreward_training.data.dataset import (
     split_by_episode,
 )
 from vinoreward_training.data.dataset_files import Indices, read_about
-from vinoreward_training.data.seen import SPLIT, origin_of
+from vinoreward_training.data.provenance import SPLIT, origin_of
 from vinoreward_training.runs.imports import as_options
 from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import markdown, own_bundle
