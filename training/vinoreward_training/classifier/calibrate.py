@@ -38,7 +38,7 @@ from vinoreward_training.classifier.evaluation import (
     evaluate,
     roc_area,
 )
-from vinoreward_training.classifier.finetune import USELESS, enough, following
+from vinoreward_training.classifier.finetune import USELESS, check_sample_size, following
 from vinoreward_training.classifier.guard import Fitted, fit_guard_of
 from vinoreward_training.configs import CalibrateConfig
 from vinoreward_training.data.dataset import (
@@ -251,7 +251,7 @@ def run(config: CalibrateConfig) -> int:
     if note := _squeezed(dataset, spec.image):
         print(note)
     choosing, test, seen = _parts(config, bundle, dataset)
-    enough(config, dataset, choosing)
+    check_sample_size(config, dataset, choosing)
     print(f"{len(choosing)} frames choose the threshold, {len(test)} test it")
     print(f"frames new to the network: {seen}")
     with bundle.backend("openvino", precision="fp32") as backend:

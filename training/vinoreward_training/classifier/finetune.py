@@ -176,12 +176,14 @@ def run(config: FinetuneConfig) -> int:
         if (found := find_conflicting_duplicates(dataset)) is not None:
             print(f"warning: {found}")
         parts = split_by_episode(dataset)
-        enough(config, dataset, parts[1])
+        check_sample_size(config, dataset, parts[1])
         say_parts(dataset.images, parts)
         return _train(config, dataset, parts, folder)
 
 
-def enough(config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices) -> None:
+def check_sample_size(
+    config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices
+) -> None:
     """Say which error rate is asked for by default; refuse one that is not supported."""
     chosen, why = default_rate(dataset, validation)
     rate = config.target_fpr or chosen or RATES[-1]
