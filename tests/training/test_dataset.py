@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import random
 import re
 import shutil
 import struct
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from file_mutations import mutate_bytes
 from PIL import Image
 
 from vinoreward.errors import DatasetError, InputError
@@ -168,42 +170,27 @@ def test_several_sizes_are_an_error_unless_a_size_is_asked_for(tmp_path: Path) -
     assert dataset.resized
 
 
-@pytest.mark.parametrize(
-    ("usual", "other", "found"),
-    [
-        ((480, 720), (16, 20), (107, 160)),
-        ((60, 40), (40, 60), (60, 40)),
-    ],
-)
 def test_the_most_common_size_is_chosen_and_made_smaller(
-    tmp_path: Path,
-    usual: tuple[int, int],
-    other: tuple[int, int],
-    found: tuple[int, int],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for number, size in enumerate([other, usual, usual, other, usual]):
-        image(tmp_path / "success" / f"{number}.png", number, size)
-        image(tmp_path / "failure" / f"{number}.png", number, size)
-    dataset = load_dataset(tmp_path, choose_size=True)
-    assert dataset.images.shape == (10, *found, 3)
-    assert dataset.image().resize == "pil_bilinear"
-    (said,) = capsys.readouterr().out.splitlines()
-    sizes = f"{usual[0]}x{usual[1]} and other sizes are resized to {found[0]}x{found[1]}"
-    assert said.startswith(f"images of {sizes}") and "--image-size" in said
-
-
-def test_no_size_is_chosen_where_images_are_small_or_a_capture_chose_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    usual, other = (480, 720), (16, 20)
+    for number, size in enumerate([other, usual, usual, other, usual]):
+        for label in ("success", "failure"):
+            image(tmp_path / label / f"{number}.png", number, size)
+    dataset = load_dataset(tmp_path, choose_size=True)
+    assert dataset.images.shape == (10, 107, 160, 3)
+    assert dataset.image().resize == "pil_bilinear"
+    said = capsys.readouterr().out
+    assert said.startswith("images of 480x720 and other sizes are resized to 107x160")
+    assert said.count("\n") == 1 and "--image-size" in said
+    # A capture has chosen already, and small images keep their size.
+    for label in ("success", "failure"):
+        for path in (tmp_path / label).glob("[03].png"):
+            path.unlink()
+    (tmp_path / "dataset.json").write_text('{"format": "vinoreward image folder 1"}')
+    assert load_dataset(tmp_path, choose_size=True).images.shape[1:3] == usual
     small = load_dataset(image_folder(tmp_path / "small"), choose_size=True)
     assert small.images.shape[1:3] == (16, 20) and small.image().resize == "none"
-    for label in ("success", "failure"):
-        image(tmp_path / "large" / label / "0.png", 7, (200, 300))
-    assert load_dataset(tmp_path / "large", choose_size=True).images.shape[1:3] == (107, 160)
-    (tmp_path / "large" / "dataset.json").write_text('{"format": "vinoreward image folder 1"}')
-    capsys.readouterr()
-    assert load_dataset(tmp_path / "large", choose_size=True).images.shape[1:3] == (200, 300)
     assert capsys.readouterr().out == ""
 
 
@@ -249,20 +236,16 @@ def sides(folder: Path) -> dict[str, int]:
     }
 
 
-def test_a_grown_capture_moves_no_episode_to_another_part(tmp_path: Path) -> None:
+def test_an_episode_stays_in_its_part_when_a_capture_grows(tmp_path: Path) -> None:
     small = sides(episodes_folder(tmp_path / "small", 90))
     grown = sides(episodes_folder(tmp_path / "grown", 240))
     assert {file: grown[file] for file in small} == small
     assert {side: list(grown.values()).count(side) for side in range(3)} == pytest.approx(
         {0: 168, 1: 36, 2: 36}, abs=30
     )
-
-
-def test_what_drew_an_image_decides_its_part_and_not_where_it_is_kept(tmp_path: Path) -> None:
-    first = sides(episodes_folder(tmp_path / "first", 90))
     # The scene draws the same image whichever of its environments is named.
-    assert sides(episodes_folder(tmp_path / "env", 90, env="PandaHover-v0")) == first
-    assert sides(episodes_folder(tmp_path / "seed", 90, seed=4)) != first
+    assert sides(episodes_folder(tmp_path / "env", 90, env="PandaHover-v0")) == small
+    assert sides(episodes_folder(tmp_path / "seed", 90, seed=4)) != small
 
 
 def test_images_without_episodes_are_split_by_their_content(tmp_path: Path) -> None:
@@ -476,33 +459,16 @@ def test_more_images_than_memory_is_said_before_they_are_read(tmp_path: Path) ->
         load_dataset(folder, size=(1_000_000, 1_000_000))
 
 
-def damaged(random: np.random.Generator, whole: bytes) -> bytes:
-    """Change, remove or add some bytes."""
-    data = bytearray(whole)
-    for _ in range(random.integers(1, 4)):
-        place = int(random.integers(len(data)))
-        kind = random.integers(4)
-        if kind == 0:
-            data[place] = random.integers(256)
-        elif kind == 1:
-            del data[place : place + int(random.integers(1, 20))]
-        elif kind == 2:
-            data[place:place] = random.bytes(int(random.integers(1, 9)))
-        else:
-            data[place:place] = data[: int(random.integers(1, len(data)))]
-    return bytes(data)
-
-
 @pytest.mark.parametrize("times", [40, pytest.param(300, marks=pytest.mark.full)])
 def test_any_damage_of_an_image_ends_in_a_sentence_or_an_image(tmp_path: Path, times: int) -> None:
     path = tmp_path / "x"
-    random = np.random.default_rng(0)
-    noise = Image.fromarray(random.integers(0, 256, (16, 20, 3)).astype(np.uint8))
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 20, 3), dtype=np.uint8)
+    noise, rng = Image.fromarray(pixels), random.Random(0)
     for kind in ("PNG", "JPEG", "BMP", "WEBP"):
         noise.save(path, format=kind)
         whole = path.read_bytes()
         for _ in range(times):
-            path.write_bytes(damaged(random, whole[: random.integers(1, len(whole) + 1)]))
+            path.write_bytes(mutate_bytes(whole, rng))
             try:
                 assert read_image(path).ndim == 3
             except InputError as error:
@@ -525,10 +491,10 @@ def test_any_damage_of_a_table_or_description_ends_in_a_sentence_or_a_dataset(
         '"seed": 7, "counts": {"a": [1, 2.5]}, "complete": true, "env": "X-v0"}'
     )
     whole = (tmp_path / name).read_bytes()
-    random = np.random.default_rng(1)
+    rng = random.Random(1)
     loaded = refused = 0
     for _ in range(times):
-        (tmp_path / name).write_bytes(damaged(random, whole))
+        (tmp_path / name).write_bytes(mutate_bytes(whole, rng))
         try:
             assert load_dataset(tmp_path).images.shape[1:] == (16, 20, 3)
             loaded += 1
@@ -594,15 +560,15 @@ def table_of(count: int, numbers: Callable[[int, bool], dict[str, float]]) -> li
 
 
 def test_a_number_that_tells_the_label_is_warned_of() -> None:
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def numbers(episode: int, success: bool) -> dict[str, float]:
-        return {"goal": episode % 7, "height": success + random.uniform(), "noise": random.normal()}
+        return {"goal": episode % 7, "height": success + rng.uniform(), "noise": rng.normal()}
 
     (warned,) = find_label_leakage(table_of(60, numbers))
     assert warned.startswith("height alone tells the label of 100% of the images; if that is not")
     # Far fewer episodes than numbers: one of them fits by chance.
-    few = table_of(8, lambda episode, success: {f"n{i}": random.normal() for i in range(200)})
+    few = table_of(8, lambda episode, success: {f"n{i}": rng.normal() for i in range(200)})
     assert find_label_leakage(few) == []
     # The goal of an episode is the trap: easy goals succeed, hard ones fail.
     table = table_of(60, numbers)
@@ -621,11 +587,11 @@ def test_a_number_that_tells_the_label_is_warned_of() -> None:
 def test_images_of_both_labels_are_said_before_a_training(
     tmp_path: Path, both: int, said: str | None
 ) -> None:
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for index in range(100):
         for label in ("failure", "success"):
             if label == "failure" or index >= both:
-                image = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                image = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
             path = tmp_path / label / f"{index:03d}.png"
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(image).save(path)
