@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
-import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,42 +100,27 @@ def test_an_image_is_what_the_screen_shows_at_its_moment(tmp_path: Path, name: s
             assert abs(value - 20 * (2 * float(second) // 1) - 40) < 6
 
 
-def test_a_stopped_conversion_goes_on_and_a_new_video_is_added(
-    tmp_path: Path,
-    videos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_conversion_goes_on_and_a_new_video_is_added(
+    tmp_path: Path, videos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
-    config = CaptureConfig(out=whole, from_video=videos)
-    capture.run(config)
-    from vinoreward_training.data import dataset_files
-
-    left, save = [20], dataset_files.save_image
-
-    def stopping(path: Path, image: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        save(path, image)
-
-    monkeypatch.setattr(dataset_files, "save_image", stopping)
-    assert main(["capture", "--from-video", str(videos), "--out", str(out)]) == 130
-    (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
-    assert len(rows_of(out)) == 19
-    assert main(shlex.split(line)) == 0
+    capture.run(CaptureConfig(out=whole, from_video=videos))
+    capture.run(CaptureConfig(out=out, from_video=videos, frames=12))
+    assert len(rows_of(out)) == 12
+    words = ["capture", "--resume", "--out", str(out), "--frames", "6000"]
+    assert main(words) == 0
     assert load_dataset(out).sha256 == load_dataset(whole).sha256
     # A video whose name comes first gets the next number.
     film(videos / "0.mp4", seconds=2)
     with (videos / "labels.csv").open("a", encoding="utf-8") as stream:
         stream.write("0.mp4,,1,failure\n0.mp4,1,,success\n")
-    assert main(shlex.split(line)) == 0
+    assert main(words) == 0
     numbers = {row["video"]: row["episode"] for row in rows_of(out)}
     assert numbers == {"a.mp4": "0", "b/c.mp4": "1", "0.mp4": "2"}
     # Other labels, or other moments, are another dataset.
     labelled(videos, ["a.mp4,,2,success", "a.mp4,2,,failure", "b/c.mp4,,,success",
                       "0.mp4,,,failure"])  # fmt: skip
-    assert main(shlex.split(line)) == 1
+    assert main(words) == 1
     assert "mp4 was captured with the label success at" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"video_fps 5\.0, now 2\.0"):
         capture.run(capture.SETTINGS.of(out=out, resume=True, video_fps=2.0))
@@ -181,27 +163,6 @@ def test_labels_that_cannot_be_are_refused_before_anything_is_written(
     with pytest.raises(DatasetError, match=found):
         capture.run(CaptureConfig(out=tmp_path / "out", from_video=videos))
     assert not (tmp_path / "out").exists()
-
-
-def test_videos_of_several_sizes_are_taken_at_the_most_common_made_smaller(
-    tmp_path: Path, videos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    film(videos / "d.mp4", size=(48, 48))
-    shutil.copytree(videos / "b", videos / "__MACOSX")
-    shutil.copytree(videos / "b", videos / "b" / ".ipynb_checkpoints")
-    (videos / "d.wmv").write_bytes(b"no video that is read")
-    with (videos / "labels.csv").open("a") as stream:
-        stream.write("d.mp4,,,failure\n")
-    capture.run(CaptureConfig(out=tmp_path / "out", from_video=videos))
-    said = capsys.readouterr().out
-    assert "1 .wmv" in said and "images of 32x48 and other sizes are resized to 32x48" in said
-    data = load_dataset(tmp_path / "out")
-    assert data.images.shape[1:3] == (32, 48) and data.image().resize == "pil_bilinear"
-    film(tmp_path / "large.mp4", size=(200, 320))
-    labels = labelled(tmp_path, ["large.mp4,,2,failure", "large.mp4,2,,success"])
-    config = CaptureConfig(out=tmp_path / "x", from_video=tmp_path / "large.mp4", labels=labels)
-    capture.run(config)
-    assert load_dataset(tmp_path / "x").images.shape[1:3] == (100, 160)
 
 
 def test_a_video_of_ten_bits_shows_what_one_of_eight_does(tmp_path: Path) -> None:

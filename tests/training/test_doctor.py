@@ -139,27 +139,12 @@ def test_it_is_said_where_ray_would_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert "127.0.0.1:1" in found.text
 
 
-def test_what_need_not_be_there_is_absent_and_not_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(doctor, "cpu_features", lambda: {"avx2": True})
-    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
-    found = {finding.topic: finding for finding in doctor.surroundings()}
-    assert found["INT8"].status == found["display"].status == "absent"
-    assert "INT8 works" in found["INT8"].text and "drawn without" in found["display"].text
-    assert found["INT8"].fix == found["display"].fix == "", "there is nothing to do"
-
-
 @pytest.mark.parametrize(
     ("gl", "library", "status", "told"),
     [
         ("", None, "absent", "apt-get install libosmesa6, then export MUJOCO_GL=osmesa"),
         ("osmesa", None, "missing", "apt-get install libosmesa6"),
         ("", "libOSMesa.so.8", "ok", "MUJOCO_GL=osmesa"),
-        ("egl", None, "ok", "drawn by egl"),
     ],
 )
 def test_it_is_said_what_draws_mujoco_without_a_gpu(

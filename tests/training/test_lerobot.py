@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from lerobot_folders import CAMERA, change_info, write_lerobot
 from PIL import Image
 
-from vinoreward.errors import ConfigError, DatasetError, MissingExtraError
+from vinoreward.errors import ConfigError, DatasetError
 from vinoreward_training.capture import command as capture
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
@@ -69,20 +68,6 @@ def test_images_and_labels_are_those_of_the_recording(
         row["label"] for row in take(dataset, tmp_path / "x", failures_per_success=1).values()
     ]
     assert labels.count("failure") == labels.count("success") == 18
-
-
-@pytest.mark.parametrize("video", [True, False])
-def test_large_images_are_made_smaller(
-    tmp_path: Path, video: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folders, "SIZE", (240, 320))
-    dataset = write_lerobot(tmp_path / "pick", video=video)
-    take(dataset, tmp_path / "out", frames=20)
-    data = load_dataset(tmp_path / "out", choose_size=True)
-    assert data.images.shape == (20, 120, 160, 3) and data.image().resize == "pil_bilinear"
-    take(dataset, tmp_path / "own", frames=20, image_size=(240, 320))
-    assert load_dataset(tmp_path / "own", choose_size=True).images.shape == (20, 240, 320, 3)
-    assert "image_size" not in read_about(tmp_path / "own")
 
 
 def test_fewer_frames_are_spread_over_all_episodes(tmp_path: Path) -> None:
@@ -417,16 +402,6 @@ def test_a_playlist_is_not_opened(tmp_path: Path) -> None:
     shutil.move(film, tmp_path / "secret.mp4")
     film.write_text(f"ffconcat version 1.0\nfile {tmp_path / 'secret.mp4'}\n")
     with pytest.raises(DatasetError, match=r"file-000\.mp4: "):
-        take(dataset, tmp_path / "out")
-
-
-@pytest.mark.parametrize("library", ["av", "pyarrow.parquet"])
-def test_a_missing_library_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
-) -> None:
-    dataset = write_lerobot(tmp_path / "pick", episodes=2)
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtraError, match=rf"needs {library}.*\[lerobot\]"):
         take(dataset, tmp_path / "out")
 
 

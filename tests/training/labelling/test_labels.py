@@ -148,25 +148,6 @@ def test_a_line_is_what_the_documentation_says(tmp_path: Path) -> None:
     assert now().endswith("+00:00")
 
 
-def test_undo_takes_back_ones_own(tmp_path: Path) -> None:
-    mine, theirs = label("a.png"), label("b.png", by="bob")
-    assert standing([mine, theirs, Undo(by="ann", time=TIME)]) == [theirs]
-    assert standing([mine, theirs, Undo(by="cy", time=TIME)]) == [mine, theirs]
-    assert standing([Undo(by="ann", time=TIME), mine]) == [mine]
-    assert (
-        standing(
-            [
-                mine,
-                mine,
-                Undo(by="ann", time=TIME),
-                Undo(by="ann", time=TIME),
-                Undo(by="ann", time=TIME),
-            ]
-        )
-        == []
-    )
-
-
 def test_a_second_labeller_gets_a_clear_sentence(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
     with LabelLog(path), pytest.raises(RunFolderError, match=r"somebody else is labelling.*--out"):

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from label_logs import write_film, write_images
+from label_logs import write_images
 from labelling_client import QUIET, Labelling, chromium
 
 from vinoreward_training.labelling.labels import read_labels
@@ -110,21 +109,6 @@ def test_a_small_image_is_large_and_sharp_and_the_next_ones_are_fetched(
         assert page.evaluate("document.getElementById('image').naturalWidth") == 128
 
 
-def test_buttons_label_and_space_then_means_skip(folder: Path, page: Any) -> None:
-    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
-        opened(page, running)
-        for name in ("success", "failure", "skip"):
-            answered(page, lambda name=name: page.click(f"#{name}"))
-        press(page, " ")
-        assert answers(folder) == ["success", "failure", "skip", "skip"]
-        answered(page, lambda: page.click("#undo"))
-        assert answers(folder) == ["success", "failure", "skip"]
-        # By the keyboard alone: space presses the button in focus, once.
-        page.focus("#success")
-        press(page, " ", "Enter")
-        assert answers(folder)[3:] == ["success", "success"]
-
-
 def test_a_phone(folder: Path, window: Any) -> None:
     context = window.new_context(viewport={"width": 360, "height": 640}, has_touch=True)
     page = context.new_page()
@@ -169,25 +153,6 @@ def test_the_end(folder: Path, page: Any) -> None:
         printed = running.stop()
     assert "26 labelled now, 0 left" in printed
     assert page.complaints == []
-
-
-def test_a_reload_goes_on_and_a_stranger_does_not_get_in(
-    folder: Path, page: Any, window: Any
-) -> None:
-    with Labelling(["--data", str(folder), "--duplicates", "0"]) as running:
-        opened(page, running)
-        press(page, "s", "f")
-        page.reload()
-        page.wait_for_selector("body[data-image]")
-        assert "2 of 24" in page.inner_text("#progress")
-        page.goto("about:blank")
-        opened(page, running)  # the spent token, in the browser that spent it
-        other = window.new_context().new_page()
-        other.goto(running.address)
-        other.wait_for_selector("#problem:visible")
-        assert "was used before" in other.inner_text("#problem")
-        assert not other.is_visible("#work")
-        other.context.close()
 
 
 def test_another_site_cannot_use_the_page(folder: Path, page: Any, tmp_path: Path) -> None:
@@ -267,15 +232,3 @@ def test_markup_in_a_name_is_never_run(tmp_path: Path, page: Any) -> None:
         assert page.title() == "vinoreward label"
         assert page.locator("main b").count() == 0 and page.locator("img").count() == 1
     assert page.complaints == []
-
-
-def test_a_video_is_labelled_frame_by_frame(tmp_path: Path, page: Any) -> None:
-    path = write_film(
-        tmp_path / "a.mp4", [np.full((48, 64, 3), 8 * index, np.uint8) for index in range(30)]
-    )
-    with Labelling(["--video", str(path), "--duplicates", "0"]) as running:
-        opened(page, running)
-        while page.get_attribute("body", "data-image") is not None:
-            press(page, "s")
-    names = [label.image for label in read_labels(tmp_path / "labels.jsonl")]
-    assert sorted(names) == [f"a.mp4@{second / 2:.3f}s" for second in range(6)]

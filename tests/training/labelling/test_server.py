@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
+import queue
 import socket
-import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-import label_logs
 import numpy as np
 import pytest
 import waiting
@@ -24,10 +21,9 @@ from PIL import Image
 
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward.images import read_image
-from vinoreward_training.cli import main
 from vinoreward_training.configs import LabelConfig
-from vinoreward_training.labelling.command import _invite, run
-from vinoreward_training.labelling.labels import LabelLog, line_of, read_labels
+from vinoreward_training.labelling.command import invite, run
+from vinoreward_training.labelling.labels import read_labels
 from vinoreward_training.labelling.server import HEADERS, MAX_BODY, PATIENCE
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.policy.claims import ClaimSample
@@ -448,84 +444,24 @@ def test_what_cannot_work_is_refused(words: list[str], field: str) -> None:
     assert refused.value.field == field
 
 
-def test_a_port_that_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        assert main(["label", "--data", str(folder), "--port", port]) == 1
-    assert "--port" in capsys.readouterr().err
-
-
-def test_a_link_as_the_log_of_a_strangers_folder(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "labels.jsonl").symlink_to(tmp_path / "elsewhere")
-    assert main(["label", "--data", str(folder)]) == 1
-    assert "link" in capsys.readouterr().err
-    assert not os.path.lexists(tmp_path / "elsewhere")
-
-
-def test_the_missing_extra_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "starlette", None)
-    assert main(["label", "--data", str(folder)]) == 1
-    said = capsys.readouterr().err
-    assert "vinoreward label needs starlette" in said and "[label]" in said
-    assert not (folder / "labels.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("environment", "opened", "ssh"),
-    [
-        ({"DISPLAY": ":0"}, True, False),
-        ({"WAYLAND_DISPLAY": "wayland-0"}, True, False),
-        ({}, False, True),
-        ({"DISPLAY": ":10", "SSH_CONNECTION": "1 2 3 4"}, False, True),
-    ],
-)
 def test_where_there_is_no_browser_the_way_over_ssh_is_printed(
-    environment: dict[str, str], opened: bool, ssh: bool,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-) -> None:  # fmt: skip
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    asked = threading.Event()
-    addresses: list[str] = []
-
-    def open_browser(address: str) -> None:
-        addresses.append(address)
-        asked.set()
-
-    monkeypatch.setattr("webbrowser.open", open_browser)
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    opened: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr("webbrowser.open", opened.put)
     monkeypatch.setattr("sys.platform", "linux")
+    for name in ("WAYLAND_DISPLAY", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
     page, redirect = "http://127.0.0.1:5000/#token", tmp_path / "label.html"
-    _invite(LabelConfig(data=Path("x")), page, 5000, redirect)
-    assert asked.wait(5 if opened else 0.2) == opened
-    if opened:  # every user can read the browser's command line
-        assert addresses == [redirect.as_uri()]
-        assert page in redirect.read_text()
-        assert redirect.stat().st_mode & 0o777 == 0o600
+    invite(LabelConfig(data=Path("x")), page, 5000, redirect)
+    # Every user can read the browser's command line.
+    assert opened.get(timeout=5) == redirect.as_uri()
+    assert page in redirect.read_text() and redirect.stat().st_mode & 0o777 == 0o600
     said = capsys.readouterr().out
-    assert "http://127.0.0.1:5000/#token" in said
-    assert ("ssh -L 5000:127.0.0.1:5000" in said) == ssh
-    asked.clear()
-    _invite(LabelConfig(data=Path("x"), open=False), page, 5000, redirect)
-    assert not asked.wait(0.2)
-
-
-def test_the_log_of_another_run_is_kept(folder: Path) -> None:
-    with LabelLog(folder / "mine.jsonl") as log:
-        log.add(label_logs.label("other.png"))
-    before = (folder / "mine.jsonl").read_bytes()
-    out = str(folder / "mine.jsonl")
-    with Labelling(["--data", str(folder), "--out", out, "--labeller", "ann"]) as running:
-        client = entered(running)
-        assert client.value("/api/state")[1]["undo"] is False  # it is of no image here
-        label_all(client, most=1)
-    after = (folder / "mine.jsonl").read_bytes()
-    assert after.startswith(before) and after.count(b"\n") == 2
-    assert line_of(read_labels(folder / "mine.jsonl")[0]) == before
+    assert page in said and "ssh" not in said
+    monkeypatch.setenv("SSH_CONNECTION", "1 2 3 4")
+    invite(LabelConfig(data=Path("x")), page, 5000, redirect)
+    said = capsys.readouterr().out
+    assert page in said and "ssh -L 5000:127.0.0.1:5000" in said
+    assert opened.empty()

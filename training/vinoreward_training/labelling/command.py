@@ -69,7 +69,7 @@ def run(config: LabelConfig) -> int:
             print(f"{session.left} images to label, as {by}. Labels: {out}")
             address, redirect = f"http://{HOST}:{port}/#{door.token}", Path(private, "label.html")
             with contextlib.suppress(KeyboardInterrupt):
-                serve(app, server, lambda: _invite(config, address, port, redirect))
+                serve(app, server, lambda: invite(config, address, port, redirect))
             print(f"\n{session.given} labelled now, {session.unlabelled} left. Labels: {out}")
         else:
             print(f"{by} has labelled all {len(source.names)} images. Labels: {out}")
@@ -148,7 +148,7 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     return Session(source, opinion, log, by, plan)
 
 
-def _invite(config: LabelConfig, address: str, port: int, redirect: Path) -> None:
+def invite(config: LabelConfig, address: str, port: int, redirect: Path) -> None:
     """Print the address, and open the browser if there is one here.
 
     It is given the file ``redirect``, which leads to the address: other users of the machine can
