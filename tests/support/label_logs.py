@@ -17,9 +17,9 @@ TIME = "2026-01-02T03:04:05.678+00:00"
 
 
 def label(
-    image: str = "a.png", answer: Answer = "success", by: str = "ann", again: bool = False
+    image: str = "a.png", answer: Answer = "success", by: str = "ann", duplicate: bool = False
 ) -> Label:
-    return Label(image, DIGEST, answer, by, TIME, 1.2, again)
+    return Label(image, DIGEST, answer, by, TIME, 1.2, duplicate)
 
 
 def write_images(folder: Path, names: list[str], size: tuple[int, int] = (12, 16)) -> Path:

@@ -42,7 +42,7 @@ labels = st.builds(
     by=st.sampled_from(["ann", "bob", "Zoë 李"]),
     time=st.just(TIME),
     seconds=st.floats(0, 3600),
-    again=st.booleans(),
+    duplicate=st.booleans(),
 )
 entries: st.SearchStrategy[Entry] = labels | st.builds(
     Undo, by=st.sampled_from(["ann", "bob"]), time=st.just(TIME)
@@ -142,7 +142,7 @@ def test_a_line_is_what_the_documentation_says(tmp_path: Path) -> None:
     first, second = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     assert first == {
         "image": "b/a.png", "sha256": DIGEST, "label": "success", "by": "ann", "time": TIME,
-        "seconds": 1.2, "again": False,
+        "seconds": 1.2, "duplicate": False,
     }  # fmt: skip
     assert second == {"undo": True, "by": "ann", "time": TIME}
     assert now().endswith("+00:00")
@@ -241,8 +241,8 @@ def test_contradictions_are_left_out_and_reported() -> None:
     every = [
         label("same.png"), label("same.png", by="bob"),
         label("two.png"), label("two.png", "failure", by="bob"),
-        label("twice.png"), label("twice.png", "failure", again=True),
-        label("steady.png", "failure"), label("steady.png", "failure", again=True),
+        label("twice.png"), label("twice.png", "failure", duplicate=True),
+        label("steady.png", "failure"), label("steady.png", "failure", duplicate=True),
         label("changed.png"), label("changed.png", "failure"),
         label("skipped.png", "skip"),
         label("unsure.png"), label("unsure.png", "skip", by="bob"),
@@ -263,11 +263,11 @@ def test_a_replaced_file_is_another_image() -> None:
 
 def test_agreement_is_that_of_blind_duplicates() -> None:
     every = [
-        label("a.png"), label("a.png", again=True),
-        label("b.png"), label("b.png", "failure", again=True),
-        label("c.png"), label("c.png", "skip", again=True),
+        label("a.png"), label("a.png", duplicate=True),
+        label("b.png"), label("b.png", "failure", duplicate=True),
+        label("c.png"), label("c.png", "skip", duplicate=True),
         label("d.png"), label("d.png", by="bob"),
-        label("e.png", again=True),
+        label("e.png", duplicate=True),
     ]  # fmt: skip
     found = agreement(every)
     assert (found.agreed, found.pairs) == (1, 2)

@@ -248,12 +248,12 @@ def test_images_and_labels_belong_together(folder: Path) -> None:
     for label in labels:
         assert digest_of(read_image(folder / label.image)) == label.sha256
         assert label.by == "Zoë 李" and label.seconds == 0.5
-    first = [label.image for label in labels if not label.again]
+    first = [label.image for label in labels if not label.duplicate]
     assert sorted(first) == NAMES != first
-    skipped = {label.image for label in labels if label.label == "skip" and not label.again}
-    twice = [label.image for label in labels if label.again]
+    skipped = {label.image for label in labels if label.label == "skip" and not label.duplicate}
+    twice = [label.image for label in labels if label.duplicate]
     assert not set(twice) & skipped  # what nobody can say is not asked again
-    counted = Counter(label.label for label in labels if not label.again)
+    counted = Counter(label.label for label in labels if not label.duplicate)
     assert summary["counts"] == counted and counted.total() == 30
     assert f"{len(labels)} labelled now, 0 left" in said
     assert "next: vinoreward label --data" in said and "--labeller SOMEBODY-ELSE" in said
@@ -273,8 +273,8 @@ def test_nothing_tells_a_duplicate_apart_and_a_repeated_label_counts_once(folder
                 assert client.label(before, "success")[0] == 409
     assert len(names) == 1 and numbers == list(range(len(numbers))) and len(numbers) == 45
     labels = read_labels(folder / "labels.jsonl")
-    assert len(labels) == 45 and sum(label.again for label in labels) == 15
-    assert "again" not in names.pop()
+    assert len(labels) == 45 and sum(label.duplicate for label in labels) == 15
+    assert "duplicate" not in names.pop()
 
 
 def test_undo_shows_the_image_again(folder: Path) -> None:
@@ -314,9 +314,9 @@ def test_a_second_start_goes_on(folder: Path) -> None:
         assert client.value("/api/undo", {"done": state["done"]})[1]["done"] == state["done"] - 1
         label_all(client, "failure")
     labels = read_labels(folder / "labels.jsonl")
-    first = [label.image for label in labels if not label.again]
+    first = [label.image for label in labels if not label.duplicate]
     assert sorted(first) == NAMES
-    answers = [label.label for label in labels if not label.again]
+    answers = [label.label for label in labels if not label.duplicate]
     assert sorted(answers) == ["failure"] * answers.count("failure") + ["success"] * answers.count(
         "success"
     )

@@ -25,7 +25,7 @@ MOST_DATASETS = 32
 
 
 def origin_of(about: Mapping[str, Any]) -> str | None:
-    """Return what identifies a capture's episodes beside their numbers, None if not recorded.
+    """Return what identifies a capture's episodes besides their numbers, None if not recorded.
 
     Our scenes depend on seed and number alone, not on the environment's id or the image size.
     """

@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -214,7 +214,7 @@ def _opened(name: str, path: Path) -> Video:
 
 def _images(
     path: Path, *output: str, part: Sequence[str] = (), messages: IO[str] | None = None
-) -> Iterator[Image]:
+) -> Generator[Image, None, None]:
     """Yield the images ``(H, W, 3)`` of a video that FFmpeg makes with these options of output.
 
     ``part`` are options of the input. What FFmpeg says is written to ``messages`` at the end.

@@ -131,8 +131,8 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     labels = standing(log.entries)
     places = {name: index for index, name in enumerate(source.names)}
     mine = [label for label in labels if label.by == by and label.image in places]
-    done = {places[label.image] for label in mine if not label.again}
-    again = {places[label.image] for label in mine if label.again}
+    done = {places[label.image] for label in mine if not label.duplicate}
+    repeated = {places[label.image] for label in mine if label.duplicate}
     drawn = config.order == "drawn"
     if config.bundle is None or drawn or len(done) == len(places):  # what is not asked: no scores
         opinion = recorded(source)
@@ -144,7 +144,7 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
         order = most_useful_first(source, opinion, labels, by, SEED)
     order = [index for index in order if index not in done][: config.limit]
     skipped = {places[label.image] for label in mine if label.label == "skip"}
-    plan = with_duplicates(source.names, order, done - skipped, again, config.duplicates, SEED)
+    plan = with_duplicates(source.names, order, done - skipped, repeated, config.duplicates, SEED)
     return Session(source, opinion, log, by, plan)
 
 
@@ -175,7 +175,7 @@ def _print_counts(labels: list[Label], by: str) -> None:
     mine = [label for label in labels if label.by == by]
     found = counts(mine)
     print("in all " + ", ".join(f"{found[answer]} {answer}" for answer in ANSWERS) + ".")
-    if any(label.again for label in mine):
+    if any(label.duplicate for label in mine):
         print(f"{agreement(mine)}.")
     if torn := contradictions(labels):
         print(f"{len(torn)} images have contradicting labels and will not be used.")

@@ -1,6 +1,6 @@
 """The label log, ``labels.jsonl``: one JSON object a line, only ever appended to.
 
-A label is ``{"image", "sha256", "label", "by", "time", "seconds", "again"}``; ``{"undo": true,
+A label is ``{"image", "sha256", "label", "by", "time", "seconds", "duplicate"}``; ``{"undo": true,
 "by", "time"}`` takes back the last label of that labeller that still stands. A line is on the disk
 before :meth:`LabelLog.add` returns. What a crash cut off is the last line, which is then dropped
 with a warning; any other damaged line is an error.
@@ -86,7 +86,7 @@ class Label:
     """When: ISO 8601, UTC."""
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
     """From the image's appearance to the key."""
-    again: bool = False
+    duplicate: bool = False
     """Whether it was shown a second time, to measure the labeller."""
 
 
@@ -296,8 +296,8 @@ def _opinions(labels: Iterable[Label]) -> dict[Key, dict[tuple[str, bool], Label
     by_image: dict[Key, dict[tuple[str, bool], Label]] = defaultdict(dict)
     for label in labels:
         opinions = by_image[label.image, label.sha256]
-        opinions.pop((label.by, label.again), None)  # the order is that of the last labels
-        opinions[label.by, label.again] = label
+        opinions.pop((label.by, label.duplicate), None)  # the order is that of the last labels
+        opinions[label.by, label.duplicate] = label
     return by_image
 
 
@@ -356,14 +356,14 @@ def agreement(labels: Iterable[Label]) -> Agreement:
     """Return how often blind duplicates agreed, over all labellers."""
     pairs: list[bool] = []
     for opinions in _opinions(labels).values():
-        for (by, again), label in opinions.items():
+        for (by, duplicate), label in opinions.items():
             first = opinions.get((by, False))
-            if again and first is not None and "skip" not in (label.label, first.label):
+            if duplicate and first is not None and "skip" not in (label.label, first.label):
                 pairs.append(label.label == first.label)
     return Agreement(sum(pairs), len(pairs))
 
 
 def counts(labels: Sequence[Label]) -> dict[str, int]:
     """Return how many images each answer was given to, blind duplicates not counted."""
-    first = [label for label in labels if not label.again]
+    first = [label for label in labels if not label.duplicate]
     return {answer: sum(label.label == answer for label in first) for answer in ANSWERS}

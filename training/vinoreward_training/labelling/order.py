@@ -147,23 +147,23 @@ def with_duplicates(
     names: Sequence[str],
     order: Sequence[int],
     done: Collection[int],
-    again: Collection[int],
+    repeated: Collection[int],
     share: float,
     seed: int,
 ) -> list[tuple[int, bool]]:
     """Return the images to show, each with whether it is a blind duplicate.
 
-    ``order`` are the images to show, ``done`` those that the labeller has labelled, ``again`` those
-    of them whose duplicate is labelled too. A ``share`` is shown twice, which depends on names and
-    seed, so that it stays mostly the same after a restart.
+    ``order`` are the images to show, ``done`` those that the labeller has labelled, ``repeated``
+    those of them whose duplicate is labelled too. A ``share`` is shown twice, which depends on
+    names and seed, so that it stays mostly the same after a restart.
     """
     random = np.random.default_rng([seed, 0xD0B1])
     shown = {index: place for place, index in enumerate(order)}
     # One at the very end would be shown twice in a row.
-    able = [index for index in done if index not in again]
+    able = [index for index in done if index not in repeated]
     able += [index for index in order if shown[index] < len(order) - GAP]
     able.sort(key=lambda index: hashlib.sha256(f"{seed}\0{names[index]}".encode()).digest())
-    wanted = round(share * (len(done) + len(order))) - len(again)
+    wanted = round(share * (len(done) + len(order))) - len(repeated)
     places = [(float(place), index, False) for index, place in shown.items()]
     for index in sorted(able[: max(0, wanted)]):
         after = shown.get(index, 0) + GAP + int(random.integers(SPREAD + 1)) + 0.5

@@ -46,7 +46,7 @@ class Showing(NamedTuple):
 
     number: int
     index: int
-    again: bool
+    duplicate: bool
 
 
 class Session:
@@ -152,7 +152,7 @@ class Session:
                 self.by,
                 now(),
                 round(min(max(seconds, 0.0), MAX_SECONDS), 2),
-                current.again,
+                current.duplicate,
             )
             self.log.add(label)
             self._queue.popleft()
@@ -171,7 +171,7 @@ class Session:
                 raise OutdatedError("there is nothing like that to take back")
             self.log.add(Undo(by=self.by, time=now()))
             label = self._mine.pop()
-            showing = Showing(self._next_number, self._places[label.image], label.again)
+            showing = Showing(self._next_number, self._places[label.image], label.duplicate)
             self._next_number += 1
             self._queue.appendleft(showing)
 
@@ -197,7 +197,7 @@ class Session:
         pairs = [
             (label.label, bool(claims[self._places[label.image]]))
             for label in mine
-            if not label.again and label.label != "skip" and label.image in self._places
+            if not label.duplicate and label.label != "skip" and label.image in self._places
             and not math.isnan(claims[self._places[label.image]])
         ]  # fmt: skip
         if not pairs:
@@ -217,14 +217,14 @@ class Session:
         """Return the showing whose turn it is, after dropping those that cannot be shown."""
         while self._queue:
             showing = self._queue[0]
-            if showing.again and not self._has_first(showing.index):
+            if showing.duplicate and not self._has_first(showing.index):
                 self._queue.popleft()
                 continue
             try:
                 self._load(showing.index)
             except DatasetError:
                 self._queue.popleft()
-                self.unreadable += not showing.again
+                self.unreadable += not showing.duplicate
                 continue
             return showing
         return None
@@ -232,7 +232,7 @@ class Session:
     def _has_first(self, index: int) -> bool:
         """Whether an image got a success or a failure at first sight."""
         name = self.source.names[index]
-        first = [label for label in self._mine if label.image == name and not label.again]
+        first = [label for label in self._mine if label.image == name and not label.duplicate]
         return bool(first) and first[-1].label != "skip"
 
     def _encode(self, index: int) -> tuple[bytes, str]:

@@ -59,7 +59,7 @@ Floats = npt.NDArray[np.float64]
 def digest_of(image: Image) -> str:
     """Return the SHA-256 of an image's shape and decoded uint8 pixels.
 
-    So a label belongs to what was seen, however the file is compressed, and to frames of videos.
+    So a label belongs to what was shown, however the file is compressed, and to frames of videos.
     """
     digest = hashlib.sha256(f"{image.shape[0]}x{image.shape[1]}x3 ".encode())
     digest.update(np.ascontiguousarray(image).data)
@@ -100,7 +100,7 @@ class Source:
                 try:
                     for frame, image in decoded(video, self.fps, wanted):
                         yield index[_frame_name(video, frame, self.fps)], image
-                except DatasetError as error:  # cut off: what was there has been seen
+                except DatasetError as error:  # cut off: what was whole was yielded
                     warnings.warn(str(error), UserWarning, stacklevel=2)
             return
         for number in range(len(self.names)):
