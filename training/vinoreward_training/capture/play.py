@@ -26,7 +26,8 @@ from vinoreward.rewards.truth import Truth
 from vinoreward_training.capture.free_camera import wandering_camera
 from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row
+from vinoreward_training.data.dataset_files import NEAR_STEPS, Table, make_row
+from vinoreward_training.data.tables import Row
 from vinoreward_training.runs.next_command import capture_again
 
 LONGEST = 10_000

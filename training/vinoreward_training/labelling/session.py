@@ -8,8 +8,9 @@ import math
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from PIL import Image as Pillow
 
@@ -41,7 +42,8 @@ class OutdatedError(VinorewardError):
     """An answer to an image that is not the one to be labelled now."""
 
 
-class Showing(NamedTuple):
+@dataclass(frozen=True)
+class Showing:
     """An image in the queue; its duplicate is another one, so that nothing tells them apart."""
 
     number: int
