@@ -1,14 +1,13 @@
-"""Harm files at random, by seed, and say what reading them comes to. Runs as a process of its own.
+"""Damage files at random, by seed, and print what reading them gives. Runs as its own process.
 
 Each mutation is numbered, and what it does depends on its number alone. A line is printed before it
-is tried, so that who started this knows which one ended the process, and can go on behind it.
+is tried, so that the parent knows which one ended the process and continues after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import hashlib
 import io
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 
 MAX_MEMORY = 4 << 30
-ODD: list[Any] = [
+VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2, 1 << 31, 1 << 63, -(1 << 63), 10**400, 0.5, -0.0, 1e308, 5e-324,
     "", "x", "\0", "ä\u202e", "../../x", "/etc/passwd", "CPU", "x" * 5000, [], {}, [[]], [None],
     {"": 0}, [1, 2], ["a"] * 300, {"a": {"b": {"c": []}}}, float("nan"), float("inf"),
@@ -84,14 +83,14 @@ def mutate_json(value: Any, rng: random.Random) -> Any:
                         deep = [deep]
                     node[key] = deep
                 case 4 if isinstance(node, dict):
-                    node[str(rng.choice(ODD))[:50]] = node[key]
+                    node[str(rng.choice(VALUES))[:50]] = node[key]
                 case _:
-                    node[key] = copy.deepcopy(rng.choice(ODD))
+                    node[key] = copy.deepcopy(rng.choice(VALUES))
     return found
 
 
 def mutate_text(data: bytes, rng: random.Random) -> bytes:
-    """Harm JSON as a value mostly, and as bytes now and then."""
+    """Damage JSON as a value mostly, and as bytes now and then."""
     if rng.random() < 0.25:
         return mutate_bytes(data, rng)
     if rng.random() < 0.03:
@@ -100,7 +99,7 @@ def mutate_text(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_archive(data: bytes, rng: random.Random) -> bytes:
-    """Harm a zip file's bytes, or write another one with odd methods, flags, arrays."""
+    """Damage a zip file's bytes, or write another one with unusual methods, flags, arrays."""
     if rng.random() < 0.5:
         return mutate_bytes(data, rng)
     out = io.BytesIO()
@@ -130,7 +129,7 @@ def mutate_archive(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_graph(data: bytes, rng: random.Random) -> bytes:
-    """Harm the bytes of an ONNX file, or write one that is well formed and wrong."""
+    """Damage the bytes of an ONNX file, or write one that is well formed and wrong."""
     if rng.random() < 0.3:
         return mutate_bytes(data, rng)
     import onnx
@@ -176,7 +175,7 @@ Case = Callable[[random.Random], str]
 
 
 def cases(folder: Path) -> dict[str, Case]:
-    """Return what is harmed: name to a function that harms it once and uses it.
+    """Return, by file name, a function that damages the file once and uses it.
 
     Each imports what it alone needs: only one of them runs in a process.
     """
@@ -185,7 +184,6 @@ def cases(folder: Path) -> dict[str, Case]:
 
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.bundles.save import save_bundle
-    from vinoreward.files import write_json
     from vinoreward_actors.policies import load_policy, save_policy
     from vinoreward_actors.policies.policy import random_policy
 
@@ -214,14 +212,12 @@ def cases(folder: Path) -> dict[str, Case]:
             path.write_bytes(content)
 
     def bundle_file(name: str, content: bytes) -> None:
-        """Replace a file with its hashes, as somebody who means it would."""
+        """Replace a file with its hashes, as an attacker would."""
         (whole.path / name).write_bytes(content)
-        told = (
-            json.loads((whole.path / "bundle.json").read_bytes()) if name != "bundle.json" else {}
-        )
-        if told:
-            told["files"][name] = hashlib.sha256(content).hexdigest()
-            (whole.path / "bundle.json").write_text(json.dumps(told))
+        if name != "bundle.json":
+            spec = json.loads((whole.path / "bundle.json").read_bytes())
+            spec["files"][name] = hashlib.sha256(content).hexdigest()
+            (whole.path / "bundle.json").write_text(json.dumps(spec))
         digest = hashlib.sha256((whole.path / "bundle.json").read_bytes()).hexdigest()
         (whole.path / "bundle.sha256").write_text(digest)
 
@@ -278,34 +274,7 @@ def cases(folder: Path) -> dict[str, Case]:
         found = load_policy(policy_path)
         return "same" if found.spec == policy.spec else "other"
 
-    run = folder / "run"
-    run.mkdir()
-    clock = {"seconds": 12.5, "evaluation_seconds": 3.0}
-    settings = {
-        "env": "CartPole-v1", "algorithm": "DQN", "timesteps": 100, "seed": 1, "bundle": None,
-        "stop_when_solved": 0.5, "env_kwargs": {}, "algorithm_kwargs": {"gamma": 0.9},
-    }  # fmt: skip
-
-    def run_clock(rng: random.Random) -> str:
-        from vinoreward_training.policy.callbacks import read_clock  # imports PyTorch
-
-        (run / "clock.json").write_bytes(mutate_text(json.dumps(clock).encode(), rng))
-        learning, evaluating = read_clock(run)
-        write_json(run / "again.json", [learning, evaluating])  # which every checkpoint does
-        return "same" if [learning, evaluating] == list(clock.values()) else "other"
-
-    def run_settings(rng: random.Random) -> str:
-        from vinoreward_training.policy.train import SETTINGS as TRAIN
-        from vinoreward_training.runs.run_folder import plain
-
-        (run / "config.yaml").write_bytes(mutate_text(json.dumps(settings).encode(), rng))
-        found = TRAIN.of(out=run, resume=True)
-        json.dumps(plain(dataclasses.asdict(found)), allow_nan=False)
-        return "other"
-
     return {
-        "config.yaml": run_settings,
-        "clock.json": run_clock,
         "bundle.json": description,
         "golden.npz": golden,
         "model.onnx": graph,

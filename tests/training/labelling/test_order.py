@@ -14,9 +14,9 @@ from vinoreward.rewards.classifier import Classifier, logit
 from vinoreward_training.labelling.order import (
     GAP,
     Opinion,
-    judged,
     most_useful_first,
     recorded,
+    scored,
     with_duplicates,
 )
 from vinoreward_training.labelling.sources import Source, of_folder
@@ -94,12 +94,12 @@ def test_every_image_comes_once_and_some_twice(
     names = [f"{n}.png" for n in range(left + done)]
     order = np.random.default_rng(seed).permutation(left).tolist()
     before = list(range(left, left + done))
-    again = before[: done // 4]
-    plan = with_duplicates(names, order, before, again, share, seed)
+    repeated = before[: done // 4]
+    plan = with_duplicates(names, order, before, repeated, share, seed)
     assert [index for index, twice in plan if not twice] == order
     twice = [index for index, twice in plan if twice]
-    assert len(set(twice)) == len(twice) <= max(0, round(share * (left + done)) - len(again))
-    assert not set(twice) & set(again)
+    assert len(set(twice)) == len(twice) <= max(0, round(share * (left + done)) - len(repeated))
+    assert not set(twice) & set(repeated)
     for index in set(twice) & set(order):
         assert plan.index((index, True)) - plan.index((index, False)) > GAP
     if done == 0 and left > 2 * GAP + 10:
@@ -124,7 +124,7 @@ def test_a_bundle_and_its_guard_are_asked(tmp_path: Path) -> None:
     for index, image in enumerate(images):
         save_image(tmp_path / f"{index}.png", image)
     (tmp_path / "broken.png").write_bytes(b"no image")
-    opinion = judged(of_folder(tmp_path), "panda-hover-classifier")
+    opinion = scored(of_folder(tmp_path), "panda-hover-classifier")
     with Classifier("panda-hover-classifier", precision="fp32") as classifier:
         expected = classifier.predict(images)
         threshold = classifier.threshold

@@ -26,7 +26,8 @@ from vinoreward.wrappers.true_success import Truth
 from vinoreward_training.capture.free_camera import wandering_camera
 from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row
+from vinoreward_training.data.dataset_files import NEAR_STEPS, Table, make_row
+from vinoreward_training.data.tables import Row
 from vinoreward_training.runs.next_command import capture_again
 
 LONGEST = 10_000
@@ -418,7 +419,7 @@ def numbers_of(observation: Any) -> dict[str, str]:
     """Return an observation's single numbers as cells of a table, if it is a few.
 
     They tell later whether one of them gives the label away; see
-    :func:`~vinoreward_training.data.dataset.telling_numbers`.
+    :func:`~vinoreward_training.data.dataset.find_label_leakage`.
     """
     parts = observation if isinstance(observation, Mapping) else {"obs": observation}
     arrays = {str(name): np.asarray(part) for name, part in parts.items()}

@@ -36,7 +36,7 @@ from vinoreward_training.classifier.evaluation import (
     evaluate,
     roc_area,
 )
-from vinoreward_training.classifier.finetune import USELESS, enough, following
+from vinoreward_training.classifier.finetune import USELESS, check_sample_size, following
 from vinoreward_training.classifier.guard import Fitted, fit_guard_of
 from vinoreward_training.configs import CalibrateConfig
 from vinoreward_training.data.dataset import (
@@ -46,7 +46,7 @@ from vinoreward_training.data.dataset import (
     split_by_episode,
 )
 from vinoreward_training.data.dataset_files import Indices, read_about
-from vinoreward_training.data.seen import SPLIT, origin_of
+from vinoreward_training.data.provenance import SPLIT, origin_of
 from vinoreward_training.runs.bundles import front_matter, update_bundle
 from vinoreward_training.runs.imports import as_options
 from vinoreward_training.runs.next_command import origin
@@ -250,7 +250,7 @@ def run(config: CalibrateConfig) -> int:
     if note := _squeezed(dataset, spec.image):
         print(note)
     choosing, test, seen = _parts(config, bundle, dataset)
-    enough(config, dataset, choosing)
+    check_sample_size(config, dataset, choosing)
     print(f"{len(choosing)} frames choose the threshold, {len(test)} test it")
     print(f"frames new to the network: {seen}")
     with bundle.backend("openvino", precision="fp32") as backend:

@@ -21,13 +21,13 @@ from vinoreward_training.classifier.evaluation import (
 from vinoreward_training.configs import CalibrateConfig, FinetuneConfig
 from vinoreward_training.data.dataset import (
     Dataset,
+    find_conflicting_duplicates,
+    find_label_leakage,
     least_episodes,
     load_dataset,
-    of_both_labels,
     split_by_episode,
-    telling_numbers,
 )
-from vinoreward_training.data.dataset_files import METADATA, Indices, read_table, say_parts
+from vinoreward_training.data.dataset_files import METADATA, Indices, read_metadata, say_parts
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_more_images
 from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import Settings, refuse
@@ -169,20 +169,21 @@ def run(config: FinetuneConfig) -> int:
             skip_broken=config.skip_broken,
         )
         if (config.data / METADATA).is_file():
-            rows = (row for _, row in read_table(config.data))
-            for sentence in telling_numbers(rows, config.success_label):
+            for sentence in find_label_leakage(read_metadata(config.data), config.success_label):
                 print(f"warning: {sentence}")
         else:
             print(f"no {METADATA}: each image counts as an episode of its own (docs/datasets.md)")
-        if (found := of_both_labels(dataset)) is not None:
+        if (found := find_conflicting_duplicates(dataset)) is not None:
             print(f"warning: {found}")
         parts = split_by_episode(dataset)
-        enough(config, dataset, parts[1])
+        check_sample_size(config, dataset, parts[1])
         say_parts(dataset.images, parts)
         return _train(config, dataset, parts, folder)
 
 
-def enough(config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices) -> None:
+def check_sample_size(
+    config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices
+) -> None:
     """Say which error rate is asked for by default; refuse one that is not supported."""
     chosen, why = default_rate(dataset, validation)
     rate = config.target_fpr or chosen or RATES[-1]

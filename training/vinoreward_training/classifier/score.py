@@ -41,17 +41,17 @@ from vinoreward_training.classifier.evaluation import (
 from vinoreward_training.configs import ScoreConfig
 from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (
-    MAX_TABLE_BYTES,
     METADATA,
     check_labels,
     images_below,
     inside,
     read_about,
-    read_table,
+    read_metadata,
 )
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
+from vinoreward_training.data.provenance import find_new_frames, origin_of
 from vinoreward_training.data.recordings import labels_of, shown_by
-from vinoreward_training.data.seen import origin_of, unseen
+from vinoreward_training.data.tables import MAX_TABLE_BYTES
 from vinoreward_training.runs.next_command import bundle_name
 from vinoreward_training.runs.report import Section, configuration, new_figure, save_figure
 from vinoreward_training.runs.report import write_report as write_html
@@ -118,7 +118,7 @@ def _of_files(config: ScoreConfig) -> Source:
     folder = config.data
     check_folder(folder, "an image folder")
     if (folder / METADATA).is_file():
-        rows = [row for _, row in read_table(folder)]
+        rows = list(read_metadata(folder))
         names = [row["label"] for row in rows]
         keys = [(row["file"], str(int(row["episode"])), "") for row in rows]
     else:
@@ -399,7 +399,7 @@ def _publish(
         )
     sections = [Section("Claims", facts=dict(figures))]
     judged = source.labels >= 0
-    judged[judged], note = unseen(classifier.bundle.spec, episodes[judged], source.origin)
+    judged[judged], note = find_new_frames(classifier.bundle.spec, episodes[judged], source.origin)
     with tempfile.TemporaryDirectory() as drawn:
         if not judged.any():
             note = "There are no labels, so nothing says which of the claims are right."

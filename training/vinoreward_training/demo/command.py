@@ -36,7 +36,7 @@ from vinoreward_training.configs import (
     PlayConfig,
     QuantizeConfig,
 )
-from vinoreward_training.data.seen import HELD_OUT_SHARES
+from vinoreward_training.data.provenance import HELD_OUT_SHARES
 from vinoreward_training.demo.report import CAPTIONS, SHIPPED, STAGES, compare, demo_sections
 from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN

@@ -16,7 +16,7 @@ from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ImageMismatchError
 from vinoreward.images import ImageSpec
 from vinoreward_training.configs import ImportEncoderConfig
-from vinoreward_training.data.dataset import FRAME_SHARES, LOWEST_COUNT, load_frames
+from vinoreward_training.data.dataset import FRAME_SHARES, MIN_FRAMES, load_frames
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.encoder.probe import bounds, mean_std
 from vinoreward_training.runs.imports import in_options
@@ -51,14 +51,14 @@ def _measured(bundle: Bundle, images: npt.NDArray[np.uint8]) -> Encoding:
 def _typical(config: ImportEncoderConfig, image: ImageSpec) -> npt.NDArray[np.uint8]:
     """Return typical images (N, h, w, 3) uint8, before the bundle crops and resizes them."""
     # A few in their own size: many large ones would fill the memory.
-    few = load_frames(config.images, limit=LOWEST_COUNT).images
+    few = load_frames(config.images, limit=MIN_FRAMES).images
     height, width = few.shape[1:3]
     wanted = (image.height, image.width)
     _check_aspect(config, config.crop[2:] if config.crop else (height, width), wanted)
     if config.crop is None:
         size = wanted if config.resize else None
         return load_frames(config.images, size=size, limit=MAX_IMAGES).images
-    count = max(LOWEST_COUNT, min(MAX_IMAGES, MAX_BYTES // (height * width * 3)))
+    count = max(MIN_FRAMES, min(MAX_IMAGES, MAX_BYTES // (height * width * 3)))
     return load_frames(config.images, limit=count).images
 
 

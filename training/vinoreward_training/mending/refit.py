@@ -18,7 +18,7 @@ from vinoreward.bundles.locate import inside
 from vinoreward.errors import needed_for
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.battery import look
-from vinoreward_training.classifier.finetune import enough
+from vinoreward_training.classifier.finetune import check_sample_size
 from vinoreward_training.classifier.guard import of_rooms
 from vinoreward_training.configs import FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, split_by_episode
@@ -93,7 +93,7 @@ def refit(
         resume=config.resume,
     )
     if config.target_fpr is not None:
-        enough(fit_config, dataset, validation)
+        check_sample_size(fit_config, dataset, validation)
     prepare_torch(fit_config)
     height, width = dataset.images.shape[1:3]
     net = build_for(fit_config, height, width, [])

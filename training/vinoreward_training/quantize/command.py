@@ -30,7 +30,7 @@ from vinoreward_training.data.dataset import (
     split_frames,
 )
 from vinoreward_training.data.dataset_files import Indices
-from vinoreward_training.data.seen import LEAST_HELD_OUT, SPLIT
+from vinoreward_training.data.provenance import LEAST_HELD_OUT, SPLIT
 from vinoreward_training.encoder.probe import fit_probe, judge_probe
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,
