@@ -205,7 +205,9 @@ class ClassifierFit(Fit):
             # After augmentation: black stays black.
             # A single dead camera only once it knows the task, which it learns worse otherwise.
             views = self._data.views if 2 * self.step >= self.steps else ()
-            dead = step_frames(self.step, self._dead, images, self._failures, seed=seed, views=views)
+            dead = step_frames(
+                self.step, self._dead, images, self._failures, seed=seed, views=views
+            )
             batch_images = torch.cat([batch_images, torch.from_numpy(dead)])
             labels = torch.cat([labels, labels.new_zeros(len(dead))])
             targets = torch.cat([targets, self._dead_target.expand(len(dead))])
