@@ -191,7 +191,7 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
     import numpy as np
 
     from vinoreward.rewards.classifier import Classifier
-    from vinoreward_training.audit.battery import look
+    from vinoreward_training.audit.checks import score_images
     from vinoreward_training.policy.checkpoint import OF_ENV, load_policy, read_description
     from vinoreward_training.policy.evaluate import Moment, evaluate
     from vinoreward_training.tasks.environments import make_env
@@ -208,7 +208,7 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
     env.close()
     with Classifier(bundle, precision="fp32") as classifier:
         kept = {
-            true: int(look(classifier, np.stack(some)).paid.sum()) if some else 0
+            true: int(score_images(classifier, np.stack(some)).rewarded.sum()) if some else 0
             for true, some in by_truth.items()
         }
     return {

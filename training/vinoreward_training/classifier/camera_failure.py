@@ -139,7 +139,8 @@ class _Failure:
         pixels, rows = self.image.astype(np.float64), np.arange(self.height)
         if self.random.random() < 0.5:
             lost = rows >= self.random.integers(0, self.height)
-            lost = lost[::-1] if self.random.random() < 0.5 else lost
+            if self.random.random() < 0.5:
+                lost = lost[::-1]
         else:
             lost = self.random.random(self.height) < self.random.uniform(0.1, 1)
         kind = self.random.integers(4)
@@ -259,9 +260,10 @@ def draw_frames(
     for frame, family in zip(frames, families, strict=True):
         frame[...] = images[failures[random.integers(len(failures))]]
         since = _dead_since(random, views, family) if views else {}
-        parts = np.split(frame, np.cumsum([view.height for view in views])[:-1]) or [frame]
-        for part, view in zip(parts, views or [None], strict=True):
-            if view is None or view.age <= since.get(view.name, -1):
+        dead = [view.age <= since.get(view.name, -1) for view in views] or [True]
+        ends = np.cumsum([view.height for view in views])[:-1]
+        for part, is_dead in zip(np.split(frame, ends), dead, strict=True):
+            if is_dead:
                 pixels = _Failure(random, part.copy()).draw(family)
                 part[...] = np.clip(np.rint(pixels), 0, 255)
     return frames

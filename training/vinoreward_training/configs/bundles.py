@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
 
 from vinoreward_training.configs.policies import Scalar
 
@@ -429,8 +431,8 @@ class ScoreConfig:
 class AuditConfig:
     """Try to cheat a classifier: what does it claim under other light, from a dead camera, ...?
 
-    Writes report.html and audit.json: whether it is safe (pays no failures; else the exit status is
-    3) and robust (misses no successes). Images should be new to it, from many episodes.
+    Writes report.html and audit.json: whether it is safe (rewards no failures; else the exit status
+    is 3) and robust (misses no successes). Images should be new to it, from many episodes.
 
     Examples:
         vinoreward capture --frames 1500 --seed 7 --out data/audit
@@ -443,29 +445,24 @@ class AuditConfig:
     """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub."""
     data: Path
     """A capture, or an image folder with one folder per class. Of what the bundle was trained on,
-    only what it kept for its test is used."""
+    only the part kept for its test is used."""
     pairs: Path | None = None
-    """A folder with success/01.png and, of the same scene with its cause taken away, removed/01.png
-    or moved/01.png, and so on."""
+    """A folder with success/01.png and, of the same scene without its cause, removed/01.png or
+    moved/01.png, and so on."""
     env: str | None = None
-    """An environment to play in. Where the classifier claims a success, its cause is taken away:
-    by what the environment offers (audit_interventions), or --interventions."""
+    """An environment to play in: whether claims depend on their cause, and which failures are
+    claimed."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
     policy: str | None = None
     """Who plays, as in capture; default: at random."""
     interventions: str | None = None
     """FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION of the environment (env.unwrapped) that returns a
-    list of vinoreward.Intervention, and of vinoreward.SearchSpace."""
-    states: int = 4096
-    """With --env: about so many states are looked at in each space that the environment offers
-    (audit_spaces), or --interventions; 0 for none."""
-    learn_steps: int = 2000
-    """With --env: a policy learns from the reward for so many steps, and its claims are compared
-    with the truth; 0 for none."""
-    robot_state: tuple[int, ...] = ()
-    """With --env: numbers of the observation, from 0, that are the robot's own state. The report
-    says how much of the log-odds they explain."""
+    list of vinoreward.Intervention and vinoreward.SearchSpace; default: what the environment
+    offers."""
+    learn_steps: Annotated[int, Ge(0)] = 2000
+    """With --env: train a policy on the reward for so many steps, and compare its claims with the
+    truth; 0 for none."""
     truth_key: str | None = None
     """Key of the truth in info, as in capture."""
     truth: str | None = None
@@ -475,23 +472,15 @@ class AuditConfig:
     out: Path | None = None
     """New folder for the report; default: runs/NAME-audit."""
     card: bool = False
-    """Write what was found into the bundle's model card, README.md, too."""
+    """Also write the result into the bundle's model card, README.md."""
     success_label: str = "success"
     """Label or sub-folder of the successes."""
     backend: str = "openvino"
     """What runs the network."""
-    device: str = "CPU"
-    """Device of the backend."""
     precision: Literal["fp32", "auto", "int8"] = "auto"
     """As the classifier will run; where that is INT8, its decisions are compared with FP32's."""
-    frames: int = 300
-    """At most so many images of each label, one of each episode."""
-    dead_frames: int = 3000
-    """Least number of images of a dead camera."""
-    seed: int = 0
-    """Draws images, noise, places and directions."""
-    threads: int = 0
-    """Threads of the network; 0 for one per core, at most 8."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of images, corruptions, states and episodes."""
 
 
 @dataclass(frozen=True)
@@ -516,20 +505,12 @@ class MendConfig:
     """Folders with a labels.jsonl of vinoreward label, and runs whose claims carry the truth."""
     out: Path = Path("runs/mended")
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
-    replay: int = 12000
-    """At most so many of the old training images are used."""
-    share: float | None = None
-    """Share of the images in a training step that are labelled ones. Default: 0.4 if the bundle
-    gets all of them wrong, and as much less as it gets fewer wrong."""
-    epochs: int = 0
-    """Passes over as many images as are used. 0: as many as come to 24,000 images, at least one."""
-    learning_rate: float = 2e-4
-    """Highest learning rate, after warm-up; decays to 0 along a cosine."""
-    target_fpr: float | None = None
-    """False-positive rate of the threshold, with 95 % confidence. Default: the threshold keeps the
-    recall that the bundle has on the validation part of --data."""
+    target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
+    """False-positive rate of the threshold, with 95 % confidence; default: keep the recall that the
+    bundle has on the validation part of --data."""
     env: str | None = None
-    """An environment for the audits, as in audit."""
+    """An environment for the audits, as in audit. States of its search spaces that the network gets
+    wrong are trained on too."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
     policy: str | None = None
@@ -542,17 +523,10 @@ class MendConfig:
     """Instead of a key, a function of the environment, as in capture."""
     image_source: str = "render"
     """The environment's image: render, obs or obs:KEY."""
-    examples: bool = True
-    """Train also on states of the environment's search spaces, which it labels itself: those that
-    fool the network as it is trained."""
-    states: int = 1024
-    """States that each audit looks at in a space of the environment; 0 for none."""
     success_label: str = "success"
     """Label or sub-folder of the successes in --data."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0)] = 0
     """Seed of the training and of the audits, which draw otherwise than vinoreward audit."""
-    threads: int = 0
-    """Threads of the training and of the audits, as in finetune and audit."""
     resume: bool = False
     """Continue the training in --out from its last checkpoint; give the other options again."""
 
