@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -13,13 +14,13 @@ from image_folders import SIZE, make_images, write_folder, write_views
 from PIL import Image
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, DatasetError, ImageMismatchError
 from vinoreward.files import sha256
+from vinoreward.images import ImageSpec
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_envs.panda_hover import PandaHoverEnv
-from vinoreward_training.audit.command import audit
-from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.classifier import calibrate, finetune
 from vinoreward_training.configs import (
     CalibrateConfig,
@@ -31,10 +32,8 @@ from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.labelling.labels import Answer, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of, labelled_images
 from vinoreward_training.mending import command as mending
-from vinoreward_training.mending import refit
 from vinoreward_training.mending.examples import FILE as EXAMPLES_FILE
-from vinoreward_training.mending.examples import Examples
-from vinoreward_training.mending.refit import LEAST_SHARE
+from vinoreward_training.mending.refit import Recipe
 from vinoreward_training.quantize import command as quantize
 
 TOP, LEFT, WHOLE = 10, 24, (48, 72)
@@ -120,7 +119,7 @@ def test_a_training_reads_what_somebody_else_would_have_cut(
 
 @pytest.mark.slow
 def test_the_bundle_and_the_commands_after_it_read_the_whole_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One training for all that follows it: INT8, another threshold, labels and a mending."""
     data = tmp_path / "whole"
@@ -166,43 +165,30 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_images(
             name = f"{file.parent.name}/{file.name}"
             log.add(Label(name, digest_of(image), answer, "ann", now(), 1.0))
     before = sha256(bundle.path / "bundle.json")
-    few = {"frames": 30, "dead": 220}
-    examples = tmp_path / "mended" / "candidate" / "part3" / EXAMPLES_FILE
-    drawn: list[Examples] = []
-    opened: list[int] = []
-    shares: list[float] = []
-    given = refit.shares_of
-    monkeypatch.setattr(
-        refit, "shares_of", lambda kinds, share: shares.append(share) or given(kinds, share)
+    config = MendConfig(
+        str(bundle.path), data, (labelled,), tmp_path / "mended", env="RedForCrop-v0"
     )
-
-    def shortly(*given: Any, **how: Any) -> AuditReport:
-        drawn.append(Examples.load(examples, 1))
-        opened.append(Red.opened)
-        return audit(*given, **{**how, **few})
-
-    monkeypatch.setattr(mending, "audit", shortly)
-    mended = mending.run(
-        MendConfig(
-            bundle=bundle.path, data=data, labels=(labelled,), out=tmp_path / "mended",
-            learning_rate=1e-6, replay=300, epochs=1, threads=1, env="RedForCrop-v0",
-        )
-    )  # fmt: skip
+    assert mending.run(config, Recipe(replay=300, epochs=1, learning_rate=1e-6)) == 0
     said = capsys.readouterr().out
-    assert mended == 0, said
-    # The environment's examples are cut too, and it labels them.
-    assert opened == [1, 1], "an audit has an environment for itself"
-    assert shares == [LEAST_SHARE / 2] * 3, "the bundle gets none of the labels wrong"
-    shown, true = drawn[0].images, drawn[0].labels
-    assert shown.shape[1:] == (*RESIZED, 3) and 20 < true.sum() < len(true)
-    halves = shown[..., 0].mean(axis=1).reshape(len(shown), 2, -1).mean(axis=2)
-    np.testing.assert_array_equal(halves[:, 0] - halves[:, 1] > 60, true == 1)
-    assert not examples.exists(), "what the training no longer needs takes no room"
+    assert Red.opened == 0
+    assert not list((tmp_path / "mended").rglob(EXAMPLES_FILE)), "nobody needs them any more"
     assert said.count("that look like successes to the network: light 0") == 3
     better = Bundle.load(tmp_path / "mended" / "bundle").spec
     assert better.image == bundle.spec.image
     assert better.dataset["counts"]["category:labelled"] == 40
     assert sha256(bundle.path / "bundle.json") == before
+
+
+def test_the_examples_of_an_environment_are_cut(tmp_path: Path) -> None:
+    image = ImageSpec(*RESIZED, crop=(TOP, LEFT, *SIZE), resize="pil_bilinear")
+    bundle = Bundle(tmp_path, BundleSpec(name="cut", image=image))
+    config = MendConfig("cut", tmp_path, (), env="RedForCrop-v0")
+    with contextlib.ExitStack() as closing:
+        source = mending.open_source(config, bundle, closing)
+        found = source.draw(lambda images: np.zeros(len(images)), tmp_path, 0)
+    assert found.images.shape[1:] == (*RESIZED, 3) and 20 < found.labels.sum() < len(found.labels)
+    halves = found.images[..., 0].mean(axis=1).reshape(len(found.images), 2, -1).mean(axis=2)
+    np.testing.assert_array_equal(halves[:, 0] - halves[:, 1] > 60, found.labels == 1)
 
 
 def test_labelled_images_are_cut(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ STAY = {"stay": share(0.5, 0.05, 20)}
     [
         (Audited({"x": share(0, 0.001, 20000)}), Audited({"x": share(0.0009, 0.001, 20000)}), None),
         (Audited({"x": share(0.5, 0.001, 20000)}), Audited({"x": share(0.4, 0.001, 20000)}), None),
-        (Audited({"x": share(0.0005, 0.001, 20000)}), Audited({"x": share(0.002, 0.001, 20000)}), "x"),
+        (Audited({"x": share(0, 0.001, 20000)}), Audited({"x": share(0.002, 0.001, 20000)}), "x"),
         (Audited({"x": share(0.01, 0.001, 20000)}), Audited({"x": share(0.02, 0.001, 20000)}),
          "x"),
         (Audited({}), Audited({}, ("under less light it claims 0 of 200",)), "faults that the"),

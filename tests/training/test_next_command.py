@@ -308,13 +308,12 @@ def test_a_folder_beside_the_current_one(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_stopped_mending_goes_on_with_all_its_options() -> None:
-    config = MendConfig(bundle="old", data=Path("d"), labels=(Path("a b"), Path("c")), share=0.2,
-                        env="Pendulum-v1", env_kwargs={"g": 9.0}, truth="up.py:up",
-                        examples=False)  # fmt: skip
+    config = MendConfig(bundle="old", data=Path("d"), labels=(Path("a b"), Path("c")), seed=2,
+                        env="Pendulum-v1", env_kwargs={"g": 9.0}, truth="up.py:up")  # fmt: skip
     line = mend_again(config)
     assert line == (
-        "vinoreward mend --bundle old --data d --labels 'a b' c --share 0.2 --env Pendulum-v1 "
-        "--env-kwargs g 9.0 --truth up.py:up --no-examples --resume"
+        "vinoreward mend --bundle old --data d --labels 'a b' c --env Pendulum-v1 "
+        "--env-kwargs g 9.0 --truth up.py:up --seed 2 --resume"
     )
     parsed = command_line(MendConfig, shlex.split(line)[2:], prog="vinoreward mend")
     assert parsed == dataclasses.replace(config, resume=True)
