@@ -21,7 +21,6 @@ import yaml
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.hub import download
-from vinoreward.bundles.save import front_matter, model_card
 from vinoreward.errors import (
     BundleEditedError,
     BundleError,
@@ -30,6 +29,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
 )
 from vinoreward_training.cli import from_hub, main
+from vinoreward_training.runs.bundles import front_matter
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -334,7 +334,7 @@ def test_a_hostile_name_stays_within_the_front_matter(bundle: Bundle) -> None:
 
     metrics = {"test": {"recall": 0.9, "precision": "0.9"}}
     spec = dataclasses.replace(bundle.spec, name="a: [b, *c] # d", metrics=metrics)
-    facts = yaml.safe_load(model_card(spec).split("---\n")[1])
+    facts = yaml.safe_load(front_matter(spec).split("---\n")[1])
     assert facts["model-index"][0]["name"] == spec.name
     assert facts["metrics"] == ["recall"]
     assert facts["license"] == "unknown"

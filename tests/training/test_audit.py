@@ -28,7 +28,7 @@ from tiny_network import rewrite
 from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle, save_views_bundle
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import MAX_CARD_BYTES, save_bundle
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
@@ -63,6 +63,7 @@ from vinoreward_training.classifier.training import record_of
 from vinoreward_training.cli import main
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.runs.bundles import MAX_CARD_BYTES
 
 CHANGES = [(shift, strength) for shift in SHIFTS for strength in shift.strengths]
 NAMES = {shift.name: shift for shift in SHIFTS}

@@ -20,7 +20,6 @@ from torch import nn
 from vinoreward import LearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find
-from vinoreward.bundles.update import with_guard
 from vinoreward.errors import (
     ConfigError,
     ImageMismatchError,
@@ -35,6 +34,7 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import CalibrateConfig, ImportClassifierConfig, QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
 from vinoreward_training.quantize import command as quantize
+from vinoreward_training.runs.bundles import with_guard
 
 SIZE = (32, 40)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vinoreward.bundles.save import card_of
 from vinoreward.errors import BundleError
 from vinoreward.files import write_text
 from vinoreward_training.audit.report import NOT_CHECKED, AuditReport
 from vinoreward_training.configs import AuditConfig
+from vinoreward_training.runs.bundles import card_of
 from vinoreward_training.runs.report import bullets, markdown_table
 
 CARD = "README.md"

@@ -17,9 +17,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.importers.encoder import other_images
 from vinoreward.bundles.locate import GUARD_FILE, INT8_FILE
-from vinoreward.bundles.save import front_matter
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward.bundles.update import update_bundle
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.images import ImageSpec, read_image
 from vinoreward.rewards.classifier import (
@@ -49,6 +47,7 @@ from vinoreward_training.data.dataset import (
 )
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.seen import SPLIT, origin_of
+from vinoreward_training.runs.bundles import front_matter, update_bundle
 from vinoreward_training.runs.imports import as_options
 from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import markdown, own_bundle

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
-from vinoreward.bundles.update import with_guard
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
@@ -22,6 +21,7 @@ from vinoreward_training.classifier.shifts import TRAINED, Shift, in_rooms, shif
 from vinoreward_training.configs import GuardConfig
 from vinoreward_training.data.dataset import Dataset, load_labelled, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.runs.bundles import with_guard
 from vinoreward_training.runs.report import own_bundle
 
 FITTED_ON = 6000

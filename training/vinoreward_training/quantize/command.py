@@ -15,9 +15,7 @@ import numpy.typing as npt
 from vinoreward.backends.base import load_backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import means
-from vinoreward.bundles.save import card_of
 from vinoreward.bundles.schema import Quantization
-from vinoreward.bundles.update import add_int8
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
 from vinoreward.rewards.classifier import Classifier, log_odds, logit, scores_of, threshold_distance
 from vinoreward_training.classifier.evaluation import refuse_useless
@@ -47,6 +45,7 @@ from vinoreward_training.quantize.gate import (
     halves,
 )
 from vinoreward_training.quantize.network import quantize_onnx
+from vinoreward_training.runs.bundles import add_int8, card_of
 from vinoreward_training.runs.next_command import after_bundle
 from vinoreward_training.runs.report import bullets, own_bundle
 

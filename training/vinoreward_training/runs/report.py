@@ -23,10 +23,11 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find, known_names
-from vinoreward.bundles.save import front_matter, save_bundle
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import atomic_path, read_plain, write_text
+from vinoreward_training.runs.bundles import front_matter
 from vinoreward_training.runs.machine import package_versions
 from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, plain
 
