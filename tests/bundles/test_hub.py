@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
-from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.bundles.hub import download
 from vinoreward.errors import (
     BundleEditedError,
@@ -144,7 +144,7 @@ def test_what_was_downloaded_is_not_downloaded_again(hub: Hub, bundle: Bundle) -
     assert hub.asked == ["HEAD bundle.json"]  # which commit main is now
     hub.asked.clear()
     assert Bundle.from_hub(f"{MINE}@{COMMIT}", sha256=bundle.sha256).path == path
-    assert Bundle.from_recipe(Bundle.load(path).recipe()).path == path
+    assert resolve_bundle(str(path)).path == path
     assert hub.asked == []
 
 
@@ -170,7 +170,7 @@ def test_of_two_downloads_at_once_both_have_it(
 
 
 def test_nothing_but_an_explicit_wish_asks_the_hub(hub: Hub, tmp_path: Path) -> None:
-    for ask in (Bundle.load, Bundle.from_recipe):
+    for ask in (Bundle.load, resolve_bundle):
         with pytest.raises(ModelNotFoundError, match=r"not asked here.*Bundle\.from_hub"):
             ask(f"hf:{MINE}")
     # A run of somebody else's that names one.

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import made_up_images
-from vinoreward.bundles.importers.lerobot import (
-    LABELS,
-    is_reward_classifier,
-    read_reward_classifier,
-)
 from vinoreward.bundles.importers.modules import load_state, without_prefix
 from vinoreward.bundles.schema import ONE_COLUMN
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward.images import View
+from vinoreward_training.classifier.lerobot import (
+    LABELS,
+    is_reward_classifier,
+    read_reward_classifier,
+)
 from vinoreward_training.configs import ImportClassifierConfig
 from vinoreward_training.runs.imports import in_options
 from vinoreward_training.runs.next_command import after_import
@@ -121,8 +121,13 @@ def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
             str(config.architecture), config.model, len(config.labels), config.output
         )
     given = {name: value for name, value in facts.items() if value is not None}
-    return Bundle.from_module(
-        module, config.model, onnx_path, height=int(height or 0), width=int(width or 0), **given
+    return Bundle.from_model(
+        onnx_path,
+        module=module,
+        weights=config.model,
+        height=int(height or 0),
+        width=int(width or 0),
+        **given,
     )
 
 
@@ -131,10 +136,9 @@ def _of_lerobot(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
     found = read_reward_classifier(config.model)
     height, width = found.size
     several = len(found.cameras) > 1
-    bundle = Bundle.from_module(
-        found.module(),
-        None,
+    bundle = Bundle.from_model(
         onnx_path,
+        module=found.module(),
         height=height,
         width=width,
         mean=(0.0, 0.0, 0.0),  # it normalises each camera's image itself

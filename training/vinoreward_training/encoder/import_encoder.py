@@ -120,10 +120,10 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
             f"{config.size}. Expected both: PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, which "
             "builds the module that it belongs to, and HEIGHT WIDTH of its images."
         )
-    return Bundle.from_encoder_module(
-        named_function(config.module, "module", FACTORY)(),
-        config.model,
+    return Bundle.from_encoder(
         onnx_path,
+        module=named_function(config.module, "module", FACTORY)(),
+        weights=config.model,
         height=height,
         width=width,
         **facts,

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from lerobot_folders import moments
 
-from vinoreward.bundles.importers.lerobot import (
+from vinoreward.bundles.importers.modules import load_state
+from vinoreward.errors import ModelRefusedError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.classifier.lerobot import (
     PREPROCESSOR,
     is_reward_classifier,
     read_reward_classifier,
 )
-from vinoreward.bundles.importers.modules import load_state
-from vinoreward.errors import ModelRefusedError
-from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.cli import main
 
 FOLDERS = Path(__file__).parents[1] / "data" / "lerobot"
