@@ -14,7 +14,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
 from vinoreward.rewards.classifier import Classifier, sigmoid
 from vinoreward_training.classifier import calibrate
-from vinoreward_training.classifier.dead_camera import judged
+from vinoreward_training.classifier.camera_failure import logits_by_family
 from vinoreward_training.cli import main
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
@@ -80,7 +80,7 @@ def as_it_reports(bundle: Bundle, data: Path, said: str) -> float:
         claimed = claims(dataset.images[test]) > 0
         assert (claimed & truth).sum() == metrics["test"]["true_positives"]
         assert (claimed & ~truth).sum() == metrics["test"]["false_positives"]
-        dead = judged(claims, dataset, test, 2, 0)
+        dead = logits_by_family(claims, dataset, test, 2, 0)
         counts = {family: int(each.sum()) for family, each in dead.items()}
         assert counts == metrics["dead_camera"]["by_family"]
         chosen_for = decision.chosen_for

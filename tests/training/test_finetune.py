@@ -38,7 +38,7 @@ from vinoreward.images import View
 from vinoreward.rewards.calibration import negatives_needed, threshold_for_fpr
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.bundle import golden_indices
-from vinoreward_training.classifier.dead_camera import of_step
+from vinoreward_training.classifier.camera_failure import step_frames
 from vinoreward_training.classifier.evaluation import (
     Verdict,
     average_precision,
@@ -112,9 +112,9 @@ def test_a_single_camera_dies_from_the_middle_of_a_training_on(
 
     def recorded(*arguments: Any, views: Any, **options: Any) -> Any:
         shown.append(len(views))
-        return of_step(*arguments, views=views, **options)
+        return step_frames(*arguments, views=views, **options)
 
-    monkeypatch.setattr("vinoreward_training.classifier.training.of_step", recorded)
+    monkeypatch.setattr("vinoreward_training.classifier.training.step_frames", recorded)
     data = dataclasses.replace(dataset_of(24), views=(View("front", 16), View("wrist", 16)))
     config = FinetuneConfig(epochs=2, batch_size=8, bf16="off")
     fit = ClassifierFit(network(), data, np.arange(16), np.arange(16, 24), config, tmp_path)

@@ -15,7 +15,7 @@ from vinoreward.images import View
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.frozen import CLAIMED, distance, visible_change
-from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
+from vinoreward_training.classifier.camera_failure import FAMILIES, UNSEEN_FAMILIES, held_out
 from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
 from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward_training.classifier.dead_camera import judged
+from vinoreward_training.classifier.camera_failure import logits_by_family
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
@@ -85,8 +85,8 @@ def make_bundle(
     seen = train[:: max(1, len(train) // SEEN_FRAMES)]
     logits[seen] = predicted(dataset.images[seen])
     dead = (
-        judged(predicted, dataset, validation, 1, config.seed),
-        judged(predicted, dataset, test, 2, config.seed),
+        logits_by_family(predicted, dataset, validation, 1, config.seed),
+        logits_by_family(predicted, dataset, test, 2, config.seed),
     )
     falling = still_falling([record["val_loss"] for record in history], config.epochs)
     result = evaluate(

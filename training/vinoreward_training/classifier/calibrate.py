@@ -27,7 +27,7 @@ from vinoreward.rewards.classifier import (
     threshold_distance,
     translations,
 )
-from vinoreward_training.classifier.dead_camera import judged
+from vinoreward_training.classifier.camera_failure import logits_by_family
 from vinoreward_training.classifier.evaluation import (
     Dead,
     Evaluation,
@@ -261,8 +261,8 @@ def run(config: CalibrateConfig) -> int:
             for part, what in ((choosing, "choose"), (test, "test")):
                 logits[part] = score(dataset.images[part], f"{what}{words}")
             dead = (
-                judged(score, dataset, choosing, 1, config.seed),
-                judged(score, dataset, test, 2, config.seed),
+                logits_by_family(score, dataset, choosing, 1, config.seed),
+                logits_by_family(score, dataset, test, 2, config.seed),
             )
             return _Scores(logits, dead)
 

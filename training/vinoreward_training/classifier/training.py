@@ -26,7 +26,7 @@ from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward.files import check_header
 from vinoreward.rewards.calibration import temperature
 from vinoreward_envs.constants import SUCCESS_DISTANCE
-from vinoreward_training.classifier.dead_camera import SHARE, judged, of_step
+from vinoreward_training.classifier.camera_failure import SHARE, logits_by_family, step_frames
 from vinoreward_training.classifier.evaluation import average_precision, log_loss, saved_by
 from vinoreward_training.classifier.shifts import in_rooms
 from vinoreward_training.configs import FinetuneConfig
@@ -205,7 +205,9 @@ class ClassifierFit(Fit):
             # After augmentation: black stays black.
             # A single dead camera only once it knows the task, which it learns worse otherwise.
             views = self._data.views if 2 * self.step >= self.steps else ()
-            dead = of_step(self.step, self._dead, images, self._failures, seed=seed, views=views)
+            dead = step_frames(
+                self.step, self._dead, images, self._failures, seed=seed, views=views
+            )
             batch_images = torch.cat([batch_images, torch.from_numpy(dead)])
             labels = torch.cat([labels, labels.new_zeros(len(dead))])
             targets = torch.cat([targets, self._dead_target.expand(len(dead))])
@@ -218,7 +220,7 @@ class ClassifierFit(Fit):
         labels = self._data.labels[self._validation]
         heat = temperature(logits, labels)
         log_odds = logits[:, 1] - logits[:, 0]
-        claims = judged(
+        claims = logits_by_family(
             partial(predict, self.module), self._data, self._validation, 1, self.config.seed
         )
         dead = np.diff(np.concatenate([*claims.values()]))[:, 0]
