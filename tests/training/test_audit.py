@@ -57,8 +57,10 @@ from vinoreward_training.audit.command import audit, environment_of
 from vinoreward_training.audit.pairs import PairRow
 from vinoreward_training.audit.replays import Replays
 from vinoreward_training.audit.report import AuditReport, sections_of
+from vinoreward_training.classifier.corruptions import CORRUPTIONS as SHIFTS
+from vinoreward_training.classifier.corruptions import Corruption as Shift
+from vinoreward_training.classifier.corruptions import corrupted as shifted
 from vinoreward_training.classifier.evaluation import Rates, rates
-from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 from vinoreward_training.classifier.training import record_of
 from vinoreward_training.cli import main
 from vinoreward_training.configs import AuditConfig

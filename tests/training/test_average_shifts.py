@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from toy_environments import HEIGHT, WIDTH, save_column_bundle
+from vinoreward_training.quantize.command import compare
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
@@ -18,7 +19,6 @@ from vinoreward_training.classifier.camera_failure import logits_by_family
 from vinoreward_training.cli import main
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
-from vinoreward_training.quantize.command import compare
 
 
 def draw(folder: Path, noise: float, seed: int = 1) -> Path:

@@ -27,10 +27,7 @@ def config_of(folder: Path, **more: Any) -> FinetuneConfig:
         data=folder / "data",
         out=folder / "run",
         epochs=4,
-        batch_size=8,
         target_fpr=0.2,
-        threads=1,
-        bf16="off",
     )
     return dataclasses.replace(config, **more)
 
@@ -84,7 +81,7 @@ def test_a_network_that_was_asked_for_or_has_no_time_is_not_replaced(
         save_file(build("squeezenet1_1").state_dict(), tmp_path / "w.safetensors")
     config = config_of(tmp_path, **options)
     dataset = load_dataset(config.data)
-    chosen, fit = finetune._chosen(config, dataset, split_by_episode(dataset), tmp_path)
+    chosen, fit = finetune._choose_network(config, dataset, split_by_episode(dataset), tmp_path)
     assert chosen is config and fit.step == 0
 
 
@@ -113,8 +110,15 @@ def test_weights_are_chosen_by_average_precision_before_certainty(tmp_path: Path
             return torch.stack([torch.zeros(len(odds)), torch.tensor(odds)], dim=1)
 
     def score_of(scale: float, wrong: int) -> float:
-        config = config_of(tmp_path, shifts=0.0)
-        fit = ClassifierFit(Fixed(scale, wrong), dataset, train, validation, config, tmp_path)
+        fit = ClassifierFit(
+            Fixed(scale, wrong),
+            dataset,
+            train,
+            validation,
+            config_of(tmp_path),
+            tmp_path,
+            corrupted=0.0,
+        )
         score = fit._evaluate([{"loss": 1.0}])[1]
         assert score is not None
         return score

@@ -16,8 +16,10 @@ from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.frozen import CLAIMED, distance, visible_change
 from vinoreward_training.classifier.camera_failure import FAMILIES, UNSEEN_FAMILIES, held_out
+from vinoreward_training.classifier.corruptions import CORRUPTIONS as SHIFTS
+from vinoreward_training.classifier.corruptions import Corruption as Shift
+from vinoreward_training.classifier.corruptions import corrupted as shifted
 from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
-from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 
 Images = npt.NDArray[np.uint8]
 Claims = npt.NDArray[np.bool_]

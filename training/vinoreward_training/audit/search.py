@@ -31,7 +31,8 @@ from vinoreward_training.audit.states import (
     Truth,
     climb,
 )
-from vinoreward_training.classifier.shifts import SHIFTS, shifted
+from vinoreward_training.classifier.corruptions import CORRUPTIONS as SHIFTS
+from vinoreward_training.classifier.corruptions import corrupted as shifted
 
 STATES = 4096
 """Spread over each space, about; half as many more are looked at near the worst of a large one."""

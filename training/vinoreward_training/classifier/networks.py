@@ -37,13 +37,15 @@ def check_network(config: FinetuneConfig) -> None:
     check_name(config.network)
     if config.weights is not None and config.pretrained:
         raise ConfigError(
-            "found --weights and --pretrained. Expected one source of initial weights; leave the "
-            "other out."
+            "found `weights` and `pretrained`. Expected one source of initial weights; leave the "
+            "other out.",
+            field="pretrained",
         )
     if config.freeze and config.weights is None and not config.pretrained:
         raise ConfigError(
-            "--freeze trains the last layer only, and the layers before it are random. Expected "
-            "initial weights; give --pretrained or --weights, or leave --freeze out."
+            "`freeze` trains the last layer only, and the layers before it are random. Expected "
+            "initial weights; give `pretrained` or `weights`, or leave `freeze` out.",
+            field="freeze",
         )
 
 
@@ -109,12 +111,15 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
             logits = net(torch.zeros(1, 3, height, width))
     except (RuntimeError, AssertionError, ValueError, IndexError) as error:
         size = _fixed_size(architecture, net)
-        wanted = "larger ones" if size is None else f"{size[0]} x {size[1]}, its only size"
-        option = "--image-size with larger numbers" if size is None else "--image-size {} {}"
+        wanted, option = "larger ones", "a larger `image_size`"
+        if size is not None:
+            wanted = f"{size[0]} x {size[1]}, its only size"
+            option = f"`image_size={size[0]} {size[1]}`"
         raise ConfigError(
             f"{architecture} does not take images of {height} x {width} pixels "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Expected "
-            f"{wanted}; give {option.format(*(size or ()))}, or choose another --network."
+            f"{wanted}; give {option}, or choose another `network`.",
+            field="image_size",
         ) from error
     finally:
         net.train(training)
@@ -123,7 +128,8 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
     if not isinstance(logits, Tensor) or logits.shape != (1, 2):
         raise ConfigError(
             f"{architecture} gives no logits for two labels. Expected a classifier; choose another "
-            "--network."
+            "`network`.",
+            field="network",
         )
 
 
@@ -147,15 +153,15 @@ def _fixed_size(architecture: str, net: nn.Module) -> tuple[int, int] | None:
     return None if side is None else (side, side)
 
 
-def normalization(config: FinetuneConfig) -> Normalization:
+def normalization(network: str) -> Normalization:
     """Return mean and standard deviation of a channel, in units of 0 to 1.
 
     They are those of the network's published weights. These may come as a file too, and so may
     weights that were trained from them; without any, all serve.
     """
-    if config.network in _HALVES:
+    if network in _HALVES:
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-    about = _timm_config(config.network)
+    about = _timm_config(network)
     return (IMAGENET_MEAN, IMAGENET_STD) if about is None else (about.mean, about.std)
 
 
@@ -179,7 +185,8 @@ def read_weights(path: Path) -> Weights:
     if not path.is_file():
         raise ModelNotFoundError(
             f"there are no weights at {path}. Expected a .safetensors or .pt file; correct "
-            "--weights or leave it out to train from scratch."
+            "`weights` or leave it out to train from scratch.",
+            field="weights",
         )
     return dict(load_state(path))
 
@@ -205,8 +212,9 @@ def pretrained_weights(architecture: str) -> Weights:
             raise ModelNotFoundError(
                 f"the weights of {architecture} are neither in the cache of huggingface_hub nor "
                 f"can they be downloaded here ({_first_line(error)}). Expected {url}; download it "
-                "on a machine with internet and give the file with --weights in place of "
-                "--pretrained."
+                "on a machine with internet and give the file with `weights` in place of "
+                "`pretrained`.",
+                field="pretrained",
             ) from error
     from torchvision.models import get_model_weights
 
@@ -236,7 +244,8 @@ def pretrained_weights(architecture: str) -> Weights:
 def _none_published(architecture: str, library: str) -> ModelNotFoundError:
     return ModelNotFoundError(
         f"{library} publishes no weights of {architecture}. Expected a network with some; leave "
-        "--pretrained out to train from scratch, give --weights, or choose another --network."
+        "`pretrained` out to train from scratch, give `weights`, or choose another `network`.",
+        field="pretrained",
     )
 
 
@@ -266,7 +275,8 @@ def load_weights(
             why = f"{len(wrong)} layers have other shapes: {wrong[0]} is {has} and not {wants}"
         raise ModelCorruptError(
             f"{source} does not hold weights of {architecture}: {why}. Expected a state dict of "
-            "the same network; name that network with --network, or leave the weights out."
+            "the same network; name that network with `network`, or leave the weights out.",
+            field="weights",
         )
     net.load_state_dict({**own, **fits})
     return sorted(set(own) - set(fits))

@@ -18,8 +18,8 @@ from vinoreward.bundles.locate import inside
 from vinoreward.errors import needed_for
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.battery import look
-from vinoreward_training.classifier.finetune import enough
-from vinoreward_training.classifier.guard import of_rooms
+from vinoreward_training.classifier.finetune import check_sample_size
+from vinoreward_training.classifier.ood import trained_on_corruptions
 from vinoreward_training.configs import FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
@@ -84,19 +84,18 @@ def refit(
         weights=weights,
         learning_rate=config.learning_rate,
         target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
-        # What it was not trained for would cost it more than a few steps can teach.
-        shifts=FinetuneConfig.shifts if of_rooms(spec.metrics) else 0.0,
         success_label=config.success_label,
         seed=config.seed,
-        threads=config.threads,
         resume=config.resume,
     )
+    # What it was not trained for would cost it more than a few steps can teach.
+    corruptions = trained_on_corruptions(spec.metrics)
     if config.target_fpr is not None:
-        enough(fit_config, dataset, validation)
-    prepare_torch(fit_config)
+        check_sample_size(fit_config, dataset, validation)
+    prepare_torch(config.seed, config.threads)
     height, width = dataset.images.shape[1:3]
     net = build_for(fit_config, height, width, [])
-    module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config)))
+    module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config.network)))
     some = validation[:: max(1, len(validation) // config.replay)]
     history: list[dict[str, float]] = []
     record = training.record_of(both, new, started=True, before=before)
@@ -120,6 +119,7 @@ def refit(
             checked,
             replace(fit_config, epochs=here),
             place,
+            corrupted=training.CORRUPTED if corruptions else 0.0,
             shares=shares_of(kinds, share),
         )
         fit.show("mend" if source is None else f"mend, part {part + 1} of {count}")
@@ -129,7 +129,18 @@ def refit(
     parts = (np.concatenate([train, new]), validation, test)
     recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
     fit_config = replace(fit_config, epochs=epochs)
-    make_bundle(fit_config, both, parts, folder, module, history, record, unseen, recall)
+    make_bundle(
+        fit_config,
+        both,
+        parts,
+        folder,
+        module,
+        history,
+        record,
+        unseen,
+        recall,
+        corruptions=corruptions,
+    )
     return Bundle.load(folder / "bundle")
 
 
