@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from full_disk import nearly_full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_folders import SIZE, make_images, write_folder
@@ -29,8 +28,6 @@ from vinoreward.errors import (
     ConfigError,
     DatasetError,
     ModelCorruptError,
-    RunFolderError,
-    TooFewNegativesError,
     UselessClassifierError,
 )
 from vinoreward.images import View
@@ -134,16 +131,6 @@ def test_training_shows_dead_camera_frames_as_failures(tmp_path: Path) -> None:
         fit.run()
         losses.append(fit.history[-1]["val_dead_loss"])
     assert losses[1] < 0.8 * losses[0]
-
-
-def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
-    fit = fit_of(tmp_path)
-    fit.save()
-    before = (tmp_path / CHECKPOINT).read_bytes()
-    with nearly_full_disk(), pytest.raises(RunFolderError, match=r"checkpoint\.pt.*free space"):
-        fit.save()
-    assert (tmp_path / CHECKPOINT).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
 
 
 def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
@@ -332,16 +319,6 @@ def test_weights_that_have_seen_held_out_images_are_refused(count: int, tmp_path
         check_unseen(second, path, other, split_by_episode(other))
 
 
-def test_images_that_every_episode_repeats_do_not_count_as_seen(tmp_path: Path) -> None:
-    data = keyed(400)
-    data.images[::4] = 9  # an arm at rest
-    parts = split_by_episode(data)
-    record = record_of(data, parts[0], started=False, before=None)
-    fresh = keyed(400, seed=1)
-    fresh.images[::4] = 9
-    assert check_unseen(record, tmp_path, fresh, split_by_episode(fresh)).startswith("yes")
-
-
 def test_raising_the_threshold_keeps_the_claims() -> None:
     none = np.zeros(0)
     likely = np.linspace(0.9, 1, 200)
@@ -483,20 +460,6 @@ def test_golden_frames_are_of_both_classes_and_hold_the_closest_ones() -> None:
     assert int(np.argmin(np.abs(log_odds - 0.3))) in chosen
 
 
-def test_data_that_are_refused_leave_no_run_folder(tmp_path: Path) -> None:
-    data = write_folder(tmp_path / "data", 20)
-    (data / "success" / "broken.png").write_bytes(b"no image")
-    out = tmp_path / "run"
-    with pytest.raises(DatasetError, match=r"broken\.png"):
-        finetune.run(FinetuneConfig(data=data, out=out))
-    (data / "success" / "broken.png").unlink()
-    with pytest.raises(TooFewNegativesError):
-        finetune.run(FinetuneConfig(data=data, out=out))
-    with pytest.raises(DatasetError):
-        finetune.run(FinetuneConfig(data=tmp_path / "none", out=out))
-    assert not out.exists()
-
-
 def test_photographs_are_spoken_of_in_their_own_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -551,16 +514,6 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: str, fiel
     with pytest.raises(ConfigError) as caught:
         finetune.run(config)
     assert caught.value.field == field and not (tmp_path / "run").exists()
-
-
-def test_a_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:
-    recorded = "data: data/hover\nout: elsewhere\nname: mine\nepochs: 7\nnetwork: squeezenet1_0\n"
-    (tmp_path / "config.yaml").write_text(recorded, encoding="utf-8")
-    found = finetune.SETTINGS.of(out=tmp_path, resume=True, learning_rate=0.1)
-    assert (found.name, found.epochs, found.learning_rate) == ("mine", 7, 0.1)
-    assert (found.data, found.out, found.network) == (Path("data/hover"), tmp_path, "squeezenet1_0")
-    with pytest.raises(ConfigError, match="network='resnet18', but the run"):
-        finetune.SETTINGS.of(out=tmp_path, resume=True, network="resnet18")
 
 
 @pytest.mark.slow

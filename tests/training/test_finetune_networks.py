@@ -83,12 +83,6 @@ def test_an_image_too_small_for_openvino_is_refused_first(tmp_path: Path, height
         assert height > 24  # the oracle refuses some
 
 
-def test_batch_statistics_follow_within_a_short_training() -> None:
-    net = build_for(FinetuneConfig(network="mobilenet_v3_small"), 64, 64)
-    found = {each.momentum for each in net.modules() if isinstance(each, torch.nn.BatchNorm2d)}
-    assert found == {0.1}
-
-
 # --- weights to begin with ------------------------------------------------------------------------
 
 

@@ -169,7 +169,7 @@ def test_labels_of_one_kind_name_the_other_reading(tmp_path: Path) -> None:
     assert len(take(dataset, tmp_path / "out", label_frame="same")) == 30
 
 
-@pytest.mark.parametrize("command", ["finetune", "quantize", "train-vae"])
+@pytest.mark.parametrize("command", ["finetune", "calibrate", "train-vae"])
 def test_other_commands_name_the_one_that_reads_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -177,7 +177,7 @@ def test_other_commands_name_the_one_that_reads_it(
     (dataset / "meta").mkdir(parents=True)
     (dataset / "meta/info.json").write_text("{}")
     more = ["--out", str(tmp_path / "run")]
-    if command == "quantize":
+    if command == "calibrate":
         bundle = shutil.copytree(panda_hover_classifier(), tmp_path / "bundle")
         more = ["--bundle", str(bundle)]
     assert main([command, "--data", str(dataset), *more]) == 1

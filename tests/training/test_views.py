@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -10,29 +9,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from image_folders import VIEWS, write_views
 
-from vinoreward.backends.torch_classifiers import build
-from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.capture import command as capture
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset import load_dataset, load_frames
-from vinoreward_training.runs.fit import predict
+from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.runs.next_command import to_train
-
-
-def test_a_dataset_says_what_its_images_are_views_of(tmp_path: Path) -> None:
-    image = load_dataset(write_views(tmp_path, 8)).image()
-    assert (image.height, image.width, image.resize) == (72, 48, "none")
-    assert [(view.name, view.height, view.source) for view in image.views] == [
-        ("front", 40, "obs:front"),
-        ("wrist", 32, "obs:wrist"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -48,14 +34,6 @@ def test_views_that_are_not_the_images_are_refused(
 ) -> None:
     with pytest.raises(DatasetError, match=message):
         load_dataset(write_views(tmp_path, 8, views))
-
-
-def test_several_views_are_not_resized_as_one_nor_encoded(tmp_path: Path) -> None:
-    data = write_views(tmp_path, 80)
-    with pytest.raises(DatasetError, match=r"32x24.*own size"):
-        load_dataset(data, size=(32, 24))
-    with pytest.raises(DatasetError, match="one view"):
-        load_frames(data)
 
 
 class Cart(gym.Env[Any, Any]):
@@ -120,20 +98,6 @@ def test_a_capture_of_two_cameras_and_their_last_images(tmp_path: Path) -> None:
         capture.run(capture.SETTINGS.of(out=config.out, frames=36, resume=True, stack=2))
 
 
-def test_the_example_of_two_cameras_is_captured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "two_cameras")
-    config = CaptureConfig(
-        out=tmp_path / "two",
-        env="two_cameras:TwoCameras-v0",
-        frames=16,
-        image_source=("obs:front", "obs:top"),
-    )
-    capture.run(config)
-    assert load_dataset(config.out).images.shape == (16, 2 * 48, 64, 3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -148,55 +112,6 @@ def test_views_that_cannot_be_captured_are_refused(
     config = CaptureConfig(out=tmp_path / "x", env="VinorewardTestCart-v0", **options)
     with pytest.raises(ConfigError, match=message):
         capture.run(config)
-
-
-def test_two_cameras_of_different_widths_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    class Uneven(Cart):
-        observation_space = gym.spaces.Dict(
-            {**Cart.observation_space.spaces, "wrist": gym.spaces.Box(0, 255, (16, 30), np.uint8)}
-        )
-
-        def _observe(self) -> dict[str, Any]:
-            return {**super()._observe(), "wrist": np.zeros((16, 30), np.uint8)}
-
-    gym.register("VinorewardTestUneven-v0", entry_point=Uneven)
-    config = CaptureConfig(
-        out=tmp_path / "x",
-        env="VinorewardTestUneven-v0",
-        frames=8,
-        image_source=("obs:front", "obs:wrist"),
-    )
-    with pytest.raises(ConfigError, match=r"'obs:wrist' has shape .*30.*one width.*--image-size"):
-        capture.run(config)
-    sized = dataclasses.replace(config, image_size=(16, 20), out=tmp_path / "y")
-    capture.run(sized)
-    assert load_dataset(sized.out).image().resize == "pil_bilinear"
-    assert load_dataset(sized.out).images.shape == (8, 32, 20, 3)
-
-
-def test_the_network_takes_the_views_apart_in_its_graph() -> None:
-    views = [("front", 32), ("wrist", 40), ("front", 32)]
-    torch.manual_seed(0)
-    net = build("squeezenet1_1", 2, views)
-    module = WithPreprocess(net, (0.5,) * 3, (0.25,) * 3).eval()
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (3, 104, 48, 3), dtype=np.uint8)
-    outputs = predict(module, images)
-    assert outputs.shape == (3, 2)
-    # Each view counts, and is not what the others are: exchanged, they say something else.
-    top = 0
-    for _, height in views:
-        other = images.copy()
-        other[:, top : top + height] = 0
-        assert (np.abs(predict(module, other) - outputs) > 1e-6).all()
-        top += height
-    exchanged = np.concatenate([images[:, 72:], images[:, 32:72], images[:, :32]], axis=1)
-    assert np.abs(predict(module, exchanged) - outputs).max() > 1e-6
-
-
-def test_a_view_too_small_for_the_network_is_refused_before_training() -> None:
-    with pytest.raises(ConfigError, match=r"'wrist' is 24 pixels high.*at least 32"):
-        build("squeezenet1_1", 2, [("front", 40), ("wrist", 24)])
 
 
 class Lamps(gym.Env[Any, Any]):
@@ -251,8 +166,7 @@ def test_two_cameras_from_images_to_a_policy_by_what_is_printed(
     data = Path("data/lamps")
     more = {
         "capture": "--frames 720 --per-episode 2",
-        "finetune": "--epochs 1 --batch-size 16 --threads 1",
-        "quantize": "--calibration 96 --max-second-looks 1",
+        "finetune": "--epochs 1 --int8 on",
         "train": "--num-envs 2 --vec-env dummy --timesteps 104 --final-episodes 2 --no-progress",
         "play": "--episodes 2 --film 1 --no-progress",
     }
@@ -263,7 +177,7 @@ def test_two_cameras_from_images_to_a_policy_by_what_is_printed(
         assert line.split()[0] == name
         assert main([*line.split(), *more[name].split()]) == 0, line
         said = capsys.readouterr().out
-        if name == "quantize":
+        if name == "finetune":
             assert "next: vinoreward audit --bundle runs/lamps-classifier/bundle" in said
             bundle, dataset = Bundle.load("runs/lamps-classifier/bundle"), load_dataset(data)
             assert bundle.spec.image.views == dataset.views and len(dataset.views) == 2

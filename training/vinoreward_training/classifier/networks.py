@@ -66,10 +66,13 @@ def build_for(
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
             module.momentum = max(module.momentum, MOMENTUM)
     check_size(config.network, net, height, width)
-    weights = _initial(config)
-    if weights is not None:
-        source = config.weights if config.weights is not None else f"{config.network}, pretrained"
-        fresh = load_weights(config.network, net, weights, source)
+    if config.weights is not None or config.pretrained:
+        source = config.weights or f"{config.network}, pretrained"
+        if config.weights is None:
+            given = pretrained_weights(config.network)
+        else:
+            given = read_weights(config.weights)
+        fresh = load_weights(config.network, net, given, source)
         print(f"weights from {source}; left fresh: {', '.join(fresh) or 'none'}")
     if config.freeze:
         layers = tuple(f"{name}." for name in head_of(config.network, net))
@@ -173,13 +176,6 @@ def _timm_config(architecture: str) -> Any:
     return timm.get_pretrained_cfg(architecture.removeprefix(TIMM))
 
 
-def _initial(config: FinetuneConfig) -> Weights | None:
-    """Return the initial weights; None for a network that begins at random."""
-    if config.weights is not None:
-        return read_weights(config.weights)
-    return pretrained_weights(config.network) if config.pretrained else None
-
-
 def read_weights(path: Path) -> Weights:
     """Read a state dict from a ``.safetensors`` or ``.pt`` file."""
     if not path.is_file():
@@ -197,25 +193,7 @@ def pretrained_weights(architecture: str) -> Weights:
     ModelNotFoundError if there are none, or they can not be downloaded.
     """
     if architecture.startswith(TIMM):
-        about = _timm_config(architecture)
-        if about is None or not about.hf_hub_id:
-            raise _none_published(architecture, "timm")
-        from huggingface_hub import hf_hub_download
-
-        name = about.hf_hub_filename or "model.safetensors"
-        url = f"https://huggingface.co/{about.hf_hub_id}/resolve/main/{name}"
-        try:
-            return read_weights(Path(hf_hub_download(about.hf_hub_id, name)))
-        except ModelCorruptError:
-            raise
-        except Exception as error:  # of the client's HTTP library
-            raise ModelNotFoundError(
-                f"the weights of {architecture} are neither in the cache of huggingface_hub nor "
-                f"can they be downloaded here ({_first_line(error)}). Expected {url}; download it "
-                "on a machine with internet and give the file with `weights` in place of "
-                "`pretrained`.",
-                field="pretrained",
-            ) from error
+        return _timm_weights(architecture)
     from torchvision.models import get_model_weights
 
     try:
@@ -233,12 +211,25 @@ def pretrained_weights(architecture: str) -> Weights:
                 f"{place} cannot be read as the weights of {architecture}. Expected the file of "
                 f"{published.url}; remove it, or put the right one there."
             ) from error
-        raise ModelNotFoundError(
-            f"the weights of {architecture} cannot be downloaded here ({_first_line(error)}). "
-            f"Expected {published.url} at {place}; download it on a machine with internet and put "
-            "it there."
-        ) from error
+        raise _not_downloaded(architecture, published.url, f"put it at {place}", error) from error
     return weights
+
+
+def _timm_weights(architecture: str) -> Weights:
+    about = _timm_config(architecture)
+    if about is None or not about.hf_hub_id:
+        raise _none_published(architecture, "timm")
+    from huggingface_hub import hf_hub_download
+
+    name = about.hf_hub_filename or "model.safetensors"
+    try:
+        return read_weights(Path(hf_hub_download(about.hf_hub_id, name)))
+    except ModelCorruptError:
+        raise
+    except Exception as error:  # of the client's HTTP library
+        url = f"https://huggingface.co/{about.hf_hub_id}/resolve/main/{name}"
+        remedy = "give the file with `weights` in place of `pretrained`"
+        raise _not_downloaded(architecture, url, remedy, error) from error
 
 
 def _none_published(architecture: str, library: str) -> ModelNotFoundError:
@@ -249,8 +240,15 @@ def _none_published(architecture: str, library: str) -> ModelNotFoundError:
     )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0][:200]
+def _not_downloaded(
+    architecture: str, url: str, remedy: str, error: Exception
+) -> ModelNotFoundError:
+    why = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
+    return ModelNotFoundError(
+        f"the weights of {architecture} are not in the cache and cannot be downloaded here ({why})."
+        f" Expected {url}; download it on a machine with internet and {remedy}.",
+        field="pretrained",
+    )
 
 
 def load_weights(
@@ -264,8 +262,8 @@ def load_weights(
     """
     own = net.state_dict()
     head = tuple(f"{name}." for name in head_of(architecture, net))
-    renamed = {_name_in(own, name, net, architecture): value for name, value in given.items()}
-    known = {name: value for name, value in renamed.items() if name in own}
+    known = {_name_in(own, name, net, architecture): value for name, value in given.items()}
+    known = {name: value for name, value in known.items() if name in own}
     fits = {name: value for name, value in known.items() if own[name].shape == value.shape}
     wrong = [name for name in known if name not in fits and not name.startswith(head)]
     if wrong or not fits:

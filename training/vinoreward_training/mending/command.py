@@ -128,7 +128,7 @@ def compare(
     if old.spec.decision is not None and old.spec.decision.translation_band:
         print(
             "note: near its threshold the old bundle scored translation averages, "
-            "and this one does not; vinoreward calibrate --average-shifts gives it that again"
+            "and this one does not; vinoreward calibrate --average-translations gives it that again"
         )
     print(f"next: {after_mending(saved, config)}")
     return 0

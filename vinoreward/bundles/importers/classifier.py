@@ -122,7 +122,7 @@ def _check_values(
         return
     kinds = ("probability", "logit") if output in ONE_COLUMN else ("probabilities", "logits")
     raise ConfigError(
-        f"{path} returns numbers {found}. Expected to know whether these are probabilities "
-        f"or logits, which its graph does not say; give `output={kinds[0]}` or `output={kinds[1]}`.",
+        f"{path} returns numbers {found}. Expected to know whether these are probabilities or "
+        f"logits, which its graph does not say; give `output={kinds[0]}` or `output={kinds[1]}`.",
         field="output",
     )

@@ -91,8 +91,8 @@ def _outputs_of(
     if len(set(known)) != len(chosen) or not 1 <= len(known) <= 2:
         raise ConfigError(
             f"{path} has the outputs {', '.join('/'.join(each) or '?' for each in names)}, and "
-            f"`outputs` is {outputs!r}. Expected one, or two different ones, means first and natural "
-            "log variances second; name or number them, or call them mu and logvar.",
+            f"`outputs` is {outputs!r}. Expected one, or two different ones, means first and "
+            "natural log variances second; name or number them, or call them mu and logvar.",
             field="outputs",
         )
     return known
@@ -116,8 +116,8 @@ def _latent_of(
     if posterior is None or not fits or (pair and (not posterior or columns[0] != columns[-1])):
         raise ConfigError(
             f"{path} returns {' and '.join(str(each or 'any') for each in columns)} numbers per "
-            f"image; latent_size is {latent_size} and posterior is {posterior}. Expected as many as "
-            "the latent size with `posterior=False`, or twice as many with `posterior`: means and "
+            f"image; latent_size is {latent_size} and posterior is {posterior}. Expected as many "
+            "as the latent size with `posterior=False`, or twice as many with `posterior`: means and "
             "as many log variances, side by side or in two outputs; give one of these, or a "
             "`latent_size` that fits, or name the outputs with `outputs`.",
             field="posterior",
