@@ -152,9 +152,9 @@ def test_names_of_files_and_images_are_checked(tmp_path: Path, model: Path) -> N
     logits = expected_logits(images)
     with pytest.raises(ConfigError, match=r"code\.py"):
         save_bundle(tmp_path / "b", SPEC, {"model.onnx": model, "code.py": b""}, images, logits)
-    with pytest.raises(BundleError, match="card image"):
+    with pytest.raises(BundleError, match="plain relative name"):
         save_bundle(
-            tmp_path / "b", SPEC, {"model.onnx": model}, images, logits, None, {"a.svg": model}
+            tmp_path / "b", SPEC, {"model.onnx": model}, images, logits, None, {"../a.png": model}
         )
     with pytest.raises(ModelNotFoundError, match=r"absent\.onnx"):
         save_bundle(tmp_path / "b", SPEC, {"model.onnx": tmp_path / "absent.onnx"}, images, logits)

@@ -34,6 +34,7 @@ from vinoreward_training.mending import refit
 from vinoreward_training.mending.examples import FILE as EXAMPLES_FILE
 from vinoreward_training.mending.examples import Examples
 from vinoreward_training.mending.refit import LEAST_SHARE
+from vinoreward_training.runs.bundles import of_cut_images
 
 TOP, LEFT, WHOLE = 10, 24, (48, 72)
 RESIZED = (40, 52)
@@ -131,7 +132,7 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_images(
     bundle = Bundle.load(tmp_path / "run" / "bundle")
     assert bundle.spec.image.crop == (TOP, LEFT, *SIZE)
     assert (bundle.spec.image.height, bundle.spec.image.width) == RESIZED
-    exact, cut = Classifier(bundle, precision="fp32"), bundle.of_cut_images()
+    exact, cut = Classifier(bundle, precision="fp32"), of_cut_images(bundle)
     with exact as classifier, Classifier(cut, precision="fp32") as of_parts:
         probabilities = classifier.probability(whole[:40])
         np.testing.assert_array_equal(probabilities > 0.5, labels[:40] == 1)

@@ -88,8 +88,8 @@ class Bundle:
         Args:
             name: ``owner/name`` or ``owner/name@revision``; a revision is a branch, a tag or a
                 whole commit, ``main`` by default. Only a commit, or ``sha256``, pins the bundle.
-            sha256: as in :meth:`load`, as is ``trusted``.
-            trusted: allow any operators, of any cost.
+            sha256: as in :meth:`load`.
+            trusted: as in :meth:`load`.
 
         Raises:
             ConfigError: the name has another form.
@@ -156,11 +156,6 @@ class Bundle:
                 f"vinoreward calibrate --int8 on --bundle {self.path}"
             )
         return precision
-
-    def of_cut_images(self) -> Bundle:
-        """Return a bundle for images ``(N, H, W, 3)`` from which the part is already cut."""
-        image = dataclasses.replace(self.spec.image, crop=None)
-        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, image=image))
 
     def second_look_band(self, precision: str) -> float | None:
         """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
@@ -259,15 +254,10 @@ class Bundle:
                 f"the bundle {self.path} is saved already. Expected one made from a model file; "
                 "copy the folder instead."
             )
-        return self.save_prepared(path, self.prepare(golden_images), overwrite=overwrite)
-
-    def save_prepared(
-        self, path: str | Path, images: NDArray[np.uint8], *, overwrite: bool = False
-    ) -> Bundle:
-        """Write the bundle as :meth:`save` does, with images as :meth:`prepare` returns them."""
         from vinoreward.bundles.save import save_bundle
 
-        files, outputs = {locate.MODEL_FILE: self.path}, self._fp32(images)
+        files, images = {locate.MODEL_FILE: self.path}, self.prepare(golden_images)
+        outputs = self._fp32(images)
         saved = save_bundle(Path(path), self.spec, files, images, outputs, overwrite=overwrite)
         return dataclasses.replace(Bundle.load(saved, verify=False), trusted=self.trusted)
 
@@ -335,7 +325,7 @@ class Bundle:
             path: as in :meth:`from_model`.
             module: takes floats ``(N, 3, H, W)`` and returns ``(mu, logvar)`` or one tensor; mean 0
                 and std 1 unless given.
-            weights: as in :meth:`from_model`, as is ``trusted``.
+            weights: as in :meth:`from_model`.
             trusted: as in :meth:`load`.
             facts: ``latent_size``, ``posterior``, ``golden`` and others of
                 :class:`~vinoreward.bundles.importers.facts.EncoderFacts`.

@@ -25,7 +25,7 @@ from vinoreward.bundles.locate import (
     previous_of,
 )
 from vinoreward.bundles.schema import BundleSpec, check_file_name
-from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
+from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.files import sha256, write_json
 
 
@@ -63,12 +63,8 @@ def save_bundle(
         RunFolderError: the folder cannot be written or the disk is full; nothing was changed.
     """
     path = Path(path)
-    int8 = golden_logits_int8
-    golden = Golden(
-        np.ascontiguousarray(golden_images),
-        np.ascontiguousarray(golden_logits, dtype=np.float32),
-        None if int8 is None else np.ascontiguousarray(int8, dtype=np.float32),
-    )
+    int8 = None if golden_logits_int8 is None else np.asarray(golden_logits_int8, np.float32)
+    golden = Golden(np.asarray(golden_images), np.asarray(golden_logits, np.float32), int8)
     golden.check(spec)
     unknown = sorted(set(files) - set(MODEL_FILES))
     if unknown or MODEL_FILE not in files:
@@ -79,11 +75,6 @@ def save_bundle(
         )
     for name in card_images:
         check_file_name(name)
-        if "/" in name or Path(name).suffix.lower() not in (".png", ".jpg", ".gif"):
-            raise BundleError(
-                f"the card image is called {name!r}. Expected a plain .png, .jpg or .gif name "
-                "without folders; rename it."
-            )
     with _building(path, overwrite=overwrite) as folder:
         for name, content in files.items():
             _put(folder / name, content)

@@ -74,14 +74,14 @@ class RewardClassifier:
         state = load_state(self.weights)
         # A stranger's file may mean gigabytes of results: shapes are tried before memory is taken.
         shapes = {name: torch.empty_like(each, device="meta") for name, each in state.items()}
-        used: list[str] = []
+        used: dict[str, None] = {}
         planned = _network(self, shapes, used)
         try:
             planned(torch.empty((1, 3, *self.size), device="meta"))
         except (RuntimeError, ValueError) as error:
             why = str(error).splitlines()[-1].strip()[:300]
-            if used[-1] in shapes:
-                why = f"{used[-1]} has the shape {tuple(shapes[used[-1]].shape)} ({why})"
+            if (last := next(reversed(used))) in shapes:
+                why = f"{last} has the shape {tuple(shapes[last].shape)} ({why})"
             raise _refused(self.weights, why, "the weights of one network") from error
         if unused := sorted(set(state) - set(used)):
             raise _refused(self.weights, f"no part has {unused[0]}", "the weights of one network")
@@ -218,8 +218,8 @@ def _both(name: str) -> _Names:
     return f"{name}.convolution", f"{name}.normalization"
 
 
-def _network(of: RewardClassifier, state: Mapping[str, Tensor], used: list[str]) -> nn.Module:
-    """Return the network with its weights; it appends the names of those that it asks for."""
+def _network(of: RewardClassifier, state: Mapping[str, Tensor], used: dict[str, None]) -> nn.Module:
+    """Return the network with its weights; it adds the names of those that it asks for."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -244,10 +244,10 @@ def _network(of: RewardClassifier, state: Mapping[str, Tensor], used: list[str])
 
         def tensors(self, name: str, *parts: str) -> Iterator[Tensor]:
             for part in parts:
-                used.append(f"{name}.{part}")
-                if used[-1] not in state:
-                    raise RuntimeError(f"there is no {used[-1]}")
-                yield getattr(self, used[-1].replace(".", "__"))
+                used[f"{name}.{part}"] = None
+                if f"{name}.{part}" not in state:
+                    raise RuntimeError(f"there is no {name}.{part}")
+                yield getattr(self, f"{name}.{part}".replace(".", "__"))
 
         def layer(self, x: Tensor, names: _Names, stride: int, same: bool = jax) -> Tensor:
             """A convolution and its normalization."""
@@ -260,11 +260,12 @@ def _network(of: RewardClassifier, state: Mapping[str, Tensor], used: list[str])
             has_bias = ["bias"] if f"{convolution}.bias" in state else []
             bias = next(self.tensors(convolution, *has_bias), None)
             x = functional.conv2d(x, weight, bias, stride, 0 if same else side // 2)
+            weight, bias = self.tensors(norm, "weight", "bias")
             if jax:
-                return functional.group_norm(x, 4, *self.tensors(norm, "weight", "bias"))
-            used.append(f"{norm}.num_batches_tracked")
-            moments = self.tensors(norm, "running_mean", "running_var", "weight", "bias")
-            return functional.batch_norm(x, *moments)
+                return functional.group_norm(x, 4, weight, bias)
+            used[f"{norm}.num_batches_tracked"] = None
+            mean, variance = self.tensors(norm, "running_mean", "running_var")
+            return functional.batch_norm(x, mean, variance, weight, bias)
 
         def padded(self, x: Tensor, side: int, stride: int, value: float = 0.0) -> Tensor:
             """Pad as JAX's ``SAME``: what is odd goes to the bottom and the right."""
@@ -298,7 +299,7 @@ def _network(of: RewardClassifier, state: Mapping[str, Tensor], used: list[str])
 
         def forward(self, images: Tensor) -> Tensor:
             parts = []
-            views = images.split([camera.height for camera in of.cameras], 2)
+            views = torch.split(images, [camera.height for camera in of.cameras], 2)
             for camera, view in zip(of.cameras, views, strict=True):
                 mean, std = (
                     torch.tensor(values, device=images.device).reshape(1, 3, 1, 1)

@@ -24,6 +24,7 @@ from vinoreward_training.classifier.corruptions import (
 )
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.runs.bundles import of_cut_images
 
 MAX_FITTED = 6000
 """About so many training images are used."""
@@ -143,7 +144,7 @@ def fit_bundle_ood(bundle: Bundle, dataset: Dataset) -> OodFit:
     parts = split_by_episode(dataset)
     if not trained_on_corruptions(bundle.spec.metrics):
         return fit_ood(dataset, parts, None)
-    cut = bundle.of_cut_images()
+    cut = of_cut_images(bundle)
     with contextlib.closing(Classifier(cut, precision="fp32", guarded=False)) as classifier:
 
         def claims(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:

@@ -32,6 +32,7 @@ from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.judgement import judged
 from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, refit
+from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.next_command import OF_AUDIT, after_mending, mend_again
 from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import refuse, refuse_ignored
@@ -75,7 +76,7 @@ def run(config: MendConfig) -> int:
         f"{labelled.sentence}\n{count} labels are trained on, {len(labelled.train) - count} check"
     )
     # What no audit could judge, or look at, is refused before the training.
-    allowed, _ = unseen_frames(old.of_cut_images(), dataset)
+    allowed, _ = unseen_frames(of_cut_images(old), dataset)
     one_each(dataset, allowed, LEAST_AUDITED, config.seed)
     with contextlib.ExitStack() as closing:
         source = source_of(config, old, closing)

@@ -16,6 +16,7 @@ from vinoreward_training.audit.battery import look
 from vinoreward_training.audit.report import AuditReport, Measure
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.mending.labelled import Labelled
+from vinoreward_training.runs.bundles import of_cut_images
 
 SURE = 0.05
 """Largest chance that a bundle no worse than the old one is refused."""
@@ -53,7 +54,7 @@ def judged(
     success = dataset.labels[test] == 1
     kept = ~labelled.train
     claims, false_claims, answers, rates = [], [], [], []
-    for bundle in (old.of_cut_images(), new.of_cut_images()):
+    for bundle in (of_cut_images(old), of_cut_images(new)):
         with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
             paid = look(classifier, dataset.images[test]).paid
             right = np.zeros(0, np.bool_)

@@ -25,6 +25,7 @@ from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.mending.examples import PARTS, Examples, ExampleSource
 from vinoreward_training.mending.labelled import Labelled, chosen_of, joined
+from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.run_folder import made
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
     are among the labels.
     """
     some = labelled.train
-    with contextlib.closing(Classifier(bundle.of_cut_images(), precision="fp32")) as classifier:
+    with contextlib.closing(Classifier(of_cut_images(bundle), precision="fp32")) as classifier:
         right = look(classifier, labelled.images[some]).claims == labelled.labels[some]
     wrong = 1 - float(right.mean()) if len(right) else 0.0
     return max(LEAST_SHARE, MOST_SHARE * wrong)
@@ -206,7 +207,7 @@ def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
 
 def _recall(bundle: Bundle, dataset: Dataset, part: Indices) -> float:
     """Return the share of the successes of a part of the data that a bundle claims."""
-    cut = bundle.of_cut_images()
+    cut = of_cut_images(bundle)
     with contextlib.closing(Classifier(cut, precision="fp32")) as classifier:
         claims = look(classifier, dataset.images[part[dataset.labels[part] == 1]]).claims
     return float(claims.mean())

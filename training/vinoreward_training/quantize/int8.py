@@ -38,7 +38,7 @@ from vinoreward_training.quantize.gate import (
     halves,
 )
 from vinoreward_training.quantize.network import MAX_CALIBRATION_FRAMES, quantize_onnx
-from vinoreward_training.runs.bundles import add_int8, card_of
+from vinoreward_training.runs.bundles import add_int8, card_of, of_cut_images
 from vinoreward_training.runs.report import bullets
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
     near = np.flatnonzero(
         threshold_distance(log_odds, threshold) < (decision.translation_band or 0.0)
     )
-    cut = bundle.of_cut_images()
+    cut = of_cut_images(bundle)
     with Classifier(cut, backend=BACKENDS[0], precision="fp32", guarded=False) as classifier:
         for index in near:
             decided[index] = classifier.compute_reward(images[index : index + 1])[0] > 0

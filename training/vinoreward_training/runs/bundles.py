@@ -58,6 +58,12 @@ def card_of(folder: Path) -> str | None:
         return read_plain(path, MAX_CARD_BYTES).decode("utf-8", "replace")
 
 
+def of_cut_images(bundle: Bundle) -> Bundle:
+    """Return a bundle for images ``(N, H, W, 3)`` from which the part is already cut."""
+    image = dataclasses.replace(bundle.spec.image, crop=None)
+    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
+
+
 def add_int8(
     bundle: Bundle,
     int8_path: str | Path,

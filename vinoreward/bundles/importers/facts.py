@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.network import check_ends, openvino_model, read_bytes
-from vinoreward.backends.onnx_file import read_metadata
 from vinoreward.backends.probe import try_network
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.schema import BundleSpec, Output
@@ -112,14 +111,17 @@ class NetworkFile:
     """
 
     def __init__(self, path: Path, *, trusted: bool) -> None:
-        if path.suffix not in (".onnx", ".xml"):
-            raise ConfigError(f"{path} is no .onnx file. Expected one; export the network as ONNX.")
+        if path.suffix != ".onnx":
+            raise ConfigError(
+                f"{path} is no .onnx file. Expected one, as an OpenVINO IR cannot be checked well "
+                "enough; export the network as ONNX, with torch.onnx.export or tf2onnx."
+            )
         content = read_bytes(path, None)
         if not trusted:
             try_network(path, content)
         self.path = path
         self.model = openvino_model(import_openvino(), path, content)
-        self.info = _model_info(path, content)
+        self.info = _model_info(path, self.model)
         """What Intel's ``model_info`` says: ``labels``, ``threshold`` and :class:`ImageFacts`."""
 
     def columns(self, index: int) -> int | None:
@@ -196,15 +198,16 @@ class NetworkFile:
         return {key: value for key, value in known.items() if value is not None}
 
 
-def _model_info(path: Path, content: bytes) -> dict[str, Any]:
-    """Return what ``model_info`` in the metadata of an ``.onnx`` file says.
+def _model_info(path: Path, model: Any) -> dict[str, Any]:
+    """Return what ``model_info`` in the metadata of an ``.onnx`` file says, as OpenVINO read them.
 
     model_api gives networks BGR images: ``reverse_input_channels`` is true for one that takes RGB.
     ``resize_type`` is ignored: OpenCV's resizing is not the antialiased one of bundles.
     """
+    metadata = model.rt_info["framework"] if model.has_rt_info("framework") else {}
     raw = {
-        key.removeprefix("model_info").strip(" ./:"): value.strip()
-        for key, value in read_metadata(content).items()
+        key.removeprefix("model_info").strip(" ./:"): metadata[key].value.strip()
+        for key in metadata
         if key.startswith("model_info")
     }
 
