@@ -22,7 +22,7 @@ from vinoreward.machine import usable_cores
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_training.cli import main
 from vinoreward_training.configs import DemoConfig
-from vinoreward_training.data.seen import LEAST_HELD_OUT
+from vinoreward_training.data.provenance import LEAST_HELD_OUT
 from vinoreward_training.demo.command import (
     CAPTURE_SEED,
     Demo,

@@ -24,7 +24,7 @@ from vinoreward_training.classifier.lerobot import (
     read_reward_classifier,
 )
 from vinoreward_training.configs import ImportConfig
-from vinoreward_training.data.dataset import LOWEST_COUNT, load_frames, same_aspect
+from vinoreward_training.data.dataset import MIN_FRAMES, load_frames, same_aspect
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.encoder.probe import bounds, mean_std
 from vinoreward_training.runs.bounds import check_bounds
@@ -253,7 +253,7 @@ def _with_bounds(bundle: Bundle, images: npt.NDArray[np.uint8]) -> Encoding:
 def _typical_images(config: ImportConfig, data: Path, image: ImageSpec) -> npt.NDArray[np.uint8]:
     """Return typical images (N, h, w, 3) uint8, before the bundle crops and resizes them."""
     # A few in their own size: many large ones would fill the memory.
-    few = load_frames(data, limit=LOWEST_COUNT).images
+    few = load_frames(data, limit=MIN_FRAMES).images
     height, width = few.shape[1:3]
     wanted = (image.height, image.width)
     if config.resize and not config.stretch:
@@ -261,7 +261,7 @@ def _typical_images(config: ImportConfig, data: Path, image: ImageSpec) -> npt.N
     if config.crop is None:
         size = wanted if config.resize else None
         return load_frames(data, size=size, limit=MAX_IMAGES).images
-    count = max(LOWEST_COUNT, min(MAX_IMAGES, MAX_BYTES // (height * width * 3)))
+    count = max(MIN_FRAMES, min(MAX_IMAGES, MAX_BYTES // (height * width * 3)))
     return load_frames(data, limit=count).images
 
 

@@ -54,10 +54,11 @@ from vinoreward_training.audit.search import STATES, Searched, spaces_searched
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, image_reader, save_image
-from vinoreward_training.data.seen import LEAST_AUDITED as LEAST
-from vinoreward_training.data.seen import unseen
+from vinoreward_training.data.provenance import LEAST_AUDITED as LEAST
+from vinoreward_training.data.provenance import find_new_frames
+from vinoreward_training.data.tables import write_table
 from vinoreward_training.runs.next_command import bundle_name, command, free, to_train
-from vinoreward_training.runs.report import Row, write_report, write_table
+from vinoreward_training.runs.report import Row, write_report
 from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import refuse_ignored
 from vinoreward_training.tasks.environments import (
@@ -117,7 +118,7 @@ def unseen_frames(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool
         if record is not None and record.share_of(keys) > training.TOLERATED:
             sha256 = record.datasets[-1]
     identities, _ = episode_identities(dataset)
-    return unseen(spec, dataset.episodes, dataset.origin, sha256, identities)
+    return find_new_frames(spec, dataset.episodes, dataset.origin, sha256, identities)
 
 
 def one_each(dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed: int) -> Indices:

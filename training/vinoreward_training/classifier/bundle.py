@@ -33,7 +33,7 @@ from vinoreward_training.classifier.training import RECORD, ChannelsLast, Traine
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
-from vinoreward_training.data.seen import SPLIT
+from vinoreward_training.data.provenance import SPLIT
 from vinoreward_training.runs.fit import export_checked, predict, subsample, weights_of
 from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure

@@ -50,7 +50,7 @@ from vinoreward_training.data.dataset import (
     split_frames,
 )
 from vinoreward_training.data.dataset_files import Indices, read_about
-from vinoreward_training.data.seen import SPLIT, origin_of
+from vinoreward_training.data.provenance import SPLIT, origin_of
 from vinoreward_training.quantize.int8 import encoder_int8
 from vinoreward_training.runs.bounds import check_bounds
 from vinoreward_training.runs.bundles import front_matter, update_bundle

@@ -21,13 +21,13 @@ from vinoreward_training.classifier.evaluation import (
 from vinoreward_training.configs import CalibrateConfig, FinetuneConfig
 from vinoreward_training.data.dataset import (
     Dataset,
+    find_conflicting_duplicates,
+    find_label_leakage,
     least_episodes,
     load_dataset,
-    of_both_labels,
     split_by_episode,
-    telling_numbers,
 )
-from vinoreward_training.data.dataset_files import METADATA, Indices, read_table, say_parts
+from vinoreward_training.data.dataset_files import METADATA, Indices, read_metadata, say_parts
 from vinoreward_training.quantize.int8 import MAX_FLIPS, classifier_int8
 from vinoreward_training.runs.bounds import check_bounds
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_more_images
@@ -76,12 +76,11 @@ def _load(config: FinetuneConfig) -> Dataset:
         skip_broken=config.skip_broken,
     )
     if (config.data / METADATA).is_file():
-        rows = (row for _, row in read_table(config.data))
-        for sentence in telling_numbers(rows, config.success_label):
+        for sentence in find_label_leakage(read_metadata(config.data), config.success_label):
             print(f"warning: {sentence}")
     else:
         print(f"no {METADATA}: each image counts as an episode of its own (docs/datasets.md)")
-    if (found := of_both_labels(dataset)) is not None:
+    if (found := find_conflicting_duplicates(dataset)) is not None:
         print(f"warning: {found}")
     return dataset
 

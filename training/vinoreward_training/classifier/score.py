@@ -40,17 +40,17 @@ from vinoreward_training.classifier.evaluation import (
 from vinoreward_training.configs import ScoreConfig
 from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (
-    MAX_TABLE_BYTES,
     METADATA,
     check_labels,
     images_below,
     inside,
     read_about,
-    read_table,
+    read_metadata,
 )
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
+from vinoreward_training.data.provenance import find_new_frames, origin_of
 from vinoreward_training.data.recordings import labels_of, shown_by
-from vinoreward_training.data.seen import origin_of, unseen
+from vinoreward_training.data.tables import MAX_TABLE_BYTES
 from vinoreward_training.runs.bounds import check_bounds
 from vinoreward_training.runs.next_command import bundle_name
 from vinoreward_training.runs.report import (
@@ -192,7 +192,7 @@ def _of_files(config: ScoreConfig) -> Source:
     check_folder(folder, "an image folder")
     is_capture = (folder / METADATA).is_file()
     if is_capture:
-        rows = [row for _, row in read_table(folder)]
+        rows = list(read_metadata(folder))
         names = [row["label"] for row in rows]
         keys = [(row["file"], str(int(row["episode"])), "") for row in rows]
     else:
@@ -366,7 +366,8 @@ def _publish(
         print(f"{figures['ood_score']} of them are out of distribution and no success.")
     sections = [Section("Claims", facts=dict(figures))]
     labelled = source.labels >= 0
-    labelled[labelled], note = unseen(classifier.bundle.spec, episodes[labelled], source.origin)
+    spec = classifier.bundle.spec
+    labelled[labelled], note = find_new_frames(spec, episodes[labelled], source.origin)
     title = f"Scores of {classifier.bundle.spec.name}"
     with tempfile.TemporaryDirectory() as drawn:
         if labelled.any() and len(np.unique(source.labels[labelled])) == 2:

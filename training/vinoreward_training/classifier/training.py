@@ -31,7 +31,7 @@ from vinoreward_training.classifier.corruptions import randomly_corrupted
 from vinoreward_training.classifier.evaluation import average_precision, log_loss, saved_by
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset
-from vinoreward_training.data.seen import MOST_DATASETS, SPLIT
+from vinoreward_training.data.provenance import MOST_DATASETS, SPLIT
 from vinoreward_training.runs.fit import (
     Fit,
     Images,

@@ -301,7 +301,7 @@ class LabelConfig:
     """
 
     run: Path | None = None
-    """A run of vinoreward train: images of what its classifier claimed."""
+    """A run of vinoreward train: images of claimed successes."""
     data: Path | None = None
     """Instead: a capture, or any folder of images."""
     video: Path | None = None
@@ -328,8 +328,6 @@ class LabelConfig:
     """Port on 127.0.0.1; 0: any free one."""
     open: bool = True
     """Open the browser. The address is printed in any case."""
-    seed: int = 0
-    """Seed of the random order, and of which images are shown twice."""
 
 
 @dataclass(frozen=True)
@@ -575,13 +573,10 @@ class DoctorConfig:
     Examples:
         vinoreward doctor
         vinoreward doctor --bundle runs/hover-classifier/bundle
-        vinoreward doctor --json doctor.json
     """
 
     bundle: str | None = None
     """Bundle whose golden frames run on every backend; None: every installed one."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from vinoreward_training.configs import (
     PlayConfig,
 )
 from vinoreward_training.data.dataset import load_labelled
-from vinoreward_training.data.seen import HELD_OUT_SHARES
+from vinoreward_training.data.provenance import HELD_OUT_SHARES
 from vinoreward_training.demo.report import CAPTIONS, SHIPPED, STAGES, compare, demo_sections
 from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN

@@ -26,7 +26,7 @@ from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import AuditConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import cut, rendered
-from vinoreward_training.data.seen import LEAST_AUDITED
+from vinoreward_training.data.provenance import LEAST_AUDITED
 from vinoreward_training.mending.child import in_child
 from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.judgement import judged

@@ -22,7 +22,7 @@ from vinoreward.rewards.classifier import Classifier, log_odds, logit, scores_of
 from vinoreward_training.configs import Int8
 from vinoreward_training.data.dataset import Dataset, Frames, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
-from vinoreward_training.data.seen import LEAST_HELD_OUT
+from vinoreward_training.data.provenance import LEAST_HELD_OUT
 from vinoreward_training.encoder.probe import fit_probe, judge_probe
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,

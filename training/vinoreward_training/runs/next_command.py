@@ -19,7 +19,7 @@ import gymnasium as gym
 
 from vinoreward.errors import VinorewardError
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
-from vinoreward_training.data.seen import LEAST_AUDITED
+from vinoreward_training.data.provenance import LEAST_AUDITED
 from vinoreward_training.runs.run_folder import CONFIG
 from vinoreward_training.runs.settings import given, read_yaml
 from vinoreward_training.tasks.environments import names_function, naming

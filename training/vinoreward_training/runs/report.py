@@ -286,15 +286,6 @@ def own_bundle(path: Path) -> Bundle:
     return Bundle.load(path)
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write rows as CSV (atomically); what is not known (None) is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
-
-
 def read_table(
     path: Path, columns: Sequence[str], *, until: int | None = None
 ) -> list[dict[str, float | int | None]]:
