@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.errors import DatasetError
-from vinoreward_training.encoder.probe import fit_probe, judge_probe, probe_places
+from vinoreward_training.encoder.probe import fit_probe, probe_error, probe_places
 
 
 @settings(max_examples=40, deadline=None)
@@ -37,8 +37,8 @@ def test_an_invertible_change_of_the_latent_changes_nothing(seed: int, size: int
     latents = random.normal(size=(200, size))
     places = latents[:, :2] + 0.1 * random.normal(size=(200, 2))
     turned = latents @ np.linalg.qr(random.normal(size=(size, size)))[0] * 3.0 + 1.0
-    one = judge_probe(fit_probe(latents, places), "a", latents, places)
-    two = judge_probe(fit_probe(turned, places), "a", turned, places)
+    one = probe_error(fit_probe(latents, places), "a", latents, places)
+    two = probe_error(fit_probe(turned, places), "a", turned, places)
     assert one.mean_mm == pytest.approx(two.mean_mm, rel=1e-6)
     assert one.r2 == pytest.approx(two.r2, abs=1e-9)
 
@@ -47,7 +47,7 @@ def test_errors_are_millimetres_of_metres() -> None:
     latents = np.eye(4, dtype=np.float32).repeat(10, axis=0)
     places = latents[:, :2].astype(np.float64)
     probe = fit_probe(latents, places)
-    found = judge_probe(probe, "object", latents, places + np.array([0.003, 0.004]))
+    found = probe_error(probe, "object", latents, places + np.array([0.003, 0.004]))
     assert found.mean_mm == pytest.approx(5.0, abs=1e-3)
     assert found.p95_mm == pytest.approx(5.0, abs=1e-3)
 
@@ -72,4 +72,4 @@ def test_no_held_out_frame_is_an_error() -> None:
     latents = np.random.default_rng(3).normal(size=(20, 2))
     probe = fit_probe(latents, latents)
     with pytest.raises(DatasetError, match="no held-out frame shows the object"):
-        judge_probe(probe, "object", latents[:0], latents[:0])
+        probe_error(probe, "object", latents[:0], latents[:0])

@@ -176,7 +176,7 @@ def test_calibrate_chooses_the_rate_says_it_and_tells_claims_by_the_episode(
     assert "as episodes of 200 steps need" in said
     spec = Bundle.load(path).spec
     found, verdict = spec.metrics["failing_episodes"], spec.metrics["verdict"]
-    assert found["steps"] == 200 and 1 < found["seen"] <= 2
+    assert found["steps"] == 200 and 1 < found["scored"] <= 2
     assert f"episodes: {found['summary']}" in said
     assert f"by episode: {found['summary']}" in (path / "README.md").read_text()
     assert verdict["level"] == "weak" and verdict["frames"] > 300

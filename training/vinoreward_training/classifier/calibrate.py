@@ -275,8 +275,8 @@ def _parts(
     if record is None:
         known = bool(bundle.spec.dataset.get("sha256"))  # trained by finetune
         unseen = (
-            "not known: nothing says what it was trained on. If it has seen these images, the "
-            "rates here are too good"
+            "not known: nothing says what it was trained on. If on these images, the rates here "
+            "are too good"
         )
     else:
         known = record.share_of(training.image_keys(dataset.images[train])) > training.TOLERATED

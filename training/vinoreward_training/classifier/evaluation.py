@@ -34,7 +34,7 @@ LOWEST_THRESHOLD = 0.5
 """If the classes are far apart, many thresholds keep the false-positive rate, and the lowest would
 claim what is less likely than not. The threshold is raised to this if it loses few successes."""
 HIGHEST_RAISE = 0.99
-"""The threshold is raised no further: INT8 needs room above it to be unsure."""
+"""The threshold is raised no further: INT8 needs a band above it."""
 RECALL_COST = 0.01
 """Largest share of the claimed successes that raising the threshold may cost."""
 GOOD_RECALL = 0.8
@@ -251,7 +251,7 @@ def claims_by_episode(
     share, high = (episode_rate(each, steps, scored) for each in (middle, by_episode.fpr_high))
     holds = range(2, LONGEST_HOLD + 1) if lasting and share > EPISODE_LIMIT else ()
     held = (hold for hold in holds if episode_rate(rate**hold, steps) <= EPISODE_LIMIT)
-    found = {"steps": steps, "episodes": episodes, "seen": scored, "share": share}
+    found = {"steps": steps, "episodes": episodes, "scored": scored, "share": share}
     summary = (
         f"at {steps} steps about {share:.0%} of failing episodes get a false claim (at most "
         f"{high:.0%}), fewer where steps resemble each other"
@@ -437,7 +437,7 @@ def give_verdict(
     growth = [needed / max(1, episodes)] * few + [2.0] * (misses and learnt[0] >= NOT_LEARNT)
     if by_episode is not None and by_episode["share"] > EPISODE_LIMIT:
         reasons.append(f"{by_episode['summary']}; {EPISODE_LIMIT:.0%} are accepted")
-        rate = rate_for_episodes(EPISODE_LIMIT, by_episode["steps"], by_episode["seen"])
+        rate = rate_for_episodes(EPISODE_LIMIT, by_episode["steps"], by_episode["scored"])
         growth.append(max(2.0, negatives_needed(rate, 0.5) / max(1, by_episode["episodes"])))
         if by_episode["hold"] is not None:
             advice.append(f"train --hold {by_episode['hold']}, for so many claims in a row")

@@ -70,7 +70,7 @@ CHANCE, CHANCE_FRAMES = 0.02, 5
 """A network guesses that saves less of the cross-entropy of guessing on validation frames, or less
 than this over their number: so much a good guess saves, at most once in a hundred trials."""
 LOSS_SHARE = 0.1
-"""Weight of the cross-entropy beside the average precision, where weights are chosen."""
+"""Weight of the cross-entropy besides the average precision, where weights are chosen."""
 _SALT = 0x600B
 TOLERATED = 0.01
 """Share of held-out images that weights may be trained on: environments repeat some images."""
@@ -108,8 +108,8 @@ class ClassifierFit(Fit):
 
     The frames with the indices ``validation`` decide when to stop and which weights are kept, as
     they are and corrupted: those of the highest average precision, and of the lowest cross-entropy
-    before calibration, which tells apart what is perfectly separated. A network that only guesses
-    after :attr:`trial` stops. ``corrupted`` is the share of a batch's frames that are corrupted.
+    before calibration, which ranks networks that separate the classes perfectly. A network that
+    only guesses after :attr:`trial` stops. ``corrupted`` is the share of a batch's frames that are corrupted.
     ``camera_failures`` join a batch, as a share of its other frames. ``shares`` say how often each
     frame of ``train`` is drawn; None: by :func:`sampling_shares`. AdamW's learning rate warms up
     over 5 % of the steps, then falls to 0 along a cosine.
@@ -464,8 +464,8 @@ def check_unseen(
     """
     if record is None:
         return (
-            f"not known: {path.name} carries no record of what it was trained on. If it has seen "
-            "these images, the rates here are too good"
+            f"not known: {path.name} carries no record of what it was trained on. If on these "
+            "images, the rates here are too good"
         )
     held_out = image_keys(dataset.images[np.concatenate(parts[1:])])
     trained = image_keys(dataset.images[parts[0]])
@@ -474,12 +474,12 @@ def check_unseen(
         raise DatasetError(
             f"{path} was trained on {share:.0%} of the images that {dataset.folder} holds out "
             "for validation and test, so their rates would not be those of new images. Expected "
-            "weights that have not seen them: give the capture that the weights were trained on "
+            "weights that were not: give the capture that the weights were trained on "
             f"(the split is the same however it grows), {remedy}."
         )
     if not record.complete:
         return (
-            f"of the trainings that {path.name} has a record of, none has seen these images; it "
+            f"of the trainings that {path.name} has a record of, none was on these images; it "
             "began with weights that carry none"
         )
-    return f"yes, {path.name} has seen none of these images"
+    return f"yes, {path.name} was trained on none of these images"

@@ -54,7 +54,7 @@ class _Measured:
 
 
 def _measure(vae: Vae, frames: Frames, train: Indices, test: Indices) -> _Measured:
-    """Encode frames, fit the probe on training ones and judge it on the test part."""
+    """Encode frames, fit the probe on training ones and test it on the test part."""
     fitted = train[:: max(1, -(-len(train) // PROBE_FRAMES))]
     which = np.concatenate([fitted, test])
     mean, log_variance = encode(vae.encoder, frames.images[which])
@@ -245,7 +245,7 @@ def make_bundle(
             Section(
                 "What the numbers know",
                 "A linear map from the latent to places on the table, fitted on training frames "
-                "and judged on frames of other episodes. Frames without the thing are left out."
+                "and tested on frames of other episodes. Frames without the thing are left out."
                 if measured.errors
                 else "Where things are was not recorded with these images, so nothing is known "
                 "about how well this encoder serves control; only how well images are made from "

@@ -23,7 +23,7 @@ from vinoreward_training.configs import Int8
 from vinoreward_training.data.dataset import Dataset, Frames, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.provenance import LEAST_HELD_OUT
-from vinoreward_training.encoder.probe import fit_probe, judge_probe
+from vinoreward_training.encoder.probe import fit_probe, probe_error
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,
     MAX_SECOND_LOOKS,
@@ -252,7 +252,7 @@ def _encoder(bundle: Bundle, frames: Frames, parts: Sequence[Indices], mode: Int
     def probe_mm(outputs: Outputs) -> dict[str, float]:
         latents = means(outputs, encoding)
         return {
-            name: judge_probe(probe, name, latents, frames.places[name][held_out]).mean_mm
+            name: probe_error(probe, name, latents, frames.places[name][held_out]).mean_mm
             for name, probe in probes.items()
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,7 +54,7 @@ class Fit(abc.ABC):
         module: trained in place.
         optimiser: of its parameters.
         train: numbers of the frames to train on.
-        folder: holds the checkpoint and TensorBoard's files.
+        folder: holds the checkpoint.
         steps: in all.
         every: steps between evaluations.
         batch_size: frames per step.
@@ -248,39 +247,19 @@ class Fit(abc.ABC):
         return self._patience is not None and waited >= self._patience
 
     def show(self, title: str, until: int | None = None) -> None:
-        """Train with a progress bar and TensorBoard; see :meth:`run`."""
+        """Train with a progress bar; see :meth:`run`."""
         if until is not None and self.step >= until:
             return
-        from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
         size = self._batch_size
-        with (
-            contextlib.closing(SummaryWriter(str(self._folder / "tensorboard"))) as writer,
-            tqdm(
-                total=(until or self.steps) * size,
-                initial=self.step * size,
-                desc=title,
-                unit="frame",
-                smoothing=0.05,
-            ) as bar,
-        ):
-
-            def on_step(step: int, parts: Record) -> None:
-                bar.update(size)
-                if step % 10 == 0:
-                    for name, value in parts.items():
-                        writer.add_scalar(f"train/{name}", value, step)
-                    writer.add_scalar("learning/rate", self._rate(step), step)
+        total, done = (until or self.steps) * size, self.step * size
+        with tqdm(total=total, initial=done, desc=title, unit="frame", smoothing=0.05) as bar:
 
             def on_record(record: Record) -> None:
                 bar.set_postfix({name: f"{record[name]:.4g}" for name in self.POSTFIX})
-                place = int(record.get("epoch", self.step))
-                for name, value in record.items():
-                    if name.startswith("val_"):
-                        writer.add_scalar(name.replace("_", "/", 1), value, place)
 
-            self.run(on_step, on_record, until)
+            self.run(lambda step, parts: bar.update(size), on_record, until)
 
 
 def predict(

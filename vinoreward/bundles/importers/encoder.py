@@ -117,8 +117,8 @@ def _latent_of(
         raise ConfigError(
             f"{path} returns {' and '.join(str(each or 'any') for each in columns)} numbers per "
             f"image; latent_size is {latent_size} and posterior is {posterior}. Expected as many "
-            "as the latent size with `posterior=False`, or twice as many with `posterior`: means and "
-            "as many log variances, side by side or in two outputs; give one of these, or a "
+            "as the latent size with `posterior=False`, or twice as many with `posterior`: means "
+            "and as many log variances, side by side or in two outputs; give one of these, or a "
             "`latent_size` that fits, or name the outputs with `outputs`.",
             field="posterior",
         )
