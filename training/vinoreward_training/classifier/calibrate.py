@@ -51,7 +51,7 @@ from vinoreward_training.data.dataset import (
 )
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.provenance import SPLIT, origin_of
-from vinoreward_training.quantize.int8 import encoder_int8
+from vinoreward_training.encoder.int8 import encoder_int8
 from vinoreward_training.runs.bounds import check_bounds
 from vinoreward_training.runs.bundles import front_matter, update_bundle
 from vinoreward_training.runs.next_command import origin, to_train

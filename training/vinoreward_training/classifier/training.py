@@ -110,9 +110,9 @@ class ClassifierFit(Fit):
     they are and corrupted: those of the highest average precision, and of the lowest cross-entropy
     before calibration, which ranks networks that separate the classes perfectly. A network that
     only guesses after :attr:`trial` stops. ``corrupted`` is the share of a batch's frames that are
-    corrupted. ``camera_failures`` join a batch, as a share of its other frames. ``shares`` say how often each
-    frame of ``train`` is drawn; None: by :func:`sampling_shares`. AdamW's learning rate warms up
-    over 5 % of the steps, then falls to 0 along a cosine.
+    corrupted. ``camera_failures`` join a batch, as a share of its other frames. ``shares`` say how
+    often each frame of ``train`` is drawn; None: by :func:`sampling_shares`. AdamW's learning rate
+    warms up over 5 % of the steps, then falls to 0 along a cosine.
     """
 
     POSTFIX = ("epoch", "val_loss", "val_ap")

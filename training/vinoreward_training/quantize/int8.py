@@ -15,31 +15,24 @@ import numpy.typing as npt
 
 from vinoreward.backends.base import load_backend
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.golden import means
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import DatasetError, QuantizationRefusedError
 from vinoreward.rewards.classifier import Classifier, log_odds, logit, scores_of, threshold_distance
 from vinoreward_training.configs import Int8
-from vinoreward_training.data.dataset import Dataset, Frames, split_by_episode
+from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.provenance import LEAST_HELD_OUT
-from vinoreward_training.encoder.probe import fit_probe, probe_error
 from vinoreward_training.quantize.gate import (
-    MAX_MOVED,
     MAX_SECOND_LOOKS,
-    UNITS,
     Bools,
     Floats,
     GateResult,
     Outputs,
-    compare_latents,
     gate,
-    gate_latents,
     halves,
 )
 from vinoreward_training.quantize.network import MAX_CALIBRATION_FRAMES, quantize_onnx
-from vinoreward_training.runs.bundles import add_int8, card_of, of_cut_images
-from vinoreward_training.runs.report import bullets
+from vinoreward_training.runs.bundles import add_int8, of_cut_images
 
 if TYPE_CHECKING:
     from vinoreward.backends.network import NetworkSpec
@@ -51,10 +44,6 @@ MAX_FLIPS = 0.005
 GAIN = 1.1
 """How many times as long FP32 must take as INT8 on this processor."""
 TIMED_IMAGES = 40
-MAX_HELD_OUT = 2000
-"""Most held-out frames to compare an encoder on."""
-PROBE_FRAMES = 4000
-CARD_TITLE = "## In INT8"
 
 Images = npt.NDArray[np.uint8]
 
@@ -68,15 +57,11 @@ def classifier_int8(
         QuantizationRefusedError, DatasetError: the gate refuses it, or there are too few frames,
             and the mode is ``"on"``.
     """
-    return _unless_refused(mode, lambda: _classifier(bundle, dataset, mode, max_flips))
+    return unless_refused(mode, lambda: _classifier(bundle, dataset, mode, max_flips))
 
 
-def encoder_int8(bundle: Bundle, frames: Frames, parts: Sequence[Indices], mode: Int8) -> str:
-    """Add INT8 to a saved encoder; arguments and errors are those of :func:`classifier_int8`."""
-    return _unless_refused(mode, lambda: _encoder(bundle, frames, parts, mode))
-
-
-def _unless_refused(mode: Int8, add: Callable[[], str]) -> str:
+def unless_refused(mode: Int8, add: Callable[[], str]) -> str:
+    """Return what ``add`` says, or why the gate refuses; with ``"on"`` a refusal is raised."""
     if mode == "off":
         return "not asked for"
     try:
@@ -87,11 +72,12 @@ def _unless_refused(mode: Int8, add: Callable[[], str]) -> str:
         return f"none, FP32 works all the same. {error}"
 
 
-def _some(indices: Indices, count: int, purpose: int) -> Indices:
+def some_of(indices: Indices, count: int, purpose: int) -> Indices:
+    """Draw some indices, sorted; ``purpose`` is the seed."""
     return np.sort(np.random.default_rng([0, purpose]).permutation(indices)[:count])
 
 
-def _split(kind: str, parts: Sequence[Indices]) -> tuple[Indices, Indices]:
+def split_for(kind: str, parts: Sequence[Indices]) -> tuple[Indices, Indices]:
     """Return the frames to calibrate on, and those held out."""
     held_out = np.concatenate(parts[1:])
     if len(held_out) < LEAST_HELD_OUT[kind]:
@@ -99,11 +85,11 @@ def _split(kind: str, parts: Sequence[Indices]) -> tuple[Indices, Indices]:
             f"{len(held_out)} frames are held out. Expected at least {LEAST_HELD_OUT[kind]} to "
             "compare INT8 with FP32 on; add images, or go on in FP32."
         )
-    return _some(parts[0], MAX_CALIBRATION_FRAMES, 0xCA1), np.sort(held_out)
+    return some_of(parts[0], MAX_CALIBRATION_FRAMES, 0xCA1), np.sort(held_out)
 
 
 @contextlib.contextmanager
-def _quantized(bundle: Bundle, images: Images, mode: Int8) -> Iterator[NetworkSpec]:
+def quantized(bundle: Bundle, images: Images, mode: Int8) -> Iterator[NetworkSpec]:
     """Quantize on prepared images; yield a network whose file is there within the block.
 
     QuantizationRefusedError if it is to be faster than FP32 and is not.
@@ -198,10 +184,10 @@ def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
 
 
 def _classifier(bundle: Bundle, dataset: Dataset, mode: Int8, max_flips: float) -> str:
-    calibration, held_out = _split("classifier", split_by_episode(dataset))
+    calibration, held_out = split_for("classifier", split_by_episode(dataset))
     images, episodes = dataset.images, dataset.episodes
     looks = 1.0 if mode == "on" else MAX_SECOND_LOOKS
-    with _quantized(bundle, images[calibration], mode) as int8:
+    with quantized(bundle, images[calibration], mode) as int8:
         result = compare(
             bundle,
             int8,
@@ -230,68 +216,3 @@ def _classifier(bundle: Bundle, dataset: Dataset, mode: Int8, max_flips: float) 
         golden = outputs_of(int8, BACKENDS[0], bundle.golden.images)
         add_int8(bundle, int8.path, gated, golden, result.band)
     return str(result)
-
-
-def _encoder(bundle: Bundle, frames: Frames, parts: Sequence[Indices], mode: Int8) -> str:
-    encoding = bundle.spec.encoding
-    assert encoding is not None  # noqa: S101 - for the type checker
-    calibration, held_out = _split("encoder", parts)
-    held_out = _some(held_out, MAX_HELD_OUT, 0x4E1D)
-    fitted = _some(parts[0], PROBE_FRAMES, 0x9120)
-    network = bundle.network("fp32")
-    # Prepared in parts: all frames twice in memory would be too much.
-    shown = bundle.prepare(frames.images[held_out])
-    before = outputs_of(network, BACKENDS[0], shown)
-    probes = {}
-    if frames.places:
-        latents = means(
-            outputs_of(network, BACKENDS[0], bundle.prepare(frames.images[fitted])), encoding
-        )
-        probes = {name: fit_probe(latents, value[fitted]) for name, value in frames.places.items()}
-
-    def probe_mm(outputs: Outputs) -> dict[str, float]:
-        latents = means(outputs, encoding)
-        return {
-            name: probe_error(probe, name, latents, frames.places[name][held_out]).mean_mm
-            for name, probe in probes.items()
-        }
-
-    fp32_mm, posterior = probe_mm(before), encoding.std is not None
-    with _quantized(bundle, bundle.prepare(frames.images[calibration]), mode) as int8:
-        by_backend = {}
-        for name in BACKENDS:
-            after = outputs_of(int8, name, shown)
-            by_backend[name] = compare_latents(before, after, encoding, probe_mm(after))
-        worst = gate_latents(by_backend, fp32_mm, posterior=posterior)
-        facts = {
-            f"latents that move by more than one {UNITS[posterior]} in any number": (
-                f"{worst.beyond} of {worst.frames} held-out frames (at most {MAX_MOVED:.0%} may)"
-            ),
-            "mean movement": f"{worst.mean_units:.3f} of it",
-        } | {
-            f"linear probe, {name}": f"{fp32_mm[name]:.2f} mm in FP32, {error:.2f} mm in INT8"
-            for name, error in worst.probe_mm.items()
-        }
-        gated = Quantization(
-            passed=True,
-            flips=worst.beyond,
-            frames=worst.frames,
-            method=METHOD,
-            max_flip_rate=MAX_MOVED,
-            detail={
-                "unit": "posterior std" if posterior else "5 % of range",
-                "mean_units": worst.mean_units,
-                "max_units": max(moved.max_units for moved in by_backend.values()),
-                "probe_fp32_mm": fp32_mm,
-                "probe_int8_mm": worst.probe_mm,
-                "by_backend": {name: moved.beyond for name, moved in by_backend.items()},
-                "calibration_frames": len(calibration),
-                "dataset_sha256": frames.sha256,
-            },
-        )
-        # In place of an earlier section on INT8.
-        card = (card_of(bundle.path) or "").partition(f"\n{CARD_TITLE}\n")[0].rstrip()
-        card = f"{card}\n\n{CARD_TITLE}\n\n{bullets(facts)}\n"
-        golden = outputs_of(int8, BACKENDS[0], bundle.golden.images)
-        add_int8(bundle, int8.path, gated, golden, card=card)
-    return "; ".join(f"{name}: {value}" for name, value in facts.items())
