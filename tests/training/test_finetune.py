@@ -124,15 +124,6 @@ def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     )
 
 
-def test_training_shows_dead_camera_frames_as_failures(tmp_path: Path) -> None:
-    losses = []
-    for share in (0.0, 1.0):
-        fit = fit_of(tmp_path / str(share), epochs=5, camera_failures=share)
-        fit.run()
-        losses.append(fit.history[-1]["val_dead_loss"])
-    assert losses[1] < 0.8 * losses[0]
-
-
 def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
     images = torch.from_numpy(make_images(4)[0])
     one = augment(images, 0.5, torch.Generator().manual_seed(1))

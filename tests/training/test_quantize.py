@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -165,28 +162,6 @@ def test_frames_on_which_fp32_decides_all_alike_cannot_pass_a_network() -> None:
     first = np.arange(2000) % 2 == 0
     with pytest.raises(QuantizationRefusedError, match=r"claims success on \d of the 1000"):
         gate(before, {"a": never}, first, 0.0, **LIMITS)
-
-
-@pytest.mark.slow
-def test_a_machine_with_cudas_files_and_no_gpu_is_not_warned(tmp_path: Path) -> None:
-    """Torch warns when its compiler of extensions is imported, which happens once a process."""
-    pytest.importorskip("nncf")
-    model = tiny.network(tmp_path / "model.onnx")
-    code = (
-        "import logging\n"
-        "from pathlib import Path\n"
-        "import numpy as np\n"
-        "from vinoreward_training.quantize.network import quantize_onnx\n"
-        f"frames = np.zeros((2, {tiny.HEIGHT}, {tiny.WIDTH}, 3), np.uint8)\n"
-        f"model = Path({str(model)!r})\n"
-        "quantize_onnx(model, model.with_name('int8.onnx'), frames)\n"
-        "logging.getLogger('torch.utils.cpp_extension').warning('something else')\n"
-    )
-    environment = {**os.environ, "CUDA_HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert "something else" in done.stderr and "CUDA" not in done.stdout + done.stderr
 
 
 def test_calibrate_adds_int8_where_the_gate_allows_and_the_processor_gains(

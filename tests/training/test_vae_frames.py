@@ -29,13 +29,6 @@ from vinoreward_training.encoder.training import (
 # Frames
 
 
-def test_any_folder_of_images_will_do(tmp_path: Path) -> None:
-    frames = load_frames(write_folder(tmp_path / "any"))
-    assert frames.images.shape == (80, *SIZE, 3)
-    assert frames.places == {}
-    assert len(np.unique(frames.episodes)) == 80
-
-
 def test_a_capture_gives_places_and_episodes(tmp_path: Path) -> None:
     frames = load_frames(write_capture(tmp_path / "capture"))
     expected = make_images(160)[1].astype(np.float64)
