@@ -31,7 +31,7 @@ from vinoreward.errors import (
     UselessClassifierError,
 )
 from vinoreward.images import View
-from vinoreward.rewards.calibration import negatives_needed, threshold_for_fpr
+from vinoreward.rewards.calibration import threshold_for_fpr
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.bundle import golden_indices
@@ -46,7 +46,6 @@ from vinoreward_training.classifier.evaluation import (
     rates,
     refuse_useless,
     roc_curve,
-    rounded_up,
     saved_by,
     still_falling,
 )
@@ -269,12 +268,6 @@ def keyed(count: int, seed: int = 0) -> Dataset:
         sha256=f"{seed}" * 64,
         files=tuple(str(index) for index in range(count)),
     )
-
-
-def test_the_advised_false_positive_rate_is_one_that_the_episodes_support() -> None:
-    for episodes in range(30, 2000):
-        advised = float(f"{rounded_up(1 - 0.05 ** (1 / episodes)):.2g}")
-        assert negatives_needed(advised) <= episodes < negatives_needed(0.85 * advised)
 
 
 @pytest.mark.parametrize("count", [300, 4 * SAMPLE])

@@ -100,52 +100,6 @@ def test_what_a_wrapper_put_before_every_name_of_a_state_dict_is_taken_off(
     np.testing.assert_allclose(golden.logits, wanted, atol=1e-4)
 
 
-def harmed(folder: Path, how: str) -> Path:
-    """Write a network that cannot be imported."""
-    import onnx
-
-    path = tiny.network(folder / f"{how}.onnx", float_input=True)
-    model = onnx.load(path)
-    if how == "external":
-        onnx.save_model(
-            model, path, save_as_external_data=True, location="data.bin", size_threshold=0
-        )
-        return path
-    if how == "custom":
-        model.graph.node[0].domain = "com.mine"
-        model.opset_import.append(onnx.helper.make_opsetid("com.mine", 1))
-    elif how == "nan":
-        broken = np.full((3, 2), np.nan, np.float32)
-        weights = next(item for item in model.graph.initializer if item.name == "weights")
-        weights.CopyFrom(onnx.numpy_helper.from_array(broken, "weights"))
-    elif how == "planes":
-        model.graph.node.pop(), model.graph.node.pop()
-        model.graph.node[-1].output[0] = "logits"
-        sizes = model.graph.output[0].type.tensor_type.shape
-        sizes.dim[1].dim_value = 3
-        sizes.dim.add().dim_value = sizes.dim.add().dim_value = 1
-    onnx.save(model, path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("external", "external data.*with its weights inside the file"),
-        ("custom", "domain 'com.mine'.*from usual operators"),
-        ("nan", "NaN or infinity for 4 of 4 inputs.*weights are broken"),
-        ("planes", "Expected images .* flattened at its end"),
-    ],
-)
-def test_a_network_that_cannot_be_imported_is_named_with_the_remedy(
-    tmp_path: Path, how: str, words: str
-) -> None:
-    path = harmed(tmp_path, how)
-    with pytest.raises(VinorewardError, match=words):
-        importing.run(of_classifier(tmp_path, tmp_path / "bundle", path.name))
-    assert not (tmp_path / "bundle").exists()
-
-
 class Runs:
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return eval, ("open('was-here', 'w').close()",)

@@ -23,7 +23,6 @@ from vinoreward_training.encoder.networks import build_vae
 from vinoreward_training.encoder.training import (
     PixelWeights,
     divergence,
-    reconstruction,
 )
 
 # Frames
@@ -140,10 +139,3 @@ def test_a_rare_colour_and_what_moves_count_more() -> None:
     targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
     found = weights.of(images[:1], targets)[0, 0].numpy()
     assert found[3, 5] == 7.0 and found.sum() == 7.0 + found.size - 1
-
-
-def test_reconstruction_is_a_log_likelihood() -> None:
-    targets = torch.zeros(2, 3, 4, 4)
-    made = torch.full_like(targets, 0.1)
-    found = reconstruction(made, targets, 1.0)
-    assert float(found) == pytest.approx(3 * 16 * (0.1 / 0.05) ** 2 / 2, rel=1e-5)

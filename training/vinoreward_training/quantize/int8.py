@@ -16,7 +16,7 @@ import numpy.typing as npt
 from vinoreward.backends.base import load_backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Quantization
-from vinoreward.errors import DatasetError, QuantizationRefusedError
+from vinoreward.errors import DatasetError, MissingExtraError, QuantizationRefusedError
 from vinoreward.rewards.classifier import Classifier, log_odds, logit, scores_of, threshold_distance
 from vinoreward_training.configs import Int8
 from vinoreward_training.data.dataset import Dataset, split_by_episode
@@ -66,7 +66,7 @@ def unless_refused(mode: Int8, add: Callable[[], str]) -> str:
         return "not asked for"
     try:
         return add()
-    except (QuantizationRefusedError, DatasetError) as error:
+    except (QuantizationRefusedError, DatasetError, MissingExtraError) as error:
         if mode == "on":
             raise
         return f"none, FP32 works all the same. {error}"
