@@ -70,7 +70,7 @@ def _encoder(bundle: Bundle, frames: Frames, parts: Sequence[Indices], mode: Int
         }
 
     fp32_mm, posterior = probe_mm(before), encoding.std is not None
-    with quantized(bundle, bundle.prepare(frames.images[calibration]), mode) as int8:
+    with quantized(bundle, bundle.prepare(frames.images[calibration]), mode) as (int8, _):
         by_backend = {}
         for name in BACKENDS:
             after = outputs_of(int8, name, shown)

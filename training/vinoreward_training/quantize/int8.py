@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,8 @@ MAX_FLIPS = 0.005
 GAIN = 1.1
 """How many times as long FP32 must take as INT8 on this processor."""
 TIMED_IMAGES = 40
+OPTIONS = ("int8", "max_flips", "beta")
+"""Of commands, that a refusal may name."""
 
 Images = npt.NDArray[np.uint8]
 
@@ -69,7 +72,7 @@ def unless_refused(mode: Int8, add: Callable[[], str]) -> str:
     except (QuantizationRefusedError, DatasetError, MissingExtraError) as error:
         if mode == "on":
             raise
-        return f"none, FP32 works all the same. {error}"
+        return f"none, FP32 works all the same. {error.as_options(OPTIONS)}"
 
 
 def some_of(indices: Indices, count: int, purpose: int) -> Indices:
@@ -89,10 +92,11 @@ def split_for(kind: str, parts: Sequence[Indices]) -> tuple[Indices, Indices]:
 
 
 @contextlib.contextmanager
-def quantized(bundle: Bundle, images: Images, mode: Int8) -> Iterator[NetworkSpec]:
+def quantized(bundle: Bundle, images: Images, mode: Int8) -> Iterator[tuple[NetworkSpec, float]]:
     """Quantize on prepared images; yield a network whose file is there within the block.
 
-    QuantizationRefusedError if it is to be faster than FP32 and is not.
+    With it goes the largest share of images that FP32 may score again, for a gain in time.
+    QuantizationRefusedError if the network is to be faster than FP32 and is not.
     """
     network = bundle.network("fp32")
     encoder = bundle.spec.kind == "encoder"
@@ -101,14 +105,15 @@ def quantized(bundle: Bundle, images: Images, mode: Int8) -> Iterator[NetworkSpe
         print(f"NNCF on {len(images)} frames ...", flush=True)
         quantize_onnx(network.path, path, images, exact_bias=encoder, preprocess=network.preprocess)
         int8 = dataclasses.replace(network, path=path, sha256=None)
-        if mode == "auto" and (faster := speedup(network, int8, images)) < GAIN:
+        faster = math.inf if mode == "on" else speedup(network, int8, images)
+        if faster < GAIN:
             raise QuantizationRefusedError(
                 f"FP32 takes {faster:.2f} times as long as INT8 on this processor. Expected at "
                 f"least {GAIN}; the bundle stays FP32. For another processor add INT8 with "
                 "`int8=on`.",
                 field="int8",
             )
-        yield int8
+        yield int8, 1.0 if mode == "on" else min(MAX_SECOND_LOOKS, 1 - 1 / faster)
 
 
 def speedup(fp32: NetworkSpec, int8: NetworkSpec, images: Images) -> float:
@@ -186,8 +191,7 @@ def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
 def _classifier(bundle: Bundle, dataset: Dataset, mode: Int8, max_flips: float) -> str:
     calibration, held_out = split_for("classifier", split_by_episode(dataset))
     images, episodes = dataset.images, dataset.episodes
-    looks = 1.0 if mode == "on" else MAX_SECOND_LOOKS
-    with quantized(bundle, images[calibration], mode) as int8:
+    with quantized(bundle, images[calibration], mode) as (int8, looks):
         result = compare(
             bundle,
             int8,
