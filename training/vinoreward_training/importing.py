@@ -14,6 +14,8 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import made_up_images
 from vinoreward.bundles.importers.facts import NetworkFile
 from vinoreward.bundles.importers.modules import load_state, without_prefix
+from vinoreward.bundles.locate import MODEL_FILE
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import ONE_COLUMN, Encoding
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ImageMismatchError, needed_for
@@ -123,17 +125,20 @@ def _import_classifier(config: ImportConfig, onnx_path: Path) -> None:
         _check_state_dict(config, "labels", "mean", "std")
         module, facts = _classifier_network(config), _facts(config, OF_CLASSIFIERS)
         bundle = Bundle.from_model(onnx_path, module=module, weights=config.model, **facts)
+    spec, image = bundle.spec, bundle.spec.image
     # Until the bundle is calibrated no image of its camera is known. Images of the network's own
     # size are neither cropped nor resized.
-    images = made_up_images(bundle.spec.image)
-    saved = bundle.save_prepared(config.out, images, overwrite=config.overwrite)
-    spec, image = saved.spec, saved.spec.image
+    images = made_up_images(image)
+    with bundle.backend("openvino", precision="fp32", verify=False) as backend:
+        outputs = backend.infer(images)
+    files = {MODEL_FILE: bundle.path}
+    path = save_bundle(config.out, spec, files, images, outputs, overwrite=config.overwrite)
     print(
-        f"bundle {saved.path}: {image.height} x {image.width} pixels, {image.color_order}, to"
+        f"bundle {path}: {image.height} x {image.width} pixels, {image.color_order}, to"
         f" {spec.output} of {', '.join(spec.labels)}; {spec.success_label!r} means success."
     )
     print(f"its threshold of {spec.decision.threshold:g} is not calibrated yet.")
-    print(f"next: {after_import(saved.path)}")
+    print(f"next: {after_import(path)}")
 
 
 def _classifier_network(config: ImportConfig) -> nn.Module:
@@ -205,7 +210,7 @@ def _import_encoder(config: ImportConfig, onnx_path: Path) -> None:
         raise ConfigError(
             field="data", value=None, expected="a folder of typical images for an encoder"
         )
-    facts = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "scale": 255.0}
+    facts: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "scale": 255.0}
     facts |= _facts(config, ("posterior", "latent_size", "golden"))
     if config.model.suffix in (".onnx", ".xml"):
         outputs = [int(one) if one.isdecimal() else one for one in config.outputs] or None

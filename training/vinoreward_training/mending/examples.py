@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ModelCorruptError
+from vinoreward.rewards.classifier import sigmoid
 from vinoreward.rewards.interventions import SearchSpace
 from vinoreward_training.audit.states import (
     FAILURE,
@@ -22,7 +23,6 @@ from vinoreward_training.audit.states import (
     Truth,
     climb,
 )
-from vinoreward_training.classifier.evaluation import sigmoid
 from vinoreward_training.data.dataset_files import Indices
 
 HARD = -4.0
