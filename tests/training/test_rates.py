@@ -181,7 +181,7 @@ def test_calibrate_chooses_the_rate_says_it_and_tells_claims_by_the_episode(
     assert f"by episode: {found['summary']}" in (path / "README.md").read_text()
     assert verdict["level"] == "weak" and verdict["frames"] > 300
     as_played(data, "long")
-    with pytest.raises(DatasetError, match="episode_steps is no whole number above 0"):
+    with pytest.raises(DatasetError, match="episode_steps: Input should be"):
         load_dataset(data)
 
 

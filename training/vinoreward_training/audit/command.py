@@ -121,7 +121,9 @@ def unseen_frames(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool
     return find_new_frames(spec, dataset.episodes, dataset.origin, sha256, identities)
 
 
-def one_each(dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed: int) -> Indices:
+def sample_per_episode(
+    dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed: int
+) -> Indices:
     """Return the indices of at most ``limit`` frames of each label, one of each episode."""
     random = np.random.default_rng([seed, 0xA0D2])
     chosen: list[int] = []
@@ -219,7 +221,7 @@ def audit(
         size = size_for(spec.image)
         dataset = load_dataset(data, size=size, success_label=success_label, skip_broken=True)
         allowed, note = unseen_frames(classifier.bundle, dataset)
-        some = one_each(dataset, allowed, frames, seed)
+        some = sample_per_episode(dataset, allowed, frames, seed)
         images, success = dataset.images[some], dataset.labels[some] == 1
         found = Battery()
         by_pair: list[PairRow] = []

@@ -339,14 +339,7 @@ def find_label_leakage(
 
     A number that stays the same through an episode, such as a goal's place, says nothing about
     success within it: a classifier that learns it has learned nothing. One that changes may be what
-    success is measured by.
-
-    Args:
-        rows: of ``metadata.csv``. All columns of numbers are examined but those in ``NOT_STATE``.
-        success_label: the label of a success.
-
-    Returns:
-        Sentences, that of the most accurate number first.
+    success is measured by. All columns of numbers are examined but those in ``NOT_STATE``.
     """
     table = list(rows)
     success = np.array([row["label"] == success_label for row in table], dtype=np.bool_)

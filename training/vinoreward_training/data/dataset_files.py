@@ -342,19 +342,11 @@ def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
 def image_reader(
     env: Any, name: str, source: str, size: tuple[int, int] | None
 ) -> Callable[[Any], npt.NDArray[np.uint8]]:
-    """Return a function of the last observation that copies an environment's image.
+    """Return a function of the last observation that copies the environment's image of a source.
 
-    Args:
-        env: the environment, called ``name`` in messages.
-        name: its id.
-        source: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
-        size: (height, width) to resize to with PIL's bilinear filter; None for the image's own.
-
-    Returns:
-        The function; its images are ``(H, W, 3)`` uint8 RGB.
-
-    Raises:
-        ConfigError: a source that the environment does not have.
+    The source is ``"render"``, ``"obs"`` or ``"obs:KEY"``, ConfigError if the environment has no
+    such image. Images are ``(H, W, 3)`` uint8 RGB, resized by PIL to ``size`` (height, width) if
+    that is given. ``name`` is the environment's id.
     """
     kind, _, key = source.partition(":")
     if kind not in ("render", "obs") or (key and kind == "render"):

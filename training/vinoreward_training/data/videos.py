@@ -61,8 +61,7 @@ class Video:
 def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
     """Return a video, or those at any depth of a folder by name; ``option`` named the source.
 
-    Raises:
-        DatasetError: no video, or one that FFmpeg cannot open.
+    DatasetError if there is none, or one that FFmpeg cannot open.
     """
     if source.is_file():
         if not source.name.isprintable():  # the table of the images could not be read again
@@ -90,15 +89,9 @@ def read_labels(
 ) -> list[Outcomes]:
     """Return of each video, for each of its images, 1 for success, 0, or -1 without a label.
 
-    Args:
-        source: the folder, or the only video.
-        table: a CSV file with the columns video, start, end and label; None for ``LABELS`` beside
-            the videos, or else their folders.
-        videos: as :func:`find_videos` returns them.
-        fps: images per second.
-
-    Raises:
-        DatasetError: a video without labels, times that contradict each other, or one label only.
+    Labels are in a CSV ``table`` with the columns video, start, end and label; None is ``LABELS``
+    beside the videos, or else the names of their folders. DatasetError for a video without labels,
+    times that contradict each other, or one label only.
     """
     usual = (source if source.is_dir() else source.parent) / LABELS
     table = usual if table is None and usual.is_file() else table

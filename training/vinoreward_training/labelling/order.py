@@ -153,15 +153,9 @@ def with_duplicates(
 ) -> list[tuple[int, bool]]:
     """Return the images to show, each with whether it is a blind duplicate.
 
-    Which they are depends on names and seed, so they stay mostly the same after a restart.
-
-    Args:
-        names: of all images.
-        order: those to show, the first first.
-        done: those that the labeller has labelled.
-        again: those of them whose duplicate is labelled too.
-        share: of the images that are shown twice.
-        seed: chooses which.
+    ``order`` are the images to show, ``done`` those that the labeller has labelled, ``again`` those
+    of them whose duplicate is labelled too. A ``share`` is shown twice, which depends on names and
+    seed, so that it stays mostly the same after a restart.
     """
     random = np.random.default_rng([seed, 0xD0B1])
     shown = {index: place for place, index in enumerate(order)}

@@ -267,18 +267,11 @@ def labelled_images(
     *,
     crop: Crop | None = None,
 ) -> Labelled:
-    """Return the images on whose label everybody agrees, cut and resized to (height, width).
+    """Return the images on whose label everybody agrees, resized by PIL to (height, width).
 
-    Skipped and contradicted ones are left out, see
-    :func:`vinoreward_training.labelling.labels.settled`. So are those that are no longer there or
-    no longer what was seen, with a warning.
-
-    Args:
-        folder: that the labels' names are relative to: a folder of images, ``claims`` of a run,
-            or the folder of the videos.
-        labels: what :func:`vinoreward_training.labelling.labels.read_labels` returns.
-        size: (height, width), by PIL's bilinear filter.
-        crop: (top, left, height, width) in pixels, cut out of each image first.
+    Names are relative to ``folder``: of images, of the videos, or ``claims`` of a run. Images that
+    are skipped, contradicted, or (with a warning) no longer what was labelled are left out.
+    ``crop``, (top, left, height, width) in pixels, is cut out of each image first.
 
     Raises:
         DatasetError: more images than fit into memory, or an image too small for ``crop``.

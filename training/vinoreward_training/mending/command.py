@@ -19,7 +19,7 @@ from vinoreward_training.audit.command import (
     MOST_THREADS,
     audit,
     environment_of,
-    one_each,
+    sample_per_episode,
     unseen_frames,
 )
 from vinoreward_training.audit.report import AuditReport
@@ -77,7 +77,7 @@ def run(config: MendConfig) -> int:
     )
     # What no audit could judge, or look at, is refused before the training.
     allowed, _ = unseen_frames(of_cut_images(old), dataset)
-    one_each(dataset, allowed, LEAST_AUDITED, config.seed)
+    sample_per_episode(dataset, allowed, LEAST_AUDITED, config.seed)
     with contextlib.ExitStack() as closing:
         source = source_of(config, old, closing)
         again = mend_again(config)

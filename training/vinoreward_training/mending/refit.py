@@ -93,7 +93,7 @@ def refit(
     corruptions = trained_on_corruptions(spec.metrics)
     if config.target_fpr is not None:
         check_sample_size(fit_config, dataset, validation)
-    prepare_torch(config.seed, config.threads)
+    prepare_torch(config.seed)
     height, width = dataset.images.shape[1:3]
     net = build_for(fit_config, height, width, [])
     module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config.network)))

@@ -36,9 +36,9 @@ Floats = npt.NDArray[np.float32]
 Images = npt.NDArray[np.uint8]
 
 
-def prepare_torch(seed: int, threads: int = 0) -> None:
-    """Set torch's threads (0: one per free core) and seed; call it before a network is built."""
-    torch.set_num_threads(threads or free_cores())
+def prepare_torch(seed: int) -> None:
+    """Set torch's threads and seed; call it before a network is built."""
+    torch.set_num_threads(free_cores())
     torch.manual_seed(seed)
 
 
