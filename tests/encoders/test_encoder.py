@@ -188,8 +188,6 @@ def test_int8_is_taken_where_its_gate_passed(tmp_path: Path) -> None:
         with Encoder(both) as encoder:
             assert encoder.precision == precision
             encoder.encode(golden.images)
-        card = (both / "README.md").read_text()
-        assert "frames whose vector moves" in card and "EncodedObservation" in card
     far = add_int8(
         Bundle.load(both), model, dataclasses.replace(gate, passed=True), golden.logits + 3
     )

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vinoreward.bundles.hub import PREFIX, download, is_hub_name
+from vinoreward.bundles.hub import download
 from vinoreward.errors import ConfigError, VinorewardError, install_command
 from vinoreward.images import shown_name
 from vinoreward_training import configs
@@ -55,9 +55,9 @@ def from_hub(name: str, words: Sequence[str]) -> list[str]:
         option, equals, value = word.partition("=")
         if not equals:
             option, value = (given or [""])[-1], word
-        if option in HUB_OPTIONS and is_hub_name(value):
+        if option in HUB_OPTIONS and value.startswith("hf:") and not os.path.isdir(value):
             if name in WRITING:
-                repository, _, revision = value.removeprefix(PREFIX).strip("/").partition("@")
+                repository, _, revision = value.removeprefix("hf:").strip("/").partition("@")
                 more = f" --revision {revision}" if revision else ""
                 raise ConfigError(
                     f"{name} writes into the bundle, and {value} is on the Hugging Face Hub. "

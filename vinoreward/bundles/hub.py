@@ -8,7 +8,6 @@ sizes were asked for; they are then checked like those of any stranger's bundle.
 from __future__ import annotations
 
 import io
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -32,15 +31,9 @@ from vinoreward.errors import (
 )
 from vinoreward.files import reason_of, shown
 
-PREFIX = "hf:"
 _PART = r"[A-Za-z0-9](?:[\w-]|\.(?!\.)){0,95}"
 _NAME = re.compile(rf"(?:hf:(?://)?)?({_PART}/{_PART})(?:@([\w][\w./-]{{0,99}}))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def is_hub_name(name: object) -> bool:
-    """Return whether a bundle's name is one on the Hub, ``hf:owner/name``, and no folder's."""
-    return isinstance(name, str) and name.startswith(PREFIX) and not os.path.isdir(name)
 
 
 def download(name: str) -> Path:
