@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -105,24 +102,3 @@ def test_a_missing_image_and_one_no_browser_shows_are_refused(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="cannot show"):
         write_report(tmp_path / "r.html", "T", [Section("S", images=[tmp_path / "a.tiff"])])
     assert not (tmp_path / "r.html").exists()
-
-
-def test_a_backend_that_matplotlib_does_not_know_is_told_in_a_sentence() -> None:
-    code = """
-from vinoreward.errors import ConfigError
-from vinoreward_training.runs.report import new_figure, prepare_figures
-prepare_figures()  # says nothing
-try:
-    new_figure()
-except ConfigError as error:
-    print(error)
-"""
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "MPLBACKEND": "foo"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert re.search(r"'foo' is not a valid value.*unset it, and go on with --resume", told.stdout)
-    assert not told.stderr
