@@ -174,6 +174,13 @@ def test_names_that_are_no_text(bundle: Bundle, name: str, old: bytes) -> None:
         Bundle.load(bundle.path).backend(name)
 
 
+def test_metadata_that_is_no_text(tmp_path: Path) -> None:
+    path = network(tmp_path / "net.onnx", metadata={"model_info labels": "one two"})
+    path.write_bytes(path.read_bytes().replace(b"one two", b"one \xff\xfe\xfd"))
+    with pytest.raises(ModelCorruptError, match="not UTF-8"):
+        Bundle.from_model(path, labels=["a", "b"], success_label="b")
+
+
 @pytest.mark.parametrize("depth", [30, 400, 100_000])
 def test_a_deep_description(bundle: Bundle, depth: int) -> None:
     text = '{"schema_version":' + "[" * depth + "]" * depth + "}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -69,6 +70,33 @@ def test_a_network_is_tried_once(bundle: Bundle, cache: Path, trials: list[str])
             scores(bundle, backend), expected_logits(golden_images()), atol=1e-4
         )
     assert len(trials) == 2 == len(list(cache.iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("backend", "library"),
+    [("openvino", "openvino"), ("onnxruntime", "onnxruntime"), ("onnxruntime", "openvino")],
+)
+def test_an_upgraded_runtime_tries_again(
+    bundle: Bundle,
+    cache: Path,
+    trials: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    library: str,
+) -> None:
+    """Both that run it and OpenVINO, which reads it in every trial, are asked for their version."""
+    version = importlib.metadata.version
+
+    def upgraded(name: str) -> str:
+        return version(name) + ".post1" * (name == library)
+
+    scores(bundle, backend)
+    scores(bundle, backend)
+    assert len(trials) == 1
+    monkeypatch.setattr(importlib.metadata, "version", upgraded)
+    scores(bundle, backend)
+    scores(bundle, backend)
+    assert len(trials) == 2
 
 
 def test_shipped_networks_are_known(cache: Path, trials: list[str]) -> None:

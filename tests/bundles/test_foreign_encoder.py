@@ -145,8 +145,8 @@ def test_outputs_can_be_named_in_the_other_order(onnx_files: dict[str, Path]) ->
     ("wrong", "said"),
     [
         ({}, ""),
-        ({"color_order": "BGR"}, "color_order='RGB'"),
-        ({"mean": (0, 0, 0), "std": (1, 1, 1), "color_order": "BGR"}, "0.5 and color_order='RGB'"),
+        ({"color_order": "BGR"}, "color_order=RGB"),
+        ({"mean": (0, 0, 0), "std": (1, 1, 1), "color_order": "BGR"}, "0.5 and color_order=RGB"),
         ({"scale": 1.0}, "scale=255"),
         ({"mean": (0.1, 0.2, 0.3)}, "scale=255"),
     ],
@@ -183,7 +183,7 @@ def test_a_golden_frame_of_another_kind_is_an_error(
     ("heads", "options", "message"),
     [
         ("one", {}, "posterior=False"),
-        ("one", {"latent_size": 4}, "latent_size= that fits"),
+        ("one", {"latent_size": 4}, "latent_size that fits"),
         ("one", {"posterior": True}, "twice"),
         ("two", {"posterior": False}, "as many log variances"),
         ("two", {"latent_size": 7}, "twice"),
@@ -191,7 +191,7 @@ def test_a_golden_frame_of_another_kind_is_an_error(
         ("two", {"outputs": ("mu", "mu")}, "different"),
         ("two", {"low": (0.0, 1.0)}, "every dimension"),
         ("two", {"low": 3.0, "high": 2.0}, "low below high"),
-        ("two", {"mean": None}, "mean="),
+        ("two", {"mean": None}, "mean"),
         ("two", {"latent_std": (0.0,) * SIZE}, "greater than 0"),
     ],
 )
@@ -212,10 +212,10 @@ def test_their_module_becomes_a_bundle(tmp_path: Path, heads: str, color_order: 
         found = module(planes(seen, mean, std))
     wanted = found[0] if isinstance(found, tuple) else found[:, :SIZE]
     fresh = TheirVae(heads)
-    bundle = Bundle.from_encoder_module(
-        fresh,
-        tmp_path / "weights.pt",
+    bundle = Bundle.from_encoder(
         tmp_path / "net.onnx",
+        module=fresh,
+        weights=tmp_path / "weights.pt",
         height=HEIGHT,
         width=WIDTH,
         mean=mean,
@@ -238,10 +238,10 @@ def test_a_module_with_the_wrong_colour_order_is_found_out(tmp_path: Path) -> No
     with torch.no_grad():
         wanted = module(planes(images, 0.5, 0.5))[0][0].numpy()
     with pytest.raises(BundleParityError, match="other colour order"):
-        Bundle.from_encoder_module(
-            module,
-            tmp_path / "weights.pt",
+        Bundle.from_encoder(
             tmp_path / "net.onnx",
+            module=module,
+            weights=tmp_path / "weights.pt",
             height=HEIGHT,
             width=WIDTH,
             **NORMALISED,
@@ -267,9 +267,9 @@ def test_weights_are_never_executed(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "broken.safetensors").write_bytes(b"no weights")
     for name in ("evil.pt", "whole.pt", "other.pt", "text.pt", "broken.safetensors"):
         with pytest.raises(ModelCorruptError):
-            Bundle.from_encoder_module(module, tmp_path / name, target, **shape)
+            Bundle.from_encoder(target, module=module, weights=tmp_path / name, **shape)
     with pytest.raises(ModelNotFoundError):
-        Bundle.from_encoder_module(module, tmp_path / "none.pt", target, **shape)
+        Bundle.from_encoder(target, module=module, weights=tmp_path / "none.pt", **shape)
     assert "executed" not in capsys.readouterr().out
     assert not target.exists()
 
@@ -278,19 +278,28 @@ def test_a_module_that_is_no_encoder_is_an_error(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Conv2d(3, 2, 3))
     safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
     with pytest.raises(ConfigError, match=r"\(2, 2, 30, 38\)"):
-        Bundle.from_encoder_module(
-            module, tmp_path / "w.safetensors", tmp_path / "n.onnx", height=HEIGHT, width=WIDTH
+        Bundle.from_encoder(
+            tmp_path / "n.onnx",
+            module=module,
+            weights=tmp_path / "w.safetensors",
+            height=HEIGHT,
+            width=WIDTH,
         )
+
+
+def test_weights_without_a_module_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="weights= without module="):
+        Bundle.from_encoder(tmp_path / "n.onnx", weights=tmp_path / "w.safetensors")
 
 
 def test_a_classifier_with_a_second_output_is_refused(tmp_path: Path) -> None:
     module = theirs("two")
     safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
     with pytest.raises(ConfigError, match=r"returns \(2, 5\), \(2, 5\).*give the classifier alone"):
-        Bundle.from_module(
-            module,
-            tmp_path / "w.safetensors",
+        Bundle.from_model(
             tmp_path / "n.onnx",
+            module=module,
+            weights=tmp_path / "w.safetensors",
             height=HEIGHT,
             width=WIDTH,
             labels=("failure", "success"),

@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 import yaml
 
-from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.bundles.hub import download
-from vinoreward.bundles.save import front_matter, model_card
 from vinoreward.errors import (
     BundleEditedError,
     BundleError,
@@ -30,6 +29,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
 )
 from vinoreward_training.cli import from_hub, main
+from vinoreward_training.runs.bundles import front_matter
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -144,7 +144,7 @@ def test_what_was_downloaded_is_not_downloaded_again(hub: Hub, bundle: Bundle) -
     assert hub.asked == ["HEAD bundle.json"]  # which commit main is now
     hub.asked.clear()
     assert Bundle.from_hub(f"{MINE}@{COMMIT}", sha256=bundle.sha256).path == path
-    assert Bundle.from_recipe(Bundle.load(path).recipe()).path == path
+    assert resolve_bundle(str(path)).path == path
     assert hub.asked == []
 
 
@@ -170,7 +170,7 @@ def test_of_two_downloads_at_once_both_have_it(
 
 
 def test_nothing_but_an_explicit_wish_asks_the_hub(hub: Hub, tmp_path: Path) -> None:
-    for ask in (Bundle.load, Bundle.from_recipe):
+    for ask in (Bundle.load, resolve_bundle):
         with pytest.raises(ModelNotFoundError, match=r"not asked here.*Bundle\.from_hub"):
             ask(f"hf:{MINE}")
     # A run of somebody else's that names one.
@@ -198,7 +198,7 @@ def test_a_command_takes_the_name(
     assert word == f"--encoder={Bundle.from_hub(MINE).path}"
     assert from_hub("capture", ["--out", f"hf:{MINE}"]) == ["--out", f"hf:{MINE}"]
     hub.asked.clear()
-    assert main(["quantize", "--data", str(data), "--bundle", f"hf:{MINE}@v1"]) == 1
+    assert main(["calibrate", "--data", str(data), "--bundle", f"hf:{MINE}@v1"]) == 1
     said = capsys.readouterr().err
     assert f"hf download {MINE} --revision v1 --local-dir my-bundle" in said
     assert hub.asked == []
@@ -334,7 +334,7 @@ def test_a_hostile_name_stays_within_the_front_matter(bundle: Bundle) -> None:
 
     metrics = {"test": {"recall": 0.9, "precision": "0.9"}}
     spec = dataclasses.replace(bundle.spec, name="a: [b, *c] # d", metrics=metrics)
-    facts = yaml.safe_load(model_card(spec).split("---\n")[1])
+    facts = yaml.safe_load(front_matter(spec).split("---\n")[1])
     assert facts["model-index"][0]["name"] == spec.name
     assert facts["metrics"] == ["recall"]
     assert facts["license"] == "unknown"

@@ -51,7 +51,6 @@ def test_no_pickle_in_the_folder(bundle: Bundle) -> None:
         "bundle.json",
         "bundle.sha256",
         "golden.npz",
-        "images",
         "model.onnx",
     ]
 
@@ -70,11 +69,8 @@ def test_a_threshold_changed_by_hand_is_noticed(bundle: Bundle) -> None:
 
 def test_the_card_tells_what_a_reader_needs(bundle: Bundle) -> None:
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    for fact in ("failure", "success", "6 x 8", "0.8", "target_fpr", "recall", "0.95, 0.99"):
+    for fact in (bundle.spec.name, "failure, success", "6 x 8", "vinoreward.Classifier"):
         assert fact in card
-    for fact in ("ab" * 32, "vinoreward.Classifier", "renderer", "images/golden.png", "quantize"):
-        assert fact in card
-    assert (bundle.path / "images" / "golden.png").is_file()
 
 
 def test_own_card_and_images_are_kept(tmp_path: Path, model: Path) -> None:
@@ -155,7 +151,7 @@ def test_a_registered_name_is_found(
     )
     monkeypatch.syspath_prepend(str(site))
     assert Bundle.load("acme") == bundle
-    with pytest.raises(ModelNotFoundError, match="reinstall"):
+    with pytest.raises(BundleError, match=r"/nowhere.*reinstall"):
         Bundle.load("lost")
     with pytest.raises(BundleError, match=r"pathlib\.Path"):
         Bundle.load("text")

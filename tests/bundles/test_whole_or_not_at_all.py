@@ -15,8 +15,8 @@ from vinoreward.bundles import save as save_module
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import previous_of
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.update import add_int8
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
+from vinoreward_training.runs.bundles import add_int8
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -46,7 +46,7 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["write_json", "model_card", "_sheet"])
+@pytest.mark.parametrize("where", ["write_json", "_short_card", "_put"])
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
@@ -105,13 +105,14 @@ def test_a_process_killed_while_saving_leaves_the_old_bundle(
     before = snapshot(bundle.path)
     script = (
         "import os, sys\n"
-        "from vinoreward.bundles import save, update\n"
+        "from vinoreward.bundles import save\n"
         "from vinoreward.bundles.bundle import Bundle\n"
         "from vinoreward.bundles.schema import Quantization\n"
+        "from vinoreward_training.runs.bundles import add_int8\n"
         "save.write_json = lambda *_: os._exit(9)\n"
         "bundle = Bundle.load(sys.argv[1])\n"
         "quantization = Quantization(passed=True, flips=0, frames=1, method='m')\n"
-        "update.add_int8(bundle, sys.argv[2], quantization, bundle.golden.logits)\n"
+        "add_int8(bundle, sys.argv[2], quantization, bundle.golden.logits)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(bundle.path), str(tmp_path / "source.onnx")],
@@ -151,9 +152,9 @@ def test_names_of_files_and_images_are_checked(tmp_path: Path, model: Path) -> N
     logits = expected_logits(images)
     with pytest.raises(ConfigError, match=r"code\.py"):
         save_bundle(tmp_path / "b", SPEC, {"model.onnx": model, "code.py": b""}, images, logits)
-    with pytest.raises(BundleError, match="card image"):
+    with pytest.raises(BundleError, match="plain relative name"):
         save_bundle(
-            tmp_path / "b", SPEC, {"model.onnx": model}, images, logits, None, {"a.svg": model}
+            tmp_path / "b", SPEC, {"model.onnx": model}, images, logits, None, {"../a.png": model}
         )
     with pytest.raises(ModelNotFoundError, match=r"absent\.onnx"):
         save_bundle(tmp_path / "b", SPEC, {"model.onnx": tmp_path / "absent.onnx"}, images, logits)

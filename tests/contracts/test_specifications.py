@@ -21,7 +21,7 @@ from toy_environments import (
 )
 
 from vinoreward import EncodedObservation, LearnedReward
-from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.errors import BundleError, ModelNotFoundError
 
 EVERY_ARGUMENT: dict[str, Any] = {
@@ -187,14 +187,14 @@ def test_what_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:
 )
 def test_a_recipe_that_says_too_little_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BundleError):
-        Bundle.from_recipe(wrong)
+        resolve_bundle(wrong)
 
 
 def test_a_recipe_claims_no_files(tmp_path: Path) -> None:
     saved = save_toy_bundle(tmp_path / "toy")
     recipe = {"model": str(saved.path / "model.onnx"), "spec": saved.spec.to_dict()}
-    with pytest.raises(BundleError, match="folder"):
-        Bundle.from_recipe(recipe)
+    with pytest.raises(ModelNotFoundError, match="folder"):
+        resolve_bundle(recipe)
 
 
 def test_the_places_that_written_specifications_name_stay(tmp_path: Path) -> None:

@@ -197,9 +197,7 @@ def test_a_bundle_of_several_cameras_wants_the_tiled_image(bundle: Bundle) -> No
         bundle.prepare(np.zeros((1, 6, 8, 3), np.uint8))
 
 
-def test_the_card_and_the_description_name_the_views(bundle: Bundle) -> None:
-    card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    assert "front, 2 steps ago (obs:front, 6 pixels high)" in card
+def test_the_description_names_the_views(bundle: Bundle) -> None:
     assert bundle.spec.image.views == VIEWS
     about = json.loads((bundle.path / "bundle.json").read_text(encoding="utf-8"))
     assert about["image"]["views"][1] == {

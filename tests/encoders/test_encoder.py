@@ -22,7 +22,6 @@ from vinoreward.bundles import golden as latents
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Quantization
-from vinoreward.bundles.update import add_int8
 from vinoreward.errors import (
     BundleError,
     BundleParityError,
@@ -31,6 +30,7 @@ from vinoreward.errors import (
     InputError,
 )
 from vinoreward.images import ImageSpec
+from vinoreward_training.runs.bundles import add_int8
 
 
 @pytest.fixture(scope="module", params=ENCODERS)
@@ -188,8 +188,6 @@ def test_int8_is_taken_where_its_gate_passed(tmp_path: Path) -> None:
         with Encoder(both) as encoder:
             assert encoder.precision == precision
             encoder.encode(golden.images)
-        card = (both / "README.md").read_text()
-        assert "frames whose vector moves" in card and "EncodedObservation" in card
     far = add_int8(
         Bundle.load(both), model, dataclasses.replace(gate, passed=True), golden.logits + 3
     )

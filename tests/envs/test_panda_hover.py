@@ -18,7 +18,6 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find
-from vinoreward.bundles.update import with_guard
 from vinoreward.errors import (
     BundleError,
     ConfigError,
@@ -30,6 +29,7 @@ from vinoreward.rewards.ood import guard_of
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.making import make_env
+from vinoreward_training.runs.bundles import with_guard
 
 IDS = ("PandaHover-v0", "PandaHoverRandom-v0", "PandaHoverPixels-v0")
 

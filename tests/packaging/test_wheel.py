@@ -55,12 +55,11 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     for package in PACKAGES:
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
-    # Public names are found through the stubs; what bakes the scene stays in the repository.
+    # Public names are found through the stubs.
     assert {
         "vinoreward/__init__.pyi",
         "vinoreward_actors/__init__.pyi",
     } <= set(names)
-    assert not any(name.endswith("/bake.py") for name in names)
 
 
 def test_the_wheel_holds_every_module(wheel: Path, project_root: Path) -> None:
@@ -72,7 +71,7 @@ def test_the_wheel_holds_every_module(wheel: Path, project_root: Path) -> None:
         for home in homes
         for package in PACKAGES
         for path in (project_root / home / package).rglob("*.py*")
-        if path.suffix in (".py", ".pyi") and path.name != "bake.py"
+        if path.suffix in (".py", ".pyi")
     }
     assert found == here
 

@@ -22,9 +22,9 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
-from vinoreward.bundles.update import add_int8
 from vinoreward.images import ImageSpec, View
 from vinoreward.rewards.ood import OodDetector
+from vinoreward_training.runs.bundles import add_int8
 
 HEIGHT, WIDTH = 6, 8
 LAST_CELL = 7

@@ -26,7 +26,7 @@ from tiny_network import rewrite
 from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle, save_views_bundle
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import MAX_CARD_BYTES, save_bundle
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision
 from vinoreward.errors import DatasetError
 from vinoreward.files import sha256
@@ -41,7 +41,7 @@ from vinoreward_training.audit.bands import BANDS, bands, nice_step
 from vinoreward_training.audit.checks import KEPT_IMAGES, FalsePositives, Subject, share_check
 from vinoreward_training.audit.command import FIRST_VERDICT, AuditOptions, audit
 from vinoreward_training.audit.corruptions import (
-    CORRUPTIONS,
+    STRONGEST_FIRST,
     CorruptionReport,
     CorruptionRow,
     corrupt,
@@ -51,15 +51,16 @@ from vinoreward_training.audit.interventions import Change, InterventionReport
 from vinoreward_training.audit.pairs import PairRow
 from vinoreward_training.audit.replays import ReplayReport
 from vinoreward_training.audit.report import AuditReport
+from vinoreward_training.classifier.corruptions import CORRUPTIONS, Corruption, corrupted
 from vinoreward_training.classifier.evaluation import Rates, rates
-from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 from vinoreward_training.classifier.training import record_of
 from vinoreward_training.cli import main
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.runs.bundles import MAX_CARD_BYTES
 
-EACH = [(one.name, strength) for one in SHIFTS for strength in one.strengths]
-NAMED = {one.name: one for one in SHIFTS}
+EACH = [(one.name, strength) for one in CORRUPTIONS for strength in one.strengths]
+NAMED = {one.name: one for one in CORRUPTIONS}
 SHORT = AuditOptions(failing_frames=22)
 
 
@@ -93,17 +94,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- corruptions -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("one", SHIFTS, ids=lambda one: one.name)
-def test_a_corruption_depends_on_the_seed_alone_and_is_the_same_in_each_view(one: Shift) -> None:
+@pytest.mark.parametrize("one", CORRUPTIONS, ids=lambda one: one.name)
+def test_a_corruption_depends_on_the_seed_and_is_the_same_in_each_view(one: Corruption) -> None:
     images = np.random.default_rng(2).integers(0, 256, (2, 24, 30, 3), dtype=np.uint8)
     both, before = np.concatenate([images, images], axis=1), images.copy()
     views = (View(name="front", height=24, age=1), View(name="front", height=24))
     for strength in one.strengths:
-        found = shifted(one, strength, images, seed=3)
+        found = corrupted(one, strength, images, seed=3)
         assert found.dtype == np.uint8 and not np.array_equal(found, images)
         assert np.array_equal(images, before)
-        assert np.array_equal(found, shifted(one, strength, images, seed=3))
-        of_views = shifted(one, strength, both, seed=3, views=views)
+        assert np.array_equal(found, corrupted(one, strength, images, seed=3))
+        of_views = corrupted(one, strength, both, seed=3, views=views)
         assert np.array_equal(of_views, np.concatenate([found, found], axis=1))
 
 
@@ -112,15 +113,15 @@ def test_what_the_corruptions_of_light_and_place_do() -> None:
     for name, strength, gains in (
         ("less light", 0.5, 0.5), ("more light", 1.6, 1.6), ("colder light", -0.4, [0.6, 1, 1.4]),
     ):  # fmt: skip
-        found = shifted(NAMED[name], strength, images, seed=0)
+        found = corrupted(NAMED[name], strength, images, seed=0)
         assert np.abs(found - np.minimum(images * np.array(gains), 255)).max() <= 0.51
-    swapped = shifted(NAMED["red and blue swapped"], 1, images, seed=0)
+    swapped = corrupted(NAMED["red and blue swapped"], 1, images, seed=0)
     assert np.array_equal(swapped, images[..., ::-1])
-    noisy = shifted(NAMED["noise"], 12, np.full((1, 90, 90, 3), 128, np.uint8), seed=0)
+    noisy = corrupted(NAMED["noise"], 12, np.full((1, 90, 90, 3), 128, np.uint8), seed=0)
     assert np.std(noisy) == pytest.approx(12, rel=0.05)
-    covered = shifted(NAMED["occlusion"], 0.12, images, seed=0) != images
+    covered = corrupted(NAMED["occlusion"], 0.12, images, seed=0) != images
     assert covered.any(axis=-1).mean() == pytest.approx(0.12, rel=0.15)
-    moved = shifted(NAMED["camera moved"], 0.08, images, seed=0)[0]
+    moved = corrupted(NAMED["camera moved"], 0.08, images, seed=0)[0]
     reach, inner = range(-5, 6), images[0, 5:-5, 5:-5]
     places = [(y, x) for y in reach for x in reach if np.hypot(y, x) == pytest.approx(4.8, abs=0.8)]
     found = [np.array_equal(moved[5 - y : 45 - y, 5 - x : 55 - x], inner) for y, x in places]
@@ -128,12 +129,14 @@ def test_what_the_corruptions_of_light_and_place_do() -> None:
 
 
 def test_the_strongest_corruptions_come_first_and_rows_keep_their_order(bundle: Bundle) -> None:
-    first = [(one.name, strength) for one, strength in CORRUPTIONS[1 : 1 + len(SHIFTS)] if one]
-    assert first == [(one.name, one.strengths[-1]) for one in SHIFTS]
+    first = STRONGEST_FIRST[1 : 1 + len(CORRUPTIONS)]
+    assert [(one.name, each) for one, each in first if one] == [
+        (one.name, one.strengths[-1]) for one in CORRUPTIONS
+    ]
     report, images = CorruptionReport(), np.concatenate([red(200), red(60)])
     with Classifier(bundle, precision="fp32") as classifier:
         steps = list(corrupt(Subject(classifier), images, np.array([True, False]), report))
-    assert len(steps) == len(CORRUPTIONS)
+    assert len(steps) == len(STRONGEST_FIRST)
     assert [(one.corruption, one.strength) for one in report.rows] == [("", None), *EACH]
 
 
@@ -235,8 +238,8 @@ def test_a_share_fails_where_its_whole_interval_is_above_the_bar(count: int) -> 
         return float(test.proportion_ci(0.95, "exact").low)
 
     assert low(limit) <= 0.01 and not share_check("", limit, count, 0.01).failed
-    assert (
-        limit == count or (low(limit + 1) > 0.01 and share_check("", limit + 1, count, 0.01).failed)
+    assert limit == count or (
+        low(limit + 1) > 0.01 and share_check("", limit + 1, count, 0.01).failed
     )
 
 

@@ -580,20 +580,14 @@ def test_the_hover_scene_keeps_its_own_size(tmp_path: Path) -> None:
     assert data.images.shape == (4, 200, 240, 3) and data.image().resize == "none"
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("obs:back", r"has front, place\. Expected the name of one that is an image"),
-        ("obs:place", r"float32.*Expected a uint8 image"),
-        ("camera", r"'camera'. Expected render, obs or obs:KEY"),
-    ],
-)
+@pytest.mark.parametrize("source", ["obs:back", "obs:place", "camera"])
 def test_a_source_without_images_is_refused_before_anything_is_played(
-    tmp_path: Path, source: str, found: str
+    tmp_path: Path, source: str
 ) -> None:
     env = registered("VinorewardTestTwoCameras-v0", TwoCameras)
-    with pytest.raises(ConfigError, match=found):
+    with pytest.raises(ConfigError) as refused:
         capture.run(CaptureConfig(out=tmp_path / "x", env=env, image_source=(source,)))
+    assert refused.value.field == "image_source"
     assert not (tmp_path / "x").exists()
 
 

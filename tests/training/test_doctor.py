@@ -14,21 +14,14 @@ import pytest
 from vinoreward.errors import install_command
 from vinoreward.machine import cores
 from vinoreward_training import doctor
-from vinoreward_training.configs import DoctorConfig
-from vinoreward_training.doctor import Finding, core_works
+from vinoreward_training.cli import main
+from vinoreward_training.doctor import Finding
 from vinoreward_training.runs.machine import (
     cpu_model,
     describe_machine,
     git_commit,
     package_versions,
 )
-
-
-def test_only_the_core_decides() -> None:
-    optional = Finding("extra [panda]", "missing", "not installed")
-    broken = Finding("bundle x", "broken", "edited")
-    assert core_works([Finding("openvino", "ok", "", core=True), optional, broken])
-    assert not core_works([Finding("openvino", "broken", "", core=True), optional])
 
 
 def test_every_extra_is_looked_for_in_full(project_root: Path) -> None:
@@ -49,31 +42,16 @@ def test_the_telemetry_of_each_library_is_shown(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delenv(name, raising=False)
     for name in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, "1")
-    libraries = ("OpenVINO", "NNCF", "ONNX Runtime", "Ray", "huggingface_hub")
 
     def shown() -> list[str]:
-        found = {finding.topic: finding.text for finding in doctor.surroundings()}
-        return [found[f"telemetry of {library}"] for library in libraries]
+        return [one.text for one in doctor.surroundings() if one.topic.startswith("telemetry")]
 
-    assert shown() == ["off"] * 5
+    assert shown() == ["off"] * 4
     monkeypatch.setenv("VINOREWARD_OPENVINO_TELEMETRY", "1")
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
     assert all(text.startswith("on, as ") for text in shown())
-
-
-@pytest.mark.parametrize("extra", ["train", "dm-control", "atari", "ray"])
-def test_a_missing_extra_comes_with_its_command(
-    monkeypatch: pytest.MonkeyPatch, extra: str
-) -> None:
-    missing = {extra: ("no-such-thing",)}
-    monkeypatch.setattr(doctor, "EXTRAS", missing)
-    (found,) = doctor.extras()
-    assert found.topic == f"extra [{extra}]"
-    assert found.status == "missing"
-    assert "no-such-thing" in found.text
-    assert found.fix == install_command(extra)
 
 
 @pytest.mark.parametrize(
@@ -112,57 +90,40 @@ def test_an_extra_comes_from_where_vinoreward_was_installed(
     assert install_command("train").startswith(expected.format(path=path, root=project_root))
 
 
-def without_wheels(monkeypatch: pytest.MonkeyPatch, name: str, *more: str) -> list[Finding]:
-    """What is found of an extra of which one distribution has no wheel for any Python."""
-    gone = f"no-{name}"
-    monkeypatch.setattr(doctor, "EXTRAS", {"some": (gone, *more)})
-    monkeypatch.setattr(doctor, "WHEELLESS", {gone: ((3, 0), *doctor.WHEELLESS[name][1:])})
-    return doctor.extras()
+@pytest.mark.parametrize(
+    ("name", "more", "statuses", "fix"),
+    [
+        ("pybullet", ["numpy"], ["ok", "missing"], "3.10 or 3.11"),
+        ("dm-control", [], ["missing"], "3.10 to 3.12"),
+        (None, ["no-such-thing"], ["missing"], install_command("some")),
+    ],
+)
+def test_a_missing_extra_comes_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str | None,
+    more: list[str],
+    statuses: list[str],
+    fix: str,
+) -> None:
+    """A distribution without a wheel for this Python is not called a missing extra."""
+    gone = [] if name is None else [f"no-{name}"]
+    wheelless = {} if name is None else {gone[0]: ((3, 0), *doctor.WHEELLESS[name][1:])}
+    monkeypatch.setattr(doctor, "EXTRAS", {"some": (*gone, *more)})
+    monkeypatch.setattr(doctor, "WHEELLESS", wheelless)
+    findings = list(doctor.extras())
+    assert [found.status for found in findings] == statuses
+    assert fix in findings[-1].fix
 
 
-def test_pybullet_without_a_wheel_is_no_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    extra, pybullet = without_wheels(monkeypatch, "pybullet", "numpy")
-    assert extra.status == "ok"
-    assert "no wheel" in pybullet.text
-    assert "3.10 or 3.11" in pybullet.fix
-
-
-def test_an_extra_of_which_nothing_can_be_there_is_not_called_installed(
+def test_a_suite_that_does_not_load_is_broken_and_one_that_is_not_there_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (found,) = without_wheels(monkeypatch, "dm-control")
-    assert found.status == "missing"
-    assert "no wheel" in found.text
-    assert "3.10 to 3.12" in found.fix
-
-
-def test_suites_that_are_not_installed_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = dict.fromkeys(doctor.EXTRAS, ("no-such-thing",))
-    monkeypatch.setattr(doctor, "EXTRAS", nothing)
-    assert doctor.tasks() == []
-    assert doctor.ray_cluster() == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("extra", "library"), [("dm-control", "shimmy"), ("atari", "ale_py")])
-def test_a_suite_that_is_installed_is_tried(
-    monkeypatch: pytest.MonkeyPatch, extra: str, library: str
-) -> None:
-    pytest.importorskip(library)
-    task = doctor.TRIED[extra]
-    monkeypatch.setattr(doctor, "TRIED", {extra: task})
-    (found,) = doctor.tasks()
-    assert (found.topic, found.status) == (f"task {task}", "ok")
-
-
-def test_a_suite_that_does_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "EXTRAS", {"atari": ("numpy",)})
-    monkeypatch.setattr(doctor, "TRIED", {"atari": "pong"})
+    monkeypatch.setattr(doctor, "EXTRAS", {"atari": ("numpy",), "dm-control": ("no-such-thing",)})
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    (found,) = doctor.tasks()
-    assert found.status == "broken"
-    assert "ale_py" in found.text
-    assert found.fix == install_command("atari")
+    hover, found = doctor.environments()
+    assert (hover.topic, hover.status) == ("PandaHover-v0", "ok")
+    assert (found.topic, found.status) == ("task pong", "broken")
+    assert "ale_py" in found.text and found.fix == install_command("atari")
 
 
 @pytest.mark.slow
@@ -213,14 +174,6 @@ def test_it_is_said_what_draws_mujoco_without_a_gpu(
     assert found.status == status and told in f"{found.text} {found.fix}"
 
 
-def test_openvino_has_a_cpu_and_is_a_backend() -> None:
-    assert doctor.devices().status == "ok"
-    assert "CPU" in doctor.devices().text
-    found = {finding.topic: finding for finding in doctor.backends()}
-    assert found["backend openvino"].status == "ok"
-    assert found["backend openvino"].core
-
-
 def test_a_broken_bundle_is_a_finding_not_a_crash(tmp_path: Path) -> None:
     (found,) = doctor.golden_frames(str(tmp_path / "nowhere"))
     assert found.status == "broken"
@@ -229,14 +182,24 @@ def test_a_broken_bundle_is_a_finding_not_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_doctor_runs_everything_that_is_installed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert doctor.run(DoctorConfig(json=tmp_path / "doctor.json")) == 0
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert main(["doctor", "--bundle", "panda-hover-classifier"]) == 0
     printed = capsys.readouterr().out
     assert "The core works" in printed
     assert "golden frames give the recorded outputs" in printed
-    findings = json.loads((tmp_path / "doctor.json").read_text(encoding="utf-8"))["findings"]
-    assert not [finding for finding in findings if finding["status"] == "broken"]
+    assert not [line for line in printed.splitlines() if line.startswith("broken")]
+    for line in (r"openvino devices +CPU", "backend openvino", "PandaHover-v0"):
+        assert re.search(rf"^ok +{line}", printed, re.M)
+
+
+def test_only_what_the_core_needs_decides_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Finding("openvino devices", "ok", "", core=True)
+    for broken, status in ((Finding("bundle x", "broken", ""), 0), (devices, 0),
+                           (devices._replace(status="broken"), 1)):  # fmt: skip
+        monkeypatch.setattr(doctor, "examine", lambda bundle, broken=broken: [devices, broken])
+        assert main(["doctor"]) == status
 
 
 def test_the_machine_is_described_as_plain_data() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -494,6 +495,21 @@ def test_what_cannot_be_mended_is_refused_before_the_training(
     assert main(["mend", *given, *words]) == 1
     assert re.search(said, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_examples_of_an_environment_are_cut(tmp_path: Path, bundle: Bundle) -> None:
+    image = dataclasses.replace(bundle.spec.image, crop=(1, 2, HEIGHT, WIDTH))
+    cut = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
+    larger = {"times": 2}
+    config = MendConfig("cut", tmp_path, (), env=SEARCHED[1], env_kwargs=larger)
+    with contextlib.ExitStack() as closing:
+        with pytest.raises(DatasetError, match=rf"{2 * HEIGHT}x{WIDTH} .*at least"):
+            command.open_source(config, cut, closing)
+        image = dataclasses.replace(image, crop=(1, 0, HEIGHT, WIDTH))
+        cut = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
+        source = command.open_source(config, cut, closing)
+        found = source.draw(lambda images: np.zeros(len(images)), tmp_path, 0)
+    assert found.images.shape[1:] == (HEIGHT, WIDTH, 3)
 
 
 def test_a_bundle_of_several_images_or_too_few_episodes_are_refused(

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vinoreward.bundles.hub import PREFIX, download, is_hub_name
+from vinoreward.bundles.hub import download
 from vinoreward.errors import ConfigError, VinorewardError, install_command
 from vinoreward.images import shown_name
 from vinoreward_training import configs
@@ -23,19 +23,13 @@ _OWN = "vinoreward_training"
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "capture": (f"{_OWN}.capture.command", configs.CaptureConfig),
     "finetune": (f"{_OWN}.classifier.finetune", configs.FinetuneConfig),
-    "import-classifier": (
-        f"{_OWN}.classifier.import_classifier",
-        configs.ImportClassifierConfig,
-    ),
+    "import": (f"{_OWN}.importing", configs.ImportConfig),
     "calibrate": (f"{_OWN}.classifier.calibrate", configs.CalibrateConfig),
-    "guard": (f"{_OWN}.classifier.guard", configs.GuardConfig),
-    "quantize": (f"{_OWN}.quantize.command", configs.QuantizeConfig),
     "label": (f"{_OWN}.labelling.command", configs.LabelConfig),
     "score": (f"{_OWN}.classifier.score", configs.ScoreConfig),
     "audit": (f"{_OWN}.audit.command", configs.AuditConfig),
     "mend": (f"{_OWN}.mending.command", configs.MendConfig),
     "train-vae": (f"{_OWN}.encoder.train_vae", configs.TrainVaeConfig),
-    "import-encoder": (f"{_OWN}.encoder.import_encoder", configs.ImportEncoderConfig),
     "train": (f"{_OWN}.policy.train", configs.TrainConfig),
     "play": (f"{_OWN}.play.command", configs.PlayConfig),
     "profile": (f"{_OWN}.profile", configs.ProfileConfig),
@@ -47,7 +41,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
 
 HUB_OPTIONS = ("--bundle", "--encoder")
 """Options whose value may be a bundle on the Hugging Face Hub."""
-WRITING = ("calibrate", "guard", "quantize")
+WRITING = ("calibrate",)
 """Commands that write into the bundle."""
 
 
@@ -61,9 +55,9 @@ def from_hub(name: str, words: Sequence[str]) -> list[str]:
         option, equals, value = word.partition("=")
         if not equals:
             option, value = (given or [""])[-1], word
-        if option in HUB_OPTIONS and is_hub_name(value):
+        if option in HUB_OPTIONS and value.startswith("hf:") and not os.path.isdir(value):
             if name in WRITING:
-                repository, _, revision = value.removeprefix(PREFIX).strip("/").partition("@")
+                repository, _, revision = value.removeprefix("hf:").strip("/").partition("@")
                 more = f" --revision {revision}" if revision else ""
                 raise ConfigError(
                     f"{name} writes into the bundle, and {value} is on the Hugging Face Hub. "

@@ -9,9 +9,8 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 
@@ -21,7 +20,6 @@ from vinoreward.backends.runtime import TELEMETRY_SWITCH, import_openvino, share
 from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, install_command
-from vinoreward.files import write_json
 from vinoreward.machine import cores
 from vinoreward_actors.actor_learner.engines.base import EngineError
 from vinoreward_actors.actor_learner.engines.ray.cluster import found_address, import_ray
@@ -36,7 +34,7 @@ from vinoreward_training.runs.machine import (
     package_versions,
 )
 
-TRIED = {"dm-control": "cheetah-run", "atari": "pong"}
+TASKS = {"dm-control": "cheetah-run", "atari": "pong"}
 """Extra to a task of ``vinoreward actors`` that tests it."""
 WHEELLESS = {
     "pybullet": (
@@ -52,10 +50,19 @@ WHEELLESS = {
     ),
 }
 """Distribution to the first Python without a wheel of it, what does not work there, what to do."""
+TELEMETRY: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "OpenVINO and NNCF": (TELEMETRY_SWITCH, "1".__eq__),
+    "Ray": ("RAY_USAGE_STATS_ENABLED", lambda value: value not in ("", "0")),
+    "ONNX Runtime": ("ORT_DISABLE_TELEMETRY", lambda value: value not in ("1", "true", "yes")),
+    "huggingface_hub": (
+        "HF_HUB_DISABLE_TELEMETRY",
+        lambda value: value not in ("1", "true", "yes", "on"),
+    ),
+}
+"""Library to its environment variable, and whether it sends something with a value of that."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the report."""
 
     topic: str
@@ -68,9 +75,9 @@ class Finding:
     """Whether the core needs it."""
 
 
-def _split(topic: str, status: str, message: object, core: bool = False) -> Finding:
+def _failed(topic: str, status: str, error: object, core: bool = False) -> Finding:
     """Return a finding from an error's message; a command at its end is the fix."""
-    text, _, fix = str(message).partition(" Install it with: ")
+    text, _, fix = str(error).partition(" Install it with: ")
     return Finding(topic, status, text, fix, core)
 
 
@@ -79,27 +86,23 @@ def missing_of(extra: str) -> list[str]:
     return [name for name in EXTRAS[extra] if importlib.util.find_spec(module_of(name)) is None]
 
 
-def extras() -> list[Finding]:
-    """Return a finding for each extra, and one for each distribution without a wheel here."""
-    findings = []
+def extras() -> Iterator[Finding]:
+    """Yield a finding for each extra, and one for each distribution without a wheel here."""
     for extra, parts in EXTRAS.items():
         topic, missing = f"extra [{extra}]", missing_of(extra)
-        wheelless = [
-            name
+        wheelless = {
+            name: WHEELLESS[name]
             for name in missing
             if name in WHEELLESS and sys.version_info[:2] >= WHEELLESS[name][0]
-        ]
-        missing = [name for name in missing if name not in wheelless]
-        if missing:
+        }
+        if missing := [name for name in missing if name not in wheelless]:
             text = f"not installed: {', '.join(missing)}"
-            findings.append(Finding(topic, "missing", text, install_command(extra)))
+            yield Finding(topic, "missing", text, install_command(extra))
         elif len(wheelless) < len(parts):
-            findings.append(Finding(topic, "ok", "installed"))
-        for name in wheelless:
-            _, without, fix = WHEELLESS[name]
+            yield Finding(topic, "ok", "installed")
+        for name, (_, without, fix) in wheelless.items():
             text = f"there is no wheel for Python {platform.python_version()}{without}"
-            findings.append(Finding(name, "missing", text, fix))
-    return findings
+            yield Finding(name, "missing", text, fix)
 
 
 def _stepped(topic: str, make: Callable[[], gym.Env[Any, Any]], missing: str) -> Finding:
@@ -109,50 +112,42 @@ def _stepped(topic: str, make: Callable[[], gym.Env[Any, Any]], missing: str) ->
             env.reset(seed=0)
             env.step(env.action_space.sample())
     except VinorewardError as error:
-        return _split(topic, missing if isinstance(error, MissingExtraError) else "broken", error)
+        return _failed(topic, missing if isinstance(error, MissingExtraError) else "broken", error)
     return Finding(topic, "ok", "made, reset and stepped")
 
 
-def hover() -> Finding:
-    """Take one step of PandaHover-v0, so that camera, kinematics and network have all run."""
-    return _stepped("PandaHover-v0", lambda: gym.make("PandaHover-v0"), "missing")
+def environments() -> Iterator[Finding]:
+    """Step PandaHover-v0 (camera, kinematics, network) and a task of each suite installed."""
+    yield _stepped("PandaHover-v0", lambda: gym.make("PandaHover-v0"), "missing")
+    for extra, task in TASKS.items():
+        if not missing_of(extra):  # installed, but does not load: broken
+            yield _stepped(f"task {task}", functools.partial(make_task, task, seed=0), "broken")
 
 
-def tasks() -> list[Finding]:
-    """Make, reset and step one task of each suite that is installed."""
-    # Installed, but does not load: broken.
-    return [
-        _stepped(f"task {task}", functools.partial(make_task, task, seed=0), "broken")
-        for extra, task in TRIED.items()
-        if not missing_of(extra)
-    ]
-
-
-def ray_cluster() -> list[Finding]:
-    """Return where the engine ``ray`` would run its actors; nothing without Ray."""
+def ray_cluster() -> Iterator[Finding]:
+    """Yield where the engine ``ray`` would run its actors; nothing without Ray."""
     if missing_of("ray"):
-        return []
+        return
     try:
         version = import_ray().__version__
         address = found_address()
     except (MissingExtraError, EngineError) as error:
-        return [Finding("engine ray", "broken", str(error))]
+        yield Finding("engine ray", "broken", str(error))
+        return
     where = "a cluster of its own on this machine" if address is None else f"the one at {address}"
-    return [Finding("engine ray", "ok", f"Ray {version}, would use {where}")]
+    yield Finding("engine ray", "ok", f"Ray {version}, would use {where}")
 
 
 def devices() -> Finding:
-    """Return which devices OpenVINO sees."""
+    """Return which devices OpenVINO finds."""
+    topic, fix = "openvino devices", "pip install --force-reinstall openvino"
     try:
-        openvino = import_openvino()
-        names = list(shared_core(openvino).available_devices)
+        names = list(shared_core(import_openvino()).available_devices)
     except (ImportError, RuntimeError) as error:
-        return Finding(
-            "openvino devices", "broken", str(error), "pip install --force-reinstall openvino", True
-        )
+        return Finding(topic, "broken", str(error), fix, core=True)
     if "CPU" not in names:
-        return Finding("openvino devices", "broken", f"no CPU among {names}", core=True)
-    return Finding("openvino devices", "ok", ", ".join(names), core=True)
+        return Finding(topic, "broken", f"no CPU among {names}", core=True)
+    return Finding(topic, "ok", ", ".join(names), core=True)
 
 
 def available_backends() -> dict[str, str | None]:
@@ -166,134 +161,101 @@ def available_backends() -> dict[str, str | None]:
     return backends
 
 
-def backends() -> list[Finding]:
-    """Return whether each registered backend's library is there."""
-    findings = []
+def backends() -> Iterator[Finding]:
+    """Yield whether each registered backend's library is installed."""
     for name, problem in available_backends().items():
         core = name == "openvino"
         if problem is None:
-            findings.append(Finding(f"backend {name}", "ok", "its library is installed", core=core))
+            yield Finding(f"backend {name}", "ok", "its library is installed", core=core)
         else:
-            status = "broken" if core else "missing"
-            findings.append(_split(f"backend {name}", status, problem, core))
-    return findings
+            yield _failed(f"backend {name}", "broken" if core else "missing", problem, core)
 
 
-def golden_frames(name: str) -> list[Finding]:
+def golden_frames(name: str) -> Iterator[Finding]:
     """Run a bundle's golden frames on every usable backend and precision."""
     try:
         bundle = Bundle.load(name)
-        golden = bundle.golden
+        count = len(bundle.golden.images)
     except VinorewardError as error:
-        return [Finding(f"bundle {name}", "broken", str(error), "reinstall the package it is from")]
-    text = f"{bundle.spec.kind}, {bundle.path}"
-    findings = [Finding(f"bundle {name}", "ok", text)]
+        yield Finding(f"bundle {name}", "broken", str(error), "reinstall the package it is from")
+        return
+    yield Finding(f"bundle {name}", "ok", f"{bundle.spec.kind}, {bundle.path}")
+    quantized = bundle.spec.quantization is not None and bundle.spec.quantization.passed
     for backend, problem in available_backends().items():
-        if problem is not None:
-            continue
-        precisions = ["fp32"]
-        quantized = bundle.spec.quantization
-        if quantized is not None and quantized.passed and backend in INT8_BACKENDS:
-            precisions.append("int8")
-        for precision in precisions:
-            topic = f"  on {backend} {precision}"
-            core = backend == "openvino" and precision == "fp32"
+        for precision in ("fp32", "int8"):
+            if problem or (precision == "int8" and not (quantized and backend in INT8_BACKENDS)):
+                continue
+            topic, core = (
+                f"  on {backend} {precision}",
+                (backend, precision) == ("openvino", "fp32"),
+            )
             try:
                 bundle.backend(backend, precision=precision).close()
             except VinorewardError as error:
-                findings.append(Finding(topic, "broken", str(error), core=core))
+                yield Finding(topic, "broken", str(error), core=core)
             else:
-                text = f"{len(golden.images)} golden frames give the recorded outputs"
-                findings.append(Finding(topic, "ok", text, core=core))
-    return findings
+                text = f"{count} golden frames give the recorded outputs"
+                yield Finding(topic, "ok", text, core=core)
 
 
-def surroundings() -> list[Finding]:
-    """Return processor, display and telemetry."""
+def surroundings() -> Iterator[Finding]:
+    """Yield processor, display and telemetry."""
     features = [name for name, there in cpu_features().items() if there]
-    findings = [
-        Finding("processor", "ok", f"{cpu_model()}, {cores()} cores, {', '.join(features)}")
-    ]
-    slow = "vnni" not in features and "avx-vnni" not in features
-    if slow and platform.machine() in {"x86_64", "AMD64"}:
+    yield Finding("processor", "ok", f"{cpu_model()}, {cores()} cores, {', '.join(features)}")
+    if not {"vnni", "avx-vnni"} & {*features} and platform.machine() in {"x86_64", "AMD64"}:
         text = "no VNNI: INT8 works, about 1.6 times as fast as FP32 in place of 2.2 times"
-        findings.append(Finding("INT8", "absent", text))
-    shown = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if shown or sys.platform in {"darwin", "win32"}:
-        findings.append(Finding("display", "ok", shown or sys.platform))
+        yield Finding("INT8", "absent", text)
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if display or sys.platform in {"darwin", "win32"}:
+        yield Finding("display", "ok", display or sys.platform)
     else:
         text = "none: only render_mode='human' needs one, all other images are drawn without"
-        findings.append(Finding("display", "absent", text))
+        yield Finding("display", "absent", text)
     if sys.platform == "linux" and importlib.util.find_spec("mujoco") is not None:
-        findings.append(_mujoco(os.environ.get("MUJOCO_GL", "").lower(), shown))
-    for library, left_on in _telemetry().items():
-        text = "off" if left_on is None else f"on, as {left_on} asks"
-        findings.append(Finding(f"telemetry of {library}", "ok", text))
-    return findings
+        yield _mujoco(os.environ.get("MUJOCO_GL", "").lower(), display)
+    for library, (variable, sends) in TELEMETRY.items():
+        value = os.environ.get(variable, "")
+        text = f"on, as {variable}={value} asks" if sends(value.lower()) else "off"
+        yield Finding(f"telemetry of {library}", "ok", text)
 
 
-def _telemetry() -> dict[str, str | None]:
-    """Return each library with telemetry and the setting that keeps it on, None if it is off."""
-    intel = f"{TELEMETRY_SWITCH}=1" if os.environ.get(TELEMETRY_SWITCH) == "1" else None
-    ray = os.environ.get("RAY_USAGE_STATS_ENABLED", "0")
-    switches = {
-        "ONNX Runtime": "ORT_DISABLE_TELEMETRY",
-        "huggingface_hub": "HF_HUB_DISABLE_TELEMETRY",
-    }
-    return {
-        "OpenVINO": intel,
-        "NNCF": intel,
-        "Ray": None if ray == "0" else f"RAY_USAGE_STATS_ENABLED={ray}",
-        **{library: _left_on(name) for library, name in switches.items()},
-    }
-
-
-def _left_on(switch: str) -> str | None:
-    value = os.environ.get(switch, "").lower()
-    off = ("1", "true", "yes", *(["on"] if switch.startswith("HF") else []))
-    return None if value in off else f"{switch}={value}"
-
-
-def _mujoco(chosen: str, shown: str | None) -> Finding:
-    """Return what draws MuJoCo's images; ``chosen`` is MUJOCO_GL, ``shown`` a display."""
-    topic, there = "MuJoCo's images", ctypes.util.find_library("OSMesa") is not None
-    if chosen != "osmesa" and (chosen or shown):
+def _mujoco(chosen: str, display: str | None) -> Finding:
+    """Return what draws MuJoCo's images; ``chosen`` is MUJOCO_GL."""
+    topic = "MuJoCo's images"
+    if chosen != "osmesa" and (chosen or display):
         return Finding(topic, "ok", f"drawn by {chosen or 'the display'}")
-    if there:
+    if ctypes.util.find_library("OSMesa") is not None:
         return Finding(topic, "ok", "OSMesa draws them with MUJOCO_GL=osmesa, without a GPU")
     text = "no display and no OSMesa: they need a GPU and MUJOCO_GL=egl"
     fix = "without a GPU: apt-get install libosmesa6, then export MUJOCO_GL=osmesa"
     return Finding(topic, "missing" if chosen else "absent", text, fix)
 
 
-def examine(bundle: str | None = None) -> list[Finding]:
-    """Check everything; return the findings in the order they are shown."""
+def examine(bundle: str | None = None) -> Iterator[Finding]:
+    """Check everything; yield the findings in the order they are shown."""
     commit = git_commit()
     where = f"Python {platform.python_version()} at {sys.executable}"
-    about = Finding("python", "ok", where + (f", commit {commit}" if commit else ""), core=True)
+    yield Finding("python", "ok", where + (f", commit {commit}" if commit else ""), core=True)
     versions = ", ".join(f"{name} {found}" for name, found in package_versions().items() if found)
-    findings = [about, Finding("versions", "ok", versions), *surroundings(), *extras()]
-    findings += [devices(), *backends()]
+    yield Finding("versions", "ok", versions)
+    yield from surroundings()
+    yield from extras()
+    yield devices()
+    yield from backends()
     for name in known_names() if bundle is None else [bundle]:
-        findings += golden_frames(name)
-    return [*findings, hover(), *tasks(), *ray_cluster()]
+        yield from golden_frames(name)
+    yield from environments()
+    yield from ray_cluster()
 
 
 def run(config: DoctorConfig) -> int:
-    """Print the findings; return 0 if the core works, else 1."""
-    findings = examine(config.bundle)
+    """Print the findings; return 0 if nothing that the core needs is broken, else 1."""
+    findings = list(examine(config.bundle))
     width = max(len(finding.topic) for finding in findings)
     for finding in findings:
         print(f"{finding.status:<8} {finding.topic:<{width}}  {finding.text}")
         if finding.fix:
             print(f"{'':<8} {'':<{width}}  -> {finding.fix}")
-    if config.json is not None:
-        write_json(config.json, {"findings": [vars(finding) for finding in findings]})
-    works = core_works(findings)
+    works = all(finding.status == "ok" for finding in findings if finding.core)
     print(f"\nThe core {'works' if works else 'does not work: see the lines marked broken'}.")
     return 0 if works else 1
-
-
-def core_works(findings: list[Finding]) -> bool:
-    """Return whether nothing that the core needs is broken."""
-    return not any(finding.core and finding.status != "ok" for finding in findings)

@@ -145,17 +145,10 @@ def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) 
     """Return a file's content after checking its SHA-256, if given.
 
     Raises:
-        ConfigError: an OpenVINO IR.
         ModelNotFoundError: the file is missing.
         BundleEditedError: it has another hash.
         ModelCorruptError: it cannot be read, or has more than ``limit`` bytes.
     """
-    if path.suffix == ".xml":
-        raise ConfigError(
-            f"{path} is an OpenVINO IR, which cannot be checked well enough to be read. Expected "
-            "an .onnx file; export the network as ONNX from the framework that it was made with, "
-            "such as torch.onnx.export or tf2onnx."
-        )
     try:
         data = read_plain(path, limit)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What an ONNX file holds, without running or converting it: its operators and its metadata.
+"""What operators an ONNX file holds, without running or converting it.
 
 ONNX files are protobuf messages, and an install without extras has no library that only reads
 them. This walks the few messages that matter. What it does not know it passes over: the runtimes
@@ -7,7 +7,6 @@ read the file themselves, in a process with limits first, see :mod:`vinoreward.b
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 from vinoreward.errors import ModelRefusedError
@@ -34,13 +33,13 @@ that OpenVINO runs without checking its indices (``GatherElements``, ``ScatterEl
 MAX_NODES = 20_000
 
 _PARTS = {
-    "model": {7: "graph"},
+    "model": {7: "graph", 14: "metadata"},
     "graph": {1: "node", 5: "tensor", 11: "value", 12: "value"},
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 10: "tensor"},
 }
 """Messages in messages, by the number of their field."""
-_NAMES = {"graph": (2,), "node": (1, 2, 3, 4, 7), "tensor": (8,), "value": (1,)}
+_NAMES = {"graph": (2,), "node": (1, 2, 3, 4, 7), "tensor": (8,), "value": (1,), "metadata": (1, 2)}
 """Fields with text. Python's bindings of the runtimes fail on names that are not UTF-8."""
 _OPERATOR, _DOMAIN = 4, 7
 _REFUSED = {
@@ -73,17 +72,6 @@ def check_operators(data: bytes) -> None:
         ModelRefusedError: other operators, graphs in operators, functions, or data in other files.
     """
     _check(memoryview(data), "model")
-
-
-def read_metadata(data: bytes) -> dict[str, str]:
-    """Return the ``metadata_props`` of an ONNX file; none if it is not one."""
-    metadata: dict[str, str] = {}
-    with contextlib.suppress(NotOnnx):
-        for number, value in _fields(memoryview(data)):
-            if number == 14 and not isinstance(value, int):
-                pair = {part: _text(text) for part, text in _fields(value)}
-                metadata[pair.get(1, "")] = pair.get(2, "")
-    return metadata
 
 
 def _check(message: memoryview, kind: str) -> None:

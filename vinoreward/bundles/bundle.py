@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import BACKENDS, Backend, load_backend
-from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec, Preprocess
+from vinoreward.backends.network import NetworkSpec, Preprocess
 from vinoreward.bundles import locate
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
 from vinoreward.bundles.schema import BundleSpec
@@ -89,8 +88,8 @@ class Bundle:
         Args:
             name: ``owner/name`` or ``owner/name@revision``; a revision is a branch, a tag or a
                 whole commit, ``main`` by default. Only a commit, or ``sha256``, pins the bundle.
-            sha256: as in :meth:`load`, as is ``trusted``.
-            trusted: allow any operators, of any cost.
+            sha256: as in :meth:`load`.
+            trusted: as in :meth:`load`.
 
         Raises:
             ConfigError: the name has another form.
@@ -106,40 +105,6 @@ class Bundle:
     def sha256(self) -> str:
         """SHA-256 of ``bundle.json`` on disk, for :meth:`load`; the bundle must be saved."""
         return hash_of(self._file(locate.SPEC_FILE, "hash"))
-
-    def recipe(self) -> str | dict[str, Any]:
-        """Return plain JSON from which :meth:`from_recipe` makes this bundle again.
-
-        For a saved bundle it is the folder, otherwise ``{"model": path, "spec": …}``.
-        """
-        if self.saved:
-            return str(self.path)
-        return {"model": str(self.path), "spec": self.spec.to_dict()}
-
-    @classmethod
-    def from_recipe(cls, recipe: str | Mapping[str, Any]) -> Bundle:
-        """Make a bundle from what :meth:`recipe` returned.
-
-        Raises:
-            ModelNotFoundError: the folder or the model file is gone.
-            BundleError: the recipe is not valid.
-        """
-        if isinstance(recipe, str):
-            return cls.load(recipe)
-        path = recipe.get("model")
-        spec = BundleSpec.from_dict(recipe.get("spec"), f"the recipe for {path}")
-        if not isinstance(path, str) or spec.files:
-            raise BundleError(
-                f"the recipe of a bundle has the model {path!r:.80} and {len(spec.files)} files. "
-                "Expected a path and no files; give a saved bundle's folder instead."
-            )
-        path = Path(path)
-        if not path.is_file():
-            raise ModelNotFoundError(
-                f"there is no model file {path}. Expected it where Bundle.from_model read it; "
-                "restore it, or write the bundle with bundle.save and give its folder."
-            )
-        return cls(path=path, spec=spec)
 
     @property
     def saved(self) -> bool:
@@ -188,14 +153,9 @@ class Bundle:
             raise ConfigError(
                 f"precision 'int8' was requested from the bundle {self.spec.name!r}, but {reason}. "
                 "Expected one that passed the gate; use precision='auto' or 'fp32', or run: "
-                f"vinoreward quantize --bundle {self.path}"
+                f"vinoreward calibrate --int8 on --bundle {self.path}"
             )
         return precision
-
-    def of_cut_images(self) -> Bundle:
-        """Return a bundle for images ``(N, H, W, 3)`` from which the part is already cut."""
-        image = dataclasses.replace(self.spec.image, crop=None)
-        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, image=image))
 
     def second_look_band(self, precision: str) -> float | None:
         """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
@@ -294,15 +254,10 @@ class Bundle:
                 f"the bundle {self.path} is saved already. Expected one made from a model file; "
                 "copy the folder instead."
             )
-        return self.save_prepared(path, self.prepare(golden_images), overwrite=overwrite)
-
-    def save_prepared(
-        self, path: str | Path, images: NDArray[np.uint8], *, overwrite: bool = False
-    ) -> Bundle:
-        """Write the bundle as :meth:`save` does, with images as :meth:`prepare` returns them."""
         from vinoreward.bundles.save import save_bundle
 
-        files, outputs = {locate.MODEL_FILE: self.path}, self._fp32(images)
+        files, images = {locate.MODEL_FILE: self.path}, self.prepare(golden_images)
+        outputs = self._fp32(images)
         saved = save_bundle(Path(path), self.spec, files, images, outputs, overwrite=overwrite)
         return dataclasses.replace(Bundle.load(saved, verify=False), trusted=self.trusted)
 
@@ -312,9 +267,15 @@ class Bundle:
 
     @classmethod
     def from_model(
-        cls, path: str | Path, *, trusted: bool = False, **facts: Unpack[ClassifierFacts]
+        cls,
+        path: str | Path,
+        *,
+        module: nn.Module | None = None,
+        weights: str | Path | None = None,
+        trusted: bool = False,
+        **facts: Unpack[ClassifierFacts],
     ) -> Bundle:
-        """Make a bundle of somebody else's ``.onnx`` classifier.
+        """Make a bundle of somebody else's classifier, an ``.onnx`` file or a torch module.
 
         Missing arguments are read from the graph (size, layout, its last function) and from Intel
         model_api's ``model_info`` in the file (labels, mean, scale, channel order, threshold).
@@ -322,103 +283,63 @@ class Bundle:
         until :meth:`save` writes it.
 
         Args:
-            path: the model file.
+            path: the ``.onnx`` file; with ``module`` it is written, with its preprocessing inside.
+            module: takes floats ``(N, 3, H, W)`` and returns one row of numbers per image. Then
+                ``height`` and ``width`` are needed, and mean and std are ImageNet's unless given.
+            weights: the module's state dict, ``.safetensors`` or as ``torch.save`` writes it, read
+                as tensors only; None if the module has its weights.
             trusted: as in :meth:`load`.
             facts: ``labels``, ``success_label``, ``mean``, ``std`` and others of
                 :class:`~vinoreward.bundles.importers.facts.ClassifierFacts`.
 
         Raises:
             ModelNotFoundError: no such file.
-            ModelCorruptError: the file cannot be read.
+            ModelCorruptError: the file cannot be read, or the weights are another network's.
             ModelRefusedError: it is not trusted and has operators that are not allowed, or needs
                 too much memory or work.
-            ConfigError: arguments are missing (the message lists them) or contradict the file.
+            ConfigError: arguments are missing (the message lists them) or contradict the file, or
+                the module's output cannot work.
+            MissingExtraError: a module is given, and torch or onnxscript is not installed.
         """
         from vinoreward.bundles.importers.classifier import describe
         from vinoreward.bundles.importers.facts import ClassifierFacts
 
-        return cls._import(describe, ClassifierFacts, path, facts, trusted)
+        return cls._import(describe, ClassifierFacts, path, module, weights, facts, trusted)
 
     @classmethod
     def from_encoder(
-        cls, path: str | Path, *, trusted: bool = False, **facts: Unpack[EncoderFacts]
+        cls,
+        path: str | Path,
+        *,
+        module: nn.Module | None = None,
+        weights: str | Path | None = None,
+        trusted: bool = False,
+        **facts: Unpack[EncoderFacts],
     ) -> Bundle:
-        """Make a bundle of somebody else's ``.onnx`` encoder, as :meth:`from_model` does.
+        """Make a bundle of somebody else's encoder, as :meth:`from_model` does.
 
         A variational encoder returns means and natural log variances, in two outputs or side by
         side in one; a plain autoencoder returns its vector.
 
         Args:
-            path: the model file.
+            path: as in :meth:`from_model`.
+            module: takes floats ``(N, 3, H, W)`` and returns ``(mu, logvar)`` or one tensor; mean 0
+                and std 1 unless given.
+            weights: as in :meth:`from_model`.
             trusted: as in :meth:`load`.
             facts: ``latent_size``, ``posterior``, ``golden`` and others of
                 :class:`~vinoreward.bundles.importers.facts.EncoderFacts`.
 
         Raises:
-            ModelNotFoundError, ModelCorruptError, ModelRefusedError, ConfigError: as
-                :meth:`from_model`.
             ImageMismatchError, InputError: the golden image has another size, or is none.
             BundleParityError: the golden image gives another vector; the message names the
                 arguments that give the right one, if any do.
+            VinorewardError: those of :meth:`from_model`.
         """
         from vinoreward.bundles.importers.encoder import describe
         from vinoreward.bundles.importers.facts import EncoderFacts
 
-        return cls._import(describe, EncoderFacts, path, facts, trusted)
-
-    @classmethod
-    def from_encoder_module(
-        cls,
-        module: nn.Module,
-        weights: str | Path | None,
-        onnx_path: str | Path,
-        *,
-        trusted: bool = False,
-        **facts: Unpack[EncoderFacts],
-    ) -> Bundle:
-        """Export somebody else's torch encoder, with its preprocessing inside.
-
-        Args:
-            module: takes floats ``(N, 3, H, W)`` and returns ``(mu, logvar)`` or one tensor.
-            weights: its state dict, ``.safetensors`` or as ``torch.save`` writes it, read as
-                tensors only; None if the module has its weights.
-            onnx_path: the ``.onnx`` file to write.
-            trusted: as in :meth:`load`.
-            facts: as in :meth:`from_encoder`; ``height`` and ``width`` are needed, and mean 0 and
-                standard deviation 1 unless given.
-
-        Raises:
-            ModelNotFoundError: no such weights.
-            ModelCorruptError: no plain state dict, or of another network.
-            ConfigError: the module's output or an argument cannot work.
-            MissingExtraError: torch or onnxscript is not installed.
-        """
-        from vinoreward.bundles.importers.modules import import_module
-
-        default = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-        make = partial(cls.from_encoder, trusted=trusted)
-        return import_module(make, module, weights, onnx_path, default, facts, pair=True)
-
-    @classmethod
-    def from_module(
-        cls,
-        module: nn.Module,
-        weights: str | Path | None,
-        onnx_path: str | Path,
-        *,
-        trusted: bool = False,
-        **facts: Unpack[ClassifierFacts],
-    ) -> Bundle:
-        """Export somebody else's torch classifier, with its preprocessing inside.
-
-        As :meth:`from_encoder_module`, with the facts of :meth:`from_model`; mean and standard
-        deviation are ImageNet's unless given. ``module`` returns one row of numbers per image.
-        """
-        from vinoreward.bundles.importers.modules import import_module
-
-        default = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
-        make = partial(cls.from_model, trusted=trusted)
-        return import_module(make, module, weights, onnx_path, default, facts)
+        return cls._import(describe, EncoderFacts, path, module, weights, facts, trusted)
 
     @classmethod
     def _import(
@@ -426,6 +347,8 @@ class Bundle:
         describe: Callable[..., BundleSpec],
         known: type[Any],
         path: str | Path,
+        module: nn.Module | None,
+        weights: str | Path | None,
         facts: Mapping[str, Any],
         trusted: bool,
     ) -> Bundle:
@@ -433,12 +356,25 @@ class Bundle:
         if unknown := set(facts) - known.__optional_keys__:
             raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
         path = Path(path).absolute()
+        in_graph: dict[str, Any] = {}
 
         def run(spec: BundleSpec, images: NDArray[np.uint8]) -> NDArray[np.float32]:
             bundle = cls(path, spec, trusted)
             return bundle._fp32(bundle.prepare(images))
 
-        return cls(path, describe(path, facts, run, trusted=trusted), trusted)
+        if module is None and weights is not None:
+            raise ConfigError(
+                f"{path} was given weights= without module=. Expected both, or an .onnx file "
+                "alone; give the torch module that the weights belong to."
+            )
+        if module is not None:
+            from vinoreward.bundles.importers.modules import export_module
+
+            encoder = "latent_size" in known.__optional_keys__
+            facts, in_graph = export_module(module, weights, path, facts, encoder=encoder)
+        spec = describe(path, facts, run, trusted=trusted)
+        image = dataclasses.replace(spec.image, **in_graph)
+        return cls(path, dataclasses.replace(spec, image=image), trusted)
 
 
 AnyBundle = Bundle | str | Path | Mapping[str, Any]
@@ -449,10 +385,22 @@ def resolve_bundle(bundle: AnyBundle) -> Bundle:
     """Return the bundle, loaded; errors as :meth:`Bundle.load`."""
     if isinstance(bundle, Bundle):
         return bundle
-    return Bundle.from_recipe(bundle) if isinstance(bundle, Mapping) else Bundle.load(bundle)
+    if not isinstance(bundle, Mapping):
+        return Bundle.load(bundle)
+    path, spec = Path(str(bundle.get("model"))), BundleSpec.from_dict(bundle.get("spec"))
+    if spec.files or not path.is_file():
+        raise ModelNotFoundError(
+            f"there is no bundle in memory of the model file {path}. Expected what "
+            "Bundle.from_model read; restore it, or write the bundle with bundle.save and give its "
+            "folder."
+        )
+    return Bundle(path, spec)
 
 
 def bundle_spec(given: AnyBundle, bundle: Bundle) -> str | dict[str, Any]:
     """Return what ``env.spec`` says of a bundle: its registered name, else plain data of it."""
-    registered = isinstance(given, str) and given in locate.known_names()
-    return given if registered else bundle.recipe()  # type: ignore[return-value]
+    if isinstance(given, str) and given in locate.known_names():
+        return given
+    if bundle.saved:
+        return str(bundle.path)
+    return {"model": str(bundle.path), "spec": bundle.spec.to_dict()}

@@ -7,12 +7,9 @@ sizes were asked for; they are then checked like those of any stranger's bundle.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +31,9 @@ from vinoreward.errors import (
 )
 from vinoreward.files import reason_of, shown
 
-PREFIX = "hf:"
 _PART = r"[A-Za-z0-9](?:[\w-]|\.(?!\.)){0,95}"
 _NAME = re.compile(rf"(?:hf:(?://)?)?({_PART}/{_PART})(?:@([\w][\w./-]{{0,99}}))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def is_hub_name(name: object) -> bool:
-    """Return whether a bundle's name is one on the Hub, ``hf:owner/name``, and no folder's."""
-    return isinstance(name, str) and name.startswith(PREFIX) and not os.path.isdir(name)
 
 
 def download(name: str) -> Path:
@@ -60,14 +51,25 @@ def download(name: str) -> Path:
         )
     with needed_for("a bundle on the Hugging Face Hub", "hub"):
         from huggingface_hub import constants
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+    # Its HTTP library's own base class, which is another one in each of its versions.
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]
     repository, revision = found[1], found[2] or "main"
     parent = Path(constants.HF_HOME) / "vinoreward" / repository.replace("/", "--")
     if _COMMIT.fullmatch(revision) and (parent / revision).is_dir():
         return parent / revision
-    with _asking(name):
+    try:
         _, commit = _facts(repository, revision, SPEC_FILE)
         if not (parent / commit).is_dir():
             _download(name, repository, commit, parent)
+    except VinorewardError:
+        raise
+    except (EntryNotFoundError, http_error, OSError, ValueError) as error:
+        raise ModelNotFoundError(
+            f"{name} cannot be had from the Hugging Face Hub: {reason_of(error)}. Expected a "
+            "repository with a bundle's files that may be read; check the name, log in with hf "
+            "auth login if it is private, or name a commit that was downloaded before."
+        ) from error
     return parent / commit
 
 
@@ -128,22 +130,3 @@ def _facts(repository: str, revision: str, file: str) -> tuple[int, str]:
     if facts.size is None or not _COMMIT.fullmatch(commit):
         raise ValueError(f"{url} has no size or no commit")
     return facts.size, commit
-
-
-@contextlib.contextmanager
-def _asking(name: str) -> Iterator[None]:
-    """Turn what ``huggingface_hub`` raises into a ModelNotFoundError."""
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-
-    # Its HTTP library's own base class, which is another one in each of its versions.
-    http_error: type[Exception] = HfHubHTTPError.__bases__[0]
-    try:
-        yield
-    except VinorewardError:
-        raise
-    except (EntryNotFoundError, http_error, OSError, ValueError) as error:
-        raise ModelNotFoundError(
-            f"{name} cannot be had from the Hugging Face Hub: {reason_of(error)}. Expected a "
-            "repository with a bundle's files that may be read; check the name, log in with hf "
-            "auth login if it is private, or name a commit that was downloaded before."
-        ) from error

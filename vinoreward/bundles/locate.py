@@ -170,7 +170,7 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
             raise BundleEditedError(
                 f"{path} was changed after the bundle was saved: its SHA-256 is {digest}. Expected "
                 f"{expected}, as recorded in {SPEC_FILE}; restore the file, or make a new bundle "
-                "(vinoreward finetune, vinoreward quantize) instead of editing one."
+                "(vinoreward finetune, vinoreward calibrate) instead of editing one."
             )
 
 
@@ -198,14 +198,9 @@ def _folder_of(entry: EntryPoint) -> Path:
             f"{where} does not import: {error}. Expected a function that returns a path; reinstall "
             "that package."
         ) from error
-    if not isinstance(folder, Path):
+    if not isinstance(folder, Path) or not folder.is_dir():
         raise BundleError(
-            f"{where} gives a {type(folder).__name__}. Expected a function that returns a "
-            "pathlib.Path; correct that package."
-        )
-    if not folder.is_dir():
-        raise ModelNotFoundError(
-            f"{where} gives {folder}, which is no folder. Expected the folder that the package "
-            "installs; reinstall it, or make a bundle with: vinoreward finetune"
+            f"{where} gives {folder!r:.200}. Expected a function that returns the pathlib.Path of "
+            "an installed folder; reinstall that package, or correct it."
         )
     return folder

@@ -208,6 +208,7 @@ class Classifier(Runner):
     def _predict_in_threads(self, images: NDArray[np.uint8], threads: int) -> Prediction:
         """Score a part of a batch in each thread: two networks of one thread are faster than one of
         two threads."""
+        _ = self.guard  # read once: clones share it
         while len(self._clones) < threads:
             clone = (self._clones or [self])[0].clone()
             clone.threads = 1

@@ -53,7 +53,7 @@ def _arrays(level: str) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise ModelNotFoundError(
             f"Found no {path}; expected a baked scene file, which ships with vinoreward. "
-            "Reinstall vinoreward; in its repository, python -m vinoreward_training.bake "
+            "Reinstall vinoreward; in its repository, python assets/bake.py "
             "makes it."
         )
     with np.load(path, allow_pickle=False) as stored:

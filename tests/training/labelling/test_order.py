@@ -14,9 +14,9 @@ from vinoreward.rewards.classifier import Classifier, logit
 from vinoreward_training.labelling.order import (
     GAP,
     Opinion,
-    judged,
     most_useful_first,
     recorded,
+    scored,
     with_duplicates,
 )
 from vinoreward_training.labelling.sources import Source, of_folder
@@ -124,7 +124,7 @@ def test_a_bundle_and_its_guard_are_asked(tmp_path: Path) -> None:
     for index, image in enumerate(images):
         save_image(tmp_path / f"{index}.png", image)
     (tmp_path / "broken.png").write_bytes(b"no image")
-    opinion = judged(of_folder(tmp_path), "panda-hover-classifier")
+    opinion = scored(of_folder(tmp_path), "panda-hover-classifier")
     with Classifier("panda-hover-classifier", precision="fp32") as classifier:
         expected = classifier.predict(images)
         threshold = classifier.threshold

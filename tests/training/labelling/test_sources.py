@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
-import imageio_ffmpeg
 import numpy as np
 import pytest
-from label_logs import TIME, write_images
+from label_logs import TIME, write_film, write_images
 from PIL import Image
 
 from vinoreward.errors import ConfigError, DatasetError
@@ -35,17 +33,9 @@ PRINTABLE = {name for name in HOSTILE if name.isprintable()}
 
 def numbered_film(path: Path, fps: float, seconds: float) -> Path:
     """Write a video whose frames show their number in stripes."""
-    writer: Any = imageio_ffmpeg.write_frames(
-        str(path), (80, 48), fps=fps, quality=10, macro_block_size=2
-    )
-    writer.send(None)
-    for index in range(int(fps * seconds)):
-        frame = np.zeros((48, 80, 3), np.uint8)
-        for bit in range(10):
-            frame[:, 8 * bit : 8 * bit + 8] = 255 * (index >> bit & 1)
-        writer.send(frame)
-    writer.close()
-    return path
+    bits = np.arange(int(fps * seconds))[:, None] >> np.arange(10) & 1
+    stripes = np.repeat(255 * bits.astype(np.uint8), 8, axis=1)
+    return write_film(path, [np.tile(row[None, :, None], (48, 1, 3)) for row in stripes], fps)
 
 
 def number_of(image: np.ndarray) -> int:
@@ -67,11 +57,14 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert np.array_equal(source.read(0), images[0])
 
 
-def test_what_is_not_labelled_yet_has_no_true_label(tmp_path: Path) -> None:
-    write_images(tmp_path, ["a.png", "b.png", "c.png"])
-    rows = "file,label,episode\na.png,success,0\nb.png,,1\nc.png,{},2\n"
+def test_a_capture_tells_episodes_and_labels(tmp_path: Path) -> None:
+    write_images(tmp_path, ["a.png", "b.png", "c.png", "unlisted.png"])
+    rows = "file,label,episode\na.png,success,3\nb.png,,4\nc.png,{},4\n"
     (tmp_path / "metadata.csv").write_text(rows.format("failure"), encoding="utf-8-sig")
-    np.testing.assert_array_equal(of_folder(tmp_path).numbers["true"], [1, np.nan, 0])
+    source = of_folder(tmp_path)
+    assert (source.names, source.episodes) == (["a.png", "b.png", "c.png"], [3, 4, 4])
+    # What is not labelled yet has no true label.
+    np.testing.assert_array_equal(source.numbers["true"], [1, np.nan, 0])
     (tmp_path / "metadata.csv").write_text(rows.format("Success"))
     with pytest.raises(DatasetError, match="'Success' and 'success'"):
         of_folder(tmp_path)
@@ -89,7 +82,7 @@ def test_hostile_names_are_shown_or_left_out(tmp_path: Path) -> None:
 def test_no_name_reaches_out_of_the_folder(tmp_path: Path, name: str) -> None:
     write_images(tmp_path, ["secret.png", "inner/a.png"])
     with pytest.raises(DatasetError):
-        read_named(tmp_path / "inner", name)
+        read_named(tmp_path / "inner", name, {})
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
@@ -101,43 +94,29 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     assert [index for index, _ in source.images()] == [0]
 
 
-def test_a_capture_tells_episodes_and_labels(tmp_path: Path) -> None:
-    write_images(tmp_path, ["x.png", "y.png", "unlisted.png"])
-    table = "file,label,episode\nx.png,success,3\ny.png,failure,4\n"
-    (tmp_path / "metadata.csv").write_text(table)
-    source = of_folder(tmp_path)
-    assert (source.names, source.episodes) == (["x.png", "y.png"], [3, 4])
-    assert source.numbers["true"].tolist() == [1.0, 0.0]
-
-
 def test_a_runs_claims(tmp_path: Path) -> None:
     claims = write_images(tmp_path / "claims", ["0.png", "1.png"])
-    (claims / "claims.csv").write_text(
-        "image,step,episode,probability,ood_score,true,more\n0.png,10,1,0.9,1.5,0,x\n"
-        '1.png,20,,many,,,\n../../out.png,1,1,1,1,1,\n"a\nb.png",1,1,1,1,1,\n',
+    table = claims / "claims.csv"
+    table.write_text(
+        "image,step,episode,probability,ood_score,true\n0.png,10,1,0.9,1.5,0\n1.png,20,,,,\n"
     )
     source = of_run(tmp_path)
-    assert source.names == ["0.png", "1.png"] and source.folder == claims
-    assert source.left_out == 2 and source.claimed
+    assert source.names == ["0.png", "1.png"] and source.folder == claims and source.claimed
     assert source.episodes == [1, -2]
     assert source.numbers["ood_score"][0] == 1.5 and np.isnan(source.numbers["ood_score"][1])
-    assert np.isnan(source.numbers["probability"][1])
-
-
-def test_a_run_with_images_alone(tmp_path: Path) -> None:
-    claims = write_images(tmp_path / "claims", ["0.png"])
-    (claims / "claims.csv").write_text("image\n0.png\n")
+    table.write_text("image\n0.png\n")
     assert of_run(tmp_path).names == ["0.png"]
 
 
-def test_a_run_without_claims_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no claims/claims.csv"):
-        of_run(tmp_path)
-    with pytest.raises(ConfigError, match="is not a folder"):
-        of_run(tmp_path / "none")
-    claims = write_images(tmp_path / "claims", ["0.png"])
-    for text in ("file\n0.png\n", "image,step\n0.png,1,2\n", "", "\xff"):
-        (claims / "claims.csv").write_bytes(text.encode("latin-1"))
+def test_a_run_without_claims_or_with_damaged_ones_is_refused(tmp_path: Path) -> None:
+    for run in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ConfigError) as refused:
+            of_run(run)
+        assert refused.value.field == "run"
+    table = write_images(tmp_path / "claims", ["0.png"]) / "claims.csv"
+    for rows in ("file\n0.png", "image,step\n0.png,1,2", "image,step\n0.png,many", "", "\xff",
+                 "image\n../../out.png"):  # fmt: skip
+        table.write_bytes(rows.encode("latin-1"))
         with pytest.raises(DatasetError):
             of_run(tmp_path)
 
@@ -168,8 +147,9 @@ def test_videos_are_episodes_of_frames(tmp_path: Path) -> None:
     assert [number_of(image) for _, image in source.images()] == [0, 5, 10, 15, 0, 5]
     alone = of_videos(tmp_path / "a.mp4", 1.0)
     assert alone.folder == tmp_path and alone.names == ["a.mp4@0.000s", "a.mp4@1.000s"]
-    with pytest.raises(ConfigError, match="video-fps"):
+    with pytest.raises(ConfigError) as refused:
         of_videos(tmp_path, 0)
+    assert refused.value.field == "video_fps"
     with pytest.raises(DatasetError, match="--video"):
         of_videos(tmp_path / "none", 1)
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import CARD_FILE
-from vinoreward.bundles.save import card_of
 from vinoreward.errors import ConfigError, DatasetError, needed_for
 from vinoreward.files import write_json, write_text
 from vinoreward.images import prepare
@@ -25,9 +24,9 @@ from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.checks import FalsePositive, Subject
 from vinoreward_training.audit.corruptions import (
-    CORRUPTIONS,
     FAILING_CAMERAS,
     FROZEN,
+    STRONGEST_FIRST,
     corrupt,
     fail_camera,
     freeze_camera,
@@ -42,9 +41,11 @@ from vinoreward_training.audit.search import STATES, SearchReport, search
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, save_image
-from vinoreward_training.data.seen import LEAST_AUDITED, unseen
+from vinoreward_training.data.provenance import LEAST_AUDITED, find_new_frames
+from vinoreward_training.data.tables import write_table
+from vinoreward_training.runs.bundles import card_of
 from vinoreward_training.runs.next_command import bundle_name, command, free, to_train
-from vinoreward_training.runs.report import Row, write_report, write_table
+from vinoreward_training.runs.report import Row, write_report
 from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import refuse
 
@@ -101,7 +102,7 @@ def unseen_frames(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool
         if record is not None and record.share_of(keys) > training.TOLERATED:
             sha256 = record.datasets[-1]
     identities, _ = episode_identities(dataset)
-    return unseen(spec, dataset.episodes, dataset.origin, sha256, identities)
+    return find_new_frames(spec, dataset.episodes, dataset.origin, sha256, identities)
 
 
 def sample_per_episode(
@@ -163,7 +164,7 @@ def audit(
             progress.run(_in_environment(subject, options.played, report, options.states))
         images = _on_images(subject, dataset, sample, np.flatnonzero(allowed), report, options)
         # How many tests come is known, so the bar says how long they take.
-        progress.run(images, len(CORRUPTIONS) + len(FAILING_CAMERAS) + len(FROZEN) + 1)
+        progress.run(images, len(STRONGEST_FIRST) + len(FAILING_CAMERAS) + len(FROZEN) + 1)
     return report
 
 
@@ -191,10 +192,10 @@ def _on_images(
     """Test the classifier on a sample of the dataset, what finds faults first; yield each test."""
     images, success, found = dataset.images[sample], dataset.labels[sample] == 1, report.corruptions
     frames, views = options.failing_frames, dataset.views
-    yield from corrupt(subject, images, success, found, views, CORRUPTIONS[:1])
+    yield from corrupt(subject, images, success, found, views, STRONGEST_FIRST[:1])
     yield from fail_camera(subject, images, success, found, views, frames=frames)
     yield from freeze_camera(subject, images, success, found)
-    yield from corrupt(subject, images, success, found, views, CORRUPTIONS[1:])
+    yield from corrupt(subject, images, success, found, views, STRONGEST_FIRST[1:])
     report.bands = bands(
         subject.score(dataset.images[clean]).rewarded,
         dataset.labels[clean] == 0,

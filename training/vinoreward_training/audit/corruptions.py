@@ -21,8 +21,8 @@ from vinoreward_training.audit.checks import (
     share_check,
 )
 from vinoreward_training.classifier.camera_failure import FAMILIES, UNSEEN_FAMILIES, held_out
+from vinoreward_training.classifier.corruptions import CORRUPTIONS, Corruption, corrupted
 from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
-from vinoreward_training.classifier.shifts import SHIFTS, Shift, shifted
 
 DEAD_CLAIMED = 0.001
 """Largest share of a failing camera's frames that may be claimed."""
@@ -43,17 +43,17 @@ FROZEN = (
 ALIKE_PAIRS = 0.05
 """Share of the failures left out as they look most like the earlier success: a frozen camera cannot
 be told from a working one there."""
-CORRUPTIONS: tuple[tuple[Shift | None, float | None], ...] = (
+STRONGEST_FIRST: tuple[tuple[Corruption | None, float | None], ...] = (
     (None, None),
     *(
         (one, one.strengths[-n])
-        for n in range(1, 1 + max(len(each.strengths) for each in SHIFTS))
-        for one in SHIFTS
+        for n in range(1, 1 + max(len(each.strengths) for each in CORRUPTIONS))
+        for one in CORRUPTIONS
         if n <= len(one.strengths)
     ),
 )
 """Clean images, then each corruption at its strongest, which finds faults first."""
-_ORDER = [("", None), *((one.name, each) for one in SHIFTS for each in one.strengths), *FROZEN]
+_ORDER = [("", None), *((one.name, each) for one in CORRUPTIONS for each in one.strengths), *FROZEN]
 _PART = 0xA0D1
 """Number of :func:`held_out`'s frames that only an audit draws."""
 
@@ -184,7 +184,7 @@ def corrupt(
     success: Claims,
     report: CorruptionReport,
     views: tuple[View, ...] = (),
-    corruptions: tuple[tuple[Shift | None, float | None], ...] = CORRUPTIONS,
+    corruptions: tuple[tuple[Corruption | None, float | None], ...] = STRONGEST_FIRST,
 ) -> Iterator[str]:
     """Score images (N, H, W, 3) under each corruption; yield what was done.
 
@@ -195,7 +195,7 @@ def corrupt(
         name, unit, changed = "", "", images
         if corruption is not None and strength is not None:
             name, unit = corruption.name, corruption.unit
-            changed = shifted(corruption, strength, images, seed=subject.seed, views=views)
+            changed = corrupted(corruption, strength, images, seed=subject.seed, views=views)
         scores = subject.score(changed)
         done = f"{name} {strength:g}" if strength is not None else "clean images"
         wrong = scores.rewarded & ~success

@@ -9,7 +9,7 @@ from vinoreward.errors import DatasetError
 from vinoreward.images import read_image
 from vinoreward_training.audit.checks import Check, Subject, share_check
 from vinoreward_training.audit.interventions import STAY
-from vinoreward_training.data.dataset_files import images_below, inside, meant
+from vinoreward_training.data.dataset_files import images_below, inside, is_visible
 
 BEFORE = "success"
 """Folder of the images of success; the others have images of the same names."""
@@ -41,7 +41,7 @@ def compare_pairs(subject: Subject, folder: Path) -> list[PairRow]:
         DatasetError: there is no folder ``success``, no other, or no two images of one name.
     """
     names = sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
-    changes = [name for name in names if name != BEFORE and meant(name)]
+    changes = [name for name in names if name != BEFORE and is_visible(name)]
     if BEFORE not in names or not changes:
         raise DatasetError(
             f"{folder} has the folders {', '.join(names[:SHOWN_NAMES]) or 'none'}"

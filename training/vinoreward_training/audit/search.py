@@ -21,7 +21,7 @@ from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_training.audit.checks import Check, Floats, Images, Subject, share_check
 from vinoreward_training.audit.corruptions import FALSELY_CLAIMED
 from vinoreward_training.audit.states import FAILURE, STARTS, StateScores, StateTable, Truth, climb
-from vinoreward_training.classifier.shifts import SHIFTS, shifted
+from vinoreward_training.classifier.corruptions import CORRUPTIONS, corrupted
 
 STATES = 4096
 """In each space, about; half as many more are scored near the worst of a large one."""
@@ -260,11 +260,11 @@ def _corrupt(
     yield f"{table.space.name}: images of the worst"
     both = np.concatenate([some, table.worst(states // 2)])
     images = np.stack([table.visit(table.states[index])[1] for index in both])
-    for one in SHIFTS:
+    for one in CORRUPTIONS:
         for strength in one.strengths:
             name = f"{table.space.name}, {one.name} {strength:g}"
             yield name
-            changed = shifted(one, strength, images, seed=subject.seed)
+            changed = corrupted(one, strength, images, seed=subject.seed)
             scores = subject.score(changed)
             new = scores.rewarded & ~table.claimed[both]
             subject.false_positives.add(changed[new], scores.probability[new], name)

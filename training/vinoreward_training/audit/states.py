@@ -87,7 +87,7 @@ class StateTable:
     @property
     def false(self) -> npt.NDArray[np.bool_]:
         """(N,) Where a failure is claimed."""
-        return self.claimed & (self.truth == FAILURE)
+        return np.asarray(self.claimed & (self.truth == FAILURE))
 
     def sample(self, count: int, seed: int) -> Floats:
         """Return about ``count`` states of the space, of a low-discrepancy sample."""

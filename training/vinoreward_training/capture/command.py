@@ -26,7 +26,7 @@ from vinoreward_training.capture.play import Play
 from vinoreward_training.capture.policies import open_policy
 from vinoreward_training.capture.views import SeveralViews
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset import telling_numbers
+from vinoreward_training.data.dataset import find_label_leakage
 from vinoreward_training.data.dataset_files import (
     ABOUT,
     METADATA,
@@ -35,11 +35,11 @@ from vinoreward_training.data.dataset_files import (
     image_reader,
     make_row,
     read_about,
-    read_table,
+    read_metadata,
 )
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
+from vinoreward_training.data.provenance import HELD_OUT_SHARES
 from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_images
-from vinoreward_training.data.seen import HELD_OUT_SHARES
 from vinoreward_training.data.videos import find_videos, read_labels, take_images
 from vinoreward_training.runs.next_command import (
     after_capture,
@@ -326,7 +326,7 @@ def _holds_nothing(folder: Path) -> bool:
     about = read_about(folder) if folder.is_dir() else {}
     if about.get("format") != FORMAT or about.get("frames") != 0:
         return False
-    return not (folder / METADATA).is_file() or not any(read_table(folder))
+    return not (folder / METADATA).is_file() or not any(read_metadata(folder))
 
 
 def run(config: CaptureConfig) -> int:
@@ -530,7 +530,7 @@ def _summary(config: CaptureConfig, table: Table) -> str:
     episodes = table.episodes("failure")
     deciding = round(HELD_OUT_SHARES[0] * episodes)
     needed = negatives_needed(0.01)
-    warnings = [f"warning: {sentence}\n" for sentence in telling_numbers(table.rows.values())]
+    warnings = [f"warning: {sentence}\n" for sentence in find_label_leakage(table.rows.values())]
     text = "".join(warnings) + (
         f"{len(table.rows)} images in {config.out}: {table.count('success')} successes from "
         f"{table.episodes('success')} episodes, {table.count('failure')} failures from {episodes} "

@@ -418,7 +418,7 @@ def numbers_of(observation: Any) -> dict[str, str]:
     """Return an observation's single numbers as cells of a table, if it is a few.
 
     They tell later whether one of them gives the label away; see
-    :func:`~vinoreward_training.data.dataset.telling_numbers`.
+    :func:`~vinoreward_training.data.dataset.find_label_leakage`.
     """
     parts = observation if isinstance(observation, Mapping) else {"obs": observation}
     arrays = {str(name): np.asarray(part) for name, part in parts.items()}

@@ -138,7 +138,7 @@ class _Failure:
         """Rows lost from somewhere on, or some; black, of one colour, noisy or repeated."""
         pixels, rows = self.image.astype(np.float64), np.arange(self.height)
         if self.random.random() < 0.5:
-            lost = rows >= self.random.integers(0, self.height)
+            lost = np.asarray(rows >= self.random.integers(0, self.height))
             if self.random.random() < 0.5:
                 lost = lost[::-1]
         else:

@@ -24,28 +24,29 @@ from vinoreward_training.data.dataset_files import (
     Indices,
     check_labels,
     images_below,
-    meant,
+    is_visible,
     number,
     read_about,
-    read_table,
+    read_metadata,
     stack_images,
 )
 from vinoreward_training.data.lerobot import is_lerobot
-from vinoreward_training.data.seen import identities_of, origin_of, sides_of
+from vinoreward_training.data.provenance import identities_of, origin_of, split_of
 
 FRAME_SHARES = (0.05, 0.1)
 """The same for frames without labels; at least one episode each."""
-NO_STATE = frozenset({
+NOT_STATE = frozenset({
     "file", "label", "category", "episode", "step", "steps", "seed", "distance", "player", "video",
     "second",
 })  # fmt: skip
 """Columns of ``metadata.csv`` that are not numbers of the state."""
-FIXED_TELLS, CHANGING_TELLS = 0.8, 0.97
-"""How often a number must tell the label for a warning, by whether it is fixed in an episode."""
-LEAST_TELLING = 5
-"""Episodes with either label, in each half, without which nothing is said."""
-MOST_WARNINGS = 3
-LOWEST_COUNT = 64
+FIXED_LEAK, CHANGING_LEAK = 0.8, 0.97
+"""Accuracy with which a number predicts the label that is warned of, by whether it is fixed in an
+episode."""
+MIN_EPISODES = 5
+"""Of either label, in each half of the episodes, without which nothing is said of leakage."""
+MAX_WARNINGS = 3
+MIN_FRAMES = 64
 """Fewest frames to train an encoder on."""
 
 Images = npt.NDArray[np.uint8]
@@ -133,10 +134,10 @@ class Frames(ImageSet):
     def hashed(
         cls, images: Images, episodes: Sequence[int], places: dict[str, Floats], **facts: Any
     ) -> Frames:
-        """Return frames with their hash, at least ``LOWEST_COUNT``; ``facts`` are other fields."""
-        if len(images) < LOWEST_COUNT:
+        """Return frames with their hash, at least ``MIN_FRAMES``; ``facts`` are other fields."""
+        if len(images) < MIN_FRAMES:
             raise DatasetError(
-                f"{facts['source']} gives {len(images)} images. Expected at least {LOWEST_COUNT} "
+                f"{facts['source']} gives {len(images)} images. Expected at least {MIN_FRAMES} "
                 "to train an encoder on, better thousands; capture more, or raise --frames."
             )
         numbers = np.array(episodes, dtype=np.int64)
@@ -152,16 +153,17 @@ class Frames(ImageSet):
 
 def check_folder(folder: Path, kind: str) -> None:
     """Raise DatasetError unless there is a folder that is no LeRobot dataset."""
+    name = shlex.quote(str(folder))
     if is_lerobot(folder):
         raise DatasetError(
             f"{folder} is a LeRobot dataset. Expected a capture or {kind}; take its images with: "
-            f"vinoreward capture --from-lerobot {shlex.quote(str(folder))} "
+            f"vinoreward capture --from-lerobot {name} "
             f"--out {shlex.quote(f'data/{folder.resolve().name}')}"
         )
     if not folder.is_dir():
         raise DatasetError(
             f"{folder} is not a folder. Expected a capture or {kind}; make one with: vinoreward "
-            f"capture --out {shlex.quote(str(folder))}"
+            f"capture --out {name}"
         )
 
 
@@ -175,24 +177,28 @@ Entry = tuple[str, int, str, int, float]
 
 
 def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
-    rows = list(read_table(folder))
-    check_labels(folder / METADATA, (row["label"] for _, row in rows), success_label)
+    rows = list(read_metadata(folder))
+    check_labels(folder / METADATA, (row["label"] for row in rows), success_label)
     return [
         (
             row["file"],
             int(row["label"] == success_label),
             row.get("category") or row["label"],
             int(row["episode"]),
-            number(folder, line, row.get("distance", "")),
+            number(row.get("distance", "")),
         )
-        for line, row in rows
+        for row in rows
     ]
 
 
 def _from_folders(folder: Path, success_label: str) -> list[Entry]:
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and meant(path.name))
+    names = sorted(
+        path.name for path in folder.iterdir() if path.is_dir() and is_visible(path.name)
+    )
     check_labels(folder, names, success_label)
-    loose = sum(path.suffix.lower() in SUFFIXES and meant(path.name) for path in folder.iterdir())
+    loose = sum(
+        path.suffix.lower() in SUFFIXES and is_visible(path.name) for path in folder.iterdir()
+    )
     if names and loose:
         print(f"passed over: {loose} images in {folder} that are in no class's folder")
     files = images_below(folder, *names) if names else []
@@ -249,7 +255,7 @@ def load_dataset(
             "itself; capture them at the size that you want."
         )
     if crop is not None:
-        _check_crop(folder, about)
+        _check_crop(folder, crop, about)
     names = [entry[0] for entry in entries]
     # A capture has chosen already, and views are resized one by one.
     choose_size &= "format" not in about and not about.get("views")
@@ -281,7 +287,7 @@ def load_dataset(
     )
 
 
-def _check_crop(folder: Path, about: Mapping[str, Any]) -> None:
+def _check_crop(folder: Path, crop: Crop, about: Mapping[str, Any]) -> None:
     """Raise DatasetError where a bundle could not cut the same out of what it is given later."""
     if about.get("views"):
         found = "images of several views below each other"
@@ -292,9 +298,12 @@ def _check_crop(folder: Path, about: Mapping[str, Any]) -> None:
     else:
         return
     raise DatasetError(
-        f"{folder} has {found}, to be cut with --image-crop. Expected a camera's own images: a "
-        "bundle cuts first and resizes then; capture from one camera, at its own size with "
-        "--image-size HEIGHT WIDTH, or leave --image-crop out."
+        field="image_crop",
+        value=crop,
+        expected=f"a camera's own images, as a bundle cuts first and resizes then; {folder} has "
+        f"{found}",
+        remedy="capture from one camera, at its own size with --image-size HEIGHT WIDTH, or leave "
+        "`image_crop` out",
     )
 
 
@@ -307,6 +316,12 @@ def size_for(image: ImageSpec) -> tuple[int, int] | None:
     return (image.height, image.width) if resized else None
 
 
+def same_aspect(size: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    """Return whether resizing keeps the aspect ratio within a pixel: sides are whole numbers."""
+    (height, width), (rows, columns) = size, wanted
+    return abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1
+
+
 def load_labelled(folder: Path, image: ImageSpec, success_label: str) -> Dataset:
     """Return :func:`load_dataset` with its images as a bundle's network takes them.
 
@@ -317,41 +332,33 @@ def load_labelled(folder: Path, image: ImageSpec, success_label: str) -> Dataset
     return dataclasses.replace(dataset, images=prepare(dataset.images, image))
 
 
-def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "success") -> list[str]:
-    """Return a warning for each recorded number that tells the label by itself.
+def find_label_leakage(
+    rows: Iterable[Mapping[str, str]], success_label: str = "success"
+) -> list[str]:
+    """Return a warning for each recorded number that predicts the label by itself.
 
-    A number that stays the same through an episode, such as a goal's place, tells nothing about
+    A number that stays the same through an episode, such as a goal's place, says nothing about
     success within it: a classifier that learns it has learned nothing. One that changes may be what
-    success is measured by.
-
-    Args:
-        rows: of ``metadata.csv``. Columns that every image has a number in are looked at, but for
-            those with a meaning of their own; see ``NO_STATE``.
-        success_label: the label of a success.
-
-    Returns:
-        Sentences, the most telling number first.
+    success is measured by. All columns of numbers are examined but those in ``NOT_STATE``.
     """
     table = list(rows)
     success = np.array([row["label"] == success_label for row in table], dtype=np.bool_)
     episodes = np.unique([int(row["episode"]) for row in table], return_inverse=True)[1]
-    # Half of the episodes say which values mean success; the others tell how well they do.
+    # Half of the episodes say which values mean success; the others test that.
     half = episodes % 2 == 0
     parts = [half & success, half & ~success, ~half & success, ~half & ~success]
-    if min(len(np.unique(episodes[part])) for part in parts) < LEAST_TELLING:
+    if min(len(np.unique(episodes[part])) for part in parts) < MIN_EPISODES:
         return []
+    order = np.argsort(episodes, kind="stable")
+    within = np.diff(episodes[order]) == 0
     warnings: list[tuple[float, str]] = []
-    for name in table[0]:
-        values = None if name in NO_STATE else _column(table, name)
+    for name in table[0].keys() - NOT_STATE:
+        values = _column(table, name)
         if values is None or len(np.unique(values)) < 2:
             continue
-        edges = np.unique(np.quantile(values, np.linspace(0, 1, 17)[1:-1]))
-        bins = np.searchsorted(edges, values, side="right")
-        rate = (_share_explained(bins, success, half) + _share_explained(bins, success, ~half)) / 2
-        order = np.argsort(episodes, kind="stable")
-        same = np.diff(values[order])[np.diff(episodes[order]) == 0]
-        fixed = len(same) > 0 and not same.any()
-        if rate < (FIXED_TELLS if fixed else CHANGING_TELLS):
+        accuracy = (_accuracy(values, success, half) + _accuracy(values, success, ~half)) / 2
+        fixed = within.any() and not np.diff(values[order])[within].any()
+        if accuracy < (FIXED_LEAK if fixed else CHANGING_LEAK):
             continue
         what = (
             "it is the same through an episode, as a goal's place is, so the images may show "
@@ -360,34 +367,9 @@ def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "suc
             else "if that is not what success is measured by, the classifier may learn it instead"
         )
         warnings.append(
-            (rate, f"{name} alone tells the label of {rate:.0%} of the images; {what}.")
+            (accuracy, f"{name} alone tells the label of {accuracy:.0%} of the images; {what}.")
         )
-    return [sentence for _, sentence in sorted(warnings, reverse=True)[:MOST_WARNINGS]]
-
-
-def of_both_labels(dataset: Dataset) -> str | None:
-    """Return a warning if images are pixel by pixel the same as others of the other label.
-
-    DatasetError if those are most images: no classifier can tell them apart.
-    """
-    digests = [hashlib.sha256(np.ascontiguousarray(one).data).digest() for one in dataset.images]
-    seen = tuple(
-        {one: i for i, one in enumerate(digests) if dataset.labels[i] == label} for label in (0, 1)
-    )
-    both = [i for i, one in enumerate(digests) if one in seen[0] and one in seen[1]]
-    if not both:
-        return None
-    failure, success = (dataset.files[by[digests[both[0]]]] for by in seen)
-    found = (
-        f"{len(both)} of {len(digests)} images in {dataset.folder} are the same, pixel by pixel, "
-        f"as one of the other label, such as {failure} and {success}"
-    )
-    if 2 * len(both) <= len(digests):
-        return f"{found}; a classifier cannot tell these apart."
-    raise DatasetError(
-        f"{found}. Expected success to be seen in an image; look at some, correct their labels, or "
-        "take others: nearer, from another --image-source, or with --stack if it is a movement."
-    )
+    return [sentence for _, sentence in sorted(warnings, reverse=True)[:MAX_WARNINGS]]
 
 
 def _column(table: Sequence[Mapping[str, str]], name: str) -> Floats | None:
@@ -399,32 +381,55 @@ def _column(table: Sequence[Mapping[str, str]], name: str) -> Floats | None:
     return values if np.isfinite(values).all() else None
 
 
-def _share_explained(
-    bins: Indices, success: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]
+def _accuracy(
+    values: Floats, success: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]
 ) -> float:
-    """Return how often a bin's usual label among the ``known`` is that of the others, balanced."""
-    most = bins.max() + 1
+    """Return the balanced accuracy, on the others, of the usual label of each bin of ``known``."""
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, 17)[1:-1]))
+    bins = np.searchsorted(edges, values, side="right")
     weights = np.where(success, 1 / (success & known).sum(), -1 / (~success & known).sum())
-    guess = np.bincount(bins[known], weights[known], minlength=most)[bins] > 0
-    others = ~known
-    right = guess == success
-    return float((right[others & success].mean() + right[others & ~success].mean()) / 2)
+    usual = np.bincount(bins[known], weights[known], minlength=len(edges) + 1) > 0
+    right = usual[bins] == success
+    return float((right[~known & success].mean() + right[~known & ~success].mean()) / 2)
+
+
+def find_conflicting_duplicates(dataset: Dataset) -> str | None:
+    """Return a warning if images are pixel by pixel the same as others of the other label.
+
+    DatasetError if those are most images: no classifier can tell them apart.
+    """
+    digests = [hashlib.sha256(np.ascontiguousarray(one).data).digest() for one in dataset.images]
+    failures, successes = (
+        {one: i for i, one in enumerate(digests) if dataset.labels[i] == label} for label in (0, 1)
+    )
+    both = [one for one in digests if one in failures and one in successes]
+    if not both:
+        return None
+    failure, success = (dataset.files[by[both[0]]] for by in (failures, successes))
+    found = (
+        f"{len(both)} of {len(digests)} images in {dataset.folder} are the same, pixel by pixel, "
+        f"as one of the other label, such as {failure} and {success}"
+    )
+    if 2 * len(both) <= len(digests):
+        return f"{found}; a classifier cannot tell these apart."
+    raise DatasetError(
+        f"{found}. Expected success to be visible in an image; look at some, correct their labels, "
+        "or take others: nearer, from another --image-source, or with --stack if it is a movement."
+    )
 
 
 def _recorded(folder: Path, limit: int | None) -> tuple[list[str], list[int], dict[str, Floats]]:
     """Return a capture's first files, their episodes and places (columns NAME_x and NAME_y)."""
-    rows = list(read_table(folder))
-    columns = rows[0][1] if rows else ()
+    rows = list(read_metadata(folder, places=True))[:limit]
+    columns = rows[0] if rows else ()
     names = (name[:-2] for name in columns if name.endswith("_x") and f"{name[:-2]}_y" in columns)
     places = {}
     for name in sorted(names):
-        cells = [[number(folder, n, row[f"{name}_{axis}"]) for axis in "xy"] for n, row in rows]
-        values = np.array(cells[:limit])
+        values = np.array([[number(row[f"{name}_{axis}"]) for axis in "xy"] for row in rows])
         values[~np.isfinite(values)] = np.nan
         if np.isfinite(values).all(1).any():
             places[name] = values
-    files, episodes = [row["file"] for _, row in rows], [int(row["episode"]) for _, row in rows]
-    return files[:limit], episodes[:limit], places
+    return [row["file"] for row in rows], [int(row["episode"]) for row in rows], places
 
 
 def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int = 0) -> Frames:
@@ -498,9 +503,9 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     classes, or there is a DatasetError.
     """
     identities, inverse = episode_identities(dataset)
-    side = sides_of(identities)[inverse]
+    part_of = split_of(identities)[inverse]
     more = "capture more episodes" if dataset.scene else "add more images of either class"
-    parts = tuple(np.flatnonzero(side == which).astype(np.int64) for which in (2, 0, 1))
+    parts = tuple(np.flatnonzero(part_of == which).astype(np.int64) for which in (2, 0, 1))
     for name, indices in zip(("training", "validation", "test"), parts, strict=True):
         if len(np.unique(dataset.labels[indices])) < 2:
             raise DatasetError(

@@ -7,8 +7,6 @@ Nothing outside a dataset's folder is read, and nothing of unbounded size. Every
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import math
 import os
 from collections import Counter
@@ -16,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field, ValidationError
 
 from vinoreward.errors import ConfigError, DatasetError, InputError, RunFolderError
-from vinoreward.files import is_inside, open_plain, open_to_read, read_json, write_text
+from vinoreward.files import is_inside, open_plain, read_json
 from vinoreward.images import (
     alone,
     as_image,
@@ -36,6 +35,7 @@ from vinoreward.machine import free_memory
 from vinoreward.wrappers.render_once import render
 from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_envs.camera.spec import resized
+from vinoreward_training.data.tables import Row, read_table, write_table
 
 Indices = npt.NDArray[np.int64]
 Crop = tuple[int, int, int, int]
@@ -44,21 +44,15 @@ COLUMNS = (
     "file", "label", "category", "episode", "seed",
     "gripper_x", "gripper_y", "object_x", "object_y", "distance",
 )  # fmt: skip
-Row = dict[str, str]
-"""A row of a capture's table."""
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp"})
-TEXTS = frozenset({".csv", ".html", ".json", ".jsonl", ".md", ".txt"})  # no images, surely
+TEXTS = frozenset({".csv", ".html", ".json", ".jsonl", ".md", ".txt"})
 SYSTEM = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found"})
 METADATA = "metadata.csv"
 """The table of a capture; an image that it does not list is not yet part of the dataset."""
 ABOUT = "dataset.json"
 NEAR_STEPS = 5
 """Failures at most so many steps before a success are near misses."""
-MAX_TABLE_BYTES = 128 * 2**20
-"""A million images need less."""
 MAX_ABOUT_BYTES = 2**20
-MAX_CELL = 1000
-"""Characters of a table's cell, which may be a path."""
 MAX_NAME = 100
 """Characters of a label and of a category."""
 MEMORY_SHARE = 0.9
@@ -86,47 +80,49 @@ def inside(folder: Path, file: str) -> Path:
     return path
 
 
-def read_table(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line number and the checked cells of each row of ``metadata.csv``."""
-    path = inside(folder, METADATA)
-    line, seen = 1, set()
-    try:
-        with (
-            open_to_read(path, MAX_TABLE_BYTES) as content,
-            io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
-        ):
-            for row in (reader := csv.DictReader(stream, restkey="", restval="")):
-                line = reader.line_num
-                if "" in row or not {"file", "label", "episode"} <= set(row):
-                    raise ValueError("it has other columns")
-                if any(len(cell) > MAX_CELL or not cell.isprintable() for cell in row.values()):
-                    raise ValueError("a cell has too many or unprintable characters")
-                if max(len(row["label"]), len(row.get("category", ""))) > MAX_NAME:
-                    raise ValueError("a label or category is too long")
-                if abs(int(row["episode"])) >= 2**63:
-                    raise ValueError("the episode's number is too large")
-                if row["file"] in seen:
-                    raise ValueError(f"{row['file']} stands in it twice")
-                seen.add(row["file"])
-                yield line, row
-    except (csv.Error, ValueError, OSError) as error:
-        raise _wrong_table(path, line, str(error)) from error
+def read_metadata(folder: Path, *, places: bool = False) -> Iterator[Row]:
+    """Yield the checked rows of ``metadata.csv``.
 
+    Distances, and with ``places`` the columns ``NAME_x`` and ``NAME_y``, are numbers or empty.
+    """
+    files = set[str]()
 
-def _wrong_table(path: Path, line: int, why: str) -> DatasetError:
-    return DatasetError(
-        f"{path}, line {line}: {why}. Expected the columns file (each once), label and episode (a "
-        "whole number) in UTF-8, and numbers for distance and places; correct the line or capture "
-        "again."
+    def checked(row: Row) -> Row:
+        if max(len(row["label"]), len(row.get("category", ""))) > MAX_NAME:
+            raise ValueError("a label or category is too long")
+        if abs(int(row["episode"])) >= 2**63:
+            raise ValueError("the episode's number is too large")
+        if row["file"] in files:
+            raise ValueError(f"{row['file']} stands in it twice")
+        files.add(row["file"])
+        for name in row:
+            if name == "distance" or (places and name.endswith(("_x", "_y"))):
+                number(row[name])
+        return row
+
+    yield from read_table(
+        inside(folder, METADATA),
+        ("file", "label", "episode"),
+        checked,
+        "the columns file (each once), label and episode (a whole number) in UTF-8, and numbers "
+        "for distance and places",
     )
 
 
-def number(folder: Path, line: int, text: str) -> float:
-    """Return a cell of ``metadata.csv`` as a number, NaN if it is empty."""
-    try:
-        return float(text) if text else float("nan")
-    except ValueError as error:
-        raise _wrong_table(folder / METADATA, line, str(error)) from error
+def number(cell: str) -> float:
+    """Return a cell as a number, NaN if it is empty."""
+    return float(cell or "nan")
+
+
+class _About(BaseModel, strict=True):
+    """What is read of ``dataset.json``; other keys are not checked."""
+
+    scene: dict[str, str | int | float | bool] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    episode_steps: Annotated[int, Field(gt=0, lt=2**31)] | None = None
+    env: str = ""
+    truth_key: str = ""
+    truth: str = ""
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -136,32 +132,21 @@ def read_about(folder: Path) -> dict[str, Any]:
         return {}
     try:
         about = read_json(path, MAX_ABOUT_BYTES)
-        if not isinstance(about, dict):
-            raise ValueError("it holds no object")
-        scene = about["scene"] = {} if about.get("scene") is None else about["scene"]
-        if not isinstance(scene, dict) or any(
-            not isinstance(value, str | int | float | bool) for value in scene.values()
-        ):
-            raise ValueError("scene is no object of texts and numbers")
-        seed = about.get("seed")
-        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
-            raise ValueError("seed is no whole number of 0 or more")
-        steps = about.get("episode_steps")
-        if steps is not None and (type(steps) is not int or not 0 < steps < 2**31):
-            raise ValueError("episode_steps is no whole number above 0")
-        for name in ("env", "truth_key", "truth"):
-            if not isinstance(about.get(name, ""), str):
-                raise ValueError(f"{name} is no text")
+        scene = _About.model_validate(about).scene
     except (OSError, ValueError) as error:
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            why = f"{'.'.join(map(str, first['loc'][:2]))}: {first['msg']}"
         raise DatasetError(
-            f"{path}: {str(error).rstrip('.')}. Expected the file that capture wrote; run capture "
+            f"{path}: {why.rstrip('.')}. Expected the file that capture wrote; run capture "
             "--resume or delete it."
         ) from error
-    return about
+    return {**about, "scene": scene or {}}
 
 
-def meant(name: str) -> bool:
-    """Say whether somebody wants a file or folder of this name read: no hidden one, no system's."""
+def is_visible(name: str) -> bool:
+    """Return whether a file or folder of this name is data: not hidden, not the system's."""
     return not name.startswith(".") and name not in SYSTEM
 
 
@@ -174,11 +159,11 @@ def images_below(folder: Path, *names: str, suffixes: frozenset[str] = SUFFIXES)
     for top in [inside(folder, name) for name in names] or [folder]:
         for parent, folders, files in os.walk(top):
             where = Path(parent).relative_to(folder)
-            folders[:] = filter(meant, folders)
+            folders[:] = filter(is_visible, folders)
             for other in folders:
                 if (Path(parent) / other).is_symlink():
                     inside(folder, (where / other).as_posix())
-            for file in filter(meant, files):
+            for file in filter(is_visible, files):
                 suffix = Path(file).suffix.lower()
                 if suffix in suffixes:
                     found.append((where / file).as_posix())
@@ -338,12 +323,18 @@ def say_parts(images: npt.NDArray[np.uint8], parts: Iterable[Indices], more: str
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
     """Return a copy of the image (H, W, 3) uint8 that an environment of that name renders."""
+    if env.render_mode != "rgb_array":
+        raise ConfigError(
+            f"the render_mode of {name} is {env.render_mode!r}. Expected 'rgb_array', as images "
+            "are rendered; leave render_mode out of `env_kwargs`, or take them from the "
+            "observation with --image-source obs or obs:KEY."
+        )
     image = np.array(as_image(render(env), name))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ConfigError(
             f"{name} renders {image.dtype} {image.shape}. Expected uint8 (height, width, 3) "
             "images from render_mode='rgb_array'; give another environment, or a folder of "
-            "images with --data."
+            "images with `data`."
         )
     return image
 
@@ -351,58 +342,45 @@ def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
 def image_reader(
     env: Any, name: str, source: str, size: tuple[int, int] | None
 ) -> Callable[[Any], npt.NDArray[np.uint8]]:
-    """Return a function of the last observation that copies an environment's image.
+    """Return a function of the last observation that copies the environment's image of a source.
 
-    Args:
-        env: the environment, called ``name`` in messages.
-        name: its id.
-        source: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
-        size: (height, width) to resize to with PIL's bilinear filter; None for the image's own.
-
-    Returns:
-        The function; its images are ``(H, W, 3)`` uint8 RGB.
-
-    Raises:
-        ConfigError: a source that the environment does not have.
+    The source is ``"render"``, ``"obs"`` or ``"obs:KEY"``, ConfigError if the environment has no
+    such image. Images are ``(H, W, 3)`` uint8 RGB, resized by PIL to ``size`` (height, width) if
+    that is given. ``name`` is the environment's id.
     """
-    if source == "render":
-        if env.render_mode != "rgb_array":
-            raise ConfigError(
-                f"the render_mode of {name} is {env.render_mode!r}. Expected 'rgb_array', as "
-                "images are rendered; leave render_mode out of --env-kwargs, or take them from "
-                "the observation with --image-source obs or obs:KEY."
-            )
-        if size is None:
-            return lambda observation: rendered(env, name)
-        return lambda observation: resized(rendered(env, name), *size)
-    space, key = env.observation_space, None
-    if source.startswith("obs:"):
-        key = source[len("obs:") :]
-        found = part_at(space, key)
-        if found is None or hasattr(found, "spaces"):
-            below = parts_below(space)
-            has = f"has {', '.join(below)}" if "" not in below else f"is {space}"
-            raise ConfigError(
-                f"--image-source is {source} and the observation of {name} {has}. Expected the "
-                "name of one that is an image; name that, or leave --image-source out to render."
-            )
-        space = found
-    elif source != "obs":
-        raise ConfigError(f"--image-source is {source!r}. Expected render, obs or obs:KEY.")
-    if space.dtype != np.uint8:
-        raise ConfigError(
-            f"--image-source is {source}, which is {space} in {name}. Expected a uint8 image; "
-            "name another, or leave --image-source out to render."
-        )
-    layout = layout_of(space.shape, f"the observation {source} of {name}")
+    kind, _, key = source.partition(":")
+    if kind not in ("render", "obs") or (key and kind == "render"):
+        raise ConfigError(field="image_source", value=source, expected="render, obs or obs:KEY")
+    observed = None if kind == "render" else _observed(env.observation_space, name, source, key)
 
-    def of(observation: Any) -> npt.NDArray[np.uint8]:
-        part = on_host(observation if key is None else part_at(observation, key))
-        image = in_color(alone(np.array(part)), layout)
-        image = np.ascontiguousarray(image)
+    def take(observation: Any) -> npt.NDArray[np.uint8]:
+        image = rendered(env, name) if observed is None else observed(observation)
         return image if size is None else resized(image, *size)
 
-    return of
+    return take
+
+
+def _observed(
+    space: Any, name: str, source: str, key: str
+) -> Callable[[Any], npt.NDArray[np.uint8]]:
+    """Return what copies the image in an observation, or in its entry ``key`` if that is set."""
+    image = part_at(space, key) if key else space
+    if image is None or hasattr(image, "spaces") or image.dtype != np.uint8:
+        parts = ", ".join(parts_below(space))
+        found = f"has {parts}" if parts else f"is {space}"
+        raise ConfigError(
+            field="image_source",
+            value=source,
+            expected=f"a uint8 image in the observation of {name}, which {found}",
+            remedy="name another, or leave `image_source` out to render",
+        )
+    layout = layout_of(image.shape, f"the observation {source} of {name}")
+
+    def take(observation: Any) -> npt.NDArray[np.uint8]:
+        part = on_host(part_at(observation, key) if key else observation)
+        return np.ascontiguousarray(in_color(alone(np.array(part)), layout))
+
+    return take
 
 
 def save_image(path: Path, image: npt.NDArray[np.uint8]) -> None:
@@ -439,7 +417,7 @@ class Table:
         if not (folder / METADATA).is_file():
             return
         lost = math.inf
-        for _, row in read_table(folder):
+        for row in read_metadata(folder):
             if inside(folder, row["file"]).is_file():
                 self.rows[row["file"]] = {**dict.fromkeys(COLUMNS, ""), **row}
             elif whole_episodes:
@@ -482,14 +460,9 @@ class Table:
 
     def save(self) -> None:
         """Write the table, ordered by episode; atomically."""
-        text = io.StringIO(newline="")
         columns = dict.fromkeys((*COLUMNS, *(name for row in self.rows.values() for name in row)))
-        writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            sorted(self.rows.values(), key=lambda row: (int(row["episode"]), row["file"]))
-        )
-        write_text(self.folder / METADATA, text.getvalue())
+        rows = sorted(self.rows.values(), key=lambda row: (int(row["episode"]), row["file"]))
+        write_table(self.folder / METADATA, list(columns), rows)
 
 
 def make_row(file: str, success: bool, category: str, episode: int, seed: int) -> Row:

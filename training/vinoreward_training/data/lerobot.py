@@ -7,16 +7,16 @@ LeRobot itself is not needed and nothing of the folder is executed. Every refusa
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field, ValidationError
 
 from vinoreward.errors import DatasetError, InputError, needed_for
 from vinoreward.files import open_to_read, read_json
@@ -44,14 +44,13 @@ SEEK = 4.0
 """Seconds between two wanted images above which the video is not decoded in between."""
 SUCCESS, REWARD = "next.success", "next.reward"
 CAMERAS = ("video", "image")
-_PLACE = re.compile(r"\{(\w+)(?::0?(\d)d)?\}")
 
 Floats = npt.NDArray[np.float64]
 Images = npt.NDArray[np.uint8]
 
 
 def is_lerobot(folder: Path) -> bool:
-    """Say whether a folder is laid out as a LeRobot dataset."""
+    """Return whether a folder is laid out as a LeRobot dataset."""
     return (folder / INFO).is_file()
 
 
@@ -64,8 +63,8 @@ class Episode:
     """Rows, one image each."""
     table: str
     """The parquet file, relative to the dataset's folder."""
-    video: str | None
-    """The mp4 file; None if the images are in the table."""
+    video: str
+    """The mp4 file; empty if the images are in the table."""
     begins: float
     """Seconds from the beginning of the mp4 file; frame k is shown k / fps later."""
     ends: float
@@ -81,8 +80,22 @@ class Rows:
     """``(N,)`` of the column asked for."""
 
 
+class _Feature(BaseModel):
+    dtype: str
+
+
+class _Info(BaseModel):
+    """What is read of ``info.json``; other keys are not checked."""
+
+    codebase_version: Literal["v3.0"]
+    fps: Annotated[float, Field(strict=True, gt=0, lt=1e5)]
+    features: dict[str, _Feature]
+    data_path: Annotated[str, Field(max_length=1000)]
+    video_path: Annotated[str, Field(max_length=1000)] | None = None
+
+
 class LeRobotFolder:
-    """A dataset's folder, seen through one of its cameras.
+    """A dataset's folder, as one of its cameras shows it.
 
     Args:
         folder: it has ``meta/info.json``.
@@ -96,22 +109,23 @@ class LeRobotFolder:
             import pyarrow.parquet  # noqa: F401
         self.folder = Path(folder)
         self._info = self._read_info()
-        self.fps = float(self._info["fps"])
-        features = self._info["features"]
-        self.columns = sorted(name for name in features if features[name]["dtype"] not in CAMERAS)
+        self.fps = self._info.fps
+        dtypes = {name: feature.dtype for name, feature in self._info.features.items()}
+        self.columns = sorted(name for name, dtype in dtypes.items() if dtype not in CAMERAS)
         """Names of the columns that are no images."""
-        cameras = sorted(name for name in features if features[name]["dtype"] in CAMERAS)
+        cameras = sorted(dtypes.keys() - set(self.columns))
         if camera is None and len(cameras) == 1:
             camera = cameras[0]
-        if camera not in cameras:
-            found = "no camera was named" if camera is None else f"it has no {camera!r}"
+        if camera is None or camera not in cameras:
             raise DatasetError(
-                f"{shown_name(self.folder)}: {found}. Expected one of its cameras, "
-                f"{', '.join(map(shown_name, cameras)) or 'but it has none'}; name it with "
-                "--camera."
+                field="camera",
+                value=camera,
+                expected="one of the cameras of the dataset: "
+                + ", ".join(map(shown_name, cameras)),
+                remedy="name it with `camera`",
             )
-        self.camera = str(camera)
-        self._video = features[camera]["dtype"] == "video"
+        self.camera = camera
+        self._video = dtypes[camera] == "video"
         self.episodes = self._read_episodes()
 
     @property
@@ -142,7 +156,10 @@ class LeRobotFolder:
 
     def rows(self, column: str | None) -> Iterator[Rows]:
         """Yield the rows of each episode, with the numbers in ``column`` if one is named."""
-        for table, episodes in self._by(lambda episode: episode.table).items():
+        by_table: dict[str, list[Episode]] = defaultdict(list)
+        for episode in self.episodes:
+            by_table[episode.table].append(episode)
+        for table, episodes in by_table.items():
             names = ["episode_index", "frame_index", *([column] if column else [])]
             names += ["timestamp"] if self._video else []
             cells = self._read_table(table, names)
@@ -169,7 +186,41 @@ class LeRobotFolder:
 
         ``wanted`` are rows of :meth:`rows`, each with its frames.
         """
-        return self._from_videos(wanted) if self._video else self._from_tables(wanted)
+        by_file: dict[str, list[tuple[Episode, int]]] = defaultdict(list)
+        for rows, frames in wanted:
+            file = rows.episode.video or rows.episode.table
+            by_file[file] += [(rows.episode, int(frame)) for frame in frames]
+        for file, pairs in by_file.items():
+            pairs.sort(key=lambda pair: (pair[0].begins, pair[1]))
+            yield from (self._from_video if self._video else self._from_table)(file, pairs)
+
+    def _from_video(
+        self, file: str, pairs: Sequence[tuple[Episode, int]]
+    ) -> Iterator[tuple[Episode, int, Images]]:
+        times = [episode.begins + frame / self.fps for episode, frame in pairs]
+        end = max(episode.ends for episode in self.episodes if episode.video == file)
+        with self._reading(file) as stack:
+            images = _decoded(inside(self.folder, file), times, self.fps, end, stack)
+            for (episode, frame), image in zip(pairs, images, strict=True):
+                yield episode, frame, image
+
+    def _from_table(
+        self, file: str, pairs: Sequence[tuple[Episode, int]]
+    ) -> Iterator[tuple[Episode, int, Images]]:
+        left = {(episode.number, frame): episode for episode, frame in pairs}
+        names = ["episode_index", "frame_index", self.camera]
+        with self._reading(file) as stack:
+            # Row by row: in a file of a few bytes all images can be one of 100 MB.
+            for row in self._table(file, names, stack).iter_batches(1, columns=names):
+                if not left:
+                    break
+                number, frame, cell = (row.column(name)[0].as_py() for name in names)
+                if (episode := left.pop((number, frame), None)) is not None:
+                    name = f"{file}, episode {number}, frame {frame}"
+                    data = cell.get("bytes") if isinstance(cell, Mapping) else cell
+                    if not isinstance(data, bytes):
+                        raise self._wrong(name, f"{self.camera} holds no image file")
+                    yield episode, frame, decode_image(data, str(self.folder / name))
 
     def _check_times(self, table: str, episode: Episode, times: Floats) -> None:
         """Refuse rows that were not recorded when the images at their frame_index were."""
@@ -185,24 +236,18 @@ class LeRobotFolder:
 
     def _check_places(self, episodes: Sequence[Episode]) -> None:
         """Refuse an episode some of whose images would be of the next one in its video."""
-        films = sorted((e for e in episodes if e.video), key=lambda e: (str(e.video), e.begins))
+        films = sorted((e for e in episodes if e.video), key=lambda e: (e.video, e.begins))
         for one, other in zip_longest(films, films[1:]):
             end = one.ends
             if other is not None and other.video == one.video:
                 end = min(end, other.begins)
             if one.begins + (one.length - 0.5) / self.fps > end:
                 raise self._wrong(
-                    str(one.video),
+                    one.video,
                     f"episode {one.number} has {one.length} images from {one.begins:.6g} s, its "
                     f"from_timestamp, which do not end at {end:.6g} s, where its to_timestamp or "
                     "the next episode is",
                 )
-
-    def _by(self, key: Any) -> dict[str, list[Episode]]:
-        groups: dict[str, list[Episode]] = defaultdict(list)
-        for episode in self.episodes:
-            groups[key(episode)].append(episode)
-        return groups
 
     def _wrong(self, file: str, why: str) -> DatasetError:
         return DatasetError(
@@ -210,48 +255,39 @@ class LeRobotFolder:
             f"a LeRobotDataset {VERSION} as LeRobot writes it; restore it, or record it again."
         )
 
-    def _read_info(self) -> dict[str, Any]:
+    def _read_info(self) -> _Info:
         try:
-            info = read_json(inside(self.folder, INFO), MAX_INFO_BYTES)
+            return _Info.model_validate(read_json(inside(self.folder, INFO), MAX_INFO_BYTES))
         except FileNotFoundError as error:
             raise DatasetError(
                 f"{shown_name(self.folder)} has no {INFO}. Expected the folder of a LeRobotDataset "
                 "on this disk, with meta, data and videos; download it first, or correct the path."
             ) from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = ".".join(map(str, first["loc"]))
+            if name == "codebase_version":
+                raise DatasetError(
+                    f"{shown_name(self.folder / INFO)} has codebase_version "
+                    f"{shown_name(repr(first['input']))[:80]}. Expected {VERSION!r}; convert the "
+                    "dataset with LeRobot 0.5.1 or newer: python -m "
+                    "lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=NAME --root=FOLDER "
+                    "--push-to-hub=false"
+                ) from error
+            raise self._wrong(INFO, f"{name}: {first['msg']}") from error
         except (OSError, ValueError) as error:
             raise self._wrong(INFO, str(error)) from error
-        version = info.get("codebase_version") if isinstance(info, dict) else None
-        if version != VERSION:
-            raise DatasetError(
-                f"{shown_name(self.folder / INFO)} has codebase_version "
-                f"{shown_name(repr(version))}. Expected {VERSION!r}; convert the dataset with "
-                "LeRobot 0.5.1 or newer: python -m lerobot.scripts.convert_dataset_v21_to_v30 "
-                "--repo-id=NAME --root=FOLDER --push-to-hub=false"
-            )
-        features, fps = info.get("features"), info.get("fps")
-        if not isinstance(features, dict) or not all(
-            isinstance(each, dict) and isinstance(each.get("dtype"), str)
-            for each in features.values()
+
+    def _path(self, template: str | None, chunk: int, file: int) -> str:
+        """Return the path that a template of ``info.json`` makes."""
+        path = template or ""  # not by str.format, which looks up attributes and pads to any width
+        for place, value in (
+            ("{chunk_index:03d}", f"{chunk:03d}"),
+            ("{file_index:03d}", f"{file:03d}"),
+            ("{video_key}", self.camera),
         ):
-            raise self._wrong(INFO, "features is no table of columns with their dtype")
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1e5:
-            raise self._wrong(INFO, f"fps is {fps!r}")
-        return dict(info)
-
-    def _path(self, name: str, **places: Any) -> str:
-        """Return a path made by a template of ``info.json``."""
-        template = self._info.get(name)
-        if not isinstance(template, str) or len(template) > 1000:
-            raise self._wrong(INFO, f"{name} is {template!r:.100}")
-
-        def fill(place: re.Match[str]) -> str:
-            value = places.get(place[1])
-            if value is None:
-                raise self._wrong(INFO, f"{name} has the unknown place {place[0]}")
-            return str(value) if place[2] is None else f"{value:0{place[2]}d}"
-
-        # Not str.format, which looks up attributes and pads to any width.
-        return _PLACE.sub(fill, template)
+            path = path.replace(place, value)
+        return path
 
     def _read_episodes(self) -> list[Episode]:
         folder = inside(self.folder, "meta/episodes")
@@ -259,52 +295,29 @@ class LeRobotFolder:
         if not files:
             raise self._wrong("meta/episodes", "no table of episodes is there")
         names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
-        video = f"videos/{self.camera}/"
         if self._video:
-            film_columns = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-            names += [video + each for each in film_columns]
-        episodes: list[Episode] = []
-        seen = set()
-        for file in files:
-            cells = self._read_table(file.as_posix(), names, MAX_EPISODES - len(episodes))
-            for row in zip(*(cells[name] for name in names), strict=True):
-                number, length, chunk, part = map(int, row[:4])
-                begins, ends = map(float, row[6:]) if self._video else (0.0, 0.0)
-                if (
-                    number < 0
-                    or number in seen
-                    or not 1 <= length <= MAX_ROWS
-                    or not 0 <= begins <= MAX_ROWS / self.fps
-                ):
+            film = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+            names += [f"videos/{self.camera}/{name}" for name in film]
+        episodes: dict[int, Episode] = {}
+        for path in map(Path.as_posix, files):
+            cells = self._read_table(path, names, MAX_EPISODES - len(episodes))
+            for row in zip(*(cells[name].tolist() for name in names), strict=True):
+                number, length, chunk, file = map(int, row[:4])
+                begins, ends = row[6:] if self._video else (0.0, 0.0)
+                table, video = self._path(self._info.data_path, chunk, file), ""
+                if self._video:
+                    video = self._path(self._info.video_path, int(row[4]), int(row[5]))
+                possible = 1 <= length <= MAX_ROWS and 0 <= begins <= MAX_ROWS / self.fps
+                if number < 0 or number in episodes or not possible:
                     raise self._wrong(
-                        file.as_posix(),
+                        path,
                         f"episode {number} has {length} rows from {begins:g} s, or stands in it "
                         "twice",
                     )
-                seen.add(number)
-                table = self._path("data_path", chunk_index=chunk, file_index=part)
-                film = None
-                if self._video:
-                    places = {"chunk_index": int(row[4]), "file_index": int(row[5])}
-                    film = self._path("video_path", video_key=self.camera, **places)
-                episodes.append(Episode(number, length, table, film, begins, ends))
-        self._check_places(episodes)
+                episodes[number] = Episode(number, length, table, video, begins, ends)
+        self._check_places(list(episodes.values()))
         # As the files hold them, so that each is read once, from its beginning.
-        return sorted(episodes, key=lambda e: (e.table, e.video or "", e.begins, e.number))
-
-    def _table(
-        self, file: str, names: Sequence[str], stack: contextlib.ExitStack, most: int = MAX_ROWS
-    ) -> Any:
-        """Open a parquet file that has these columns and at most so many rows."""
-        import pyarrow.parquet
-
-        stream = stack.enter_context(open_to_read(inside(self.folder, file), MAX_TABLE_BYTES))
-        table = stack.enter_context(pyarrow.parquet.ParquetFile(stream))
-        there = table.schema_arrow.names
-        if missing := [name for name in names if name not in there]:
-            raise ValueError(f"it has no column {', '.join(missing)} but {', '.join(there)}"[:1000])
-        _check_columns(table, names, self.camera, most)
-        return table
+        return sorted(episodes.values(), key=lambda e: (e.table, e.video, e.begins, e.number))
 
     @contextlib.contextmanager
     def _reading(self, file: str) -> Iterator[contextlib.ExitStack]:
@@ -318,6 +331,8 @@ class LeRobotFolder:
                 yield stack
         except DatasetError:
             raise
+        except InputError as error:
+            raise DatasetError(str(error)) from error
         except FileNotFoundError as error:
             raise self._wrong(file, "there is no such file") from error
         except (
@@ -326,59 +341,32 @@ class LeRobotFolder:
         ) as error:  # fmt: skip
             raise self._wrong(file, str(error) or type(error).__name__) from error
 
+    def _table(
+        self, file: str, names: Sequence[str], stack: contextlib.ExitStack, most: int = MAX_ROWS
+    ) -> Any:
+        """Open a parquet file that has these columns and at most so many rows."""
+        import pyarrow.parquet
+
+        stream = stack.enter_context(open_to_read(inside(self.folder, file), MAX_TABLE_BYTES))
+        table = stack.enter_context(pyarrow.parquet.ParquetFile(stream))
+        found = table.schema_arrow.names
+        if missing := [name for name in names if name not in found]:
+            raise ValueError(f"it has no column {', '.join(missing)} but {', '.join(found)}"[:1000])
+        _check_columns(table, names, self.camera, most)
+        return table
+
     def _read_table(
         self, file: str, names: Sequence[str], most: int = MAX_ROWS
     ) -> dict[str, Floats]:
         """Return columns of numbers as ``(N,)`` float64, which holds whole numbers to 2^53."""
         with self._reading(file) as stack:
             table = self._table(file, names, stack, most)
-            return {name: _numbers(name, table.read(columns=[name]).column(name)) for name in names}
-
-    def _from_videos(
-        self, wanted: Sequence[tuple[Rows, Sequence[int]]]
-    ) -> Iterator[tuple[Episode, int, Images]]:
-        by_file: dict[str, list[tuple[Rows, int]]] = defaultdict(list)
-        for rows, frames in wanted:
-            by_file[str(rows.episode.video)] += [(rows, int(frame)) for frame in frames]
-        films = self._by(lambda episode: episode.video)
-        for file, pairs in by_file.items():
-            pairs.sort(key=lambda pair: (pair[0].episode.begins, pair[1]))
-            times = [rows.episode.begins + frame / self.fps for rows, frame in pairs]
-            end = max(episode.ends for episode in films[file])
-            with self._reading(file) as stack:
-                images = _decoded(inside(self.folder, file), times, self.fps, end, stack)
-                for (rows, frame), image in zip(pairs, images, strict=True):
-                    yield rows.episode, frame, image
-
-    def _from_tables(
-        self, wanted: Sequence[tuple[Rows, Sequence[int]]]
-    ) -> Iterator[tuple[Episode, int, Images]]:
-        by_file: dict[str, dict[tuple[int, int], Episode]] = defaultdict(dict)
-        for rows, frames in wanted:
-            pairs = {(rows.episode.number, int(frame)): rows.episode for frame in frames}
-            by_file[rows.episode.table] |= pairs
-        for file, left in by_file.items():
-            with self._reading(file) as stack:
-                names = ["episode_index", "frame_index", self.camera]
-                table = self._table(file, names, stack)
-                # Row by row: in a file of a few bytes all images can be one of 100 MB.
-                for row in table.iter_batches(1, columns=names) if left else ():
-                    key = (row.column(names[0])[0].as_py(), row.column(names[1])[0].as_py())
-                    if (episode := left.pop(key, None)) is not None:
-                        yield episode, key[1], self._embedded(file, row.column(names[2])[0], key)
-                    if not left:
-                        break
-
-    def _embedded(self, file: str, cell: Any, key: tuple[int, int]) -> Images:
-        value = cell.as_py()
-        data = value.get("bytes") if isinstance(value, Mapping) else value
-        name = f"{file}, episode {key[0]}, frame {key[1]}"
-        if not isinstance(data, bytes):
-            raise self._wrong(name, f"{self.camera} holds no image file")
-        try:
-            return decode_image(data, str(self.folder / name))
-        except InputError as error:
-            raise DatasetError(str(error)) from error
+            columns = {name: table.read(columns=[name]).column(name) for name in names}
+            numbers = {n: np.asarray(c.to_numpy()).astype(np.float64) for n, c in columns.items()}
+            for name, column in columns.items():
+                if column.null_count or not np.isfinite(numbers[name]).all():
+                    raise ValueError(f"{name} has an empty cell, NaN or infinity")
+            return numbers
 
 
 def _check_columns(table: Any, names: Sequence[str], camera: str, most: int) -> None:
@@ -409,14 +397,6 @@ def _check_columns(table: Any, names: Sequence[str], camera: str, most: int) -> 
                 )
 
 
-def _numbers(name: str, column: Any) -> Floats:
-    """Return a column of numbers."""
-    values: Floats = np.asarray(column.to_numpy()).astype(np.float64)
-    if column.null_count or not np.isfinite(values).all():
-        raise ValueError(f"{name} has an empty cell, NaN or infinity")
-    return values
-
-
 def _slack(seconds: Any, fps: float) -> Any:
     """Return by how much times, which LeRobot has as float32, may be off; never half an image."""
     return np.minimum(TOLERANCE + seconds * 2.0**-23, 0.25 / fps)
@@ -431,8 +411,6 @@ def _decoded(
     stream = stack.enter_context(open_to_read(path, MAX_VIDEO_BYTES))
     # The format is named: FFmpeg would also open playlists, which name other files.
     container = stack.enter_context(av.open(stream, mode="r", format="mp4"))
-    if not container.streams.video:
-        raise ValueError("it has no video")
     video = container.streams.video[0]
     if video.codec_context is None:
         raise ValueError("no decoder here knows how its images are coded")
@@ -448,11 +426,10 @@ def _decoded(
     budget = 1000 + int(4 * fps * max(times))
     for time in times:
         slack = _slack(time, fps)
+        before = -1.0
         if seeks and time - at > SEEK and video.time_base:
             container.seek(int(time / video.time_base), stream=video, backward=True)
             frames, before, last = container.decode(video), at, None
-        else:
-            before = -1.0
         while last is None or at < time - slack:
             last = next(frames, None)
             if last is None or last.time is None:
@@ -460,8 +437,7 @@ def _decoded(
             at, budget = last.time, budget - 1
             if budget < 0:
                 raise ValueError("it has far more images than its length says")
-            if at < before:
-                seeks = False  # it has too few key frames; once is enough
+            seeks &= at >= before  # else it has too few key frames
         if at > time + slack:
             raise ValueError(
                 f"it has no image at {time:.6g} s, from_timestamp + frame_index / fps, the next "

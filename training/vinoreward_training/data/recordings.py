@@ -11,13 +11,15 @@ import numpy.typing as npt
 from vinoreward.errors import DatasetError
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.configs import CaptureConfig, ScoreConfig
-from vinoreward_training.data.dataset_files import NEAR_STEPS, Indices, Row, Table, make_row
+from vinoreward_training.data.dataset_files import NEAR_STEPS, Indices, Table, make_row
 from vinoreward_training.data.lerobot import REWARD, SUCCESS, LeRobotFolder, Rows
+from vinoreward_training.data.tables import Row
 
 WITHOUT = "none"
 """As ``--label-column``: images without labels, for a state encoder."""
 UNLABELLED = "unlabelled"
 Outcomes = npt.NDArray[np.int8]
+"""Of each image of an episode: 1 if it shows a success, 0 if not, -1 if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ def labels_of(
 def shown_by(
     config: CaptureConfig | ScoreConfig, source: LeRobotFolder, labels: Labels | None
 ) -> tuple[list[Rows], list[Outcomes]]:
-    """Return the rows of each episode, and of each image whether it shows a success.
+    """Return the rows and outcomes of each episode.
 
-    That is 1 or 0, and -1 where it is not known. DatasetError if numbers have no limit.
+    DatasetError if the labels are other numbers than 0 and 1, and ``--label-above`` is not given.
     """
     every = list(source.rows(labels.column if labels else None))
     if labels is not None and config.label_above is None:
@@ -72,15 +74,14 @@ def shown_by(
 
 
 def _outcomes(labels: Labels | None, rows: Rows) -> Outcomes:
-    """Return of each image of an episode whether it shows a success; -1 where not known."""
-    shown = np.full(rows.episode.length, -1, dtype=np.int8)
+    outcomes = np.full(rows.episode.length, -1, dtype=np.int8)
     if labels is not None and rows.values is not None:
         success = rows.values > labels.above
         if labels.frame == "same":
-            shown[:] = success
+            outcomes[:] = success
         else:
-            shown[1:] = success[:-1]
-    return shown
+            outcomes[1:] = success[:-1]
+    return outcomes
 
 
 def choose_frames(
@@ -88,15 +89,21 @@ def choose_frames(
 ) -> list[tuple[Rows, dict[int, str]]]:
     """Return the rows of each episode, with the frames to take and their categories.
 
-    Of a label that has more images than wanted, each episode gives as many as the others where it
-    can, evenly spread over its time. More ``frames`` only add images.
+    More ``frames`` only add images. DatasetError if all labels are of one kind.
     """
-    every, shown = shown_by(config, source, labels)
+    every, outcomes = shown_by(config, source, labels)
     if labels is not None:
-        _check_labels(config, labels, shown)
-    return list(
-        zip(every, plan_images(config.frames, shown, config.failures_per_success), strict=True)
-    )
+        counts = [sum(int((each == kind).sum()) for each in outcomes) for kind in (1, 0)]
+        if 0 in counts:
+            other = "next" if labels.frame == "same" else "same"
+            raise DatasetError(
+                f"{config.from_lerobot} shows {counts[0]} successes and {counts[1]} failures by "
+                f"{labels}. Expected both: a classifier is trained on successes and failures; try "
+                f"--label-frame {other}, another --label-column or --label-above, or give "
+                "--label-column none for images without labels."
+            )
+    plan = plan_images(config.frames, outcomes, config.failures_per_success)
+    return list(zip(every, plan, strict=True))
 
 
 def fill(
@@ -126,76 +133,58 @@ def fill(
         yield 1
 
 
-def _check_labels(
-    config: CaptureConfig,
-    labels: Labels,
-    shown: Sequence[Outcomes],
-) -> None:
-    successes = sum(int((each == 1).sum()) for each in shown)
-    failures = sum(int((each == 0).sum()) for each in shown)
-    if not successes or not failures:
-        other = "next" if labels.frame == "same" else "same"
-        raise DatasetError(
-            f"{config.from_lerobot} shows {successes} successes and {failures} failures by {labels}"
-            ". Expected both: a classifier is trained on successes and failures; try --label-frame "
-            f"{other}, another --label-column or --label-above, or give --label-column none for "
-            "images without labels."
-        )
-
-
-def plan_images(frames: int, shown: Sequence[Outcomes], ratio: int) -> list[dict[int, str]]:
+def plan_images(frames: int, outcomes: Sequence[Outcomes], ratio: int) -> list[dict[int, str]]:
     """Return of each episode which images to take, with their category.
 
     At most ``frames`` in all, half of them successes where there are as many, and ``ratio`` times
-    as many failures at most. Without a single success, images are taken without labels.
+    as many failures at most. Without a single success, images are taken without labels. Of a label
+    that has more images than wanted, each episode gives as many as the others where it can, evenly
+    spread over its time.
     """
-    plan: list[dict[int, str]] = [{} for _ in shown]
-    wins = [_spread(np.flatnonzero(each == 1)) for each in shown]
+    plan: list[dict[int, str]] = [{} for _ in outcomes]
+    wins = [_spread_order(np.flatnonzero(each == 1)) for each in outcomes]
     if not any(map(len, wins)):
-        return [
-            dict.fromkeys(order[:count].tolist(), UNLABELLED)
-            for order, count in _shared([_spread(np.arange(len(e))) for e in shown], frames)
-        ]
-    successes = min(frames // 2, sum(map(len, wins)))
-    for chosen, (order, count) in zip(plan, _shared(wins, successes), strict=True):
-        chosen |= dict.fromkeys(order[:count].tolist(), "success")
+        _take(plan, [_spread_order(np.arange(len(each))) for each in outcomes], frames)
+        return [dict.fromkeys(chosen, UNLABELLED) for chosen in plan]
+    successes = _take(plan, wins, frames // 2)
     losses, categories = [], []
-    for each in shown:
+    for each in outcomes:
         won, lost = np.flatnonzero(each == 1), np.flatnonzero(each == 0)
         following = np.searchsorted(won, lost)
         gap = np.append(won, np.iinfo(np.int64).max)[following] - lost
-        near, far = _spread(lost[gap <= NEAR_STEPS]), _spread(lost[gap > NEAR_STEPS])
+        near, far = _spread_order(lost[gap <= NEAR_STEPS]), _spread_order(lost[gap > NEAR_STEPS])
         # By turns, as long as there are both.
         turns = np.concatenate([np.arange(len(near)) * 2, np.arange(len(far)) * 2 + 1])
         losses.append(np.concatenate([near, far])[np.argsort(turns, kind="stable")])
         other = "same_episode" if len(won) else "failed_episode"
-        categories.append({int(f): "near_miss" for f in near} | {int(f): other for f in far})
-    failures = min(frames - successes, ratio * successes)
-    for chosen, names, (order, count) in zip(
-        plan, categories, _shared(losses, failures), strict=True
-    ):
-        chosen |= {frame: names[frame] for frame in order[:count].tolist()}
-    return plan
+        categories.append(
+            dict.fromkeys(far.tolist(), other) | dict.fromkeys(near.tolist(), "near_miss")
+        )
+    failures: list[dict[int, str]] = [{} for _ in outcomes]
+    _take(failures, losses, min(frames - successes, ratio * successes))
+    return [
+        chosen | {frame: names[frame] for frame in lost}
+        for chosen, lost, names in zip(plan, failures, categories, strict=True)
+    ]
 
 
-def _spread(frames: Indices) -> Indices:
+def _spread_order(frames: Indices) -> Indices:
     """Return frames in an order of which every beginning is evenly spread."""
     bits = max(1, (len(frames) - 1).bit_length())
     keys = [int(f"{index:0{bits}b}"[::-1], 2) for index in range(len(frames))]
     return frames[np.argsort(np.array(keys, dtype=np.int64), kind="stable")]
 
 
-def _shared(orders: Sequence[Indices], wanted: int) -> list[tuple[Indices, int]]:
-    """Return each order with how many it gives: ``wanted`` in all, as equal as can be."""
+def _take(plan: Sequence[dict[int, str]], orders: Sequence[Indices], wanted: int) -> int:
+    """Add the first frames of each order as successes, as equally many as can be.
+
+    Returns how many there are in all, ``wanted`` at most.
+    """
     sizes = np.array([len(order) for order in orders], dtype=np.int64)
-    low, high = 0, int(sizes.max(initial=0))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if np.minimum(sizes, middle).sum() <= wanted:
-            low = middle
-        else:
-            high = middle - 1
-    counts = np.minimum(sizes, low)
-    more = np.flatnonzero(sizes > low)[: max(0, wanted - int(counts.sum()))]
-    counts[more] += 1
-    return list(zip(orders, counts.tolist(), strict=True))
+    # By rounds: the first frame of each episode, then the second of each ...
+    rounds = np.concatenate([np.arange(size) for size in sizes]) if len(sizes) else sizes
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    chosen = np.argsort(rounds, kind="stable")[:wanted]
+    for owner, place in zip(owners[chosen].tolist(), rounds[chosen].tolist(), strict=True):
+        plan[owner][int(orders[owner][place])] = "success"
+    return len(chosen)

@@ -7,12 +7,13 @@ could be other files or addresses.
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import io
 import math
 import re
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import DatasetError, needed_for
-from vinoreward.files import open_to_read, shown
+from vinoreward.files import shown
 from vinoreward.images import MAX_PIXELS, shown_name
 from vinoreward_envs.camera.spec import resized
-from vinoreward_training.data.dataset_files import (
-    MAX_TABLE_BYTES,
-    Table,
-    images_below,
-    inside,
-    make_row,
-)
+from vinoreward_training.data.dataset_files import Table, images_below, inside, make_row
 from vinoreward_training.data.recordings import Outcomes
+from vinoreward_training.data.tables import Row, read_table
 
 SUFFIXES = frozenset({".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"})
 LABELS = "labels.csv"
@@ -43,7 +39,11 @@ _COLUMNS = ("video", "start", "end", "label")
 _MARKS = {"success": 1, "failure": 0}
 SLACK = 1.0
 """Seconds by which a video may differ from what its header says."""
-MOST_SECONDS = 24 * 3600
+MAX_SECONDS = 24 * 3600
+_ROUNDING = 0.0005
+"""Seconds by which a moment may be off: containers round the times of images."""
+
+Image = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class Video:
 def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
     """Return a video, or those at any depth of a folder by name; ``option`` named the source.
 
-    Raises:
-        DatasetError: no video, or one that FFmpeg cannot open.
+    DatasetError if there is none, or one that FFmpeg cannot open.
     """
     if source.is_file():
         if not source.name.isprintable():  # the table of the images could not be read again
@@ -90,35 +89,35 @@ def read_labels(
 ) -> list[Outcomes]:
     """Return of each video, for each of its images, 1 for success, 0, or -1 without a label.
 
-    Args:
-        source: the folder, or the only video.
-        table: a CSV file with the columns video, start, end and label; None for ``LABELS`` beside
-            the videos, or else their folders.
-        videos: as :func:`find_videos` returns them.
-        fps: images per second.
-
-    Raises:
-        DatasetError: a video without labels, times that contradict each other, or one label only.
+    Labels are in a CSV ``table`` with the columns video, start, end and label; None is ``LABELS``
+    beside the videos, or else the names of their folders. DatasetError for a video without labels,
+    times that contradict each other, or one label only.
     """
-    beside = source / LABELS if source.is_dir() else source.parent / LABELS
-    table = beside if table is None and beside.is_file() else table
+    usual = (source if source.is_dir() else source.parent) / LABELS
+    table = usual if table is None and usual.is_file() else table
     every = [np.full(count(video, fps), -1, np.int8) for video in videos]
     if table is None:
         for marks, video in zip(every, videos, strict=True):
             marks[:] = _MARKS.get(Path(video.name).parts[0], -1)
     else:
         by_name = {video.name: (video, marks) for video, marks in zip(videos, every, strict=True)}
-        _mark(table, by_name, fps)
+        for _ in read_table(
+            table,
+            _COLUMNS,
+            lambda row: _mark(row, by_name, fps),
+            f"the columns {', '.join(_COLUMNS)}: a video of the folder, from and to in seconds "
+            "(empty: its start and end), and success or failure",
+        ):
+            pass
     bare = [v.name for v, marks in zip(videos, every, strict=True) if not (marks >= 0).any()]
     if bare:
         raise DatasetError(
             f"{len(bare)} of {len(videos)} videos have no label, the first is {bare[0]}. Expected "
             f"a table of times with the columns {', '.join(_COLUMNS)} (seconds; success or "
-            f"failure), as {beside} or named with --labels, or the folders success and failure "
+            f"failure), as {usual} or named with --labels, or the folders success and failure "
             f"with whole videos; label {'them' if len(bare) > 1 else 'it'}, or move them away."
         )
-    successes = sum(int((marks == 1).sum()) for marks in every)
-    failures = sum(int((marks == 0).sum()) for marks in every)
+    successes, failures = (sum(int((m == mark).sum()) for m in every) for mark in (1, 0))
     if not successes or not failures:
         raise DatasetError(
             f"{source} shows {successes} successes and {failures} failures in images taken "
@@ -128,42 +127,27 @@ def read_labels(
     return every
 
 
-def _mark(table: Path, by_name: Mapping[str, tuple[Video, Outcomes]], fps: float) -> None:
-    """Write the labels of a table of times into the images' marks."""
-    line = 1
-    try:
-        with (
-            open_to_read(table, MAX_TABLE_BYTES) as content,
-            io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
-        ):
-            for row in (reader := csv.DictReader(stream, restkey="", restval="")):
-                line = reader.line_num
-                if "" in row or not set(_COLUMNS) <= set(row):
-                    raise ValueError(f"its columns are {', '.join(filter(None, row))}")
-                if row["video"] not in by_name:
-                    some = ", ".join(list(by_name)[:3])
-                    raise ValueError(f"there is no video {row['video']!r}, but {some}")
-                if row["label"] not in _MARKS:
-                    raise ValueError(f"the label is {row['label']!r}")
-                video, marks = by_name[row["video"]]
-                start, end = (float(row[name] or default) for name, default in (
-                    ("start", 0.0), ("end", video.seconds + SLACK)))  # fmt: skip
-                if not 0 <= start < end <= video.seconds + SLACK:
-                    raise ValueError(
-                        f"{start:g} to {end:g} s is no time within {video.name}, which takes "
-                        f"{video.seconds:.4g} s"
-                    )
-                # Frame k shows the moment k / fps.
-                part = marks[math.ceil(start * fps - 1e-9) : math.ceil(end * fps - 1e-9)]
-                if (part == 1 - _MARKS[row["label"]]).any():
-                    raise ValueError(f"{start:g} to {end:g} s of {video.name} has both labels")
-                part[:] = _MARKS[row["label"]]
-    except (csv.Error, ValueError, OSError) as error:
-        raise DatasetError(
-            f"{table}, line {line}: {shown(error)}. Expected the columns {', '.join(_COLUMNS)}: a "
-            "video of the folder, from and to in seconds (empty: its start and end), and success "
-            "or failure; correct the line."
-        ) from error
+def _mark(row: Row, by_name: Mapping[str, tuple[Video, Outcomes]], fps: float) -> None:
+    """Write the label of a row of times into its video's marks."""
+    if row["video"] not in by_name:
+        some = ", ".join(list(by_name)[:3])
+        raise ValueError(f"there is no video {row['video']!r}, but {some}")
+    if row["label"] not in _MARKS:
+        raise ValueError(f"the label is {row['label']!r}")
+    video, marks = by_name[row["video"]]
+    latest = video.seconds + SLACK
+    start, end = float(row["start"] or 0), float(row["end"] or latest)
+    if not 0 <= start < end <= latest:
+        raise ValueError(
+            f"{start:g} to {end:g} s is no time within {video.name}, which takes "
+            f"{video.seconds:.4g} s"
+        )
+    # Frame k shows the moment k / fps.
+    part = marks[math.ceil(start * fps - 1e-9) : math.ceil(end * fps - 1e-9)]
+    mark = _MARKS[row["label"]]
+    if (part == 1 - mark).any():
+        raise ValueError(f"{start:g} to {end:g} s of {video.name} has both labels")
+    part[:] = mark
 
 
 def take_images(
@@ -177,11 +161,9 @@ def take_images(
     """Add the chosen images that are not in the table; yield how many were added."""
     done = {(row["video"], row["second"]): row["label"] for row in table.rows.values()}
     numbers = {row["video"]: int(row["episode"]) for row in table.rows.values()}
-    free = max(numbers.values(), default=-1) + 1
     for video, chosen, marks in zip(videos, plan, labels, strict=True):
         # A video that came later gets the next number: others keep theirs, and their parts.
-        if (number := numbers.get(video.name)) is None:
-            number, free = free, free + 1
+        number = numbers.setdefault(video.name, max(numbers.values(), default=-1) + 1)
         wanted = {}
         for index, category in chosen.items():
             label = done.get((video.name, second_of(index, fps)))
@@ -213,49 +195,61 @@ def count(video: Video, fps: float) -> int:
     return max(1, math.ceil(video.seconds * fps - 1e-6))
 
 
-def _ffmpeg(path: Path, *output: str, part: Sequence[str] = ()) -> list[str]:
-    """Return the command that writes a video's images to its standard output, as PPM files.
+def _opened(name: str, path: Path) -> Video:
+    """Read a video's header and its first image."""
+    if not path.is_file():  # FFmpeg would wait for a pipe
+        raise _unreadable(path, "it is no plain file")
+    messages = io.StringIO()
+    images = list(_images(path, "-frames:v", "1", messages=messages))
+    header = messages.getvalue()
+    time = re.search(r"Duration: (\d+):(\d\d):(\d\d\.\d+)", header)
+    if not images or time is None:
+        raise _unreadable(path, "its header says no duration" if images else header)
+    hours, minutes, seconds = map(float, time.groups())
+    length = 3600 * hours + 60 * minutes + seconds
+    if not 0 < length <= MAX_SECONDS:
+        raise _unreadable(path, f"its header says {length:g} seconds")
+    return Video(name, path, length, images[0].shape[:2])
 
-    ``part`` are options of the input: which part of it is read.
+
+def _images(
+    path: Path, *output: str, part: Sequence[str] = (), messages: IO[str] | None = None
+) -> Iterator[Image]:
+    """Yield the images ``(H, W, 3)`` of a video that FFmpeg makes with these options of output.
+
+    ``part`` are options of the input. What FFmpeg says is written to ``messages`` at the end.
     """
     with needed_for("videos", "train"):
         from imageio_ffmpeg import get_ffmpeg_exe  # type: ignore[import-untyped]
     # Nothing but a file of these formats: a playlist could name other files or addresses.
     only = ["-protocol_whitelist", "file", "-format_whitelist", _FORMATS]
-    most = ["-max_pixels", str(MAX_PIXELS)]
-    before = ["-nostdin", "-hide_banner", *only, *most, *part, "-i", str(path.resolve())]
+    limits = ["-max_pixels", str(MAX_PIXELS)]
+    before = ["-nostdin", "-hide_banner", *only, *limits, *part, "-i", str(path.resolve())]
     # Eight bits, or a video of ten would be written with sixteen.
     after = ["-pix_fmt", "rgb24", "-f", "image2pipe", "-vcodec", "ppm", "-"]
-    return [get_ffmpeg_exe(), *before, *output, *after]
-
-
-def _opened(name: str, path: Path) -> Video:
-    """Read a video's header and its first image."""
-    if not path.is_file():  # FFmpeg would wait for a pipe
-        raise _unreadable(path, "it is no plain file")
-    done = subprocess.run(_ffmpeg(path, "-frames:v", "1"), capture_output=True, check=False)
-    said = done.stderr.decode("utf-8", "replace")
-    time = re.search(r"Duration: (\d+):(\d\d):(\d\d\.\d+)", said)
-    image = _ppm(io.BytesIO(done.stdout))
-    if image is None or time is None:
-        raise _unreadable(path, said if image is None else "its header says no duration")
-    hours, minutes, seconds = map(float, time.groups())
-    length = 3600 * hours + 60 * minutes + seconds
-    if not 0 < length <= MOST_SECONDS:
-        raise _unreadable(path, f"its header says {length:g} seconds")
-    return Video(name, path, length, image.shape[:2])
-
-
-def _ppm(stream: IO[bytes]) -> npt.NDArray[np.uint8] | None:
-    """Read one image ``(H, W, 3)`` that FFmpeg wrote; None at the end."""
-    header = [stream.readline() for _ in range(3)]
-    if header[0] != b"P6\n":
-        return None
-    width, height = map(int, header[1].split())
-    content = stream.read(width * height * 3)
-    if len(content) < width * height * 3:
-        return None
-    return np.frombuffer(content, np.uint8).reshape(height, width, 3)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        process = subprocess.Popen(
+            [get_ffmpeg_exe(), *before, *output, *after],
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,  # Ctrl-C is for this process, which ends the other
+        )
+        try:
+            stream = cast(IO[bytes], process.stdout)
+            while stream.readline() == b"P6\n":
+                width, height = map(int, stream.readline().split())
+                stream.readline()
+                content = stream.read(width * height * 3)
+                if len(content) < width * height * 3:
+                    break
+                yield np.frombuffer(content, np.uint8).reshape(height, width, 3)
+            process.wait()
+        finally:
+            process.kill()
+            process.communicate()
+            if messages is not None:
+                said.seek(0)
+                messages.write(said.read())
 
 
 def _unreadable(path: Path, error: object) -> DatasetError:
@@ -269,67 +263,45 @@ def _unreadable(path: Path, error: object) -> DatasetError:
 
 def decoded(
     video: Video, fps: float, wanted: Mapping[int, object], marks: Outcomes | None = None
-) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+) -> Iterator[tuple[int, Image]]:
     """Yield the wanted images ``(H, W, 3)`` of a video with their numbers, checked by labels."""
     if not wanted:
         return
     last, index, since, before = max(wanted), -1, 0, None
-    moments = f"settb=AVTB,setpts=PTS-501,fps={fps!r}:round=up"
-    with tempfile.TemporaryFile() as messages:
-        process = subprocess.Popen(
-            # The frame that is on screen at index / fps, half a millisecond for rounded times. By
-            # default it would be one of up to half a period later, which the label may not fit.
-            # After damage it would repeat an earlier one, without -xerror.
-            _ffmpeg(video.path, "-xerror", "-vf", moments),
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the other
-        )
-        try:
-            images = cast(IO[bytes], process.stdout)
-            while index < last and (image := _ppm(images)) is not None:
-                index += 1
-                if before is None or not np.array_equal(image, before):
-                    since, before = index, image
-                if index in wanted:
-                    other = [] if marks is None else marks[since:index] == 1 - marks[index]
-                    if index - since > SLACK * fps and np.any(other):
-                        raise DatasetError(
-                            f"{video.name} shows one image from {second_of(since, fps)} s to "
-                            f"{second_of(index, fps)} s, but its labels change in between. "
-                            "Expected another image where a label begins; label or record it again."
-                        )
-                    yield index, image
-        finally:
-            process.kill()
-            process.communicate()
+    # The frame that is on screen at index / fps. By default it would be one of up to half a period
+    # later, which the label may not fit. After damage it would repeat an earlier one, without
+    # -xerror.
+    moments = f"settb=AVTB,setpts=PTS-{1e6 * _ROUNDING + 1:.0f},fps={fps!r}:round=up"
+    with contextlib.closing(_images(video.path, "-xerror", "-vf", moments)) as images:
+        for index, image in enumerate(images):
+            if before is None or not np.array_equal(image, before):
+                since, before = index, image
+            if index in wanted:
+                other = [] if marks is None else marks[since:index] == 1 - marks[index]
+                if index - since > SLACK * fps and np.any(other):
+                    raise DatasetError(
+                        f"{video.name} shows one image from {second_of(since, fps)} s to "
+                        f"{second_of(index, fps)} s, but its labels change in between. "
+                        "Expected another image where a label begins; label or record it again."
+                    )
+                yield index, image
+            if index == last:
+                return
     # A header's length may be a little wrong; a file that was cut off lacks more.
     if (last - index) / fps > SLACK:
         ends = f"it ends after {(index + 1) / fps:.3g} of {video.seconds:.3g} s"
         raise _unreadable(video.path, f"{ends}, or is damaged there")
 
 
-def frame_at(video: Video, second: float) -> npt.NDArray[np.uint8]:
+def frame_at(video: Video, second: float) -> Image:
     """Return the image ``(H, W, 3)`` that is on screen at a moment; it need not read the rest.
 
     DatasetError if there is none.
     """
     for before in (1.0, second):  # the last second holds one unless an image stands longer
         start = max(0.0, second - before)
-        # Half a millisecond for rounded times, as above; the last image is the one on screen.
-        until = ["-vf", f"settb=AVTB,trim=end={second - start + 0.0005:.6f}"]
-        command = _ffmpeg(
-            video.path, *until, "-fps_mode", "passthrough", part=["-ss", f"{start:.6f}"]
-        )
-        last = None
-        with (
-            tempfile.TemporaryFile() as messages,
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=messages, start_new_session=True
-            ) as process,
-        ):
-            while (image := _ppm(cast(IO[bytes], process.stdout))) is not None:
-                last = image
-        if last is not None:
-            return last
+        until = f"settb=AVTB,trim=end={second - start + _ROUNDING:.6f}"
+        options, part = ("-vf", until, "-fps_mode", "passthrough"), ("-ss", f"{start:.6f}")
+        if shown_last := deque(_images(video.path, *options, part=part), maxlen=1):
+            return shown_last[0]
     raise _unreadable(video.path, f"it shows nothing at {second:g} s of {video.seconds:.4g} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shlex
@@ -15,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward.images import shown_name
 from vinoreward_training.configs import LabelConfig
 from vinoreward_training.data.dataset_files import inside
 from vinoreward_training.labelling.labels import (
@@ -30,9 +30,9 @@ from vinoreward_training.labelling.labels import (
     standing,
 )
 from vinoreward_training.labelling.order import (
-    judged,
     most_useful_first,
     recorded,
+    scored,
     with_duplicates,
 )
 from vinoreward_training.labelling.server import HOST, Door, application, listening, serve
@@ -41,7 +41,9 @@ from vinoreward_training.labelling.sources import Source, of_folder, of_run, of_
 from vinoreward_training.runs.next_command import after_labelling
 from vinoreward_training.runs.settings import given
 
-MOST_DUPLICATES = 0.5
+MAX_DUPLICATES = 0.5
+SEED = 0
+"""Of the random order and of which images are shown twice: the same after a restart."""
 
 
 def run(config: LabelConfig) -> int:
@@ -60,53 +62,44 @@ def run(config: LabelConfig) -> int:
         tempfile.TemporaryDirectory() as private,
     ):
         session = _session(config, source, log, by)
-        if not session.left:
+        if session.left:
+            port = int(server.getsockname()[1])
+            door = Door(port)
+            app = application(session, door, port, lambda: _following(config, session))
+            print(f"{session.left} images to label, as {by}. Labels: {out}")
+            address, redirect = f"http://{HOST}:{port}/#{door.token}", Path(private, "label.html")
+            with contextlib.suppress(KeyboardInterrupt):
+                serve(app, server, lambda: _invite(config, address, port, redirect))
+            print(f"\n{session.given} labelled now, {session.unlabelled} left. Labels: {out}")
+        else:
             print(f"{by} has labelled all {len(source.names)} images. Labels: {out}")
-            _say(session.labels, by)
-            print(f"next: {_following(config, session)}")
-            return 0
-        port = int(server.getsockname()[1])
-        door = Door(port)
-        app = application(session, door, port, lambda: _following(config, session))
-        print(f"{session.left} images to label, as {by}. Labels: {out}")
-        address, redirect = f"http://{HOST}:{port}/#{door.token}", Path(private, "label.html")
-        try:
-            serve(app, server, lambda: _invite(config, address, port, redirect))
-        except KeyboardInterrupt:
-            print()
-        print(f"{session.given} labelled now, {session.unlabelled} left. Labels: {out}")
-        _say(session.labels, by)
+        _print_counts(session.labels, by)
         print(f"next: {_following(config, session)}")
     return 0
 
 
 def _check(config: LabelConfig) -> None:
-    given = [name for name in ("run", "data", "video") if getattr(config, name) is not None]
-    if len(given) != 1:
-        found = ", ".join(f"--{name}" for name in given) or "none of them"
+    sources = [name for name in ("run", "data", "video") if getattr(config, name) is not None]
+    if len(sources) != 1:
         raise ConfigError(
-            f"found {found}. Expected one of --run, --data and --video; name what to label."
+            f"found {' and '.join(f'`{name}`' for name in sources) or 'nothing to label'}. "
+            "Expected one of `run`, `data` and `video`; name what to label.",
+            field=(*sources, "run")[0],
         )
-    if config.order == "drawn" and config.run is None:
-        raise ConfigError(
-            "found --order drawn without --run. Expected a run of vinoreward train, which draws a "
-            "sample of its claims; name one with --run, or leave --order out."
-        )
-    if not 0 <= config.duplicates <= MOST_DUPLICATES or config.seed < 0:
-        raise ConfigError(
-            f"found --duplicates {config.duplicates} and --seed {config.seed}. Expected a share "
-            f"from 0 to {MOST_DUPLICATES}, and a seed of at least 0."
-        )
-    if (config.limit is not None and config.limit < 1) or not 0 <= config.port < 2**16:
-        raise ConfigError(
-            f"found --limit {config.limit} and --port {config.port}. Expected at least 1 image, "
-            "and a port from 0 to 65535."
-        )
-    if config.labeller is not None and not is_labeller(config.labeller):
-        raise ConfigError(
-            f"found --labeller {shown_name(config.labeller)!r}. Expected a printable name of at "
-            "most 100 characters."
-        )
+    found_name = config.labeller is None or is_labeller(config.labeller)
+    for field, possible, expected in (
+        (
+            "order",
+            config.order != "drawn" or config.run is not None,
+            "a `run`, which is drawn from",
+        ),
+        ("duplicates", 0 <= config.duplicates <= MAX_DUPLICATES, f"0 to {MAX_DUPLICATES}"),
+        ("limit", config.limit is None or config.limit >= 1, "at least 1"),
+        ("port", 0 <= config.port < 2**16, "0 to 65535"),
+        ("labeller", found_name, "a printable name of at most 100 characters"),
+    ):
+        if not possible:
+            raise ConfigError(field=field, value=getattr(config, field), expected=expected)
 
 
 def _login() -> str:
@@ -144,16 +137,14 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     if config.bundle is None or drawn or len(done) == len(places):  # what is not asked: no scores
         opinion = recorded(source)
     else:
-        opinion = judged(source, config.bundle)
+        opinion = scored(source, config.bundle)
     if drawn:
         order = np.argsort(source.numbers["drawn"], kind="stable").tolist()  # unknown ones last
     else:
-        order = most_useful_first(source, opinion, labels, by, config.seed)
+        order = most_useful_first(source, opinion, labels, by, SEED)
     order = [index for index in order if index not in done][: config.limit]
     skipped = {places[label.image] for label in mine if label.label == "skip"}
-    plan = with_duplicates(
-        source.names, order, done - skipped, again, config.duplicates, config.seed
-    )
+    plan = with_duplicates(source.names, order, done - skipped, again, config.duplicates, SEED)
     return Session(source, opinion, log, by, plan)
 
 
@@ -179,7 +170,7 @@ def _invite(config: LabelConfig, address: str, port: int, redirect: Path) -> Non
     print("The address works once. Ctrl-C ends; every label is on the disk at once.", flush=True)
 
 
-def _say(labels: list[Label], by: str) -> None:
+def _print_counts(labels: list[Label], by: str) -> None:
     """Print what the labels of this labeller are."""
     mine = [label for label in labels if label.by == by]
     found = counts(mine)
@@ -193,7 +184,6 @@ def _say(labels: list[Label], by: str) -> None:
 def _following(config: LabelConfig, session: Session) -> str:
     of_sitting = ("limit", "labeller") if session.unlabelled else ()
     names = (
-        "run", "data", "video", "video_fps", "bundle", "order", *of_sitting, "duplicates", "seed",
-        "out",
+        "run", "data", "video", "video_fps", "bundle", "order", *of_sitting, "duplicates", "out",
     )  # fmt: skip
     return after_labelling(given(config, names), session.left, session.unlabelled)

@@ -9,16 +9,19 @@ with a warning; any other damaged line is an error.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, get_args
+from typing import IO, Annotated, Literal, get_args
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from vinoreward.errors import DatasetError, MissingExtraError, RunFolderError
 from vinoreward.files import open_plain, parse_json, read_plain, shown
@@ -38,32 +41,62 @@ Answer = Literal["success", "failure", "skip"]
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
 
 
-@dataclass(frozen=True)
+def is_name(image: str) -> bool:
+    """Return whether a text can be an image's name: printable, and within its folder."""
+    parts = PurePosixPath(image).parts
+    relative = bool(parts) and not image.startswith("/") and ".." not in parts
+    return relative and image.isprintable() and len(image) <= MAX_IMAGE
+
+
+def is_labeller(name: str) -> bool:
+    """Return whether a text can be a labeller's name."""
+    return bool(name.strip()) and name.isprintable() and len(name) <= MAX_LABELLER
+
+
+def _name(image: str) -> str:
+    if not is_name(image):
+        raise ValueError("no name within a folder")
+    return image
+
+
+def _labeller(name: str) -> str:
+    if not is_labeller(name):
+        raise ValueError(f"no printable name of at most {MAX_LABELLER} characters")
+    return name
+
+
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_Labeller = Annotated[str, AfterValidator(_labeller)]
+_Time = Annotated[str, Field(min_length=1, max_length=40)]
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Label:
     """What somebody said of an image."""
 
-    image: str
+    image: Annotated[str, AfterValidator(_name)]
     """Its name in the source folder, with ``/``; of a video's frame ``video.mp4@12.400s``."""
-    sha256: str
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """Of its decoded pixels, see :func:`vinoreward_training.labelling.sources.digest_of`."""
     label: Answer
     """``"skip"`` says that no label can be given."""
-    by: str
+    by: _Labeller
     """Who."""
-    time: str
+    time: _Time
     """When: ISO 8601, UTC."""
-    seconds: float
+    seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
     """From the image's appearance to the key."""
     again: bool = False
     """Whether it was shown a second time, to measure the labeller."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
 class Undo:
     """Takes back the last label of a labeller that still stands."""
 
-    by: str
-    time: str
+    undo: Literal[True] = True
+    by: _Labeller
+    time: _Time
 
 
 Entry = Label | Undo
@@ -79,8 +112,8 @@ def now() -> str:
 
 def line_of(entry: Entry) -> bytes:
     """Return an entry's line."""
-    value = asdict(entry) if isinstance(entry, Label) else {"undo": True, **asdict(entry)}
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    text = json.dumps(dataclasses.asdict(entry), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8") + b"\n"
 
 
 def entry_of(line: bytes) -> Entry:
@@ -90,89 +123,35 @@ def entry_of(line: bytes) -> Entry:
     value = parse_json(line)
     if not isinstance(value, dict):
         raise ValueError("it is no object")
-    by, time = _text(value, "by", MAX_LABELLER), _text(value, "time", 40)
-    if "undo" in value:
-        if value["undo"] is not True:
-            raise ValueError(f"undo is {shown(value['undo'])}")
-        return Undo(by, time)
-    image = _text(value, "image", MAX_IMAGE)
-    if not is_name(image):
-        raise ValueError(f"image is {shown(image)}, no name within a folder")
-    digest, answer, again = _text(value, "sha256", 64), value.get("label"), value.get("again")
-    if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-        raise ValueError(f"sha256 is {shown(digest)}")
-    if answer not in ANSWERS:
-        raise ValueError(f"label is {shown(answer)}")
-    seconds = value.get("seconds")
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
-        raise ValueError(f"seconds is {shown(seconds)}")
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise ValueError(f"seconds is {shown(seconds)}")
-    if type(again) is not bool:
-        raise ValueError(f"again is {shown(again)}")
-    return Label(image, digest, answer, by, time, float(seconds), again)
+    try:
+        return Undo(**value) if "undo" in value else Label(**value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = "".join(f"{place} is {shown(first['input'])}: " for place in first["loc"][:1])
+        raise ValueError(f"{where}{first['msg']}") from error
 
 
-def is_name(image: str) -> bool:
-    """Return whether a text can be an image's name: printable, and within its folder."""
-    parts = PurePosixPath(image).parts
-    relative = bool(parts) and not image.startswith("/") and ".." not in parts
-    return relative and image.isprintable() and len(image) <= MAX_IMAGE
-
-
-def is_labeller(name: str) -> bool:
-    """Return whether a text can be a labeller's name."""
-    return bool(name.strip()) and name.isprintable() and len(name) <= MAX_LABELLER
-
-
-def _text(value: Mapping[str, Any], name: str, longest: int) -> str:
-    text = value.get(name)
-    if not isinstance(text, str) or not 0 < len(text) <= longest or not text.isprintable():
-        raise ValueError(f"{name} is {shown(text)}")
-    return text
-
-
-@dataclass(frozen=True)
-class _Read:
-    """What a log's bytes say."""
-
-    entries: list[Entry]
-    end: int
-    """Bytes that are whole."""
-    ended: bool
-    """Whether the last whole line ends with a line break."""
-    dropped: str | None
-    """Why the last line does not count; None if it does."""
-
-
-def _read(data: bytes, path: Path) -> _Read:
-    lines = [line + b"\n" for line in data.split(b"\n")]
-    lines[-1] = lines[-1][:-1]
-    lines = lines if lines[-1] else lines[:-1]
+def _read(data: bytes, path: Path) -> tuple[list[Entry], int]:
+    """Return the entries in a log and the bytes that they have; warn of a damaged last line."""
+    lines = data.splitlines(keepends=True)
     entries: list[Entry] = []
-    end = 0
     for number, line in enumerate(lines, 1):
         try:
-            entries.append(entry_of(line.rstrip(b"\n")))
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                return _Read(entries, end, True, f"line {number}: {shown(error)}")
-            raise DatasetError(
-                f"{path}, line {number}: {shown(error)}. Expected one label a line as vinoreward "
-                "label writes them, and only the last may be cut off by a crash; correct or "
-                "remove that line."
-            ) from error
-        end += len(line)
-    return _Read(entries, end, not lines or lines[-1].endswith(b"\n"), None)
-
-
-def _warn(path: Path, why: str) -> None:
-    warnings.warn(
-        f"{path}, {why}. The line was cut off, by a crash or a full disk, and does not count: "
-        "label that image again.",
-        UserWarning,
-        stacklevel=3,
-    )
+            entries.append(entry_of(line.rstrip(b"\r\n")))
+        except ValueError as error:
+            why = f"{path}, line {number}: {shown(error)}."
+            if number < len(lines):
+                raise DatasetError(
+                    f"{why} Expected one label a line as vinoreward label writes them, and only "
+                    "the last may be cut off by a crash; correct or remove that line."
+                ) from error
+            warnings.warn(
+                f"{why} The line was cut off, by a crash or a full disk, and does not count: "
+                "label that image again.",
+                UserWarning,
+                stacklevel=3,
+            )
+    return entries, sum(map(len, lines[: len(entries)]))
 
 
 def standing(entries: Iterable[Entry]) -> list[Label]:
@@ -197,18 +176,11 @@ def read_labels(path: Path) -> list[Label]:
         DatasetError: no log, or an earlier line that is damaged.
     """
     try:
-        read = _read(read_plain(path, MAX_LOG_BYTES), path)
-    except FileNotFoundError as error:
-        raise DatasetError(
-            f"there is no {path}. Expected labels; give some with vinoreward label."
-        ) from error
+        return standing(_read(read_plain(path, MAX_LOG_BYTES), path)[0])
     except OSError as error:
         raise DatasetError(
-            f"{path} cannot be read: {error}. Expected the labels that vinoreward label wrote."
+            f"{path} cannot be read: {error}. Expected labels; give some with vinoreward label."
         ) from error
-    if read.dropped is not None:
-        _warn(path, read.dropped)
-    return standing(read.entries)
 
 
 class LabelLog:
@@ -223,43 +195,31 @@ class LabelLog:
         self.path = path
         self.entries: list[Entry] = []
         self._file: IO[bytes] | None = None
-        self._torn: int | None = None
-        self._ended = True
+        self._size = 0
+        """Bytes of the entries; what a failed write left lies behind them."""
 
     def __enter__(self) -> LabelLog:
         """Take the lock, read what is there, and cut off what a crash left of a line."""
-        new = not self.path.exists()
-        try:
-            self._file = open_plain(self.path, "a+b")
-        except RunFolderError:
-            raise
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.__exit__()
-            raise RunFolderError(
-                f"{self.path} is in use: somebody else is labelling there. Expected one labeller "
-                "at a time; wait until that vinoreward label has ended, stop it with Ctrl-C, or "
-                "write elsewhere with --out."
-            ) from error
-        try:
+        with contextlib.ExitStack() as stack, self._writing():
+            new = not self.path.exists()
+            self._file = stack.enter_context(open_plain(self.path, "a+b"))
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunFolderError(
+                    f"{self.path} is in use: somebody else is labelling there. Expected one "
+                    "labeller at a time; wait until that vinoreward label has ended, stop it with "
+                    "Ctrl-C, or write elsewhere with --out."
+                ) from error
             if new:
                 _sync_folder(self.path.parent)
-            read = _read(read_plain(self.path, MAX_LOG_BYTES), self.path)
-            self.entries, self._ended = read.entries, read.ended
-            if read.dropped is not None:
-                os.ftruncate(self._file.fileno(), read.end)
-                os.fsync(self._file.fileno())
-        except OSError as error:
-            self.__exit__()
-            raise self._unwritable(error) from error
-        except BaseException:
-            self.__exit__()
-            raise
-        if read.dropped is not None:
-            _warn(self.path, read.dropped)
+            data = read_plain(self.path, MAX_LOG_BYTES)
+            self.entries, self._size = _read(data, self.path)
+            if self._size and data[self._size - 1 : self._size] != b"\n":
+                os.write(self._file.fileno(), b"\n")
+                self._size += 1
+            self._cut()
+            stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -274,49 +234,49 @@ class LabelLog:
         Raises:
             RunFolderError: it could not be written; the log is as it was before.
         """
-        if self._file is None:
-            raise RunFolderError(f"{self.path} is not open. Expected a with block around add().")
-        line = line_of(entry)
-        if entry_of(line.rstrip(b"\n")) != entry:
-            raise DatasetError(f"{shown(entry)} could not be read again. Expected plain values.")
-        try:
-            self._check_place()
-            self._mend()
-            descriptor = self._file.fileno()
-            self._torn = os.fstat(descriptor).st_size
-            data = line if self._ended else b"\n" + line
-            # Past Python's buffer, which would try again what could not be written.
-            while data:
-                data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
-        except OSError as error:
-            # What was written of it must not count later, as nobody was told that it does.
-            with contextlib.suppress(OSError):
-                self._mend()
-            raise self._unwritable(error) from error
-        self._torn, self._ended = None, True
+        data = line_of(entry)
+        with self._writing():
+            file = self._descriptor()
+            if not os.path.samestat(os.fstat(file), os.stat(self.path)):
+                raise OSError("the file was replaced meanwhile")
+            self._cut()
+            try:
+                # Past Python's buffer, which would try again what could not be written.
+                left = data
+                while left:
+                    left = left[os.write(file, left) :]
+                os.fsync(file)
+            except OSError:
+                # It must not count later, as nobody was told that it does.
+                with contextlib.suppress(OSError):
+                    self._cut()
+                raise
+        self._size += len(data)
         self.entries.append(entry)
 
-    def _mend(self) -> None:
-        """Cut off what a failed write left."""
-        if self._torn is not None and self._file is not None:
-            os.ftruncate(self._file.fileno(), self._torn)
-            os.fsync(self._file.fileno())
-            self._torn = None
+    def _descriptor(self) -> int:
+        if self._file is None:
+            raise OSError("it is not open")
+        return self._file.fileno()
 
-    def _check_place(self) -> None:
-        """Raise OSError if the file is no longer the one at the path: its labels would be lost."""
-        if self._file is None or not os.path.samestat(
-            os.fstat(self._file.fileno()), os.stat(self.path)
-        ):
-            raise OSError("the file was replaced meanwhile")
+    def _cut(self) -> None:
+        """Cut off what a crash or a failed write left."""
+        if os.fstat(self._descriptor()).st_size > self._size:
+            os.ftruncate(self._descriptor(), self._size)
+            os.fsync(self._descriptor())
 
-    def _unwritable(self, error: OSError) -> RunFolderError:
-        return RunFolderError(
-            f"cannot write {self.path}: {error.strerror or error}. Expected a writable file with "
-            "free space; all labels before are safe, this one does not count: free some space and "
-            "give it again."
-        )
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except RunFolderError:
+            raise
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write {self.path}: {error.strerror or error}. Expected a writable file "
+                "with free space; all labels before are safe, this one does not count: free some "
+                "space and give it again."
+            ) from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -326,9 +286,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# What labels say together
 
 
 def _opinions(labels: Iterable[Label]) -> dict[Key, dict[tuple[str, bool], Label]]:
@@ -367,7 +324,7 @@ def settled(labels: Iterable[Label]) -> list[Label]:
     return found
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Agreement:
     """How often a labeller said the same of an image that was shown twice."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class Opinion:
     log_odds: Floats
     """Of success."""
     ood_score: Floats
-    """How strange it is; above 1 the classifier cannot judge it."""
+    """Above 1 the image is out of distribution."""
     true: Floats
     """1 for a recorded success, 0 for a failure."""
     threshold: float
@@ -67,8 +68,8 @@ def recorded(source: Source) -> Opinion:
     )
 
 
-def judged(source: Source, bundle: str) -> Opinion:
-    """Return what a classifier and its guard say, with a progress bar."""
+def scored(source: Source, bundle: str) -> Opinion:
+    """Return the scores of a classifier and its guard, with a progress bar."""
     from tqdm import tqdm
 
     before = recorded(source)
@@ -118,30 +119,28 @@ def most_useful_first(
     claims = opinion.claims
     with np.errstate(invalid="ignore"):
         far = np.abs(opinion.log_odds - opinion.threshold)
-        ood_score = (claims == 1) & (opinion.ood_score > 1)
+        ood_claims = (claims == 1) & (opinion.ood_score > 1)
         wrong = ~np.isnan(claims) & np.isin(opinion.true, (0, 1)) & (claims != opinion.true)
+    kinds = np.select(
+        [
+            np.isin(source.names, list(disagreed)),
+            np.isin(source.names, list(others)),
+            ood_claims | wrong,
+            ~np.isnan(far),
+        ],
+        [0, 4, 1, 2],
+        3,
+    )
     drawn = np.random.default_rng([seed, 0x1ABE]).permutation(count)
-    keys = []
-    for index, name in enumerate(source.names):
-        distance = float(far[index])
-        kind = 2 if not (ood_score[index] or wrong[index]) else 1
-        if name in disagreed:
-            kind = 0
-        elif name in others:
-            kind = 4
-        elif kind == 2 and math.isnan(distance):
-            kind = 3
-        keys.append((kind, math.inf if math.isnan(distance) else distance, int(drawn[index])))
-    order = sorted(range(count), key=keys.__getitem__)
+    order: list[int] = np.lexsort((drawn, np.nan_to_num(far, nan=np.inf), kinds)).tolist()
     if source.episodes is None:
         return order
-    seen: dict[int, int] = {}
-    rounds = []
+    counts = Counter[int]()
+    rounds = {}
     for index in order:
-        episode = source.episodes[index]
-        rounds.append(seen.get(episode, 0))
-        seen[episode] = rounds[-1] + 1
-    return [index for _, index in sorted(zip(rounds, order, strict=True), key=lambda both: both[0])]
+        rounds[index] = counts[source.episodes[index]]
+        counts[source.episodes[index]] += 1
+    return sorted(order, key=rounds.__getitem__)  # stable
 
 
 def with_duplicates(
@@ -154,15 +153,9 @@ def with_duplicates(
 ) -> list[tuple[int, bool]]:
     """Return the images to show, each with whether it is a blind duplicate.
 
-    Which they are depends on names and seed, so they stay mostly the same after a restart.
-
-    Args:
-        names: of all images.
-        order: those to show, the first first.
-        done: those that the labeller has labelled.
-        again: those of them whose duplicate is labelled too.
-        share: of the images that are shown twice.
-        seed: chooses which.
+    ``order`` are the images to show, ``done`` those that the labeller has labelled, ``again`` those
+    of them whose duplicate is labelled too. A ``share`` is shown twice, which depends on names and
+    seed, so that it stays mostly the same after a restart.
     """
     random = np.random.default_rng([seed, 0xD0B1])
     shown = {index: place for place, index in enumerate(order)}

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import secrets
 import socket
 from collections.abc import Callable
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from vinoreward.errors import DatasetError, RunFolderError, needed_for
-from vinoreward_training.labelling.labels import ANSWERS, Answer
+from vinoreward_training.labelling.labels import Answer
 from vinoreward_training.labelling.session import OutdatedError, Session
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,7 +33,6 @@ PATIENCE = 5.0
 """Seconds within which a request must have arrived."""
 PAGE = {"": "index.html", "page.js": "page.js", "page.css": "page.css"}
 """Path to the file of the page."""
-_KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -91,172 +90,119 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-class Guarded:
-    """Refuses other hosts, other origins and large bodies, before anything else sees a request."""
+class _Token(BaseModel, strict=True):
+    token: str
 
-    def __init__(self, app: ASGIApp, port: int) -> None:
-        self.app = app
-        self.hosts = {f"{name}:{port}".encode() for name in (HOST, "localhost")}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with a refusal."""
-        if scope["type"] != "http":
-            return
+class _Label(BaseModel, strict=True):
+    image: int
+    label: Answer
+    seconds: Annotated[float, Field(ge=0, lt=1e9)]
 
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.lower().encode(), text.encode()) for name, text in HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *own]
-            await send(message)
 
-        given: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            given.setdefault(name, []).append(value)
-        refusal = self._refusal(scope["method"], given)
-        if refusal is None:
-            body = b"" if scope["method"] in ("GET", "HEAD") else await _body(receive)
-            if body is not None:
-                await self.app(scope, _received(body), answer)
-                return
-            refusal = (413, f"The body is larger than {MAX_BODY} bytes.")
-        status, why = refusal
-        await _respond({"error": why}, status)(scope, receive, answer)
+class _Undo(BaseModel, strict=True):
+    done: int
 
-    def _refusal(self, method: str, given: dict[bytes, list[bytes]]) -> tuple[int, str] | None:
-        host = given.get(b"host", [])
-        if len(host) != 1 or host[0] not in self.hosts:
-            return 421, "This is no page for that host."
-        if method in ("GET", "HEAD"):
-            return None
-        if method != "POST":
-            return 405, "The page does not ask that."
-        if given.get(b"origin") != [b"http://" + host[0]]:
-            return 403, "Only the page itself may ask that."
-        if given.get(b"content-type") != [b"application/json"]:
-            return 415, "Expected JSON."
+
+def _refusal(request: Request, port: int) -> tuple[int, str] | None:
+    """Return status and reason for other hosts and origins, None for the page's own requests."""
+    hosts, method = request.headers.getlist("host"), request.method
+    if hosts not in ([f"{HOST}:{port}"], [f"localhost:{port}"]):
+        return 421, "This is no page for that host."
+    if method in ("GET", "HEAD"):
         return None
+    if method != "POST":
+        return 405, "The page does not ask that."
+    if request.headers.getlist("origin") != [f"http://{hosts[0]}"]:
+        return 403, "Only the page itself may ask that."
+    if request.headers.getlist("content-type") != ["application/json"]:
+        return 415, "Expected JSON."
+    return None
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """Return a request's body; None if it is too large."""
+async def _body(request: Request) -> bytes:
+    """Return a request's body; HTTPException if it is too large."""
+    from starlette.exceptions import HTTPException
+
     body = b""
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return b""
-        body += bytes(message.get("body", b""))
+    async for part in request.stream():
+        body += part
         if len(body) > MAX_BODY:
-            return None
-        if not message.get("more_body", False):
-            return body
-
-
-def _received(body: bytes) -> Receive:
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        return waiting.pop() if waiting else {"type": "http.disconnect"}
-
-    return receive
-
-
-def _respond(value: object, status: int = 200) -> Response:
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(value, status)
+            raise HTTPException(413, f"The body is larger than {MAX_BODY} bytes.")
+    return body
 
 
 def application(session: Session, door: Door, port: int, following: Callable[[], str]) -> ASGIApp:
     """Return the ASGI application; ``following`` says which command comes next."""
     with needed_for("vinoreward label", "label"):
         from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
         from starlette.exceptions import HTTPException
+        from starlette.requests import ClientDisconnect, Request
+        from starlette.responses import FileResponse, JSONResponse
         from starlette.responses import Response as Plain
         from starlette.routing import Route
 
-    page = files("vinoreward_training.labelling") / "page"
-
     def asset(request: Request) -> Response:
         name = PAGE[request.url.path.lstrip("/")]
-        kind = _KINDS[name[name.rindex(".") :]]
-        return Plain((page / name).read_bytes(), media_type=kind)
+        return FileResponse(Path(__file__).parent / "page" / name)
 
     async def enter(request: Request) -> Response:
-        key = door.enter((await _values(request)).get("token"))
+        key = door.enter(_Token.model_validate_json(await _body(request)).token)
         if key is None:
-            return _respond(
-                {
-                    "error": "This address was used before, or is not complete. Stop vinoreward "
-                    "label with Ctrl-C and start it again: it goes on where you were."
-                },
+            raise HTTPException(
                 403,
+                "This address was used before, or is not complete. Stop vinoreward label with "
+                "Ctrl-C and start it again: it goes on where you were.",
             )
-        response = _respond({})
+        response = JSONResponse({})
         response.set_cookie(door.cookie, key, path="/", httponly=True, samesite="strict")
         return response
 
-    def inside(answer: Callable[[dict[str, Any], Request], Response]) -> Callable[..., Any]:
+    def inside(answer: Callable[[Request, bytes], Response]) -> Callable[..., Any]:
         """Return an endpoint for those with the cookie; it does not block others."""
 
         async def endpoint(request: Request) -> Response:
             if not door.is_open(request.cookies.get(door.cookie)):
-                error = "Open the address that vinoreward label printed."
-                return _respond({"error": error}, 401)
-            values = await _values(request) if request.method == "POST" else {}
-            return await run_in_threadpool(_told, answer, values, request)
+                raise HTTPException(401, "Open the address that vinoreward label printed.")
+            return await run_in_threadpool(answer, request, await _body(request))
 
         return endpoint
 
-    def _told(
-        answer: Callable[[dict[str, Any], Request], Response],
-        values: dict[str, Any],
-        request: Request,
-    ) -> Response:
-        try:
-            return answer(values, request)
-        except OutdatedError as error:
-            return _respond({"error": str(error), "state": session.state()}, 409)
-        except RunFolderError as error:
-            return _respond({"error": str(error)}, 507)
-        except DatasetError as error:
-            return _respond({"error": str(error)}, 422)
+    def state(request: Request, body: bytes) -> Response:
+        return JSONResponse(session.state())
 
-    def state(values: dict[str, Any], request: Request) -> Response:
-        return _respond(session.state())
+    def label(request: Request, body: bytes) -> Response:
+        said = _Label.model_validate_json(body)
+        session.answer(said.image, said.label, said.seconds)
+        return JSONResponse(session.state())
 
-    def label(values: dict[str, Any], request: Request) -> Response:
-        number, answer, seconds = (values.get(name) for name in ("image", "label", "seconds"))
-        if type(number) is not int or answer not in ANSWERS or type(seconds) not in (int, float):
-            return _respond({"error": "Expected image, label and seconds."}, 400)
-        if not 0 <= cast(float, seconds) < 1e9:  # NaN too
-            return _respond({"error": "Expected seconds of at least 0."}, 400)
-        session.answer(number, cast(Answer, answer), float(cast(float, seconds)))
-        return _respond(session.state())
+    def undo(request: Request, body: bytes) -> Response:
+        session.undo(_Undo.model_validate_json(body).done)
+        return JSONResponse(session.state())
 
-    def undo(values: dict[str, Any], request: Request) -> Response:
-        if type(values.get("done")) is not int:
-            return _respond({"error": "Expected done."}, 400)
-        session.undo(values["done"])
-        return _respond(session.state())
+    def summary(request: Request, body: bytes) -> Response:
+        return JSONResponse({**session.summary(), "next": following()})
 
-    def summary(values: dict[str, Any], request: Request) -> Response:
-        return _respond({**session.summary(), "next": following()})
-
-    def image(values: dict[str, Any], request: Request) -> Response:
+    def image(request: Request, body: bytes) -> Response:
         number = request.path_params["number"]
         # Python refuses to read thousands of digits.
         data = session.png(int(number)) if number.isdecimal() and len(number) < 10 else None
         if data is None:
-            return _respond({"error": "There is no such image now."}, 404)
+            raise HTTPException(404, "There is no such image now.")
         return Plain(data, media_type="image/png")
 
-    async def refused(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        return _respond({"error": "There is no such page."}, status)
+    def refused(status: int) -> Callable[[Request, Exception], Response]:
+        def respond(request: Request, error: Exception) -> Response:
+            more = {"state": session.state()} if isinstance(error, OutdatedError) else {}
+            if isinstance(error, HTTPException):
+                return JSONResponse({"error": error.detail}, error.status_code)
+            why = "Expected other values." if isinstance(error, ValidationError) else str(error)
+            return JSONResponse({"error": why, **more}, status)
 
-    from starlette.concurrency import run_in_threadpool
+        return respond
 
-    app: Starlette = Starlette(
+    app = Starlette(
         routes=[
             *(Route(f"/{path}", asset) for path in PAGE),
             Route("/favicon.ico", lambda request: Plain(status_code=204)),
@@ -267,19 +213,31 @@ def application(session: Session, door: Door, port: int, following: Callable[[],
             Route("/api/summary", inside(summary)),
             Route("/image/{number}", inside(image)),
         ],
-        exception_handlers={HTTPException: refused},
+        exception_handlers={
+            HTTPException: refused(404),
+            ValidationError: refused(400),
+            OutdatedError: refused(409),
+            DatasetError: refused(422),
+            RunFolderError: refused(507),
+            ClientDisconnect: refused(400),
+        },
     )
     app.router.redirect_slashes = False
-    return Guarded(app, port)
 
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse other hosts and origins before anything else handles a request."""
 
-async def _values(request: Request) -> dict[str, Any]:
-    """Return the object in a request's body; empty if there is none."""
-    try:
-        value = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.lower().encode(), text.encode()) for name, text in HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *own]
+            await send(message)
+
+        refusal = _refusal(Request(scope), port)
+        refuse = refusal and JSONResponse({"error": refusal[1]}, refusal[0])
+        await (refuse or app)(scope, receive, answer)
+
+    return guarded
 
 
 def serve(app: ASGIApp, server: socket.socket, started: Callable[[], None]) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image as Pillow
 
 from vinoreward.errors import DatasetError, VinorewardError
 from vinoreward_training.labelling.labels import (
     MAX_SECONDS,
-    Agreement,
     Answer,
     Label,
     LabelLog,
@@ -28,33 +27,26 @@ from vinoreward_training.labelling.labels import (
     standing,
 )
 from vinoreward_training.labelling.order import Opinion
-from vinoreward_training.labelling.sources import Image, Source, digest_of
+from vinoreward_training.labelling.sources import Source, digest_of
 
 AHEAD = 2
 """Images that the page fetches before they are shown."""
 LARGEST = 2048
 """Pixels of a side of an image as it is shown; the label is for the whole one."""
 _KEPT = 2 * AHEAD + 4
-"""Images kept in memory, encoded."""
+"""Encoded images kept in memory."""
 
 
 class OutdatedError(VinorewardError):
     """An answer to an image that is not the one to be labelled now."""
 
 
-@dataclass(frozen=True)
-class Showing:
+class Showing(NamedTuple):
     """An image in the queue; its duplicate is another one, so that nothing tells them apart."""
 
     number: int
     index: int
     again: bool
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    png: bytes
-    digest: str
 
 
 class Session:
@@ -85,8 +77,8 @@ class Session:
             label for label in standing(log.entries)
             if label.by == by and label.image in self._places
         ]  # fmt: skip
-        self._encoded: OrderedDict[int, _Encoded] = OrderedDict()
-        self._turn, self._loading = threading.RLock(), threading.Lock()
+        self._load = functools.lru_cache(_KEPT)(self._encode)
+        self._turn = threading.RLock()
         self.before = len(self._mine)
         """Labels from earlier sittings."""
         self.unreadable = 0
@@ -137,7 +129,7 @@ class Session:
         with self._turn:
             near = list(islice(self._queue, 1 + AHEAD))
         showing = next((showing for showing in near if showing.number == number), None)
-        return None if showing is None else self._load(showing.index).png
+        return None if showing is None else self._load(showing.index)[0]
 
     def answer(self, number: int, answer: Answer, seconds: float) -> None:
         """Write the label of the image shown now; it is on the disk when this returns.
@@ -155,7 +147,7 @@ class Session:
                 raise OutdatedError("another image is to be labelled now")
             label = Label(
                 self.source.names[current.index],
-                self._load(current.index).digest,
+                self._load(current.index)[1],
                 answer,
                 self.by,
                 now(),
@@ -177,7 +169,7 @@ class Session:
         with self._turn:
             if done != len(self._mine) or not self._undoable():
                 raise OutdatedError("there is nothing like that to take back")
-            self.log.add(Undo(self.by, now()))
+            self.log.add(Undo(by=self.by, time=now()))
             label = self._mine.pop()
             showing = Showing(self._next_number, self._places[label.image], label.again)
             self._next_number += 1
@@ -188,10 +180,10 @@ class Session:
         with self._turn:
             labels = self.labels
             mine = [label for label in labels if label.by == self.by]
-            agreed = agreement(mine)
+            agreed = str(agreement(mine))
             return {
                 "counts": counts(mine),
-                "agreement": _words(agreed),
+                "agreement": f"{agreed[:1].upper()}{agreed[1:]}.",
                 "contradictions": len(contradictions(labels)),
                 # Not while an image is left: it would be known what the classifier says.
                 "classifier": None if self._queue else self._against_classifier(mine),
@@ -218,10 +210,8 @@ class Session:
 
     def _undoable(self) -> bool:
         """Whether the labeller's last label is of an image that is here."""
-        last = next(
-            (label for label in reversed(standing(self.log.entries)) if label.by == self.by), None
-        )
-        return last is not None and bool(self._mine) and last == self._mine[-1]
+        mine = [label for label in self.labels if label.by == self.by]
+        return bool(self._mine) and mine[-1] == self._mine[-1]
 
     def _current(self) -> Showing | None:
         """Return the showing whose turn it is, after dropping those that cannot be shown."""
@@ -245,27 +235,11 @@ class Session:
         first = [label for label in self._mine if label.image == name and not label.again]
         return bool(first) and first[-1].label != "skip"
 
-    def _load(self, index: int) -> _Encoded:
-        with self._loading:
-            found = self._encoded.get(index)
-            if found is None:
-                image = self.source.read(index)
-                found = self._encoded[index] = _Encoded(_png(image), digest_of(image))
-                while len(self._encoded) > _KEPT:
-                    self._encoded.popitem(last=False)
-            self._encoded.move_to_end(index)
-            return found
-
-
-def _png(image: Image) -> bytes:
-    drawing = Pillow.fromarray(image)
-    if max(drawing.size) > LARGEST:
+    def _encode(self, index: int) -> tuple[bytes, str]:
+        """Return an image as a PNG, and its digest."""
+        image = self.source.read(index)
+        drawing = Pillow.fromarray(image)
         drawing.thumbnail((LARGEST, LARGEST))
-    stream = io.BytesIO()
-    drawing.save(stream, format="PNG", compress_level=1)
-    return stream.getvalue()
-
-
-def _words(agreed: Agreement) -> str:
-    text = str(agreed)
-    return text[:1].upper() + text[1:] + "."
+        stream = io.BytesIO()
+        drawing.save(stream, format="PNG", compress_level=1)
+        return stream.getvalue(), digest_of(image)

@@ -6,13 +6,11 @@ one at a time, and what cannot be read is left out and counted.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError, InputError
-from vinoreward.files import open_to_read, shown
+from vinoreward.files import shown
 from vinoreward.images import read_image, shown_name
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.data.dataset import check_folder
 from vinoreward_training.data.dataset_files import (
-    MAX_TABLE_BYTES,
     METADATA,
     Crop,
     check_labels,
@@ -34,8 +31,9 @@ from vinoreward_training.data.dataset_files import (
     cut,
     images_below,
     inside,
-    read_table,
+    read_metadata,
 )
+from vinoreward_training.data.tables import Row, read_table
 from vinoreward_training.data.videos import (
     Video,
     count,
@@ -84,7 +82,8 @@ class Source:
     """Whether a network claimed each to be a success."""
     left_out: int = 0
     """Images whose names cannot be shown or written."""
-    videos: Mapping[str, Video] = field(default_factory=dict)
+    videos: dict[str, Video] = field(default_factory=dict)
+    """By name."""
     fps: float = 0.0
     """Images per second of the videos."""
 
@@ -112,17 +111,18 @@ class Source:
             yield number, image
 
 
-def read_named(folder: Path, name: str, videos: Mapping[str, Video] | None = None) -> Image:
+def read_named(folder: Path, name: str, videos: dict[str, Video]) -> Image:
     """Return the image of that name in a folder, a file or a frame of a video.
 
-    ``videos`` by name are those already opened. DatasetError if it cannot be read.
+    ``videos`` are those opened before, by name; others are added. DatasetError if the image cannot
+    be read.
     """
     if not is_name(name):
         raise DatasetError(f"{shown(name)!r} is no image's name. Expected one within {folder}.")
-    frame = _FRAME.fullmatch(name)
-    if frame is not None:
-        video = (videos or {}).get(frame[1]) or find_videos(inside(folder, frame[1]), "--video")[0]
-        return frame_at(video, float(frame[2]))
+    if (frame := _FRAME.fullmatch(name)) is not None:
+        if frame[1] not in videos:
+            (videos[frame[1]],) = find_videos(inside(folder, frame[1]), "--video")
+        return frame_at(videos[frame[1]], float(frame[2]))
     try:
         return read_image(inside(folder, name))
     except InputError as error:
@@ -137,7 +137,7 @@ def of_folder(folder: Path) -> Source:
         kept = [name for name in names if is_name(name)]
         _check_any(kept, folder, len(names) - len(kept))
         return Source(folder=folder, names=kept, left_out=len(names) - len(kept))
-    rows = [row for _, row in read_table(folder)]
+    rows = list(read_metadata(folder))
     names = [row["file"] for row in rows]
     for name in names:
         inside(folder, name)
@@ -154,52 +154,40 @@ def of_folder(folder: Path) -> Source:
 def of_run(run: Path) -> Source:
     """Return the images that a run's network claimed to be successes."""
     folder = run / CLAIMS
-    if not run.is_dir() or not (folder / TABLE).is_file():
-        missing = "is not a folder" if not run.is_dir() else f"has no {CLAIMS}/{TABLE}"
+    if not (folder / TABLE).is_file():
         raise ConfigError(
-            f"{run} {missing}. Expected a run of vinoreward train, which keeps images of claimed "
-            "successes; name one with --run, or a folder of images with --data."
+            field="run",
+            value=str(run),
+            expected=f"a run of vinoreward train, with images of claimed successes in "
+            f"{CLAIMS}/{TABLE}",
+            remedy="name another, or a folder of images with `data`",
         )
-    table = inside(run, f"{CLAIMS}/{TABLE}")
-    names: dict[str, dict[str, float]] = {}
-    left_out, line = 0, 1
-    try:
-        with (
-            open_to_read(table, MAX_TABLE_BYTES) as content,
-            io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
-        ):
-            for row in (reader := csv.DictReader(stream, restkey="", restval="")):
-                line = reader.line_num
-                if "image" not in row or "" in row:
-                    raise ValueError(f"its columns are {', '.join(filter(None, row))}")
-                name = row.pop("image")
-                if not is_name(name):
-                    left_out += 1
-                    continue
-                inside(folder, name)
-                names[name] = {column: _number(cell) for column, cell in row.items()}
-    except (csv.Error, ValueError, OSError) as error:
-        if isinstance(error, DatasetError):
-            raise
-        raise DatasetError(
-            f"{table}, line {line}: {shown(error)}. Expected the column image, and numbers in "
-            "the others; correct the line."
-        ) from error
-    _check_any(list(names), folder, left_out)
+    rows = list(
+        read_table(folder / TABLE, ("image",), _claim, "the column image, and numbers in others")
+    )
+    names = [name for name, _ in rows]
+    _check_any(names, folder, 0)
     numbers = {
-        column: np.array([row.get(column, math.nan) for row in names.values()])
+        column: np.array([row.get(column, math.nan) for _, row in rows])
         for column in ("probability", "ood_score", "true", "drawn")
     }
-    episodes = [row.get("episode", math.nan) for row in names.values()]
+    episodes = [row.get("episode", math.nan) for _, row in rows]
     return Source(
         folder=folder,
-        names=list(names),
+        names=names,
         # An image of an unknown episode is an episode of its own.
         episodes=[int(e) if math.isfinite(e) else -1 - n for n, e in enumerate(episodes)],
         numbers=numbers,
         claimed=True,
-        left_out=left_out,
     )
+
+
+def _claim(row: Row) -> tuple[str, dict[str, float]]:
+    """Return a claim's image and numbers, NaN for an empty cell."""
+    name = row.pop("image")
+    if not is_name(name):
+        raise ValueError(f"{name!r} is no image's name")
+    return name, {column: float(cell or "nan") for column, cell in row.items()}
 
 
 def truths_of(run: Path) -> int:
@@ -220,45 +208,37 @@ def labels_by_truth(run: Path) -> list[Label]:
 
 def of_videos(path: Path, fps: float) -> Source:
     """Return the images of a video, or of all in a folder; each video is an episode."""
-    if not (math.isfinite(fps) and 0 < fps <= 1000):
+    if not 0 < fps <= 1000:
+        raise ConfigError(field="video_fps", value=fps, expected="above 0 and at most 1000")
+    videos = find_videos(path, "--video")
+    kept = [video for video in videos if is_name(video.name)]
+    counts = [count(video, fps) for video in kept]
+    if (total := sum(counts)) > MAX_FRAMES:
         raise ConfigError(
-            f"found --video-fps {fps}. Expected images per second of a video, above 0 and at most "
-            "1000."
+            field="video_fps",
+            value=fps,
+            expected=f"at most {MAX_FRAMES} images, found {total}",
+            remedy="take fewer, or label a part of the videos",
         )
-    videos = {video.name: video for video in find_videos(path, "--video")}
-    total = sum(count(video, fps) for video in videos.values())
-    if total > MAX_FRAMES:
-        raise ConfigError(
-            f"{path} has {total} images at {fps:g} a second. Expected at most {MAX_FRAMES}; take "
-            "fewer with --video-fps, or label a part of the videos."
-        )
-    frames = [
-        (_frame_name(video, frame, fps), episode)
-        for episode, video in enumerate(videos.values())
-        if is_name(video.name)
-        for frame in range(count(video, fps))
+    names = [
+        _frame_name(video, frame, fps)
+        for video, frames in zip(kept, counts, strict=True)
+        for frame in range(frames)
     ]
-    names, episodes = [name for name, _ in frames], [episode for _, episode in frames]
-    _check_any(names, path, total - len(names))
+    left_out = sum(count(video, fps) for video in videos) - total
+    _check_any(names, path, left_out)
     return Source(
         folder=path if path.is_dir() else path.parent,
         names=names,
-        episodes=episodes,
-        left_out=total - len(names),
-        videos={name: video for name, video in videos.items() if is_name(name)},
+        episodes=np.repeat(np.arange(len(kept)), counts).tolist(),
+        left_out=left_out,
+        videos={video.name: video for video in kept},
         fps=fps,
     )
 
 
 def _frame_name(video: Video, frame: int, fps: float) -> str:
     return f"{video.name}@{second_of(frame, fps)}s"
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 def _check_any(names: Sequence[str], folder: Path, left_out: int) -> None:
@@ -268,9 +248,6 @@ def _check_any(names: Sequence[str], folder: Path, left_out: int) -> None:
             f"{shown_name(folder)} holds no images{unprintable}. Expected some to label; name "
             "another folder."
         )
-
-
-# Images that have a label
 
 
 class Labelled(NamedTuple):
@@ -290,18 +267,11 @@ def labelled_images(
     *,
     crop: Crop | None = None,
 ) -> Labelled:
-    """Return the images on whose label everybody agrees, cut and resized to (height, width).
+    """Return the images on whose label everybody agrees, resized by PIL to (height, width).
 
-    Skipped and contradicted ones are left out, see
-    :func:`vinoreward_training.labelling.labels.settled`. So are those that are no longer there or
-    no longer what was seen, with a warning.
-
-    Args:
-        folder: that the labels' names are relative to: a folder of images, ``claims`` of a run,
-            or the folder of the videos.
-        labels: what :func:`vinoreward_training.labelling.labels.read_labels` returns.
-        size: (height, width), by PIL's bilinear filter.
-        crop: (top, left, height, width) in pixels, cut out of each image first.
+    Names are relative to ``folder``: of images, of the videos, or ``claims`` of a run. Images that
+    are skipped, contradicted, or (with a warning) no longer what was labelled are left out.
+    ``crop``, (top, left, height, width) in pixels, is cut out of each image first.
 
     Raises:
         DatasetError: more images than fit into memory, or an image too small for ``crop``.
@@ -314,14 +284,10 @@ def labelled_images(
     videos: dict[str, Video] = {}
     for label in chosen:
         try:
-            frame = _FRAME.fullmatch(label.image)
-            if frame is not None and frame[1] not in videos:
-                (videos[frame[1]],) = find_videos(inside(folder, frame[1]), "--video")
             image = read_named(folder, label.image, videos)
         except DatasetError:
-            lost.append(label.image)
-            continue
-        if digest_of(image) != label.sha256:
+            image = None
+        if image is None or digest_of(image) != label.sha256:
             lost.append(label.image)
             continue
         if crop is not None:

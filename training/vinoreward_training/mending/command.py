@@ -31,11 +31,12 @@ from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import MendConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import cut, rendered
-from vinoreward_training.data.seen import LEAST_AUDITED
+from vinoreward_training.data.provenance import LEAST_AUDITED
 from vinoreward_training.mending.comparison import compare_bundles
 from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, Recipe, refit
+from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.next_command import after_mending, mend_again
 from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import refuse
@@ -72,7 +73,7 @@ def run(config: MendConfig, recipe: Recipe | None = None) -> int:
         "held out"
     )
     # Data or an environment that cannot be audited are refused before the training.
-    allowed, _ = unseen_frames(old.of_cut_images(), dataset)
+    allowed, _ = unseen_frames(of_cut_images(old), dataset)
     sample_per_episode(dataset, allowed, LEAST_AUDITED, config.seed)
     with contextlib.ExitStack() as closing:
         source = open_source(config, old, closing)
@@ -119,7 +120,7 @@ def keep_better(
     if old.spec.decision is not None and old.spec.decision.translation_band:
         print(
             "note: near its threshold the old bundle scored translation averages, "
-            "and this one does not; vinoreward calibrate --average-shifts restores them"
+            "and this one does not; vinoreward calibrate --average-translations restores them"
         )
     print(f"next: {after_mending(saved, config)}")
     return 0

@@ -16,6 +16,7 @@ from vinoreward_training.audit.checks import Check, score_images
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.mending.labelled import Labelled
+from vinoreward_training.runs.bundles import of_cut_images
 
 SIGNIFICANCE = 0.05
 """Largest probability that a bundle no worse than the old one is refused."""
@@ -64,7 +65,7 @@ def _on_images(
     test, held_out = split_by_episode(dataset)[2], ~labelled.train
     success = dataset.labels[test] == 1
     rewarded, wrong = [], []
-    for bundle in (old.of_cut_images(), new.of_cut_images()):
+    for bundle in map(of_cut_images, (old, new)):
         with contextlib.closing(Classifier(bundle, precision="fp32")) as classifier:
             rewarded.append(score_images(classifier, dataset.images[test]).rewarded)
             claims = np.zeros(0, np.bool_)

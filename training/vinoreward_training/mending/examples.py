@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vinoreward.rewards.classifier import sigmoid
 from vinoreward.rewards.interventions import SearchSpace
 from vinoreward_training.audit.checks import Floats, Images
 from vinoreward_training.audit.states import (
@@ -19,7 +20,6 @@ from vinoreward_training.audit.states import (
     Truth,
     climb,
 )
-from vinoreward_training.classifier.evaluation import sigmoid
 from vinoreward_training.data.dataset_files import Indices
 
 HARD = -4.0

@@ -150,7 +150,9 @@ def extended(
         "categories": np.full(count, category),
         "distances": np.full(count, np.nan),
     }
-    every = {name: np.concatenate([getattr(dataset, name), one]) for name, one in more.items()}
+    every: dict[str, Any] = {
+        name: np.concatenate([getattr(dataset, name), one]) for name, one in more.items()
+    }
     return dataclasses.replace(
         dataset,
         files=(*dataset.files, *(f"{category}/{index}" for index in range(count))),

@@ -18,13 +18,14 @@ from vinoreward.bundles.locate import inside
 from vinoreward.errors import needed_for
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.checks import score_images
-from vinoreward_training.classifier.finetune import enough
-from vinoreward_training.classifier.guard import of_rooms
+from vinoreward_training.classifier.finetune import check_sample_size
+from vinoreward_training.classifier.ood import trained_on_corruptions
 from vinoreward_training.configs import FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.mending.examples import PARTS, Examples, ExampleSource
 from vinoreward_training.mending.labelled import Labelled, extended, subset
+from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.run_folder import made
 
 if TYPE_CHECKING:
@@ -90,12 +91,14 @@ def refit(
         # Half for the labels and half for the examples, which show the same faults.
         share = share_of_labels(bundle, labelled) * (1.0 if source is None else 0.5)
     fit_config = _fit_config(config, recipe, bundle, weights, folder)
+    # What it was not trained for would cost it more than a few steps can teach.
+    corruptions = trained_on_corruptions(bundle.spec.metrics)
     if config.target_fpr is not None:
-        enough(fit_config, dataset, validation)
-    prepare_torch(fit_config)
+        check_sample_size(fit_config, dataset, validation)
+    prepare_torch(config.seed)
     height, width = dataset.images.shape[1:3]
     net = build_for(fit_config, height, width, [])
-    module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config)))
+    module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config.network)))
     random = np.random.default_rng([config.seed, 0x3E4D])
     some = validation[:: max(1, len(validation) // recipe.replay)]
     history: list[dict[str, float]] = []
@@ -112,9 +115,15 @@ def refit(
             kinds = [replayed, ours, drawn]
         chosen = np.concatenate(kinds)
         passes = recipe.epochs or passes_over(len(chosen), count)
-        part_config, shares = replace(fit_config, epochs=passes), shares_of(kinds, share)
         fit = training.ClassifierFit(
-            module, images, chosen, checked, part_config, place, shares=shares
+            module,
+            images,
+            chosen,
+            checked,
+            replace(fit_config, epochs=passes),
+            place,
+            corrupted=training.CORRUPTED if corruptions else 0.0,
+            shares=shares_of(kinds, share),
         )
         fit.show("mend" if source is None else f"mend, part {part + 1} of {count}")
         history, epochs = history + fit.history, epochs + passes
@@ -123,7 +132,8 @@ def refit(
     parts = (np.concatenate([train, new]), validation, test)
     recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
     fit_config = replace(fit_config, epochs=epochs)
-    make_bundle(fit_config, both, parts, folder, module, history, record, unseen, recall)
+    about = folder, module, history, record, unseen, recall
+    make_bundle(fit_config, both, parts, *about, corruptions=corruptions)
     return Bundle.load(folder / "bundle")
 
 
@@ -140,8 +150,6 @@ def _fit_config(
         weights=weights,
         learning_rate=recipe.learning_rate,
         target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
-        # What it was not trained for would cost it more than a few steps can teach.
-        shifts=FinetuneConfig.shifts if of_rooms(spec.metrics) else 0.0,
         success_label=config.success_label,
         seed=config.seed,
         resume=config.resume,
@@ -212,5 +220,5 @@ def _recall(bundle: Bundle, dataset: Dataset, part: Indices) -> float:
 
 
 def _claims(bundle: Bundle, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    with contextlib.closing(Classifier(bundle.of_cut_images(), precision="fp32")) as classifier:
+    with contextlib.closing(Classifier(of_cut_images(bundle), precision="fp32")) as classifier:
         return score_images(classifier, images).claimed

@@ -24,6 +24,7 @@ from vinoreward.rewards.alarms import (
 from vinoreward.wrappers.sb3 import claimed_image
 from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
+from vinoreward_training.data.tables import write_table
 from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
 from vinoreward_training.policy.claims import ClaimSample
 from vinoreward_training.policy.evaluate import Evaluation, evaluate, evaluate_batch
@@ -35,7 +36,6 @@ from vinoreward_training.runs.report import (
     Row,
     prepare_figures,
     read_table,
-    write_table,
 )
 from vinoreward_training.sb3 import BatchedVecEnv
 from vinoreward_training.tasks.environments import truth_reader

@@ -16,9 +16,10 @@ from vinoreward.errors import DatasetError, InputError
 from vinoreward.files import write_bytes
 from vinoreward.images import read_image
 from vinoreward.rewards.alarms import PrecisionBound
+from vinoreward_training.data.tables import write_table
 from vinoreward_training.labelling.labels import LABELS, Label, read_labels, settled
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, digest_of
-from vinoreward_training.runs.report import read_table, write_table
+from vinoreward_training.runs.report import read_table
 
 COLUMNS = ("image", "step", "episode", "probability", "ood_score", "true", "drawn")
 NUMBERS = COLUMNS[1:]

@@ -23,10 +23,11 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find, known_names
-from vinoreward.bundles.save import front_matter, save_bundle
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import atomic_path, read_plain, write_text
+from vinoreward_training.runs.bundles import front_matter
 from vinoreward_training.runs.machine import package_versions
 from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, plain
 
@@ -158,9 +159,9 @@ def _section(section: Section) -> str:
     if section.rows:
         parts.append(_table(section.rows))
     if section.images:
-        beside = len(section.images) > 1
+        several = len(section.images) > 1
         shown_images = "\n".join(
-            _image(path, section.captions.get(path.name, path.name), beside=beside)
+            _image(path, section.captions.get(path.name, path.name), several=several)
             for path in map(Path, section.images)
         )
         parts.append(f'<div class="images">\n{shown_images}\n</div>')
@@ -213,7 +214,7 @@ def shown(value: object) -> str:
     return str(value)
 
 
-def _image(path: Path, caption: str, *, beside: bool) -> str:
+def _image(path: Path, caption: str, *, several: bool) -> str:
     kind = MEDIA_TYPES.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(
@@ -231,7 +232,7 @@ def _image(path: Path, caption: str, *, beside: bool) -> str:
         media = f'<video src="{source}" controls loop muted></video>'
     else:
         media = f'<img src="{source}" alt="{name}">'
-        size = _class("half" if beside and _width(path) <= HALF_WIDTH else "")
+        size = _class("half" if several and _width(path) <= HALF_WIDTH else "")
     return f"<figure{size}>{media}<figcaption>{name}</figcaption></figure>"
 
 
@@ -285,15 +286,6 @@ def own_bundle(path: Path) -> Bundle:
     return Bundle.load(path)
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write rows as CSV (atomically); what is not known (None) is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
-
-
 def read_table(
     path: Path, columns: Sequence[str], *, until: int | None = None
 ) -> list[dict[str, float | int | None]]:
@@ -333,7 +325,7 @@ def rolling_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np
 
 def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
     """Return a matplotlib figure of a size in inches."""
-    # The object interface: nothing global, no display, safe beside a user's own pyplot.
+    # The object interface: nothing global, no display, safe with a user's own pyplot.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -354,7 +346,7 @@ def prepare_figures() -> None:
         return
 
     def load() -> None:
-        # What is missing, or named wrongly, new_figure tells again.
+        # What is missing, or named wrongly, new_figure reports.
         with contextlib.suppress(ImportError, ConfigError):
             new_figure()
 
@@ -377,7 +369,7 @@ def draw_curve(
     """
     figure = new_figure(8, 4.5, dpi=120)
     axes = figure.add_subplot()
-    # The dashed line is drawn over the other, so that both are seen where they agree.
+    # The dashed line is drawn over the other, so that both show where they agree.
     for name, label, colour, mark, dashes in (
         ("true", "true, by the simulator", "#1b6ca8", "o", "-"),
         ("claimed", "claimed by the classifier", "#d95f02", "s", "--"),

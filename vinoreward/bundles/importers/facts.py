@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.network import check_ends, openvino_model, read_bytes
-from vinoreward.backends.onnx_file import read_metadata
 from vinoreward.backends.probe import try_network
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.schema import BundleSpec, Output
@@ -112,14 +111,17 @@ class NetworkFile:
     """
 
     def __init__(self, path: Path, *, trusted: bool) -> None:
-        if path.suffix not in (".onnx", ".xml"):
-            raise ConfigError(f"{path} is no .onnx file. Expected one; export the network as ONNX.")
+        if path.suffix != ".onnx":
+            raise ConfigError(
+                f"{path} is no .onnx file. Expected one, as an OpenVINO IR cannot be checked well "
+                "enough; export the network as ONNX, with torch.onnx.export or tf2onnx."
+            )
         content = read_bytes(path, None)
         if not trusted:
             try_network(path, content)
         self.path = path
         self.model = openvino_model(import_openvino(), path, content)
-        self.info = _model_info(path, content)
+        self.info = _model_info(path, self.model)
         """What Intel's ``model_info`` says: ``labels``, ``threshold`` and :class:`ImageFacts`."""
 
     def columns(self, index: int) -> int | None:
@@ -137,10 +139,10 @@ class NetworkFile:
             )
         return None if target[1].is_dynamic else int(target[1].get_length())
 
-    def image_spec(self, given: ImageFacts, method: str, **also: object) -> ImageSpec:
+    def image_spec(self, given: ImageFacts, **also: object) -> ImageSpec:
         """Return the network's image specification, from its file and the caller's arguments.
 
-        Messages name ``method`` of Bundle; values of ``also`` that are None are missing too.
+        Values of ``also`` that are None are missing too.
         """
         path, info = self.path, self.info
         kind = self.model.input(0).element_type.get_type_name()
@@ -160,10 +162,11 @@ class NetworkFile:
             unlike = [key for key, value in fixed.items() if facts.get(key, value) != value]
             if useless := [*scaling, *unlike]:
                 raise ConfigError(
-                    f"{path} takes uint8 images, so {', '.join(f'{key}=' for key in useless)} "
+                    f"{path} takes uint8 images, so {', '.join(f'`{key}`' for key in useless)} "
                     "would never be applied. Expected RGB in NHWC where the graph converts images "
                     "itself; leave out the argument, or export the network with an input of "
-                    "float32, or with a transposition and channel reversal inside the graph."
+                    "float32, or with a transposition and channel reversal inside the graph.",
+                    field=useless[0],
                 )
             facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
         needed = {key: facts.get(key) for key in ("layout", "height", "width")} | also
@@ -171,8 +174,8 @@ class NetworkFile:
         if missing := [key for key, value in needed.items() if value is None]:
             raise ConfigError(
                 f"{path} does not say {', '.join(missing)}. Expected these facts, which cannot be "
-                f"guessed; give Bundle.{method} the arguments "
-                f"{', '.join(f'{name}=' for name in missing)}."
+                f"guessed; give {', '.join(f'`{name}`' for name in missing)}.",
+                field=missing[0],
             )
         with describing(path):
             known: dict[str, Any] = {key: facts[key] for key in _OF_IMAGE if key in facts}
@@ -195,15 +198,16 @@ class NetworkFile:
         return {key: value for key, value in known.items() if value is not None}
 
 
-def _model_info(path: Path, content: bytes) -> dict[str, Any]:
-    """Return what ``model_info`` in the metadata of an ``.onnx`` file says.
+def _model_info(path: Path, model: Any) -> dict[str, Any]:
+    """Return what ``model_info`` in the metadata of an ``.onnx`` file says, as OpenVINO read them.
 
     model_api gives networks BGR images: ``reverse_input_channels`` is true for one that takes RGB.
     ``resize_type`` is ignored: OpenCV's resizing is not the antialiased one of bundles.
     """
+    metadata = model.rt_info["framework"] if model.has_rt_info("framework") else {}
     raw = {
-        key.removeprefix("model_info").strip(" ./:"): value.strip()
-        for key, value in read_metadata(content).items()
+        key.removeprefix("model_info").strip(" ./:"): metadata[key].value.strip()
+        for key in metadata
         if key.startswith("model_info")
     }
 

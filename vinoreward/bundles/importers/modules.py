@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vinoreward.backends.convert import export_onnx
+from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.backends.probe import read_weights
 from vinoreward.bundles.importers.facts import describing
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
@@ -18,44 +18,28 @@ if TYPE_CHECKING:
     from torch import nn
 
 _OF_MODULES = ("height", "width", "mean", "std", "scale", "color_order")
-_Bundle = TypeVar("_Bundle", bound=Any)
-
-
-def import_module(
-    make: Callable[..., _Bundle],
-    module: nn.Module,
-    weights: str | Path | None,
-    path: str | Path,
-    default: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    *,
-    pair: bool = False,
-) -> _Bundle:
-    """Export a module with its preprocessing; return what ``make`` makes of the file.
-
-    ``facts`` go before ``default``. Only with ``pair`` the module may return two tensors.
-    """
-    path = Path(path)
-    known = {key: value for key, value in facts.items() if value is not None}
-    given = {**default, **{key: known.pop(key) for key in _OF_MODULES if key in known}}
-    with describing(path):
-        image = ImageSpec(**given)
-    if export_module(module, weights, path, image, pair=pair):
-        known["posterior"] = True
-    bundle = make(path, height=image.height, width=image.width, **known)
-    # What the graph does by now.
-    image = dataclasses.replace(bundle.spec.image, **given)
-    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
 
 
 def export_module(
-    module: nn.Module, weights: str | Path | None, path: Path, image: ImageSpec, *, pair: bool
-) -> bool:
+    module: nn.Module,
+    weights: str | Path | None,
+    path: Path,
+    facts: Mapping[str, Any],
+    *,
+    encoder: bool,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Load the weights into the module and write it as ONNX: uint8 RGB ``(N, H, W, 3)`` to rows.
 
-    Without ``weights`` the module has them. Return whether it returned means and log variances
-    apart, which are one output now.
+    Return the facts for the file, and those of the image that its graph takes care of. Errors are
+    those of ``Bundle.from_model``; only an encoder may return two tensors, which become one.
     """
+    known = {key: value for key, value in facts.items() if value is not None}
+    given = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    if encoder:
+        given = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    in_graph = {**given, **{key: known.pop(key) for key in _OF_MODULES if key in known}}
+    with describing(path):
+        image = ImageSpec(**in_graph)
     with needed_for("exporting a module", "train"):
         import torch
 
@@ -79,15 +63,16 @@ def export_module(
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{name} does not run on floats of shape {shape}: {error} Expected a module from "
-            "images to vectors; correct height and width, or give the encoder alone."
+            "images to vectors; correct `height` and `width`, or give the encoder alone.",
+            field="height",
         ) from error
     parts = list(output) if isinstance(output, (tuple, list)) else [output]
     kinds = [tuple(getattr(part, "shape", ())) or type(part).__name__ for part in parts]
-    if len(parts) > 1 + pair or any(len(kind) != 2 or kind[0] != 2 for kind in kinds):
+    if len(parts) > 1 + encoder or any(len(kind) != 2 or kind[0] != 2 for kind in kinds):
         raise ConfigError(
             f"{name} returns {', '.join(map(str, kinds))} for two images. Expected (2, D)"
-            f"{' or two of them, (mu, logvar)' if pair else ''}; give the "
-            f"{'encoder' if pair else 'classifier'} alone, wrapped in a module if necessary."
+            f"{' or two of them, (mu, logvar)' if encoder else ''}; give the "
+            f"{'encoder' if encoder else 'classifier'} alone, wrapped in a module if necessary."
         )
 
     class SideBySide(torch.nn.Module):
@@ -110,7 +95,8 @@ def export_module(
         for values in (image.mean, image.std)
     )
     export_onnx(WithPreprocess(SideBySide(), mean, std), path, image.height, image.width)
-    return len(parts) == 2
+    pair = {"posterior": True} if len(parts) == 2 else {}
+    return {**known, **pair, "height": image.height, "width": image.width}, in_graph
 
 
 def load_state(path: Path) -> Mapping[str, Any]:

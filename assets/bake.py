@@ -1,17 +1,16 @@
 """Bake the hover scene's meshes and textures from ``pybullet_data`` into files.
 
-Needs pybullet, scipy and the package ``fast-simplification``; run as
-``python -m vinoreward_training.bake``. Everything that draws reads the baked files instead
+Needs pybullet, scipy and the package ``fast-simplification``. In the repository, run ``python
+assets/bake.py [FOLDER]``. Everything that draws reads the baked files instead
 (:mod:`vinoreward_envs.camera.baked` says what is in them).
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
+import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.files import write_bytes
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.baked import MESH_LINKS, scene_path
@@ -86,7 +84,7 @@ def _face_normals(position: FloatArray) -> FloatArray:
     return np.asarray(normal / np.where(length > 0, length, 1.0))
 
 
-def seen_triangles(position: FloatArray) -> NDArray[np.bool_]:
+def visible_triangles(position: FloatArray) -> NDArray[np.bool_]:
     """Return which of ``(T, 3, 3)`` triangles win a pixel in some view of the mesh alone."""
     import warp
 
@@ -131,6 +129,11 @@ def seen_triangles(position: FloatArray) -> NDArray[np.bool_]:
     return np.asarray(seen[1:])
 
 
+def _visible_part(mesh: Corners, colour: NDArray[np.uint8]) -> tuple[Corners, NDArray[np.uint8]]:
+    outside = visible_triangles(mesh.position)
+    return Corners(mesh.position[outside], mesh.normal[outside], mesh.uv[outside]), colour[outside]
+
+
 def decimate(
     mesh: Corners, colour: NDArray[np.uint8], share: float
 ) -> tuple[Corners, NDArray[np.uint8]]:
@@ -141,9 +144,7 @@ def decimate(
     from scipy.spatial import cKDTree
 
     wanted = share * len(mesh.position)
-    outside = seen_triangles(mesh.position)
-    mesh = Corners(mesh.position[outside], mesh.normal[outside], mesh.uv[outside])
-    colour = colour[outside]
+    mesh, colour = _visible_part(mesh, colour)
     keep = min(1.0, wanted / len(colour))
     white = (colour >= _LIGHT).all(axis=1)
     positions, normals, colours = [], [], []
@@ -179,16 +180,10 @@ def _simplified(points: FloatArray, faces: NDArray[np.int64], keep: float) -> Fl
 
     Small separate pieces (screws, caps, emblems) stay: the simplifier would make holes of them.
     """
+    import fast_simplification  # type: ignore[import-untyped]
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
-    try:
-        import fast_simplification  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtraError(
-            "Found no fast_simplification; expected it to decimate meshes. Install it with "
-            "pip install fast-simplification."
-        ) from error
     edges = faces[:, [0, 1, 1, 2]].reshape(-1, 2)
     graph = coo_matrix((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(len(points),) * 2)
     _, label = connected_components(graph, directed=False)
@@ -255,10 +250,7 @@ def _object(folder: Path) -> tuple[Corners, NDArray[np.uint8]]:
     mesh_tag = None if visual is None else visual.find("geometry/mesh")
     colour_tag = None if visual is None else visual.find("material/color")
     if mesh_tag is None or colour_tag is None:
-        raise MissingExtraError(
-            f"Found no visual mesh or colour in {urdf}; expected those of PyBullet 3.2. Install "
-            "pybullet>=3.2.6."
-        )
+        raise LookupError(f"found no visual mesh or colour in {urdf}, expected PyBullet 3.2's")
     scale = np.array([float(word) for word in mesh_tag.attrib["scale"].split()])
     rgba = [float(word) for word in colour_tag.attrib["rgba"].split()]
     mesh = read_obj(urdf.parent / mesh_tag.attrib["filename"])
@@ -318,9 +310,7 @@ def bake(folder: Path, share: float | None) -> dict[str, NDArray[Any]]:
     parts = []
     for link, mesh, colour in _robot(folder):
         if share is None or len(mesh.position) < _FEW:
-            outside = seen_triangles(mesh.position)
-            mesh = Corners(mesh.position[outside], mesh.normal[outside], mesh.uv[outside])
-            colour = colour[outside]
+            mesh, colour = _visible_part(mesh, colour)
         else:
             mesh, colour = decimate(mesh, colour, share)
         parts.append((link, mesh, colour))
@@ -340,18 +330,10 @@ def bake(folder: Path, share: float | None) -> dict[str, NDArray[Any]]:
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the baked files and say how large they are."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write (the package)")
-    options = parser.parse_args(arguments)
-    try:
-        import pybullet_data
-    except ImportError as error:
-        raise MissingExtraError(
-            "Found no pybullet; expected it as the source of the meshes. Run, on "
-            f"Python 3.10 or 3.11: {install_command('panda')}"
-        ) from error
+def main(folder: Path | None = None) -> None:
+    """Write the baked files, by default into the package, and print how large they are."""
+    import pybullet_data
+
     source = Path(pybullet_data.getDataPath())
     levels: dict[str, dict[str, NDArray[Any]]] = {
         "background": _background(source),
@@ -359,15 +341,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "20": bake(source, 0.2),
     }
     for level, arrays in levels.items():
-        default = scene_path(level)
-        path = default if options.folder is None else options.folder / default.name
+        path = scene_path(level) if folder is None else folder / scene_path(level).name
         stream = io.BytesIO()
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
         write_bytes(path, stream.getvalue())
         triangles = len(arrays.get("faces", arrays.get("background_positions", ())))
         print(f"{path}: {triangles} triangles, {path.stat().st_size / 1e6:.2f} MB")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(*map(Path, sys.argv[1:2]))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_network as tiny
 
-from vinoreward_training.data.seen import MOST_DATASETS, origin_of, sides_of, unseen
+from vinoreward_training.data.provenance import MOST_DATASETS, find_new_frames, origin_of, split_of
 
 EPISODES = np.arange(400) // 2
 SIM, REAL, OTHER = ({"env": f"{name}-v0", "seed": 0} for name in ("Sim", "Real", "Other"))
@@ -57,14 +57,14 @@ def test_a_bundle_s_records_say_what_is_new_to_it(
     called new."""
     spec = dataclasses.replace(tiny.SPEC, dataset=says)
     for origin, number in ORIGINS.items():
-        new, note = unseen(spec, EPISODES, origin, HASHES[number])
+        new, note = find_new_frames(spec, EPISODES, origin, HASHES[number])
         assert said[number] in note
         assert new.all() == (said[number] in (NEW, UNKNOWN))
         if not new.all():
             kept = np.unique(EPISODES[new])
             assert np.array_equal(new, np.isin(EPISODES, kept)), "whole episodes"
             assert 15 < len(kept) < 45 and f"only the {len(kept)} that" in note  # 15 % of 200
-        assert UNKNOWN in unseen(tiny.SPEC, EPISODES, origin)[1]
+        assert UNKNOWN in find_new_frames(tiny.SPEC, EPISODES, origin)[1]
 
 
 def test_of_images_without_a_capture_a_hash_tells_that_they_were_seen() -> None:
@@ -77,14 +77,14 @@ def test_of_images_without_a_capture_a_hash_tells_that_they_were_seen() -> None:
         ({**SIM, **trained_on(0, datasets=0)}, UNKNOWN),
     ):
         spec = dataclasses.replace(tiny.SPEC, dataset=says)
-        new, note = unseen(spec, EPISODES, None, HASHES[0], contents)
+        new, note = find_new_frames(spec, EPISODES, None, HASHES[0], contents)
         assert said in note
-        expected = np.ones(200, np.bool_) if said == UNKNOWN else sides_of(contents) == 1
+        expected = np.ones(200, np.bool_) if said == UNKNOWN else split_of(contents) == 1
         assert np.array_equal(new, expected[EPISODES])
 
 
 def test_of_a_long_record_the_last_count() -> None:
     names = [f"Sim-v0 seed {seed}" for seed in range(MOST_DATASETS + 1)]
     spec = dataclasses.replace(tiny.SPEC, dataset={"trained_on": {"captures": names}})
-    assert "trained on episodes of these" in unseen(spec, EPISODES, names[-1])[1]
-    assert "Nothing says" in unseen(spec, EPISODES, names[0])[1]
+    assert "trained on episodes of these" in find_new_frames(spec, EPISODES, names[-1])[1]
+    assert "Nothing says" in find_new_frames(spec, EPISODES, names[0])[1]

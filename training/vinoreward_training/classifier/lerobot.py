@@ -7,7 +7,8 @@ HIL-SERL's ResNet-10 (``helper2424/resnet10``, LeRobot's default), rebuilt in co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,14 @@ WEIGHTS = "model.safetensors"
 PREPROCESSOR = "classifier_preprocessor.json"
 MAX_JSON = 1 << 20
 IMAGE_PREFIX = "observation.image"
-STAGES = "encoder.encoder.stages"
-Names = tuple[str, str]
-"""Of a convolution and of its normalization."""
 LABELS = ("failure", "success")
 MAX_KERNEL = 32
+_STAGES = "encoder.encoder.stages"
+_EMBEDDER = "encoder.embedder.embedder"
 _EPSILON = 1e-8
 """What LeRobot adds to the standard deviation."""
+_Names = tuple[str, str]
+"""Of a convolution and of its normalization."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,18 @@ class RewardClassifier:
         state = load_state(self.weights)
         # A stranger's file may mean gigabytes of results: shapes are tried before memory is taken.
         shapes = {name: torch.empty_like(each, device="meta") for name, each in state.items()}
-        planned, used = _network(self.cameras, shapes, self.model_name)
+        used: dict[str, None] = {}
+        planned = _network(self, shapes, used)
         try:
             planned(torch.empty((1, 3, *self.size), device="meta"))
         except (RuntimeError, ValueError) as error:
             why = str(error).splitlines()[-1].strip()[:300]
-            if (last := list(used)[-1]) in shapes:
+            if (last := next(reversed(used))) in shapes:
                 why = f"{last} has the shape {tuple(shapes[last].shape)} ({why})"
             raise _refused(self.weights, why, "the weights of one network") from error
         if unused := sorted(set(state) - set(used)):
             raise _refused(self.weights, f"no part has {unused[0]}", "the weights of one network")
-        return _network(self.cameras, state, self.model_name)[0]
+        return _network(self, state, used)
 
 
 def is_reward_classifier(folder: Path) -> bool:
@@ -103,14 +106,12 @@ def read_reward_classifier(folder: Path) -> RewardClassifier:
         if (found := config.get(key)) != wanted:
             why = f"its {key} is {found!r:.60}"
             raise _refused(folder / CONFIG, why, f"{wanted!r}; export others as ONNX")
-    features = _tables(config.get("input_features"))
-    keys = [key for key in features if key.startswith(IMAGE_PREFIX)]
-    if not keys or len(keys) != config.get("num_cameras"):
-        count = f"num_cameras {config.get('num_cameras')!r:.20}"
-        why = f"it has {len(keys)} images in input_features and {count}"
+    images, count = _images(config.get("input_features")), config.get("num_cameras")
+    if not images or len(images) != count:
+        why = f"it has {len(images)} images in input_features and num_cameras {count!r:.20}"
         raise _refused(folder / CONFIG, why, f"as many keys that begin with {IMAGE_PREFIX}")
     statistics = _statistics(folder)
-    cameras = tuple(_camera(folder, key, features[key], statistics) for key in keys)
+    cameras = tuple(_camera(folder, key, each, statistics) for key, each in images.items())
     if len({camera.width for camera in cameras}) > 1:
         raise _refused(folder / CONFIG, "its images differ in width", "one width")
     weights = _inside(folder, WEIGHTS)
@@ -123,10 +124,11 @@ def _refused(path: Path, why: str, expected: str) -> ModelRefusedError:
     )
 
 
-def _tables(value: object) -> dict[str, dict[str, Any]]:
-    """Return a table of tables, without what else it holds."""
-    table = value if isinstance(value, dict) else {}
-    return {key: each for key, each in table.items() if isinstance(each, dict)}
+def _images(features: object) -> dict[str, dict[str, Any]]:
+    """Return the images among features."""
+    table = features if isinstance(features, dict) else {}
+    images = {key: table[key] for key in table if key.startswith(IMAGE_PREFIX)}
+    return {key: each for key, each in images.items() if isinstance(each, dict)}
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -162,7 +164,7 @@ def _statistics(folder: Path) -> Mapping[str, Any]:
         config = step.get("config")
         if name != "normalizer_processor" or not isinstance(config, dict):
             continue
-        if not any(key.startswith(IMAGE_PREFIX) for key in _tables(config.get("features"))):
+        if not _images(config.get("features")):
             continue
         norms = config.get("norm_map")
         mode = norms.get("VISUAL") if isinstance(norms, dict) else None
@@ -193,33 +195,44 @@ def _camera(
     return Camera(key, sides[1], sides[2], parts[0], parts[1])
 
 
-def _network(
-    cameras: tuple[Camera, ...], state: Mapping[str, Tensor], model_name: str
-) -> tuple[nn.Module, dict[str, None]]:
-    """Return the network with its weights, and the names that it will have asked for once run."""
+def _blocks(names: Collection[str]) -> Iterator[tuple[list[_Names], _Names, int]]:
+    """Yield the layers, the shortcut and the stride of each residual block in a state dict."""
+
+    def count(pattern: str) -> int:
+        return next(n for n in itertools.count() if pattern.format(n) not in names)
+
+    for stage in range(count(f"{_STAGES}.{{}}.conv1.conv.weight")):  # HIL-SERL's
+        at = f"{_STAGES}.{stage}"
+        layers = [(f"{at}.conv{n}.conv", f"{at}.norm{n}") for n in (1, 2)]
+        yield layers, (f"{at}.shortcut.0.conv", f"{at}.shortcut.1"), 2 if stage else 1
+    first = "layer.0.convolution.weight"
+    for stage in range(count(f"{_STAGES}.{{}}.layers.0.{first}")):
+        for block in range(count(f"{_STAGES}.{stage}.layers.{{}}.{first}")):
+            at = f"{_STAGES}.{stage}.layers.{block}"
+            several = range(count(f"{at}.layer.{{}}.convolution.weight"))
+            stride = 2 if stage and not block else 1
+            yield [_both(f"{at}.layer.{n}") for n in several], _both(f"{at}.shortcut"), stride
+
+
+def _both(name: str) -> _Names:
+    return f"{name}.convolution", f"{name}.normalization"
+
+
+def _network(of: RewardClassifier, state: Mapping[str, Tensor], used: dict[str, None]) -> nn.Module:
+    """Return the network with its weights; it adds the names of those that it asks for."""
     import torch
     from torch import nn
     from torch.nn import functional
 
-    used: dict[str, None] = {}
     jax = "encoder.embedder.0.weight" in state
-    if not jax and "encoder.embedder.embedder.convolution.weight" not in state:
+    stem = ("encoder.embedder.0", "encoder.embedder.1") if jax else _both(_EMBEDDER)
+    if f"{stem[0]}.weight" not in state:
         raise ModelRefusedError(
-            f"{WEIGHTS}: the encoder {model_name!r} is neither a ResNet of Transformers nor "
+            f"{WEIGHTS}: the encoder {of.model_name!r} is neither a ResNet of Transformers nor "
             "HIL-SERL's ResNet-10. Expected one of these, as LeRobot would run the code that the "
             "name stands for on the Hub, and no such code is run here; export the classifier as "
             "ONNX."
         )
-
-    def both(name: str) -> Names:
-        return f"{name}.convolution", f"{name}.normalization"
-
-    def count(pattern: str) -> int:
-        """Return how many parts there are, counted from 0, of which the file has the tensor."""
-        number = 0
-        while pattern.format(number) in state:
-            number += 1
-        return number
 
     class Network(nn.Module):
         """Calls PyTorch's functions with the file's own tensors: nothing is made by their sizes."""
@@ -229,32 +242,30 @@ def _network(
             for name, tensor in state.items():
                 self.register_buffer(name.replace(".", "__"), tensor.float())
 
-        def tensors(self, name: str, *parts: str) -> list[Tensor]:
-            found = []
+        def tensors(self, name: str, *parts: str) -> Iterator[Tensor]:
             for part in parts:
                 used[f"{name}.{part}"] = None
                 if f"{name}.{part}" not in state:
                     raise RuntimeError(f"there is no {name}.{part}")
-                found.append(getattr(self, f"{name}.{part}".replace(".", "__")))
-            return found
+                yield getattr(self, f"{name}.{part}".replace(".", "__"))
 
-        def layer(self, x: Tensor, names: Names, stride: int, same: bool = jax) -> Tensor:
-            """A convolution and its normalization, by their names."""
+        def layer(self, x: Tensor, names: _Names, stride: int, same: bool = jax) -> Tensor:
+            """A convolution and its normalization."""
             convolution, norm = names
             (weight,) = self.tensors(convolution, "weight")
             side = weight.shape[-1]
             if weight.shape[2:] != (side, side) or side > MAX_KERNEL:
                 raise RuntimeError("no square kernel of at most 32 places")
-            bias = f"{convolution}.bias"
-            shift = self.tensors(convolution, "bias")[0] if bias in state else None
             x = self.padded(x, side, stride) if same else x
-            x = functional.conv2d(x, weight, shift, stride, 0 if same else side // 2)
-            weight, shift = self.tensors(norm, "weight", "bias")
+            has_bias = ["bias"] if f"{convolution}.bias" in state else []
+            bias = next(self.tensors(convolution, *has_bias), None)
+            x = functional.conv2d(x, weight, bias, stride, 0 if same else side // 2)
+            weight, bias = self.tensors(norm, "weight", "bias")
             if jax:
-                return functional.group_norm(x, 4, weight, shift)
+                return functional.group_norm(x, 4, weight, bias)
             used[f"{norm}.num_batches_tracked"] = None
             mean, variance = self.tensors(norm, "running_mean", "running_var")
-            return functional.batch_norm(x, mean, variance, weight, shift)
+            return functional.batch_norm(x, mean, variance, weight, bias)
 
         def padded(self, x: Tensor, side: int, stride: int, value: float = 0.0) -> Tensor:
             """Pad as JAX's ``SAME``: what is odd goes to the bottom and the right."""
@@ -263,52 +274,33 @@ def _network(
             return functional.pad(x, (left, wide - left, top, high - top), value=value)
 
         def linear(self, x: Tensor, name: str) -> Tensor:
-            shift, weight = self.tensors(name, "bias", "weight")
-            return functional.linear(x, weight, shift)
+            bias, weight = self.tensors(name, "bias", "weight")
+            return functional.linear(x, weight, bias)
 
         def layer_norm(self, x: Tensor, name: str) -> Tensor:
-            weight, shift = self.tensors(name, "weight", "bias")
-            return functional.layer_norm(x, weight.shape, weight, shift)
-
-        def block(self, x: Tensor, layers: list[Names], shortcut: Names, stride: int) -> Tensor:
-            strided = 1 if len(layers) == 3 else 0  # of three layers the second has the stride
-            out = x
-            for number, names in enumerate(layers):
-                out = out.relu() if number else out
-                out = self.layer(out, names, stride if number == strided else 1)
-            if f"{shortcut[0]}.weight" in state:
-                x = self.layer(x, shortcut, stride)
-            return (out + x).relu()
+            weight, bias = self.tensors(name, "weight", "bias")
+            return functional.layer_norm(x, weight.shape, weight, bias)
 
         def encode(self, x: Tensor) -> Tensor:
             """HIL-SERL's ResNet-10 with JAX's padding, or a ResNet of Transformers."""
-            if jax:
-                x = self.layer(x, ("encoder.embedder.0", "encoder.embedder.1"), 2, False).relu()
-                x = functional.max_pool2d(self.padded(x, 3, 2, float("-inf")), 3, 2)
-                for stage in range(count(f"{STAGES}.{{}}.conv1.conv.weight")):
-                    name = f"{STAGES}.{stage}"
-                    layers = [(f"{name}.conv{n}.conv", f"{name}.norm{n}") for n in (1, 2)]
-                    shortcut = f"{name}.shortcut.0.conv", f"{name}.shortcut.1"
-                    x = self.block(x, layers, shortcut, 2 if stage else 1)
-                return x
-            x = self.layer(x, both("encoder.embedder.embedder"), 2).relu()
-            x = functional.max_pool2d(x, 3, 2, 1)
-            first = "layer.0.convolution.weight"
-            for stage in range(count(f"{STAGES}.{{}}.layers.0.{first}")):
-                blocks = f"{STAGES}.{stage}.layers"
-                for block in range(count(f"{blocks}.{{}}.{first}")):
-                    layer = f"{blocks}.{block}.layer.{{}}"
-                    several = range(count(f"{layer}.convolution.weight"))
-                    layers = [both(layer.format(n)) for n in several]
-                    shortcut = both(f"{blocks}.{block}.shortcut")
-                    x = self.block(x, layers, shortcut, 2 if stage and not block else 1)
+            x = self.layer(x, stem, 2, same=False).relu()
+            x = self.padded(x, 3, 2, -torch.inf) if jax else x
+            x = functional.max_pool2d(x, 3, 2, 0 if jax else 1)
+            for layers, shortcut, stride in _blocks(state):
+                out = x
+                for number, names in enumerate(layers):
+                    # Of three layers the second has the stride.
+                    strided = number == (1 if len(layers) == 3 else 0)
+                    out = self.layer(out.relu() if number else out, names, stride if strided else 1)
+                if f"{shortcut[0]}.weight" in state:
+                    x = self.layer(x, shortcut, stride)
+                x = (out + x).relu()
             return x
 
         def forward(self, images: Tensor) -> Tensor:
-            parts, top = [], 0
-            for camera in cameras:
-                view = images[:, :, top : top + camera.height]
-                top += camera.height
+            parts = []
+            views = torch.split(images, [camera.height for camera in of.cameras], 2)
+            for camera, view in zip(of.cameras, views, strict=True):
                 mean, std = (
                     torch.tensor(values, device=images.device).reshape(1, 3, 1, 1)
                     for values in (camera.mean, camera.std)
@@ -323,4 +315,4 @@ def _network(
             hidden = self.layer_norm(hidden, "classifier_head.2").relu()
             return self.linear(hidden, "classifier_head.4")
 
-    return Network(), used
+    return Network()

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from lerobot_folders import moments
 
-from vinoreward.bundles.importers.lerobot import (
+from vinoreward.bundles.importers.modules import load_state
+from vinoreward.errors import ModelRefusedError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.classifier.lerobot import (
     PREPROCESSOR,
     is_reward_classifier,
     read_reward_classifier,
 )
-from vinoreward.bundles.importers.modules import load_state
-from vinoreward.errors import ModelRefusedError
-from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.cli import main
 
 FOLDERS = Path(__file__).parents[1] / "data" / "lerobot"
@@ -50,7 +50,7 @@ def test_logits_are_lerobots(name: str, cameras: int) -> None:
 
 def test_the_command_makes_a_bundle_with_lerobots_logits(tmp_path: Path) -> None:
     out, folder = tmp_path / "bundle", FOLDERS / "two-cameras"
-    assert main(["import-classifier", "--model", str(folder), "--out", str(out)]) == 0
+    assert main(["import", "--model", str(folder), "--out", str(out)]) == 0
     with Classifier(out, backend="onnxruntime", precision="fp32") as classifier:
         found = classifier.log_odds(moments(2)[::4])
         views = classifier.bundle.spec.image.views
