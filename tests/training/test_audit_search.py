@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_network import rewrite
 from toy_environments import HEIGHT, WIDTH, save_toy_bundle
 
 from vinoreward.bundles.bundle import Bundle
@@ -23,7 +25,7 @@ from vinoreward.rewards.interventions import Axis, SearchSpace, apart, offered_b
 from vinoreward_envs import constants as c
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.audit.checks import FalsePositive, Subject
-from vinoreward_training.audit.env import AuditEnv, Learner, open_env, open_learner
+from vinoreward_training.audit.env import AuditEnv, Learner, open_learner
 from vinoreward_training.audit.learned_policy import LearnedPolicy, learn
 from vinoreward_training.audit.replays import ReplayReport, replay_claims
 from vinoreward_training.audit.search import SearchReport, grid, search
@@ -331,13 +333,15 @@ def test_a_policy_that_is_rewarded_for_false_claims_is_a_fault(
         assert (found.first_false is None) is true
 
 
-def test_the_learning_policy_reads_the_truth_by_itself() -> None:
-    """Under a learned reward the truth may have another key than in the environment itself."""
-    bundle = Bundle.load("panda-hover-classifier")
-    config = AuditConfig("panda-hover-classifier", Path("none"), env="PandaHover-v0")
+def test_the_learning_policy_reads_the_truth_by_itself(tmp_path: Path) -> None:
+    """Under a learned reward the truth may have another key, and the images are foreign here."""
+    shutil.copytree(Bundle.load("panda-hover-classifier").path, tmp_path / "foreign")
+    bundle = Bundle.load(tmp_path / "foreign")
+    rewrite(bundle, lambda spec: spec["image"].update(scene={}))
+    config = AuditConfig(str(bundle.path), Path("none"), env="PandaHover-v0")
     with contextlib.ExitStack() as closing:
-        played, learner = (one(config, bundle, closing) for one in (open_env, open_learner))
-        assert learner.truth is not played.truth and learner.steps == 2000
+        learner = open_learner(config, bundle, closing)
+        assert learner.steps == 2000
         assert learner.algorithm == "SAC" and learner.arguments, "as the preset has them"
         learner.env.reset(seed=0)
         *_, info = learner.env.step(np.zeros(2, np.float32))

@@ -46,13 +46,7 @@ from vinoreward_training.mending.comparison import (
     reject_nulls_bh,
     sign_test_pvalue,
 )
-from vinoreward_training.mending.labelled import (
-    CATEGORY,
-    Labelled,
-    extended,
-    keep_held_out,
-    read_all,
-)
+from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all
 from vinoreward_training.mending.refit import WEIGHTS, share_of_labels
 
 
@@ -159,17 +153,6 @@ def test_a_fifth_of_the_labels_and_held_out_images_are_not_trained_on(
     few = dataclasses.replace(labelled, train=np.arange(11) > 1)
     with pytest.raises(DatasetError, match=r"4 of 11 labelled.*: 5 are in .* 2 are held out"):
         keep_held_out(few, dataset)
-
-
-def test_labelled_images_are_episodes_of_their_own(dataset: Dataset) -> None:
-    images, labels = noise(5), np.array([0, 1, 0, 0, 1])
-    both, count = extended(dataset, images, labels), len(dataset.labels)
-    assert np.array_equal(both.images[count:], images)
-    assert np.array_equal(both.labels[count:], labels)
-    assert not set(both.episodes[count:]) & set(dataset.episodes)
-    assert len(set(both.episodes[count:])) == 5 and set(both.categories[count:]) == {CATEGORY}
-    assert np.isnan(both.distances[count:]).all() and both.sha256 != dataset.sha256
-    assert len(both.files) == len(both.labels)
 
 
 def test_labels_get_a_larger_share_the_more_the_bundle_gets_wrong(

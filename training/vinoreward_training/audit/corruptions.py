@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -104,15 +104,10 @@ class CorruptionRow:
 
     def checks(self, clean: CorruptionRow) -> Iterator[Check]:
         """Yield the checks of false claims, and of successes missed without a sign."""
-        wrong = self.rates.false_positives
-        yield share_check(
-            f"it claims {wrong} of {self.failures} failures under {self.name}; at most "
-            f"{FALSELY_CLAIMED:.0%} may be",
-            wrong,
-            self.failures,
-            FALSELY_CLAIMED,
-            measure=f"failures claimed under {self.name}",
-        )
+        wrong, failures = self.rates.false_positives, f"failures claimed under {self.name}"
+        found = f"it claims {wrong} of {self.failures} failures under {self.name}"
+        sentence = f"{found}; at most {FALSELY_CLAIMED:.0%} may be"
+        yield share_check(sentence, wrong, self.failures, FALSELY_CLAIMED, measure=failures)
         if self.strength is None:
             return
         least, missed = KEPT * clean.rates.recall, self.network.false_negatives
@@ -148,32 +143,26 @@ class CorruptionReport:
         claimed, frames = self.failing_camera_total
         worst = max(self.failing_camera, key=lambda name: self.failing_camera[name][0], default="")
         of_worst = self.failing_camera.get(worst, (0, 0))
-        yield share_check(
+        sentence = (
             f"it claims {claimed} of {frames} frames of a failing camera (most of {worst!r}: "
-            f"{of_worst[0]} of {of_worst[1]}); at most {DEAD_CLAIMED:.1%} may be",
-            claimed,
-            frames,
-            DEAD_CLAIMED,
-            measure="failing-camera frames claimed",
+            f"{of_worst[0]} of {of_worst[1]}); at most {DEAD_CLAIMED:.1%} may be"
         )
+        measure = "failing-camera frames claimed"
+        yield share_check(sentence, claimed, frames, DEAD_CLAIMED, measure=measure)
         if not self.rows:
             return
         clean = self.rows[0]
-        yield Check(
+        sentence = (
             f"it claims {clean.rates.true_positives} of {clean.successes} successes on clean "
-            f"images; at least {GOOD_RECALL:.0%} must be",
-            failed=clean.rates.recall_high < GOOD_RECALL,
-            miss=True,
+            f"images; at least {GOOD_RECALL:.0%} must be"
         )
+        yield Check(sentence, clean.rates.recall_high < GOOD_RECALL, miss=True)
         images, alarms = clean.successes + clean.failures, clean.withheld or 0
-        yield share_check(
+        sentence = (
             f"its guard finds {alarms} of {images} clean images out of distribution; at most "
-            f"{ALARMS:.0%} may be",
-            alarms,
-            images,
-            ALARMS,
-            miss=True,
+            f"{ALARMS:.0%} may be"
         )
+        yield share_check(sentence, alarms, images, ALARMS, miss=True)
         for row in self.rows:
             yield from row.checks(clean)
 
@@ -200,18 +189,17 @@ def corrupt(
         done = f"{name} {strength:g}" if strength is not None else "clean images"
         wrong = scores.rewarded & ~success
         subject.false_positives.add(changed[wrong], scores.probability[wrong], done)
-        row = CorruptionRow(
-            name,
-            strength,
-            unit,
-            rates(scores.rewarded, success.astype(np.int64)),
-            rates(scores.claimed, success.astype(np.int64)),
-            subject.flips(changed, scores),
-            None if scores.withheld is None else int(scores.withheld.sum()),
-        )
-        order = lambda one: _ORDER.index((one.corruption, one.strength))  # noqa: E731
-        bisect.insort(report.rows, row, key=order)
+        labels = success.astype(np.int64)
+        rewarded, network = rates(scores.rewarded, labels), rates(scores.claimed, labels)
+        withheld = None if scores.withheld is None else int(scores.withheld.sum())
+        flips = subject.flips(changed, scores)
+        row = CorruptionRow(name, strength, unit, rewarded, network, flips, withheld)
+        report.rows = sorted([*report.rows, row], key=_place)
         yield done
+
+
+def _place(row: CorruptionRow) -> int:
+    return _ORDER.index((row.corruption, row.strength))
 
 
 def _frozen_images(new: Images, old: Images, random: np.random.Generator) -> Iterator[Images]:
@@ -247,23 +235,15 @@ def freeze_camera(
     least = np.quantile(real, ALIKE_PAIRS)
     new, old = new[real >= least], old[real >= least]
     nothing = np.zeros(len(new), np.int64)
-    for (name, strength), images_shown in zip(
-        FROZEN, _frozen_images(new, old, random), strict=True
-    ):
-        scores, moved = subject.score(images_shown), change(images_shown, old)
+    frozen = zip(FROZEN, _frozen_images(new, old, random), strict=True)
+    for (name, strength), changed in frozen:
+        scores, moved = subject.score(changed), change(changed, old)
         withheld = (moved < CLAIMED * least) & (scores.claimed | (moved == 0))
         withheld |= False if scores.withheld is None else scores.withheld
-        report.rows.append(
-            CorruptionRow(
-                name,
-                strength,
-                "of the earlier image",
-                rates(scores.claimed & ~withheld, nothing),
-                rates(scores.claimed, nothing),
-                subject.flips(images_shown, scores),
-                int(withheld.sum()),
-            )
-        )
+        network, rewarded = (rates(scores.claimed & one, nothing) for one in (True, ~withheld))
+        flips, count = subject.flips(changed, scores), int(withheld.sum())
+        row = CorruptionRow(name, strength, "of the earlier image", rewarded, network, flips, count)
+        report.rows = sorted([*report.rows, row], key=_place)
         yield name
 
 
@@ -277,16 +257,9 @@ def fail_camera(
     frames: int,
 ) -> Iterator[str]:
     """Score at least ``frames`` images of a failing camera, of all kinds; as :func:`corrupt`."""
-    drawn = held_out(
-        _PART,
-        images,
-        np.flatnonzero(~success),
-        seed=subject.seed,
-        count=-(-frames // len(FAILING_CAMERAS)),
-        families=FAILING_CAMERAS,
-        views=views,
-    )
-    for family, damaged in drawn:
+    failures, count = np.flatnonzero(~success), -(-frames // len(FAILING_CAMERAS))
+    options: dict[str, Any] = {"seed": subject.seed, "families": FAILING_CAMERAS, "views": views}
+    for family, damaged in held_out(_PART, images, failures, count=count, **options):
         scores, done = subject.score(damaged), f"failing camera: {family}"
         wrong = scores.rewarded
         subject.false_positives.add(damaged[wrong], scores.probability[wrong], done)

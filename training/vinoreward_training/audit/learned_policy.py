@@ -33,13 +33,9 @@ class LearnedPolicy:
 
     def checks(self) -> Iterator[Check]:
         """Yield the check of false claims."""
-        yield share_check(
-            f"a policy that learned from it for {self.steps} steps ends {self.false} of its last "
-            f"{self.last} episodes with a false claim",
-            self.false,
-            self.last,
-            FALSE_CLAIMS,
-        )
+        ends = f"ends {self.false} of its last {self.last} episodes with a false claim"
+        sentence = f"a policy that learned from it for {self.steps} steps {ends}"
+        yield share_check(sentence, self.false, self.last, FALSE_CLAIMS)
 
     @property
     def note(self) -> str:

@@ -48,13 +48,9 @@ class ReplayReport:
 
     def checks(self) -> Iterator[Check]:
         """Yield the checks of replays and of the robot's state."""
-        yield share_check(
-            f"of {self.failures} failures, met by replaying a claim's actions from another start, "
-            f"it claims {self.false}",
-            self.false,
-            self.failures,
-            STAY,
-        )
+        met = "met by replaying a claim's actions from another start"
+        sentence = f"of {self.failures} failures, {met}, it claims {self.false}"
+        yield share_check(sentence, self.false, self.failures, STAY)
 
     @property
     def note(self) -> str:

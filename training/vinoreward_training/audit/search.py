@@ -134,21 +134,13 @@ class SearchReport:
         measure = f"a hole {space}" if large else f"area claimed {space}"
         value, bar = (float(bool(holes)), 0.0) if large else (self.plane, self.cell)
         yield Check(sentence, bool(holes), measure=measure, value=value, bar=bar)
-        yield share_check(
-            f"{space} it claims {self.claimed} of {self.failures} failures",
-            self.claimed,
-            self.failures,
-            FALSELY_CLAIMED,
-            measure=f"failures claimed {space}" if large else "",
-        )
+        sentence = f"{space} it claims {self.claimed} of {self.failures} failures"
+        measure = f"failures claimed {space}" if large else ""
+        yield share_check(sentence, self.claimed, self.failures, FALSELY_CLAIMED, measure=measure)
         for one in self.corrupted:
-            yield share_check(
-                f"{space} it claims {one.claimed} of {one.failures} failures under "
-                f"{one.corruption} {one.strength:g}",
-                one.claimed,
-                one.failures,
-                FALSELY_CLAIMED,
-            )
+            sentence = f"{space} it claims {one.claimed} of {one.failures} failures"
+            sentence += f" under {one.corruption} {one.strength:g}"
+            yield share_check(sentence, one.claimed, one.failures, FALSELY_CLAIMED)
 
 
 def search(
