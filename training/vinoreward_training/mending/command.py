@@ -17,7 +17,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ImageMismatchError
 from vinoreward.files import write_json
 from vinoreward.machine import usable_cores
-from vinoreward.processes import starting_processes, thread_limits
+from vinoreward.processes import forget_safe_path, starting_processes, thread_limits
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.audit.command import (
     MOST_THREADS,
@@ -172,7 +172,7 @@ def audit_both(config: MendConfig, old: Bundle, new: Bundle) -> tuple[AuditRepor
         after = _audited(config, new, threads - threads // 2)
         try:
             before = receiver.recv()
-        except EOFError:  # no memory for two, or an environment that only this process knows
+        except (EOFError, OSError):  # no memory for two, or only this process knows the environment
             before = _audited(config, old, threads)
     finally:
         receiver.close()
@@ -183,6 +183,7 @@ def audit_both(config: MendConfig, old: Bundle, new: Bundle) -> tuple[AuditRepor
 
 def _send_audit(sender: Connection, config: MendConfig, bundle: Bundle, threads: int) -> None:
     """Audit in a child process; the parent meets an error itself."""
+    forget_safe_path()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
     with contextlib.suppress(Exception):
         sender.send(_audited(config, bundle, threads, progress=False))
