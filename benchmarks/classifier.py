@@ -19,7 +19,7 @@ from vinoreward_envs.constants import SUCCESS_DISTANCE, WORKSPACE_HIGH, WORKSPAC
 from vinoreward_envs.making import spec_of
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import CATEGORIES, draw, fresh_scenes, take
-from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
+from vinoreward_training.classifier.camera_failure import FAMILIES, UNSEEN_FAMILIES, held_out
 
 DEAD_PART = 3
 """Dead-camera images of the benchmark: neither validation's (1) nor test's (2)."""

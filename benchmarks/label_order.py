@@ -31,7 +31,7 @@ from vinoreward_training.data.dataset import Dataset, load_labelled
 from vinoreward_training.labelling.order import Opinion, most_useful_first
 from vinoreward_training.labelling.sources import Source
 from vinoreward_training.mending.labelled import Labelled
-from vinoreward_training.mending.refit import refit
+from vinoreward_training.mending.refit import Recipe, refit
 
 POOL = 3000
 """Images that nobody has labelled."""
@@ -169,13 +169,11 @@ def _refitted(start: Bundle, task: Task, known: Sequence[int] | Labels, name: st
         bundle=str(start.path),
         data=task.folder / "old",
         labels=(),
-        share=SHARE,
-        epochs=EPOCHS,
-        learning_rate=LEARNING_RATE,
         out=out,
         seed=task.seed,
     )
-    return refit(config, start, task.old, labelled, out)
+    recipe = Recipe(share=SHARE, epochs=EPOCHS, learning_rate=LEARNING_RATE)
+    return refit(config, start, task.old, labelled, out, recipe=recipe)
 
 
 def _recall(bundle: Bundle, task: Task) -> float:

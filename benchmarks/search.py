@@ -16,8 +16,8 @@ from vinoreward.rewards.classifier import Classifier
 from vinoreward_envs import constants as c
 from vinoreward_envs.auditing import RIM, spaces
 from vinoreward_envs.scene import HoverScene
-from vinoreward_training.audit.battery import Battery
-from vinoreward_training.audit.search import Searched, search
+from vinoreward_training.audit.checks import Subject
+from vinoreward_training.audit.search import SearchReport, search
 
 ROWS = {
     "search claims": Row("a search of four spaces: failures claimed", "≤0"),
@@ -31,9 +31,8 @@ def measure(options: Any) -> Iterator[tuple[str, Value]]:
     details = {}
     with Classifier(BUNDLE) as classifier, contextlib.closing(HoverScene()) as scene:
         for space in spaces(scene):
-            found = Searched(space.name, space.axes)
-            seed = options.seed
-            for _ in search(classifier, space, scene.render, found, Battery(), seed=seed):
+            found = SearchReport(space.name, space.axes)
+            for _ in search(Subject(classifier, options.seed), space, scene.render, found):
                 pass
             claimed, failures = claimed + found.claimed, failures + found.failures
             details[space.name] = {"claimed": found.claimed, "of": found.failures}

@@ -73,9 +73,9 @@ class Seed:
         # What comes after a person's labels is for the part "mend".
         commands = list(itertools.takewhile(lambda words: words[0] != "label", every))
         self.after = every[len(commands) :]
-        self.capture, self.finetune, self.quantize = (
+        self.capture, self.finetune = (
             next(words for words in commands if words[0] == name)
-            for name in ("capture", "finetune", "quantize")
+            for name in ("capture", "finetune")
         )
         trainings = [words for words in commands if words[0] == "train"]
         self.claims = next(words for words in trainings if "oracle" not in words)
@@ -103,17 +103,15 @@ class Seed:
                 )
         for process, name, done in started:
             code = process.wait()
-            # 3: finetune doubts the classifier. Where quantize refuses, the bundle stays FP32.
-            if code not in (0, 3) and not name.startswith("quantize "):
+            if code not in (0, 3):  # 3: finetune doubts the classifier
                 raise SystemExit(f"vinoreward {name} ended with {code}: see {done.stem}.log")
             done.write_text(name)
 
     def classifier(self, fresh: int) -> dict[str, Any]:
         """Train a classifier; return how it judges one frame of each label per fresh episode."""
         self.run(changed(self.capture, seed=self.seed))
-        self.run(changed(self.finetune, seed=self.seed, threads=1))
-        self.run(self.quantize)
-        return self.scored(value_of(self.quantize, "--bundle"), fresh, "scores")
+        self.run(changed(self.finetune, seed=self.seed))
+        return self.scored(f"{value_of(self.finetune, '--out')}/bundle", fresh, "scores")
 
     def scored(self, bundle: str, fresh: int, name: str) -> dict[str, Any]:
         """Return how a bundle judges one frame of each label per fresh episode."""
@@ -191,7 +189,7 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
     import numpy as np
 
     from vinoreward.rewards.classifier import Classifier
-    from vinoreward_training.audit.battery import look
+    from vinoreward_training.audit.checks import score_images
     from vinoreward_training.policy.checkpoint import OF_ENV, load_policy, read_description
     from vinoreward_training.policy.evaluate import Moment, evaluate
     from vinoreward_training.tasks.environments import make_env
@@ -208,7 +206,7 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
     env.close()
     with Classifier(bundle, precision="fp32") as classifier:
         kept = {
-            true: int(look(classifier, np.stack(some)).paid.sum()) if some else 0
+            true: int(score_images(classifier, np.stack(some)).rewarded.sum()) if some else 0
             for true, some in by_truth.items()
         }
     return {

@@ -108,7 +108,7 @@ def trained(path: Path) -> Any:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "import-encoder": load_state,
+    "import": load_state,
     "finetune": finetuned,
     "train": trained,
     "actors": lambda path: load_checkpoint(path.parent),

@@ -44,9 +44,9 @@ from vinoreward_envs.constants import (
 )
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_training.capture.hover import CATEGORIES, HEIGHT_TOLERANCE, Placement, draw, raised
-from vinoreward_training.classifier.dead_camera import of_step
+from vinoreward_training.classifier.camera_failure import step_frames
+from vinoreward_training.classifier.corruptions import randomly_corrupted
 from vinoreward_training.classifier.networks import build_for
-from vinoreward_training.classifier.shifts import in_rooms
 from vinoreward_training.classifier.training import (
     MARGIN_LIMIT,
     WEIGHT_DECAY,
@@ -322,9 +322,9 @@ class Training:
         self, frames: Frames, targets: npt.NDArray[np.float32], part: npt.NDArray[np.int64]
     ) -> torch.Tensor:
         random = np.random.default_rng([self._seed, self._step, 1])
-        rooms = torch.from_numpy(in_rooms(frames.images[part], STRENGTH, random, ()))
+        rooms = torch.from_numpy(randomly_corrupted(frames.images[part], STRENGTH, random, ()))
         failures = np.flatnonzero(frames.labels == 0)
-        dead = of_step(self._step, DEAD, frames.images, failures, seed=self._seed)
+        dead = step_frames(self._step, DEAD, frames.images, failures, seed=self._seed)
         labels = np.append(frames.labels[part], np.zeros(DEAD, np.int64))
         wanted = np.append(targets[part], np.full(DEAD, -MARGIN_LIMIT, np.float32))
         shown = torch.cat([augment(rooms, STRENGTH, self._jitter), torch.from_numpy(dead)])

@@ -46,8 +46,6 @@ def log_odds(folder: Path, name: str, seed: int, frames: int, epochs: int) -> li
         epochs=epochs,
         target_fpr=0.05,
         seed=seed,
-        threads=1,
-        patience=epochs,
     )
     finetune.run(config)
     fresh = load_dataset(made["fresh"].out)

@@ -198,7 +198,7 @@ def test_a_command_takes_the_name(
     assert word == f"--encoder={Bundle.from_hub(MINE).path}"
     assert from_hub("capture", ["--out", f"hf:{MINE}"]) == ["--out", f"hf:{MINE}"]
     hub.asked.clear()
-    assert main(["quantize", "--data", str(data), "--bundle", f"hf:{MINE}@v1"]) == 1
+    assert main(["calibrate", "--data", str(data), "--bundle", f"hf:{MINE}@v1"]) == 1
     said = capsys.readouterr().err
     assert f"hf download {MINE} --revision v1 --local-dir my-bundle" in said
     assert hub.asked == []

@@ -65,12 +65,12 @@ def test_a_failed_gate_keeps_int8_out(bundle: Bundle, tmp_path: Path) -> None:
     failed = Quantization(passed=False, flips=9, frames=400, method="nncf-ptq")
     quantized = with_int8(bundle, tmp_path, failed)
     assert quantized.resolve_precision("openvino", "auto") == "fp32"
-    with pytest.raises(ConfigError, match=r"9 of 400.*vinoreward quantize"):
+    with pytest.raises(ConfigError, match=r"9 of 400.*vinoreward calibrate"):
         quantized.backend("openvino", precision="int8")
 
 
 def test_int8_that_is_not_there_is_refused(bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no INT8 network.*vinoreward quantize"):
+    with pytest.raises(ConfigError, match=r"no INT8 network.*vinoreward calibrate"):
         bundle.network("int8")
     with pytest.raises(ConfigError, match="torch"):
         with_int8(bundle, tmp_path).resolve_precision("torch", "int8")

@@ -94,7 +94,7 @@ def test_explicit_arguments_win_over_model_info(tmp_path: Path) -> None:
 
 def test_missing_facts_are_listed(tmp_path: Path) -> None:
     path = network(tmp_path / "bare.onnx", float_input=True, size=("H", "W"))
-    with pytest.raises(ConfigError, match="height=, width=, labels=, success_label=, mean=, std="):
+    with pytest.raises(ConfigError, match="height, width, labels, success_label, mean, std"):
         Bundle.from_model(path)
 
 
@@ -297,11 +297,11 @@ ODDS = [("Exp", "p", "e", {}), ("ReduceSum", "ea", "t", {"keepdims": 1}), ("Div"
         (
             behind(("Neg", "p", "n", {}), ("Exp", "n", "e", {}), ("Add", "eo", "d", {}),
                    ("Reciprocal", "d", "y", {}), o=np.float32(1)),
-            {"weights": ONE}, "numbers from 0 to 1. .*output='probability' or output='logit'",
+            {"weights": ONE}, "numbers from 0 to 1. .*output=probability or output=logit",
         ),
         (
             behind(("Mul", "pk", "y", {}), k=np.float32(9)), {"sigmoid": True, "weights": ONE},
-            r"behind a sigmoid.*output='probability' or output='logit'",
+            r"behind a sigmoid.*output=probability or output=logit",
         ),
     ],
     ids=["softmax by hand", "sigmoid by hand", "scaled"],

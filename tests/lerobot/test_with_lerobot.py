@@ -127,7 +127,7 @@ def test_an_imported_classifier_has_lerobots_logits(tmp_path: Path, cameras: int
     assert expected.shape == (200,)
     assert expected.std() > 0.05  # else any number would agree
     out = tmp_path / "bundle"
-    words = ["import-classifier", "--model", str(tmp_path / "classifier"), "--out", str(out)]
+    words = ["import", "--model", str(tmp_path / "classifier"), "--out", str(out)]
     assert main(words) == 0
     for backend in ("onnxruntime", "openvino"):
         with Classifier(out, backend=backend, precision="fp32") as ours:

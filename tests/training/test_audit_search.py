@@ -1,10 +1,10 @@
-"""vinoreward audit: states that are searched, actions played again, a policy that learns."""
+"""vinoreward audit: states that are searched, actions that are replayed, a policy that learns."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_network import rewrite
 from toy_environments import HEIGHT, WIDTH, save_toy_bundle
 
 from vinoreward.bundles.bundle import Bundle
@@ -23,11 +24,11 @@ from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_envs import constants as c
 from vinoreward_envs.panda_hover import PandaHoverEnv
-from vinoreward_training.audit.battery import Battery
-from vinoreward_training.audit.cheating import Cheating, learn
-from vinoreward_training.audit.command import environment_of
-from vinoreward_training.audit.replays import Replays, explained, play_again
-from vinoreward_training.audit.search import Searched, grid, search
+from vinoreward_training.audit.checks import FalsePositive, Subject
+from vinoreward_training.audit.env import AuditEnv, Learner, open_learner
+from vinoreward_training.audit.learned_policy import LearnedPolicy, learn
+from vinoreward_training.audit.replays import ReplayReport, replay_claims
+from vinoreward_training.audit.search import SearchReport, grid, search
 from vinoreward_training.audit.states import apart, offered_by
 from vinoreward_training.configs import AuditConfig
 
@@ -64,13 +65,17 @@ class Lamp:
         return SearchSpace("lamp", axes, reach)
 
 
+def faults(report: Any) -> list[str]:
+    return [check.sentence for check in report.checks() if check.failed]
+
+
 def searched(
     classifier: Classifier, lamp: Lamp, space: SearchSpace, *, seed: int = 0, states: int = 4096
-) -> tuple[Searched, Battery]:
-    found, fooled = Searched(space.name, space.axes), Battery()
-    for _ in search(classifier, space, lamp.image, found, fooled, seed=seed, states=states):
+) -> tuple[SearchReport, list[FalsePositive]]:
+    subject, report = Subject(classifier, seed), SearchReport(space.name, space.axes)
+    for _ in search(subject, space, lamp.image, report, states=states):
         pass
-    return found, fooled
+    return report, subject.false_positives.images
 
 
 # --- the grid ----------------------------------------------------------------------------------
@@ -120,10 +125,10 @@ def test_a_hole_of_a_square_centimetre_is_found(
             return 220 if math.dist(state[:2], middle) < HOLE else 60
 
         lamp = Lamp(red)
-        found, fooled = searched(classifier, lamp, lamp.space(axes), seed=seed)
+        found, cheats = searched(classifier, lamp, lamp.space(axes), seed=seed)
         caught += bool(found.holes) and math.dist(found.at[:2], middle) < HOLE
         if found.holes:
-            assert len(fooled.fooled) and found.plane == pytest.approx(1e-4, abs=3 * found.cell)
+            assert cheats and found.plane == pytest.approx(1e-4, abs=3 * found.cell)
     assert caught == 3
 
 
@@ -136,23 +141,21 @@ def test_a_way_up_is_climbed(classifier: Classifier) -> None:
 
     lamp = Lamp(red)
     found, _ = searched(classifier, lamp, lamp.space(axes), states=256)
-    spread = grid(axes[:1], 2)
-    assert len(spread) == 2
     assert found.most > 0.9 and math.dist(found.at, [0.3] * 6) < 0.2
 
 
 def test_a_wide_hole_is_a_fault_that_says_where(classifier: Classifier) -> None:
     lamp = Lamp(lambda state: 220 if state[0] > 0.6 else 60)
-    found, fooled = searched(classifier, lamp, lamp.space(TABLE))
+    found, cheats = searched(classifier, lamp, lamp.space(TABLE))
     assert found.failures == len(grid(TABLE, 4096))
     assert found.claimed / found.failures == pytest.approx(1 / 3, abs=0.02)
     assert found.plane == pytest.approx(0.1 * 0.8, rel=0.05) and "cm²" in found.area()
     assert any(hole.open for hole in found.holes)
-    first, second, *_ = found.faults()
+    first, second, *_ = faults(found)
     assert "claims a failure and most states around it" in first and "x 0.6" in first
     assert "x 0.6" in found.place(found.at)
     assert f"claims {found.claimed} of {found.failures} failures" in second
-    assert [one.by for one in fooled.fooled] == ["lamp"], "all look alike; no shift adds a claim"
+    assert [one.cause for one in cheats] == ["lamp"], "all look alike; no corruption adds a claim"
     assert found.as_dict()["area"] == found.area() and "drawn" not in found.as_dict()
 
 
@@ -161,29 +164,29 @@ def test_successes_and_states_left_out_do_not_count(classifier: Classifier) -> N
         return True if state[0] > 0.6 else None if state[0] > 0.55 else False
 
     lamp = Lamp(lambda state: 220 if state[0] > 0.56 else 60)
-    found, fooled = searched(classifier, lamp, lamp.space(TABLE, truth))
+    found, cheats = searched(classifier, lamp, lamp.space(TABLE, truth))
     assert found.failures == pytest.approx(len(grid(TABLE, 4096)) / 2, rel=0.05)
-    assert found.claimed == 0 and found.plane == 0 and not found.holes and not fooled.fooled
-    assert found.faults() == []
+    assert found.claimed == 0 and found.plane == 0 and not found.holes and not cheats
+    assert faults(found) == []
 
 
-def test_false_claims_under_a_shift_are_a_fault(classifier: Classifier) -> None:
+def test_false_claims_under_a_corruption_are_a_fault(classifier: Classifier) -> None:
     lamp = Lamp(lambda state: 160)  # 178 is claimed
     found, _ = searched(classifier, lamp, lamp.space(TABLE), states=256)
     assert found.claimed == 0
-    under = {(one.shift, one.strength): one for one in found.under}
+    under = {(one.corruption, one.strength): one for one in found.corrupted}
     assert under["more light", 1.3].claimed == under["more light", 1.3].failures > 0
     assert under["less light", 0.5].claimed == 0
-    assert any("under more light 1.3" in fault for fault in found.faults())
+    assert any("under more light 1.3" in fault for fault in faults(found))
 
 
 def test_a_seed_gives_the_same_search(classifier: Classifier) -> None:
     lamp = Lamp(lambda state: 100 + 150 * abs(state[0] - 0.5) + 100 * state[3])
-    first, again, other = (
+    first, same, other = (
         searched(classifier, lamp, lamp.space(TABLE + BALL), seed=seed, states=256)[0].as_dict()
         for seed in (1, 1, 2)
     )
-    assert first == again != other
+    assert first == same != other
 
 
 def test_a_space_that_cannot_be_searched_is_named(classifier: Classifier) -> None:
@@ -235,9 +238,9 @@ class Walk(gym.Env[np.ndarray, int]):
     render_mode = "rgb_array"
 
     def __init__(
-        self, shows: str, starts: tuple[int, ...] = (0, 2, 4, 6), told: bool = True
+        self, shows: str, starts: tuple[int, ...] = (0, 2, 4, 6), truth: bool = True
     ) -> None:
-        self.shows, self.starts, self.told = shows, starts, told
+        self.shows, self.starts, self.truth = shows, starts, truth
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -250,7 +253,7 @@ class Walk(gym.Env[np.ndarray, int]):
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.right += int(action)
         self.steps += 1
-        info = {"true_success": self.start + self.right >= 8} if self.told else {}
+        info = {"true_success": self.start + self.right >= 8} if self.truth else {}
         return self.observe(), 0.0, False, self.steps == 5, info
 
     def render(self) -> np.ndarray:  # type: ignore[override]
@@ -260,64 +263,39 @@ class Walk(gym.Env[np.ndarray, int]):
         return image
 
 
-def replayed(
-    classifier: Classifier, env: Walk, robot: tuple[int, ...] = ()
-) -> tuple[Replays, Battery]:
-    found, fooled = Replays(), Battery()
-    env.action_space.seed(0)
-    for _ in play_again(
-        classifier, env, lambda seen: env.render(), None, found, fooled, seed=0, robot=robot
-    ):
+def replayed(classifier: Classifier, env: Walk) -> tuple[ReplayReport, list[FalsePositive]]:
+    subject, report = Subject(classifier), ReplayReport()
+    for _ in replay_claims(subject, AuditEnv(env, lambda observation: env.render()), report):
         pass
-    return found, fooled
+    return report, subject.false_positives.images
 
 
 def test_claims_of_what_the_robot_did_stay_from_another_start(classifier: Classifier) -> None:
-    found, fooled = replayed(classifier, Walk("steps"))
+    found, cheats = replayed(classifier, Walk("steps"))
     assert found.replayed == 50 == found.stay
-    assert found.failures == found.false > 15 and 1 < len(fooled.fooled) <= found.false
-    assert any("it claims" in fault for fault in found.faults())
-    honest, fooled = replayed(classifier, Walk("place"))
-    assert honest.replayed == 50 and honest.false == 0 < honest.failures and not fooled.fooled
-    assert honest.faults() == [] and "0 of them claimed" in honest.note
+    assert found.failures == found.false > 15 and 1 < len(cheats) <= found.false
+    assert any("it claims" in fault for fault in faults(found))
+    honest, cheats = replayed(classifier, Walk("place"))
+    assert honest.replayed == 50 and honest.false == 0 < honest.failures and not cheats
+    assert faults(honest) == [] and "0 of them claimed" in honest.note
 
 
 def test_without_the_truth_nothing_is_a_fault(classifier: Classifier) -> None:
-    found, _ = replayed(classifier, Walk("steps", told=False))
-    assert found.stay == 50 and not found.told and found.faults() == []
+    found, _ = replayed(classifier, Walk("steps", truth=False))
+    assert found.stay == 50 and not found.truth_known and faults(found) == []
     assert "does not tell which of them are true" in found.note
 
 
 def test_a_start_that_looks_the_same_tells_nothing(classifier: Classifier) -> None:
     found, _ = replayed(classifier, Walk("steps", starts=(4,)))
-    assert found.replayed == 0 and found.alike == found.claims > 0 and found.faults() == []
+    assert found.replayed == 0 and found.alike == found.claims > 0 and faults(found) == []
     assert "starts looked alike" in found.note
-
-
-def test_the_robots_state_explains_what_looks_at_it_alone(classifier: Classifier) -> None:
-    posed, _ = replayed(classifier, Walk("steps"), robot=(0,))
-    assert posed.robot is not None and posed.robot[0] > 0.95 and posed.robot[1] < 0.5
-    assert any("robot's own state explains" in fault for fault in posed.faults())
-    honest, _ = replayed(classifier, Walk("place"), robot=(0,))
-    assert honest.robot is not None and abs(honest.robot[0] - honest.robot[1]) < 0.3
-    with pytest.raises(ConfigError, match="an observation has 2 numbers"):
-        replayed(classifier, Walk("place"), robot=(2,))
-
-
-@given(st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=20)
-def test_the_share_that_is_explained(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    states, episodes = random.uniform(-1, 1, (400, 1)), np.repeat(np.arange(100), 4)
-    assert explained(states, np.sin(2 * states[:, 0]), episodes) > 0.95
-    assert explained(states, random.normal(size=400), episodes) < 0.2
-    assert explained(states, np.ones(400), episodes) == 0.0
 
 
 # --- a policy that learns ----------------------------------------------------------------------
 
 
-class Paid(gym.Env[np.ndarray, int]):
+class OneStep(gym.Env[np.ndarray, int]):
     """One step: action 1 is claimed, and true or not."""
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
@@ -338,16 +316,16 @@ class Paid(gym.Env[np.ndarray, int]):
         return np.zeros(1, np.float32), float(claimed), True, False, info
 
 
-@pytest.mark.parametrize(("true", "faults"), [(False, 1), (True, 0), (None, 0)])
-def test_a_policy_that_is_paid_for_false_claims_is_a_fault(
-    true: bool | None, faults: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("true", "count"), [(False, 1), (True, 0), (None, 0)])
+def test_a_policy_that_is_rewarded_for_false_claims_is_a_fault(
+    true: bool | None, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = Cheating("PPO")
-    for _ in learn(Paid(true), "PPO", {"n_steps": 64, "n_epochs": 4}, found, steps=512, seed=0):
+    found = LearnedPolicy("PPO")
+    for _ in learn(Learner(OneStep(true), "PPO", {"n_steps": 64, "n_epochs": 4}, 512), found, 0):
         pass
     assert found.steps == 512 and found.episodes > 400
-    assert len(found.faults()) == faults
+    assert len(faults(found)) == count
     assert list(tmp_path.glob("SB3-*")) == [], "an empty folder for each audit"
     if true is None:
         assert found.last == 0 and "nothing says which" in found.note
@@ -356,20 +334,16 @@ def test_a_policy_that_is_paid_for_false_claims_is_a_fault(
         assert (found.first_false is None) is true
 
 
-def test_the_learning_policy_reads_the_truth_by_itself() -> None:
-    """Under a learned reward the truth may have another key than in the environment itself."""
-    bundle = Bundle.load("panda-hover-classifier")
-    config = AuditConfig("panda-hover-classifier", Path("none"), env="PandaHover-v0")
+def test_the_learning_policy_reads_the_truth_by_itself(tmp_path: Path) -> None:
+    """Under a learned reward the truth may have another key, and the images are foreign here."""
+    shutil.copytree(Bundle.load("panda-hover-classifier").path, tmp_path / "foreign")
+    bundle = Bundle.load(tmp_path / "foreign")
+    rewrite(bundle, lambda spec: spec["image"].update(scene={}))
+    config = AuditConfig(str(bundle.path), Path("none"), env="PandaHover-v0")
     with contextlib.ExitStack() as closing:
-        given = environment_of(config, bundle, closing)
-        learning = given["learning"]
-        assert learning.truth is not given["truth"] and learning.steps == 2000
-        assert learning.algorithm == "SAC" and learning.arguments, "as the preset has them"
-        learning.env.reset(seed=0)
-        *_, info = learning.env.step(np.zeros(2, np.float32))
-        assert "reward_ood" in info and learning.truth(info) is False
-    quiet = dataclasses.replace(config, learn_steps=0)
-    with contextlib.ExitStack() as closing:
-        assert "learning" not in environment_of(quiet, bundle, closing)
-    with contextlib.ExitStack() as closing, pytest.raises(ConfigError, match="learn_steps=-1"):
-        environment_of(dataclasses.replace(config, learn_steps=-1), bundle, closing)
+        learner = open_learner(config, bundle, closing)
+        assert learner.steps == 2000
+        assert learner.algorithm == "SAC" and learner.arguments, "as the preset has them"
+        learner.env.reset(seed=0)
+        *_, info = learner.env.step(np.zeros(2, np.float32))
+        assert "reward_ood" in info and learner.truth(info) is False

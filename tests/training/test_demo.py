@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_training.cli import main
-from vinoreward_training.configs import DemoConfig, QuantizeConfig
+from vinoreward_training.configs import DemoConfig
 from vinoreward_training.data.provenance import LEAST_HELD_OUT
 from vinoreward_training.demo.command import (
     CAPTURE_SEED,
@@ -87,8 +86,6 @@ def fewer_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too little for a real classifier shows all the same that a stage follows another."""
     monkeypatch.setattr("vinoreward_training.demo.command.QUANTIZE_NEEDS", 20)
     monkeypatch.setitem(LEAST_HELD_OUT, "classifier", 20)
-    few = partial(QuantizeConfig, calibration=32)
-    monkeypatch.setattr("vinoreward_training.demo.command.QuantizeConfig", few)
 
 
 @pytest.mark.slow

@@ -8,19 +8,16 @@ import re
 import shlex
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from full_disk import nearly_full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_folders import SIZE, make_images, write_folder
 from PIL import Image
-from safetensors.torch import load as safetensors_of
 from safetensors.torch import save as safetensors_bytes
 
 from vinoreward.backends.torch_classifiers import build
@@ -30,50 +27,45 @@ from vinoreward.errors import (
     ConfigError,
     DatasetError,
     ModelCorruptError,
-    RunFolderError,
-    TooFewNegativesError,
     UselessClassifierError,
 )
 from vinoreward.images import View
-from vinoreward.rewards.calibration import negatives_needed, threshold_for_fpr
+from vinoreward.rewards.calibration import threshold_for_fpr
+from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.bundle import golden_indices
-from vinoreward_training.classifier.dead_camera import of_step
+from vinoreward_training.classifier.corruptions import TRAINED, randomly_corrupted
 from vinoreward_training.classifier.evaluation import (
     Verdict,
     average_precision,
     finer,
-    judge,
+    give_verdict,
     per_category,
     raised_threshold,
     rates,
     refuse_useless,
     roc_curve,
-    rounded_up,
     saved_by,
     still_falling,
 )
-from vinoreward_training.classifier.guard import fit_guard, of_rooms
-from vinoreward_training.classifier.shifts import TRAINED, in_rooms
+from vinoreward_training.classifier.ood import fit_ood, trained_on_corruptions
 from vinoreward_training.classifier.training import (
     SAMPLE,
     ChannelsLast,
     ClassifierFit,
     augment,
     check_unseen,
-    loss_of,
     margin_targets,
     read_record,
     record_of,
     sampling_shares,
 )
 from vinoreward_training.cli import main
-from vinoreward_training.configs import FinetuneConfig, QuantizeConfig
+from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train
-from vinoreward_training.quantize import command as quantize
-from vinoreward_training.runs.fit import CHECKPOINT, predict
+from vinoreward_training.runs.fit import CHECKPOINT
 
 
 def dataset_of(count: int) -> Dataset:
@@ -97,29 +89,12 @@ def network() -> ChannelsLast:
 
 
 def fit_of(
-    folder: Path, *, resume: bool = False, epochs: int = 2, dead_camera: float = 0.125
+    folder: Path, *, resume: bool = False, epochs: int = 2, camera_failures: float = 0.125
 ) -> ClassifierFit:
     data = dataset_of(24)
-    config = FinetuneConfig(epochs=epochs, batch_size=8, bf16="off", resume=resume)
+    config = FinetuneConfig(epochs=epochs, resume=resume)
     parts = np.arange(16), np.arange(16, 24)
-    return ClassifierFit(network(), data, *parts, config, folder, dead_camera=dead_camera)
-
-
-def test_a_single_camera_dies_from_the_middle_of_a_training_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[int] = []
-
-    def recorded(*arguments: Any, views: Any, **options: Any) -> Any:
-        shown.append(len(views))
-        return of_step(*arguments, views=views, **options)
-
-    monkeypatch.setattr("vinoreward_training.classifier.training.of_step", recorded)
-    data = dataclasses.replace(dataset_of(24), views=(View("front", 16), View("wrist", 16)))
-    config = FinetuneConfig(epochs=2, batch_size=8, bf16="off")
-    fit = ClassifierFit(network(), data, np.arange(16), np.arange(16, 24), config, tmp_path)
-    fit.run()
-    assert shown == [0, 0, 2, 2]
+    return ClassifierFit(network(), data, *parts, config, folder, camera_failures=camera_failures)
 
 
 def stop_after(steps: int) -> Callable[[int, object], None]:
@@ -132,19 +107,12 @@ def stop_after(steps: int) -> Callable[[int, object], None]:
     return on_step
 
 
-def as_before(checkpoint: Path, *names: str) -> None:
-    """Leave out what checkpoints of the first versions do not have."""
-    state = torch.load(checkpoint, weights_only=True)
-    torch.save({name: value for name, value in state.items() if name not in names}, checkpoint)
-
-
 def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     whole = fit_of(tmp_path / "whole")
     whole.run()
     stopped = fit_of(tmp_path / "stopped")
     with pytest.raises(KeyboardInterrupt):
         stopped.run(stop_after(3))
-    as_before(tmp_path / "stopped" / CHECKPOINT, "reader")
     again = fit_of(tmp_path / "stopped", resume=True)
     assert again.step == 3
     again.run()
@@ -152,40 +120,6 @@ def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     assert [record["val_loss"] for record in again.history] == pytest.approx(
         [record["val_loss"] for record in whole.history], rel=1e-3
     )
-
-
-def test_training_shows_dead_camera_frames_as_failures(tmp_path: Path) -> None:
-    losses = []
-    for share in (0.0, 1.0):
-        fit = fit_of(tmp_path / str(share), epochs=5, dead_camera=share)
-        fit.run()
-        losses.append(fit.history[-1]["val_dead_loss"])
-    assert losses[1] < 0.8 * losses[0]
-
-
-def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
-    fit = fit_of(tmp_path)
-    fit.save()
-    before = (tmp_path / CHECKPOINT).read_bytes()
-    with nearly_full_disk(), pytest.raises(RunFolderError, match=r"checkpoint\.pt.*free space"):
-        fit.save()
-    assert (tmp_path / CHECKPOINT).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
-
-
-def test_a_corrupt_or_foreign_checkpoint_is_an_error(tmp_path: Path) -> None:
-    fit = fit_of(tmp_path)
-    fit.save()
-    (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
-    with pytest.raises(ModelCorruptError, match=r"checkpoint\.pt cannot be read"):
-        fit_of(tmp_path, resume=True)
-    torch.save({"dataset": "other"}, tmp_path / CHECKPOINT)
-    with pytest.raises(DatasetError, match="another dataset"):
-        fit_of(tmp_path, resume=True)
-    # As versions wrote it that split by a seed: it has trained on what is held out now.
-    torch.save({"dataset": "0" * 64}, tmp_path / CHECKPOINT)
-    with pytest.raises(DatasetError, match=r"split the data otherwise.*--out"):
-        fit_of(tmp_path, resume=True)
 
 
 def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
@@ -197,39 +131,26 @@ def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
     assert augment(images, 0.0, torch.Generator()) is images
 
 
-def test_a_share_of_the_images_is_changed_as_in_other_rooms() -> None:
+def test_a_share_of_the_images_is_corrupted_and_all_views_alike() -> None:
     images = np.random.default_rng(0).integers(0, 256, (200, 24, 30, 3), dtype=np.uint8)
     before = images.copy()
 
     def drawn(share: float, seed: int = 0) -> np.ndarray:
-        return in_rooms(images, share, np.random.default_rng(seed))
+        return randomly_corrupted(images, share, np.random.default_rng(seed))
 
     some = drawn(0.3)
     changed = (some != images).any(axis=(1, 2, 3))
     assert 40 < changed.sum() < 80 and np.array_equal(before, images)
     assert np.array_equal(some, drawn(0.3)) and not np.array_equal(some, drawn(0.3, 1))
     assert np.array_equal(drawn(0.0), images)
-    one = tuple(shift for shift in TRAINED if shift.name == "less light")
-    gains = in_rooms(images, 1.0, np.random.default_rng(0), (), one).mean(axis=(1, 2, 3))
+    one = tuple(one for one in TRAINED if one.name == "less light")
+    gains = randomly_corrupted(images, 1.0, np.random.default_rng(0), (), one).mean(axis=(1, 2, 3))
     ratio = gains / images.mean(axis=(1, 2, 3))
     assert 0.69 < ratio.min() < 0.75 and 0.95 < ratio.max() < 1.01
-
-
-def test_other_rooms_befall_all_views_alike() -> None:
-    one = np.random.default_rng(2).integers(0, 256, (20, 24, 30, 3), dtype=np.uint8)
-    both = np.concatenate([one, one], axis=1)
+    both = np.concatenate([images, images], axis=1)
     views = (View(name="front", height=24), View(name="wrist", height=24))
-    found = in_rooms(both, 1.0, np.random.default_rng(0), views)
-    assert np.array_equal(found[:, :24], found[:, 24:])
-    assert not np.array_equal(found, both)
-
-
-def test_training_sees_other_rooms_and_resumes_with_the_same(tmp_path: Path) -> None:
-    fits = [fit_of(tmp_path / str(n)) for n in range(2)]
-    batch = np.arange(8)
-    drawn = [fit._shift(batch, 1.0, 1, 7) for fit in fits]
-    assert np.array_equal(*drawn)
-    assert not np.array_equal(drawn[0], fits[0]._shift(batch, 1.0, 1, 8))
+    found = randomly_corrupted(both, 1.0, np.random.default_rng(0), views)
+    assert np.array_equal(found[:, :24], found[:, 24:]) and not np.array_equal(found, both)
 
 
 def lit_scene(count: int = 400) -> Dataset:
@@ -253,28 +174,6 @@ def truth_in(dataset: Dataset, images: np.ndarray) -> np.ndarray:
     return labels
 
 
-def test_a_guard_knows_other_light_where_the_network_was_trained_for_it() -> None:
-    dataset = lit_scene()
-    parts, images = split_by_episode(dataset), dataset.images
-    lit = fit_guard(dataset, parts, partial(truth_in, dataset))
-    strict = fit_guard(dataset, parts, None)
-    assert lit.guard is not None and strict.guard is not None
-    assert lit.metrics["rooms"] and not strict.metrics["rooms"]
-    assert lit.metrics["light"] == [0.7, 1.3] and strict.metrics["light"] == [1.0, 1.0]
-    assert "light from 0.7 to 1.3 times" in str(lit) and "light" not in str(strict)
-    darker = (images * 0.8).astype(np.uint8)
-    assert (
-        (strict.guard.ood_score(darker) > 1).mean()
-        > 0.95
-        > 0.05
-        > (lit.guard.ood_score(darker) > 1).mean()
-    )
-    night = (images * 0.4).astype(np.uint8)
-    assert (lit.guard.ood_score(night) > 1).mean() > 0.95
-    assert of_rooms({"guard": lit.metrics}) and not of_rooms({"guard": strict.metrics})
-    assert not of_rooms({}) and not of_rooms({"guard": {"rooms": "yes"}})
-
-
 @pytest.mark.parametrize(
     ("fails_below", "fails", "light"),
     [
@@ -284,7 +183,7 @@ def test_a_guard_knows_other_light_where_the_network_was_trained_for_it() -> Non
         (2.0, "claims", [1.0, 1.0]),
     ],
 )
-def test_a_guard_lets_no_light_pass_in_which_the_network_is_wrong(
+def test_a_detector_accepts_no_light_in_which_the_network_is_wrong(
     fails_below: float, fails: str, light: list[float]
 ) -> None:
     dataset = lit_scene()
@@ -299,10 +198,14 @@ def test_a_guard_lets_no_light_pass_in_which_the_network_is_wrong(
         right[wrong[: max(2, len(wrong) // 3)]] ^= True
         return right
 
-    found = fit_guard(dataset, split_by_episode(dataset), claims)
-    assert found.guard is not None and found.metrics["light"] == light
+    found = fit_ood(dataset, split_by_episode(dataset), claims)
+    assert found.detector is not None and found.metrics["light"] == light
+    assert trained_on_corruptions({"guard": found.metrics})
+    strict = fit_ood(dataset, split_by_episode(dataset), None)
+    assert strict.metrics["light"] == [1.0, 1.0] and "light" not in str(strict)
+    assert not trained_on_corruptions({"guard": strict.metrics})
     darker = (dataset.images * 0.74).astype(np.uint8)
-    assert (found.guard.ood_score(darker) > 1).mean() > 0.95
+    assert (found.detector.ood_score(darker) > 1).mean() > 0.95
 
 
 def test_distances_become_log_odds_that_change_sign_at_the_success_distance() -> None:
@@ -311,23 +214,6 @@ def test_distances_become_log_odds_that_change_sign_at_the_success_distance() ->
     targets = margin_targets(distances, labels, 0.035)
     assert targets[:5] == pytest.approx([6, 1, 0, -1, -6], abs=1e-5)
     assert np.isnan(targets[5:]).all()  # unknown, and a distance that contradicts its label
-
-
-def test_the_distance_loss_is_one_sided_at_its_limit() -> None:
-    limit = 6.0
-    labels = torch.tensor([1, 0])
-    targets = torch.tensor([limit, -limit])
-
-    def distance_loss(log_odds: float) -> float:
-        logits = torch.tensor([[0.0, log_odds], [0.0, -log_odds]])
-        return float(loss_of(logits, labels, targets, 1.0) - loss_of(logits, labels, targets, 0.0))
-
-    assert distance_loss(limit + 5) == distance_loss(limit) == 0
-    assert distance_loss(limit - 1) == pytest.approx(0.5)
-    inner = torch.tensor([1.0, -1.0])  # short of the limit more is as wrong as less
-    logits = torch.tensor([[0.0, 2.0], [0.0, -2.0]])
-    both = loss_of(logits, labels, inner, 1.0) - loss_of(logits, labels, inner, 0.0)
-    assert float(both) == pytest.approx(0.5)
 
 
 @given(
@@ -352,12 +238,6 @@ def test_frames_at_the_boundary_are_drawn_more_often_and_each_side_alike(
         assert ratio == pytest.approx(boost)
 
 
-def test_the_order_of_memory_does_not_change_the_network() -> None:
-    images, _ = make_images(3)
-    module = network()
-    assert predict(module, images) == pytest.approx(predict(module.inner, images), abs=1e-4)
-
-
 def keyed(count: int, seed: int = 0) -> Dataset:
     """Return many tiny images, each its own episode."""
     images = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
@@ -369,12 +249,6 @@ def keyed(count: int, seed: int = 0) -> Dataset:
         sha256=f"{seed}" * 64,
         files=tuple(str(index) for index in range(count)),
     )
-
-
-def test_the_advised_false_positive_rate_is_one_that_the_episodes_support() -> None:
-    for episodes in range(30, 2000):
-        advised = float(f"{rounded_up(1 - 0.05 ** (1 / episodes)):.2g}")
-        assert negatives_needed(advised) <= episodes < negatives_needed(0.85 * advised)
 
 
 @pytest.mark.parametrize("count", [300, 4 * SAMPLE])
@@ -410,29 +284,6 @@ def test_weights_that_have_seen_held_out_images_are_refused(count: int, tmp_path
         check_unseen(second, path, other, split_by_episode(other))
 
 
-def test_images_that_every_episode_repeats_do_not_count_as_seen(tmp_path: Path) -> None:
-    data = keyed(400)
-    data.images[::4] = 9  # an arm at rest
-    parts = split_by_episode(data)
-    record = record_of(data, parts[0], started=False, before=None)
-    fresh = keyed(400, seed=1)
-    fresh.images[::4] = 9
-    assert check_unseen(record, tmp_path, fresh, split_by_episode(fresh)).startswith("yes")
-
-
-def test_a_record_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "w.safetensors"
-    for text in ("[", "{}", '{"sample": "AAAA", "datasets": [], "limit": 1, "split": "x"}'):
-        path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}, {"trained_on": text}))
-        with pytest.raises(ModelCorruptError, match="trained on"):
-            read_record(path)
-    path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}))
-    assert read_record(path) is None
-    assert "no record" in check_unseen(None, path, keyed(100), ())
-    unknown = record_of(keyed(100), np.arange(70), started=True, before=None)
-    assert not unknown.complete
-
-
 def test_raising_the_threshold_keeps_the_claims() -> None:
     none = np.zeros(0)
     likely = np.linspace(0.9, 1, 200)
@@ -465,7 +316,7 @@ def verdict_of(
     found = rates(claimed == 1, labels)
     probabilities = np.where(np.arange(500) < 100, 0.9, 0.1)
     chosen = threshold_for_fpr(probabilities, labels, np.arange(500) % (episodes + 100), 0.02)
-    return judge(
+    return give_verdict(
         found,
         chosen,
         dead=500,
@@ -497,34 +348,18 @@ def test_the_verdict_says_whether_a_network_sees_too_little_or_has_seen_too_few(
     assert saved_by(np.stack([0 * clear, clear], 1), labels) > 0.9
     assert saved_by(random.normal(size=(400, 2)), labels) < 0.1
     assert saved_by(np.zeros((400, 2)), np.zeros(400, dtype=np.int64)) >= 0  # all alike
-    for network, words in [("squeezenet1_1", "--network fine_resnet"), ("fine_resnet", "closer")]:
-        advice = finer(network, 64, 96, resized=False)
+    images = dataclasses.replace(dataset_of(2), images=np.zeros((2, 64, 96, 3), np.uint8))
+    for name, words in [("squeezenet1_1", "--network fine_resnet"), ("fine_resnet", "closer")]:
+        advice = finer(name, images)
         blind = verdict_of(0, 0, falling=False, learnt=(0.05, 0.02), finer=advice)
         assert "not learnt even its training frames: it saves 5%" in str(blind)
         assert blind.advice[0].startswith("larger images: --image-size 128 192")
         assert any(words in each for each in blind.advice)
-    assert finer("squeezenet1_1", 64, 96, resized=False, views=True)[0].startswith(
-        "larger images: capture with --image-size 128 192 for each view"
-    )
     lucky = verdict_of(30, 2, learnt=(0.01, 0.03), finer=advice)
     assert lucky.level == "useless" and verdict_of(30, 2).level == "weak"
     heart = verdict_of(0, 0, falling=False, learnt=(0.9, 0.1), finer=advice)
     assert "by heart: it saves 90%" in str(heart) and "--pretrained --freeze" in heart.advice[0]
     assert verdict_of(95, 4, learnt=(0.1, 0.1), finer=advice) == Verdict("usable")
-
-
-@pytest.mark.parametrize("dead", [0, 40])
-def test_more_epochs_are_advised_only_where_they_help(dead: int) -> None:
-    def words(**more: Any) -> list[str]:
-        return [" ".join(each.split()[:4]) for each in verdict_of(53, 2, dead=dead, **more).advice]
-
-    images = ["more frames of successes", "a higher --target-fpr: a"]
-    images += ["a look at which"] * bool(dead)
-    assert words() == ["more --epochs: the validation", *images]
-    assert words(falling=False) == images
-    # Few episodes keep the threshold high whatever the network.
-    assert words(falling=False, episodes=0) == ["failures from more episodes", *images]
-    assert verdict_of(0, 0, falling=False).advice[0] == "a look at the labels and at mistakes.png"
 
 
 @pytest.mark.parametrize(
@@ -590,27 +425,6 @@ def test_golden_frames_are_of_both_classes_and_hold_the_closest_ones() -> None:
     assert int(np.argmin(np.abs(log_odds - 0.3))) in chosen
 
 
-def test_too_few_negatives_are_refused_before_training(tmp_path: Path) -> None:
-    data = write_folder(tmp_path / "data", 60)
-    with pytest.raises(TooFewNegativesError, match="299"):
-        finetune.run(FinetuneConfig(data=data, out=tmp_path / "run", target_fpr=0.01))
-    assert not (tmp_path / "run" / CHECKPOINT).exists()
-
-
-def test_data_that_are_refused_leave_no_run_folder(tmp_path: Path) -> None:
-    data = write_folder(tmp_path / "data", 20)
-    (data / "success" / "broken.png").write_bytes(b"no image")
-    out = tmp_path / "run"
-    with pytest.raises(DatasetError, match=r"broken\.png"):
-        finetune.run(FinetuneConfig(data=data, out=out))
-    (data / "success" / "broken.png").unlink()
-    with pytest.raises(TooFewNegativesError):
-        finetune.run(FinetuneConfig(data=data, out=out))
-    with pytest.raises(DatasetError):
-        finetune.run(FinetuneConfig(data=tmp_path / "none", out=out))
-    assert not out.exists()
-
-
 def test_photographs_are_spoken_of_in_their_own_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -632,41 +446,46 @@ def test_photographs_are_spoken_of_in_their_own_words(
     assert "add more images of either class" in said.err and "capture" not in said.err
 
 
-def test_a_run_of_before_goes_on_under_its_name(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
-    recorded = "data: data/hover\nout: elsewhere\nname: hover-classifier\nimage_size: null\n"
-    (out / "config.yaml").write_text(
-        recorded + "resume: false\nepochs: 7\nnetwork: squeezenet1_0\n", encoding="utf-8"
-    )
-    found = finetune.SETTINGS.of(out=out, resume=True, learning_rate=0.1)
-    assert (found.name, found.epochs, found.learning_rate) == ("hover-classifier", 7, 0.1)
-    assert (found.data, found.out, found.resume) == (Path("data/hover"), out, True)
-    assert found.network == "squeezenet1_0"
-    with pytest.raises(ConfigError, match="network='resnet18', but the run"):
-        finetune.SETTINGS.of(out=out, resume=True, network="resnet18")
-    for text, words in [
-        ("bf16: sometimes", r"bf16='sometimes'.*'auto', 'on', 'off'"),
-        ("image_size: [3]", r"image_size=\[3\]"),
-        ("seed: 2026-13-45", r"config\.yaml cannot be read: month must be"),
-        ("seed: " + "[" * 9999, "nested too deeply"),
-        ("speed: 3", "seed in place of speed"),
-    ]:
-        (out / "config.yaml").write_text(text, encoding="utf-8")
-        with pytest.raises(ConfigError, match=words):
-            finetune.SETTINGS.of(out=out, resume=True)
+def test_a_checkpoint_or_record_of_something_else_is_an_error(tmp_path: Path) -> None:
+    fit_of(tmp_path).save()
+    (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelCorruptError, match=r"checkpoint\.pt cannot be read"):
+        fit_of(tmp_path, resume=True)
+    for state in ({"dataset": "other"}, {"dataset": "0" * 64}):  # of another split
+        torch.save(state, tmp_path / CHECKPOINT)
+        with pytest.raises(DatasetError, match="--out"):
+            fit_of(tmp_path, resume=True)
+    path = tmp_path / "w.safetensors"
+    for text in ("[", "{}", '{"sample": "AAAA", "datasets": [], "limit": 1, "split": "x"}'):
+        path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}, {"trained_on": text}))
+        with pytest.raises(ModelCorruptError, match="trained on"):
+            read_record(path)
 
 
-def test_values_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--epochs 0"):
-        finetune.run(FinetuneConfig(epochs=0, out=tmp_path))
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ("--epochs 0", "epochs"),
+        ("--learning-rate 1", "learning_rate"),
+        ("--target-fpr 0", "target_fpr"),
+        ("--seed -1", "seed"),
+        ("--image-crop 0 0 0 8", "image_crop"),
+        ("--freeze", "freeze"),
+        ("--pretrained --weights w.pt", "pretrained"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, options: str, field: str) -> None:
+    config = finetune.SETTINGS.parse([*options.split(), "--out", str(tmp_path / "run")], prog="x")
+    with pytest.raises(ConfigError) as caught:
+        finetune.run(config)
+    assert caught.value.field == field and not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command that Ctrl-C prints goes on alone."""
+    """The command that Ctrl-C prints goes on alone; a finished run trains nothing."""
     data, out = write_folder(tmp_path / "mine", 240), tmp_path / "my run"
     steps, step = [], ClassifierFit._step
 
@@ -677,66 +496,39 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
         return step(self)
 
     monkeypatch.setattr(ClassifierFit, "_step", stopped)
-    words = ["--data", str(data), "--out", str(out), "--target-fpr", "0.2", "--threads", "1"]
-    words += ["--epochs", "3", "--batch-size", "16", "--image-size", "32", "40"]
-    assert main(["finetune", *words]) == 130
+    words = ["--data", str(data), "--out", str(out), "--target-fpr", "0.2", "--epochs", "2"]
+    assert main(["finetune", *words, "--image-size", "32", "40"]) == 130
     (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
     assert shlex.split(line) == ["finetune", "--resume", "--out", str(out)]
     # What is refused at once changes no settings of the run.
     other = write_folder(tmp_path / "other", 120)
     assert main([*shlex.split(line), "--data", str(other)]) == 1
     assert main(shlex.split(line)) == 0
-    assert steps[:4] == [0, 1, 2, 3]  # it went on where it was
+    assert steps[:4] == [0, 1, 2, 3] and len(steps) == 3 + steps[-1] + 1 - 3
+    assert "INT8: none, FP32 works all the same." in capsys.readouterr().out  # too few frames
     bundle = Bundle.load(out / "bundle")
     assert bundle.spec.name == "mine-classifier"
     assert (bundle.spec.image.height, bundle.spec.image.width) == (32, 40)
-    assert len(bundle.spec.metrics["history"]) == 3
     dataset = load_dataset(data)
-    assert bundle.spec.labels == ("failure", "success")
     assert bundle.spec.dataset["sha256"] == dataset.sha256
     assert bundle.spec.metrics["test"]["recall"] == 1.0
     assert bundle.spec.decision.chosen_for["target_fpr"] == 0.2
     names = {path.name for path in (bundle.path / "images").iterdir()}
     assert {"roc.png", "pr.png", "mistakes.png", "history.png"} <= names
-    card = (bundle.path / "README.md").read_text()
-    assert "Clopper-Pearson" in card and "- notes:" not in card
+    card, verdict = (bundle.path / "README.md").read_text(), bundle.spec.metrics["verdict"]
     low, high = bundle.spec.decision.chosen_for["recall_interval"]
-    assert f"- recall_interval: {low:.4f} to {high:.4f}" in card
-    claimed_of_all = bundle.spec.decision.chosen_for["at_raised"]["true_positives"]
-    assert f"- at_raised: true_positives: {claimed_of_all}, false_positives: " in card
-    assert (out / "report.html").is_file()
-    from vinoreward.rewards.classifier import Classifier
-
-    classifier = Classifier(bundle)
-    claimed = classifier.probability(dataset.images) >= classifier.threshold
-    assert (claimed == (dataset.labels == 1)).mean() > 0.95
-    classifier.close()
-    # A success is red here, and thirty steps hardly tell that from other red frames.
-    dead, verdict = bundle.spec.metrics["dead_camera"], bundle.spec.metrics["verdict"]
-    assert dead["frames"] == 520 and dead["by_family"]["black"] == 0
-    why = [f"it claims {dead['claimed']} of 520 dead-camera frames"] * (dead["claimed"] > 5)
-    assert verdict["reasons"] == why and verdict["level"] == ("weak" if why else "usable")
-    card = (bundle.path / "README.md").read_text()
+    assert f"- recall_interval: {low:.4f} to {high:.4f}" in card and "- notes:" not in card
     assert f"## Verdict: {verdict['level']}" in card
     assert "| dead_camera: black | 40 | 0 |" in card
-    # Continuing a finished run trains nothing and takes the same network again.
-    taken, weights = len(steps), bundle.path / "model.safetensors"
-    found: list[dict[str, torch.Tensor]] = []
-
-    def kept(config: Any, dataset: Any, parts: Any, folder: Any, module: Any, *more: Any) -> Any:
-        found.append(module.state_dict())
-        return Verdict("usable")
-
-    monkeypatch.setattr("vinoreward_training.classifier.bundle.make_bundle", kept)
-    assert main(shlex.split(line)) == 0
-    assert len(steps) == taken
-    for name, tensor in safetensors_of(weights.read_bytes()).items():
-        (again,) = (one for key, one in found[0].items() if key.endswith(f".{name}"))
-        assert torch.equal(again, tensor)
-    # Its weights say what they were trained on.
-    record = read_record(weights)
+    assert (out / "report.html").is_file()
+    with Classifier(bundle) as classifier:
+        claimed = classifier.probability(dataset.images) >= classifier.threshold
+    assert (claimed == (dataset.labels == 1)).mean() > 0.95
+    record = read_record(bundle.path / "model.safetensors")
     assert record is not None and bundle.spec.dataset["trained_on"] == record.facts()
-    assert check_unseen(record, weights, dataset, split_by_episode(dataset)).startswith("yes")
+    taken, weights = len(steps), (bundle.path / "model.safetensors").read_bytes()
+    assert main(shlex.split(line)) == 0
+    assert len(steps) == taken and (bundle.path / "model.safetensors").read_bytes() == weights
 
 
 @pytest.mark.slow
@@ -751,27 +543,14 @@ def test_a_classifier_of_nothing_is_useless_and_says_so(
         Image.fromarray(random.integers(0, 256, (*SIZE, 3), dtype=np.uint8)).save(path)
     foreign = tmp_path / "foreign.safetensors"
     foreign.write_bytes(safetensors_bytes(build("squeezenet1_1").state_dict()))
-    config = FinetuneConfig(
-        data=data,
-        out=tmp_path / "run",
-        weights=foreign,
-        epochs=1,
-        batch_size=16,
-        target_fpr=0.3,
-        threads=1,
-    )
+    out = tmp_path / "run"
+    config = FinetuneConfig(data=data, out=out, weights=foreign, epochs=1, target_fpr=0.3)
     assert finetune.run(config) == 3
     said = capsys.readouterr().out
-    assert "verdict: useless" in said and "next:" not in said
+    assert "verdict: useless" in said and "next:" not in said and "INT8" not in said
     assert "more --epochs" in said  # of one epoch nobody knows
     assert "not learnt even its training frames" in said and "--image-size 64 80" in said
-    assert "foreign.safetensors carries no record" in said
-    path = tmp_path / "run" / "bundle"
+    path = out / "bundle"
     assert "foreign.safetensors carries no record" in (path / "README.md").read_text()
-    with pytest.raises(UselessClassifierError, match="--force"):
-        quantize.run(QuantizeConfig(bundle=path, data=data))
-    # With --force it is the data's turn: too few frames are held out.
-    with pytest.raises(DatasetError, match="at least 200"):
-        quantize.run(QuantizeConfig(bundle=path, data=data, force=True))
     with pytest.raises(UselessClassifierError, match="--force"):
         train(TRAIN.of(out=tmp_path / "policy", bundle=str(path), progress=False))

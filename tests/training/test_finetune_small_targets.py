@@ -6,20 +6,24 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from image_folders import write_dots
 from safetensors.torch import save_file
 
-from vinoreward.backends.torch_classifiers import SeveralViews, build, rebuild
-from vinoreward.backends.torch_networks import WithPreprocess
+from vinoreward.backends.torch_classifiers import build
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier import finetune
-from vinoreward_training.classifier.training import ChannelsLast, ClassifierFit
+from vinoreward_training.classifier.training import ClassifierFit
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
+
+
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train alike on every processor."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
 
 
 def config_of(folder: Path, **more: Any) -> FinetuneConfig:
@@ -27,10 +31,7 @@ def config_of(folder: Path, **more: Any) -> FinetuneConfig:
         data=folder / "data",
         out=folder / "run",
         epochs=4,
-        batch_size=8,
         target_fpr=0.2,
-        threads=1,
-        bf16="off",
     )
     return dataclasses.replace(config, **more)
 
@@ -84,7 +85,7 @@ def test_a_network_that_was_asked_for_or_has_no_time_is_not_replaced(
         save_file(build("squeezenet1_1").state_dict(), tmp_path / "w.safetensors")
     config = config_of(tmp_path, **options)
     dataset = load_dataset(config.data)
-    chosen, fit = finetune._chosen(config, dataset, split_by_episode(dataset), tmp_path)
+    chosen, fit = finetune._choose_network(config, dataset, split_by_episode(dataset), tmp_path)
     assert chosen is config and fit.step == 0
 
 
@@ -113,8 +114,8 @@ def test_weights_are_chosen_by_average_precision_before_certainty(tmp_path: Path
             return torch.stack([torch.zeros(len(odds)), torch.tensor(odds)], dim=1)
 
     def score_of(scale: float, wrong: int) -> float:
-        config = config_of(tmp_path, shifts=0.0)
-        fit = ClassifierFit(Fixed(scale, wrong), dataset, train, validation, config, tmp_path)
+        config, module = config_of(tmp_path), Fixed(scale, wrong)
+        fit = ClassifierFit(module, dataset, train, validation, config, tmp_path, corrupted=0.0)
         score = fit._evaluate([{"loss": 1.0}])[1]
         assert score is not None
         return score
@@ -122,16 +123,3 @@ def test_weights_are_chosen_by_average_precision_before_certainty(tmp_path: Path
     assert score_of(3.0, 1) < score_of(0.3, 4)  # ranks better
     assert score_of(3.0, 0) < score_of(0.3, 0)  # separated: the surer one
     assert score_of(1000.0, 0) > 1e-9  # and no score is beyond comparison
-
-
-def test_the_fine_network_has_cells_of_four_pixels_and_takes_several_views() -> None:
-    images = torch.zeros(2, 3, 120, 160)
-    network = build("fine_resnet").eval()
-    assert network.features(images).shape[2:] == (30, 40)
-    assert network(images).shape == (2, 2)
-    several = build("fine_resnet", 2, [("front", 64), ("wrist", 56)]).eval()
-    assert isinstance(several, SeveralViews) and several(images).shape == (2, 2)
-    state = network.state_dict()
-    assert torch.equal(rebuild("fine_resnet", 2, state).eval()(images), network(images))
-    module = ChannelsLast(WithPreprocess(network, (0.5,) * 3, (0.25,) * 3))
-    assert np.isfinite(module(torch.zeros(1, 64, 64, 3, dtype=torch.uint8)).detach().numpy()).all()

@@ -50,7 +50,7 @@ def test_logits_are_lerobots(name: str, cameras: int) -> None:
 
 def test_the_command_makes_a_bundle_with_lerobots_logits(tmp_path: Path) -> None:
     out, folder = tmp_path / "bundle", FOLDERS / "two-cameras"
-    assert main(["import-classifier", "--model", str(folder), "--out", str(out)]) == 0
+    assert main(["import", "--model", str(folder), "--out", str(out)]) == 0
     with Classifier(out, backend="onnxruntime", precision="fp32") as classifier:
         found = classifier.predict(moments(2)[::4]).log_odds
         views = classifier.bundle.spec.image.views

@@ -9,8 +9,10 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from vinoreward.machine import usable_cores
+from vinoreward_training.runs.fit import prepare_torch
 from vinoreward_training.runs.machine import free_cores, freed_memory_kept
 
 
@@ -37,6 +39,10 @@ def test_freed_memory_is_kept_only_where_asked() -> None:
 def test_threads_are_as_many_as_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
     assert free_cores() == 3
+    before = torch.get_num_threads()
+    prepare_torch(0)
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(before)
     for nothing in ("", "0", "many"):
         monkeypatch.setenv("OMP_NUM_THREADS", nothing)
         assert 1 <= free_cores() <= usable_cores()

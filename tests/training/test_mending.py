@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +28,26 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.images import View
 from vinoreward.rewards.interventions import Axis, SearchSpace
+from vinoreward_training.audit.checks import Check, share_check
 from vinoreward_training.audit.command import audit
-from vinoreward_training.audit.report import AuditReport, Measure
-from vinoreward_training.audit.search import Hole, Searched
+from vinoreward_training.audit.report import AuditReport
+from vinoreward_training.audit.search import Hole, SearchReport
 from vinoreward_training.cli import main
 from vinoreward_training.configs import MendConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.mending import command
-from vinoreward_training.mending.command import both_audited
-from vinoreward_training.mending.examples import ExampleSource
-from vinoreward_training.mending.judgement import (
-    chance_of_fewer,
-    chance_of_worse,
-    judged,
-    surely,
+from vinoreward_training.mending.command import CANDIDATE, audit_both, keep_better
+from vinoreward_training.mending.comparison import (
+    Comparison,
+    compare_bundles,
+    increase_pvalue,
+    reject_nulls_bh,
+    sign_test_pvalue,
 )
-from vinoreward_training.mending.labelled import CATEGORY, Labelled, joined, keep_held_out, read_all
-from vinoreward_training.mending.refit import WEIGHTS, passes, share_of_labels
+from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all
+from vinoreward_training.mending.refit import WEIGHTS, share_of_labels
 
 
 def corridors(folder: Path, count: int = 40) -> Path:
@@ -133,35 +134,31 @@ def test_labels_of_several_folders_are_read_once_each(tmp_path: Path, bundle: Bu
     found = read_all([first, second], bundle)
     assert len(found.labels) == 13 and found.labels.sum() == 2, "the last label of an image counts"
     assert "12 labels, 0 of them successes" in found.sentence
-    again = read_all([first, second], bundle)
-    assert np.array_equal(found.train, again.train)
+    assert np.array_equal(found.train, read_all([first, second], bundle).train)
     with pytest.raises(DatasetError, match=r"hold 3 labelled images\. Expected at least 10"):
         read_all([second], bundle)
     with pytest.raises(DatasetError, match="vinoreward label"):
         read_all([tmp_path / "none"], bundle)
 
 
-def test_about_a_fifth_of_the_labels_is_kept_back(tmp_path: Path, bundle: Bundle) -> None:
+def test_a_fifth_of_the_labels_and_held_out_images_are_not_trained_on(
+    tmp_path: Path, bundle: Bundle, dataset: Dataset
+) -> None:
     found = read_all([label(tmp_path / "a", noise(300), ["failure"] * 300)], bundle)
     assert 0.12 < (~found.train).mean() < 0.28
-
-
-def test_labelled_images_are_episodes_of_their_own(dataset: Dataset) -> None:
-    images, labels = noise(5), np.array([0, 1, 0, 0, 1])
-    both = joined(dataset, images, labels)
-    count = len(dataset.labels)
-    assert np.array_equal(both.images[count:], images)
-    assert np.array_equal(both.labels[count:], labels)
-    assert not set(both.episodes[count:]) & set(dataset.episodes)
-    assert len(set(both.episodes[count:])) == 5 and set(both.categories[count:]) == {CATEGORY}
-    assert np.isnan(both.distances[count:]).all() and both.sha256 != dataset.sha256
-    assert len(both.files) == len(both.labels)
+    train, validation, test = split_by_episode(dataset)
+    some = np.concatenate([train[:6], validation[:3], test[:2]])
+    labelled = Labelled(dataset.images[some], dataset.labels[some], np.arange(11) != 0, "")
+    assert keep_held_out(labelled, dataset).train.tolist() == [False] + [True] * 5 + [False] * 5
+    few = dataclasses.replace(labelled, train=np.arange(11) > 1)
+    with pytest.raises(DatasetError, match=r"4 of 11 labelled.*: 5 are in .* 2 are held out"):
+        keep_held_out(few, dataset)
 
 
 def test_labels_get_a_larger_share_the_more_the_bundle_gets_wrong(
     dataset: Dataset, bundle: Bundle
 ) -> None:
-    """40 % for labels all of which it gets wrong; those kept back do not count."""
+    """40 % for labels all of which it gets wrong; those held out do not count."""
     images = dataset.images[dataset.labels == 1][:50]  # it claims them all
     trained = np.arange(50) < 40
     for wrong, share in ((40, 0.4), (10, 0.1), (1, 0.02), (0, 0.02)):
@@ -169,81 +166,56 @@ def test_labels_get_a_larger_share_the_more_the_bundle_gets_wrong(
         assert share_of_labels(bundle, Labelled(images, labels, trained, "")) == share
 
 
-def test_a_training_on_few_images_goes_over_them_more_often() -> None:
-    assert [passes(count) for count in (100_000, 12_051, 4_285, 1_000)] == [1, 1, 5, 24]
-
-
-# --- the verdict -------------------------------------------------------------------------------
+# --- the comparison ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """What judged() reads of an audit."""
+class Audited:
+    """What a comparison reads of an audit."""
 
-    measures: dict[str, Measure]
+    measures: dict[str, Check]
     faults: tuple[str, ...] = ()
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "worse"),
-    [
-        (0.0, 0.0009, False),  # within the bar
-        (0.5, 0.4, False),  # better, though beyond the bar
-        (0.0005, 0.002, True),
-        (0.01, 0.02, True),
-    ],
-)
-def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
-    dataset: Dataset, bundle: Bundle, before: float, after: float, worse: bool
-) -> None:
-    kept = Labelled(noise(12), np.zeros(12, np.int64), np.arange(12) > 3, "")
-    audits = tuple(
-        Measured({"dead-camera frames claimed": Measure(one, 0.001, 20000)})
-        for one in (before, after)
-    )
-    found = judged(bundle, bundle, audits, dataset, kept)  # type: ignore[arg-type]
-    assert [row["worse"] for row in found.rows] == [False, False, False, worse, False]
-    assert found.rows[0]["before"] == found.rows[0]["after"] == 1.0
-    assert ("dead-camera" in " ".join(found.worse)) is worse
+def share(value: float, bar: float, of: int) -> Check:
+    return share_check("", round(value * of), of, bar)
+
+
+def worse_rows(old: Audited, new: Audited, dataset: Dataset, bundle: Bundle) -> list[Comparison]:
+    held_out = Labelled(noise(12), np.zeros(12, np.int64), np.arange(12) > 3, "")
+    rows = compare_bundles(bundle, bundle, (old, new), dataset, held_out)  # type: ignore[arg-type]
+    assert rows[0].before == rows[0].after == 1.0
+    return [row for row in rows if row.worse]
+
+
+STAY = {"stay": share(0.5, 0.05, 20)}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "worse"),
     [
-        (Measured({}), Measured({}, ("under less light it claims 0 of 200",)), "faults that the"),
-        (Measured({}, ("one",)), Measured({}, ("one", "two")), None),
-        (Measured({"stay": Measure(0.5, 0.05, 20)}), Measured({}), None),
-        (Measured({}), Measured({"stay": Measure(0.04, 0.05, 20)}), None),
-        (Measured({}), Measured({"stay": Measure(0.1, 0.05, 20)}), None),
-        (Measured({}), Measured({"stay": Measure(0.5, 0.05, 20)}), "stay"),
+        (Audited({"x": share(0, 0.001, 20000)}), Audited({"x": share(0.0009, 0.001, 20000)}), None),
+        (Audited({"x": share(0.5, 0.001, 20000)}), Audited({"x": share(0.4, 0.001, 20000)}), None),
+        (Audited({"x": share(0, 0.001, 20000)}), Audited({"x": share(0.002, 0.001, 20000)}), "x"),
+        (Audited({"x": share(0.01, 0.001, 20000)}), Audited({"x": share(0.02, 0.001, 20000)}),
+         "x"),
+        (Audited({}), Audited({}, ("under less light it claims 0 of 200",)), "faults that the"),
+        (Audited({}, ("one",)), Audited({}, ("one", "two")), None),
+        (Audited(STAY), Audited({}), None),
+        (Audited({}), Audited({"stay": share(0.05, 0.05, 20)}), None),
+        (Audited({}), Audited({"stay": share(0.1, 0.05, 20)}), None),
+        (Audited({}), Audited(STAY), "stay"),
     ],
-    ids=[
-        "a first fault",
-        "one more",
-        "not measured any more",
-        "new, fine",
-        "new, by chance",
-        "new, misses its bar",
-    ],
-)
-def test_what_only_one_audit_found(
-    dataset: Dataset, bundle: Bundle, old: Measured, new: Measured, worse: str | None
+    ids=["within the bar", "better, beyond the bar", "misses the bar", "worse beyond the bar",
+         "a first fault", "one more", "not measured any more", "new, fine", "new, by chance",
+         "new, misses its bar"],
+)  # fmt: skip
+def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
+    dataset: Dataset, bundle: Bundle, old: Audited, new: Audited, worse: str | None
 ) -> None:
-    kept = Labelled(noise(12), np.zeros(12, np.int64), np.arange(12) > 3, "")
-    audits = old, new
-    found = judged(bundle, bundle, audits, dataset, kept)  # type: ignore[arg-type]
-    assert len(found.worse) == (worse is not None)
-    assert worse is None or found.worse[0].startswith(worse)
-
-
-def test_labels_of_held_out_images_are_not_trained_on(dataset: Dataset) -> None:
-    train, validation, test = split_by_episode(dataset)
-    some = np.concatenate([train[:6], validation[:3], test[:2]])
-    labelled = Labelled(dataset.images[some], dataset.labels[some], np.arange(11) != 0, "")
-    assert keep_held_out(labelled, dataset).train.tolist() == [False] + [True] * 5 + [False] * 5
-    few = dataclasses.replace(labelled, train=np.arange(11) > 1)
-    with pytest.raises(DatasetError, match=r"4 of 11 labelled.*: 5 are in .* 2 are kept"):
-        keep_held_out(few, dataset)
+    found = worse_rows(old, new, dataset, bundle)
+    assert len(found) == (worse is not None)
+    assert worse is None or found[0].measure.startswith(worse)
 
 
 def test_a_new_bundle_that_claims_less_or_claims_failures_is_refused(
@@ -255,30 +227,30 @@ def test_a_new_bundle_that_claims_less_or_claims_failures_is_refused(
         decision = dataclasses.replace(bundle.spec.decision, threshold=threshold)
         return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=decision))
 
+    def worse(old: Bundle, new: Bundle, count: int) -> list[str]:
+        images, none = dataset.images[dataset.labels == 0][:count], np.zeros(count, np.int64)
+        held_out = Labelled(images, none, none == 1, "")
+        audits = Audited({}), Audited({})
+        rows = compare_bundles(old, new, audits, dataset, held_out)  # type: ignore[arg-type]
+        return [row.measure for row in rows if row.worse]
+
     careless, blind = at(1e-6), at(0.9999)
-    failures = dataset.images[dataset.labels == 0][:60]
-    audits = Measured({}), Measured({})
-    for count in (60, 2):
-        kept = Labelled(failures[:count], np.zeros(count, np.int64), np.zeros(count, np.bool_), "")
-        for old, new, worse in ((bundle, careless, True), (careless, bundle, False)):
-            found = judged(old, new, audits, dataset, kept)  # type: ignore[arg-type]
-            said = " ".join(found.worse)
-            assert ("false claims on the test part" in said) is worse, found.rows
-            # Two labels are too few to tell.
-            assert ("labels kept back" in said) is (worse and count > 2), found.rows
-    found = judged(bundle, blind, audits, dataset, kept)  # type: ignore[arg-type]
-    assert [one.partition(":")[0] for one in found.worse] == ["recall on the test part"]
+    false, labels = "false claims on the test part", "held-out labels that it gets wrong"
+    assert worse(bundle, careless, 60) == [false, labels]
+    assert worse(bundle, careless, 2) == [false], "two labels are too few to tell"
+    assert worse(careless, bundle, 60) == []
+    assert worse(bundle, blind, 2) == ["recall on the test part"]
 
 
-def test_the_chance_of_fewer_claims_is_that_of_the_images_that_differ() -> None:
+def test_the_sign_test_is_of_the_images_that_differ() -> None:
     before = np.ones(400, np.bool_)
     few, many, mixed = before.copy(), before.copy(), before.copy()
     few[:3], many[:12], mixed[:12] = False, False, False
-    assert chance_of_fewer(before, before) == 1.0 and chance_of_fewer(before, few) == 1 / 8
-    assert chance_of_fewer(before, many) == 2**-12 and chance_of_fewer(many, before) == 1.0
+    assert sign_test_pvalue(before, before) == 1.0 and sign_test_pvalue(before, few) == 1 / 8
+    assert sign_test_pvalue(before, many) == 2**-12 and sign_test_pvalue(many, before) == 1.0
     before[20:30] = False
     chance = sum(math.comb(22, k) for k in range(12, 23)) / 2**22
-    assert chance_of_fewer(before, mixed) == pytest.approx(chance), "12 lost, 10 gained"
+    assert sign_test_pvalue(before, mixed) == pytest.approx(chance), "12 lost, 10 gained"
 
 
 @example([0.0499, 1.0 - 1e-9])
@@ -286,15 +258,14 @@ def test_the_chance_of_fewer_claims_is_that_of_the_images_that_differ() -> None:
 @example([0.0249, 0.9])
 @example([0.0251, 0.9])
 @given(st.lists(st.none() | st.floats(0.0, 1.0), max_size=60))
-def test_of_many_measures_some_are_worse_by_chance(chances: list[float | None]) -> None:
+def test_of_many_measures_some_are_worse_by_chance(p_values: list[float | None]) -> None:
     """The oracle is Benjamini and Hochberg's own rule: the largest k with p(k) <= k q / m."""
-    found = surely(chances)
-    tests = sorted(one for one in chances if one is not None)
+    tests = sorted(one for one in p_values if one is not None)
     for rank, one in enumerate(tests, 1):
         assume(abs(one - 0.05 * rank / len(tests)) > 1e-12)
     below = [one for rank, one in enumerate(tests, 1) if one < 0.05 * rank / len(tests)]
     limit = below[-1] if below else -1.0
-    assert found == [one is None or one <= limit for one in chances]
+    assert reject_nulls_bh(p_values) == [one is None or one <= limit for one in p_values]
 
 
 def test_a_bundle_that_is_no_worse_is_rarely_refused() -> None:
@@ -303,120 +274,102 @@ def test_a_bundle_that_is_no_worse_is_rarely_refused() -> None:
     refused = [0, 0]
     for _ in range(200):
         claims = random.random((50, 2, 400)) < 0.1
-        chances = [chance_of_fewer(before, after) for before, after in claims]
-        refused[0] += min(chances) < 0.05
-        refused[1] += any(surely(chances))
+        p_values = [sign_test_pvalue(before, after) for before, after in claims]
+        refused[0] += min(p_values) < 0.05
+        refused[1] += any(reject_nulls_bh(p_values))
     assert refused[0] > 160 and refused[1] < 20
 
 
 def test_a_search_gives_measures_of_the_same_states() -> None:
-    """In a plane its area; of a larger space, whose planes differ, the spread states, and holes."""
-    from vinoreward_training.audit.battery import Battery
-
+    """In a plane its area; of a larger space, whose planes differ, the sample, and holes."""
     axes = tuple(Axis(name, 0.0, 1.0, "m") for name in "xyz")
-    plane = Searched("table", axes[:2], plane=2e-4, cell=1e-4)
-    larger = Searched("room", axes, failures=1000, claimed=3, plane=2e-4, cell=1e-4)
-    report = AuditReport("toy", (), "", Battery(), [], searched=(plane, larger))
-    measures = report.measures
-    assert measures["area claimed in the space 'table'"] == Measure(2e-4, 1e-4)
-    share = measures["failures claimed in the space 'room'"]
-    assert (share.value, share.of) == (0.003, 1000) and 0.01 < share.bar < 0.02
-    assert measures["a hole in the space 'room'"] == Measure(0.0, 0.0)
-    assert "area claimed in the space 'room'" not in measures
+    plane = SearchReport("table", axes[:2], plane=2e-4, cell=1e-4)
+    larger = SearchReport("room", axes, failures=1000, claimed=3, plane=2e-4, cell=1e-4)
+    report = AuditReport("toy", searches=[plane, larger])
+    area = report.measures["area claimed in the space 'table'"]
+    assert (area.value, area.limit, area.of) == (2e-4, 1e-4, 0)
+    rate = report.measures["failures claimed in the space 'room'"]
+    assert (rate.value, rate.of) == (0.003, 1000) and 0.01 < rate.limit < 0.02
+    assert "area claimed in the space 'room'" not in report.measures
     for around, claimed, found in ((32, 16, 0.0), (32, 17, 1.0), (0, 0, 0.0)):
         larger.holes = [Hole((0.0, 0.0, 0.0), 0.9, around, claimed)]
-        assert report.measures["a hole in the space 'room'"] == Measure(found, 0.0)
-    # A hole where none was found is worse; one where there was one is not.
-    none, one = Measure(0.0, 0.0), Measure(1.0, 0.0)
-    assert surely([chance_of_worse(none, one), chance_of_worse(one, one)]) == [True, False]
+        hole = report.measures["a hole in the space 'room'"]
+        assert (hole.value, hole.limit, hole.of) == (found, 0.0, 0)
+
+
+def test_a_larger_area_and_a_first_hole_are_worse() -> None:
+    """Both audits score the same states, so chance has no part in it."""
+    small, large = Check("", False, value=1e-4, bar=2e-4), Check("", False, value=3e-4, bar=2e-4)
+    none, hole = Check("", False), Check("", True, value=1.0)
+    assert increase_pvalue(small, large) is None and increase_pvalue(large, small) == 1.0
+    assert increase_pvalue(none, small) == 1.0, "within the bar"
+    assert increase_pvalue(none, hole) is None and increase_pvalue(hole, hole) == 1.0
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_chance_of_a_higher_share_is_a_binomial_one(
+def test_the_p_value_of_a_higher_share_is_binomial(
     old_of: int, new_of: int, data: st.DataObject
 ) -> None:
     """The oracle is the binomial sum itself."""
     old, new = data.draw(st.integers(0, old_of)), data.draw(st.integers(0, new_of))
-    p = new_of / (old_of + new_of)
-    chance = sum(
-        math.comb(old + new, k) * p**k * (1 - p) ** (old + new - k)
-        for k in range(new, old + new + 1)
-    )
-    found = chance_of_worse(Measure(old / old_of, 0.0, old_of), Measure(new / new_of, 0.0, new_of))
-    assert found == pytest.approx(chance if new / new_of > old / old_of else 1.0)
+    p, rising = new_of / (old_of + new_of), range(new, old + new + 1)
+    chance = sum(math.comb(old + new, k) * p**k * (1 - p) ** (old + new - k) for k in rising)
+    before, after = (share_check("", n, of, 0.0) for n, of in ((old, old_of), (new, new_of)))
+    # A bar of 0 is exceeded by any claim.
+    expected = chance if new / new_of > old / old_of else 1.0
+    assert increase_pvalue(before, after) == pytest.approx(expected)
 
 
 @given(st.integers(1, 400), st.floats(0.001, 0.5), st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_share_that_was_not_measured_before_is_compared_with_its_bar(
+def test_a_share_that_was_not_measured_before_is_compared_with_its_limit(
     of: int, bar: float, data: st.DataObject
 ) -> None:
-    """The chance of so many claims or more, where as many are right as the bar says."""
+    """The probability of so many claims or more, where as many are right as the limit says."""
     claimed = data.draw(st.integers(0, of))
-    chance = sum(math.comb(of, k) * bar**k * (1 - bar) ** (of - k) for k in range(claimed, of + 1))
-    found = chance_of_worse(Measure(0.0, bar), Measure(claimed / of, bar, of))
-    assert found == pytest.approx(chance if claimed / of > bar else 1.0)
-
-
-def test_an_area_is_worse_where_it_is_larger() -> None:
-    """A search of the same states finds it or not; there is no chance in that."""
-    small, large = Measure(1e-4, 2e-4), Measure(3e-4, 2e-4)
-    assert chance_of_worse(small, large) is None and chance_of_worse(large, small) == 1.0
-    assert chance_of_worse(Measure(0.0, 2e-4), small) == 1.0, "within the bar"
-    assert surely([1.0, None]) == [False, True]
+    after = share_check("", claimed, of, bar)
+    p, rising = after.limit, range(claimed, of + 1)
+    chance = sum(math.comb(of, k) * p**k * (1 - p) ** (of - k) for k in rising)
+    found = increase_pvalue(dataclasses.replace(after, value=0.0, of=0), after)
+    assert found == pytest.approx(chance if claimed / of > p else 1.0)
 
 
 # --- the command -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("threshold", "kept"), [(0.5, "new"), (1e-6, "old")])
 def test_a_mended_bundle_is_kept_if_it_is_no_worse(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path: Path, data: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str],
+    threshold: float, kept: str,
+) -> None:  # fmt: skip
     """Else the old one is, and its file is not touched; see test_crop.py for a real training."""
-    thresholds = iter((0.5, 1e-6))
-
-    def refitted(
-        config: MendConfig, old: Bundle, dataset: Dataset, labelled: Labelled, folder: Path,
-        source: ExampleSource | None,
-    ) -> Bundle:  # fmt: skip
-        assert source is None
-        assert labelled.labels.tolist() == [1] * 12 and 0 < labelled.train.sum() < 12
-        return toy(folder / "bundle", next(thresholds))
-
-    def shortly(*arguments: Any, **options: Any) -> AuditReport:
-        return audit(*arguments, **{**options, "dead": 220, "frames": 30})
-
-    monkeypatch.setattr(command, "refit", refitted)
-    monkeypatch.setattr(command, "audit", shortly)
-    old = toy(tmp_path / "old").path
-    rewrite(Bundle.load(old), lambda spec: spec["decision"].update(translation_band=1.0))
-    before = sha256(old / "bundle.json")
+    old = toy(tmp_path / "old")
+    rewrite(old, lambda spec: spec["decision"].update(translation_band=1.0))
+    old, before = Bundle.load(old.path), sha256(old.path / "bundle.json")
+    out = tmp_path / "out"
+    (out / CANDIDATE).mkdir(parents=True)
+    new = toy(out / CANDIDATE / "bundle", threshold)
     images = noise(12) // 8 + np.uint8(220)  # the bundle is right about them
-    labels = label(tmp_path / "labels", images, ["success"] * 12)
-    words = ["mend", "--bundle", str(old), "--data", str(data), "--labels", str(labels)]
-    for name in ("kept", "refused"):
-        out = tmp_path / name
-        status = main([*words, "--threads", "1", "--out", str(out)])
-        said = capsys.readouterr().out
-        told = json.loads((out / "mend.json").read_text())
-        shown = re.findall(r"^.*: (\S+) -> (\S+?)(?:  worse)?$", said, re.MULTILINE)
-        changed = [row for row in told["rows"] if row["before"] != row["after"]]
-        assert bool(shown) is (name == "refused"), "the same bundle measures the same"
-        assert all(before != after for before, after in shown)
-        same = int(re.findall(r"(\d+) other measures are the same", said)[0])
-        assert same >= len(told["rows"]) - len(changed) and same + len(shown) == len(told["rows"])
-        assert told["labels"] == 12 and {"before", "after"} <= set(told)
-        if name == "kept":
-            assert status == 0 and told["kept"] == "new", said
-            assert said.count("next:") == 1 and "next: vinoreward audit" in said
-            assert "note: near its threshold the old bundle scored translation averages" in said
-            assert Bundle.load(out / "bundle").spec.decision.translation_band is None
-        else:
-            assert status == 3 and told["kept"] == "old", said
-            assert not (out / "bundle").exists() and (out / "candidate" / "bundle").is_dir()
-            assert "kept the old bundle, as the new one is worse:" in said and "next:" not in said
-    assert sha256(old / "bundle.json") == before
+    labelled = Labelled(images, np.ones(12, np.int64), np.arange(12) > 3, "")
+    config = MendConfig(str(old.path), data, (tmp_path,), out)
+    status = keep_better(config, old, new, dataset, labelled, out)
+    said = capsys.readouterr().out
+    report = json.loads((out / "mend.json").read_text())
+    printed = re.findall(r"^.*: (\S+) -> (\S+?)(?:  worse)?$", said, re.MULTILINE)
+    assert bool(printed) is (kept == "old"), "the same bundle measures the same"
+    assert all(one != other for one, other in printed)
+    assert report["labels"] == 12 and report["kept"] == kept
+    assert {"before", "after"} <= set(report) and sha256(old.path / "bundle.json") == before
+    if kept == "new":
+        assert status == 0 and said.count("next:") == 1 and "next: vinoreward audit" in said
+        assert f"{len(report['rows'])} other measures are the same" in said
+        assert "note: near its threshold the old bundle scored translation averages" in said
+        assert Bundle.load(out / "bundle").spec.decision.translation_band is None
+    else:
+        assert status == 3 and "next:" not in said
+        assert not (out / "bundle").exists() and (out / CANDIDATE / "bundle").is_dir()
+        assert "kept the old bundle, as the new one is worse:" in said
 
 
 NOTHING = """
@@ -432,64 +385,54 @@ def nothing(env):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "dies"),
-    [
-        ("toy_environments:ToyCorridor-v0", False),
-        ("toy_environments:ToyCorridor-v0", True),
-        ("MendCorridor-v0", False),
-    ],
-)
+    [("toy_environments:ToyCorridor-v0", False), ("toy_environments:ToyCorridor-v0", True),
+     ("MendCorridor-v0", False)],
+)  # fmt: skip
 def test_two_audits_side_by_side_are_those_of_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str, dies: bool
 ) -> None:
     """Also where the second process is killed, or does not know the environment."""
     (tmp_path / "changes.py").write_text(NOTHING)
     monkeypatch.setenv("PARENT_OF_THE_TEST", str(os.getpid()))
-    monkeypatch.setitem(
-        gym.registry, "MendCorridor-v0", EnvSpec("MendCorridor-v0", entry_point=Corridor)
-    )
+    spec = EnvSpec("MendCorridor-v0", entry_point=Corridor)
+    monkeypatch.setitem(gym.registry, "MendCorridor-v0", spec)
     bundles = [toy(tmp_path / name, one) for name, one in (("old", 0.5), ("new", 0.9))]
     config = MendConfig(
-        bundle=str(bundles[0].path),
-        data=corridors(tmp_path / "data"),
-        labels=(),
+        str(bundles[0].path),
+        corridors(tmp_path / "data"),
+        (),
         env=environment,
         interventions=f"{tmp_path / 'changes.py'}:nothing" if dies else None,
         seed=4,
-        threads=2,
     )
     here: list[str] = []
 
-    def noted(bundle: Bundle, *arguments: Any, **options: Any) -> AuditReport:
+    def noted(bundle: Bundle, *arguments: Any) -> AuditReport:
         here.append(bundle.path.name)
-        return audit(bundle, *arguments, **options)
+        return audit(bundle, *arguments)
 
     monkeypatch.setattr(command, "audit", noted)
-    found = both_audited(config, *bundles)
+    reports = []
+    for cores in (2, 1):
+        monkeypatch.setattr(command, "usable_cores", lambda cores=cores: cores)
+        reports.append(audit_both(config, *bundles))
     alone = dies or environment == "MendCorridor-v0"
-    assert here == (["new", "old"] if alone else ["new"])
-    in_turn = dataclasses.replace(config, interventions=None, threads=1)
-    for report, other in zip(found, both_audited(in_turn, *bundles), strict=True):
+    assert here == (["new", "old"] if alone else ["new"]) + ["old", "new"]
+    for report, other in zip(*reports, strict=True):
         assert report.replays is not None and report.replays.claims > 10
         assert report.as_dict() == other.as_dict()
-    assert found[0].battery.rows != found[1].battery.rows
+    assert reports[0][0].corruptions.rows != reports[0][1].corruptions.rows
 
 
 class Undrawable(Corridor):
     """Lacks a package to draw with."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
-
     def render(self) -> Any:
         raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[drawing_board]"`')
 
 
-gym.register("UndrawableCorridor-v0", entry_point=Undrawable)
-
-
 class Searchable(Corridor):
     """Offers its cells to be searched; its images may be larger than the network's."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
 
     def __init__(self, times: int = 1, **options: Any) -> None:
         super().__init__(**options)
@@ -502,53 +445,67 @@ class Searchable(Corridor):
         return [SearchSpace("cells", (Axis("cell", 0.0, 9.0),), lambda state: False)]
 
 
+gym.register("UndrawableCorridor-v0", entry_point=Undrawable)
 gym.register("SearchableCorridor-v0", entry_point=Searchable)
+SEARCHED = ("--env", "SearchableCorridor-v0", "--truth-key", "is_success")
 
 
-def test_what_cannot_be_mended_is_refused(
-    data: Path,
-    tmp_path: Path,
-    bundle: Bundle,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--bundle", "panda-hover-encoder"], "--bundle"),
+        (["--target-fpr", "1"], "--target-fpr"),
+        (["--truth-key", "done"], "--truth-key, which mending without --env would ignore"),
+        (["--env", "UndrawableCorridor-v0"], r"UndrawableCorridor-v0 lacks.*\[drawing-board\]"),
+        ([*SEARCHED, "--image-source", "obs", "--env-kwargs", "observation", "image"],
+         "--image-source"),
+        ([*SEARCHED, "--env-kwargs", "times", "2"], f"{2 * HEIGHT}x{WIDTH} .*--env-kwargs"),
+        (["--labels", "nowhere"], "Expected labels"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_mended_is_refused_before_the_training(
+    data: Path, tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str,
+) -> None:  # fmt: skip
     labels = label(tmp_path / "labels", noise(12), ["failure"] * 12)
-    words = ["mend", "--data", str(data), "--labels", str(labels), "--out", str(tmp_path / "out")]
-    assert main([*words, "--bundle", "panda-hover-encoder"]) == 1
-    assert "Expected a classifier of vinoreward finetune" in capsys.readouterr().err
-    old = ["--bundle", str(bundle.path)]
-    assert main([*words, *old, "--share", "1"]) == 1
-    assert "share" in capsys.readouterr().err
-    assert main([*words, *old, "--truth-key", "done"]) == 1
-    assert "--truth-key, which mending without --env would ignore" in capsys.readouterr().err
-    assert main([*words, *old, "--no-examples"]) == 1
-    assert "--no-examples, which mending without --env would ignore" in capsys.readouterr().err
-    with monkeypatch.context() as patch:  # what no audit could judge is not trained first
-        patch.setattr("vinoreward_training.audit.command.LEAST", 10_000)
-        assert main([*words, *old]) == 1
-    assert re.search("Expected at least 10000: .*--resume", capsys.readouterr().err)
+    of_all = {
+        "--bundle": bundle.path,
+        "--data": data,
+        "--labels": labels,
+        "--out": tmp_path / "out",
+    }
+    given = [str(word) for pair in of_all.items() if pair[0] not in words for word in pair]
+    assert main(["mend", *given, *words]) == 1
+    assert re.search(said, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
-    lacks = ["--env", "UndrawableCorridor-v0", "--truth-key", "success"]
-    for command_words in ([*words, *old], ["audit", *words[1:3], *words[5:], *old]):
-        assert main([*command_words, *lacks]) == 1
-        assert re.search(r"UndrawableCorridor-v0 lacks.*\[drawing-board\]", capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
-    env = ["--env", "SearchableCorridor-v0", "--truth-key", "is_success"]
-    for more, told in (
-        (
-            ["--image-source", "obs", "--env-kwargs", "observation", "image"],
-            "that are rendered",
-        ),
-        (["--env-kwargs", "times", "2"], rf"{2 * HEIGHT}x{WIDTH} .*Expected {HEIGHT}x{WIDTH}"),
-    ):
-        assert main([*words, *old, *env, *more]) == 1
-        assert re.search(told, capsys.readouterr().err), "before a training"
-    assert not (tmp_path / "out").exists()
-    both = (View("wrist", 2), View("front", 4))
-    image = dataclasses.replace(bundle.spec.image, views=both)
+
+
+def test_the_examples_of_an_environment_are_cut(tmp_path: Path, bundle: Bundle) -> None:
+    image = dataclasses.replace(bundle.spec.image, crop=(1, 2, HEIGHT, WIDTH))
+    cut = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
+    larger = {"times": 2}
+    config = MendConfig("cut", tmp_path, (), env=SEARCHED[1], env_kwargs=larger)
+    with contextlib.ExitStack() as closing:
+        with pytest.raises(DatasetError, match=rf"{2 * HEIGHT}x{WIDTH} .*at least"):
+            command.open_source(config, cut, closing)
+        image = dataclasses.replace(image, crop=(1, 0, HEIGHT, WIDTH))
+        cut = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
+        source = command.open_source(config, cut, closing)
+        found = source.draw(lambda images: np.zeros(len(images)), tmp_path, 0)
+    assert found.images.shape[1:] == (HEIGHT, WIDTH, 3)
+
+
+def test_a_bundle_of_several_images_or_too_few_episodes_are_refused(
+    tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = dataclasses.replace(bundle.spec.image, views=(View("wrist", 2), View("front", 4)))
     views = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
-    with pytest.raises(ConfigError, match="looks at several images"):
+    labels = label(tmp_path / "labels", noise(12), ["failure"] * 12)
+    with pytest.raises(ConfigError) as found:
         read_all([labels], views)
-    shutil.rmtree(labels)
-    assert main([*words, *old]) == 1
-    assert "Expected labels" in capsys.readouterr().err
+    assert found.value.field == "bundle"
+    few = corridors(tmp_path / "few", 29)
+    words = ["--bundle", bundle.path, "--data", few, "--labels", labels, "--out", tmp_path / "out"]
+    assert main(["mend", *map(str, words)]) == 1
+    assert re.search("Expected at least 30: .*--resume", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward.rewards.interventions import Axis, SearchSpace
-from vinoreward_training.audit.states import Looked, StateScores, climb
+from vinoreward_training.audit.states import StateScores, StateTable, climb
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.mending.examples import (
-    AGAIN,
     FILE,
     HARD,
     MOST,
     OTHERS,
-    SPREAD,
+    REPEATED,
+    SAMPLED,
     Examples,
     ExampleSource,
-    draw,
 )
-from vinoreward_training.mending.refit import passes, shares_of, with_examples
+from vinoreward_training.mending.refit import passes_over, shares_of, with_examples
 
 HOLE = (0.7, 0.3)
 RADIUS = 0.04
+SQUARE = (Axis("x", 0.0, 1.0, "m"), Axis("y", 0.0, 1.0, "m"))
 
 
 class Table:
@@ -34,20 +35,20 @@ class Table:
 
     def __init__(self) -> None:
         self.at = np.zeros(2)
-        self.looked = 0
+        self.images = 0
 
     def place(self, state: np.ndarray) -> bool | None:
         self.at = state
         return True if state[0] < 0.1 else None if state[0] < 0.15 else False
 
     def image(self) -> np.ndarray:
-        self.looked += 1
+        self.images += 1
         high, low = np.divmod(np.round(self.at * 65535).astype(np.int64), 256)
         return np.stack([high, low], axis=-1).astype(np.uint8).reshape(1, 4, 1).repeat(3, axis=2)
 
     @property
     def space(self) -> SearchSpace:
-        return SearchSpace("hand", (Axis("x", 0.0, 1.0, "m"), Axis("y", 0.0, 1.0, "m")), self.place)
+        return SearchSpace("hand", SQUARE, self.place)
 
 
 def places(images: np.ndarray) -> np.ndarray:
@@ -56,7 +57,7 @@ def places(images: np.ndarray) -> np.ndarray:
     return (numbers[..., 0] * 256 + numbers[..., 1]) / 65535
 
 
-def fooled(images: np.ndarray) -> np.ndarray:
+def with_hole(images: np.ndarray) -> np.ndarray:
     """A network that is right, but for a hole that it is nearly sure is none until it is close."""
     at = places(images)
     apart = np.hypot(*(at - HOLE).T)
@@ -67,28 +68,39 @@ def right(images: np.ndarray) -> np.ndarray:
     return np.where(places(images)[:, 0] < 0.12, 6.0, -6.0)
 
 
-def drawn(log_odds=fooled, before=None, *, seed=0, part=0, space=None, wrong=None) -> Examples:
-    table, found = Table(), []
-    steps = list(draw([space or table.space], table.image, log_odds, before, found,
-                      {} if wrong is None else wrong, seed=seed, part=part))  # fmt: skip
-    assert steps and len(found) == 1
-    return found[0]
+LogOdds = Callable[[np.ndarray], np.ndarray]
 
 
-def test_most_examples_are_where_the_network_is_fooled() -> None:
-    wrong: dict[str, int] = {}
-    found = drawn(wrong=wrong)
+def drawn_by(
+    log_odds: LogOdds = with_hole, last: Examples | None = None, *, seed: int = 0, part: int = 0,
+    space: SearchSpace | None = None, table: Table | None = None,
+) -> ExampleSource:  # fmt: skip
+    """A source after it has drawn the examples of one part."""
+    table = table or Table()
+    source = ExampleSource((space or table.space,), table.image, seed, last=last)
+    with tempfile.TemporaryDirectory() as folder:
+        source.draw(log_odds, Path(folder), part)
+    return source
+
+
+def drawn(*arguments, **options) -> Examples:
+    return drawn_by(*arguments, **options).last
+
+
+def test_most_examples_are_where_the_network_is_wrong() -> None:
+    source = drawn_by()
+    found = source.last
     at = places(found.images)
     in_hole = np.hypot(*(at - HOLE).T) < RADIUS
     assert 200 < in_hole.sum() <= MOST, "of a space of which the hole is half a hundredth"
     assert np.array_equal(found.labels, (at[:, 0] < 0.1).astype(np.int64)), "the truth, not a claim"
-    assert not ((at[:, 0] > 0.101) & (at[:, 0] < 0.149)).any(), "what is left out is not shown"
+    assert not ((at[:, 0] > 0.101) & (at[:, 0] < 0.149)).any(), "what is left out is not used"
     assert found.labels.sum() > 10 and (found.labels[in_hole] == 0).all()
     others = ~in_hole & (found.labels == 0)
     assert 50 < others.sum() <= OTHERS
     remembered = np.hypot(*(found.hard[0] - HOLE).T)
     assert len(remembered) > 200 and (remembered < RADIUS + 1e-4).all()
-    assert wrong["hand"] >= in_hole.sum()
+    assert source.claimed["hand"] >= in_hole.sum()
 
 
 def test_the_same_seed_draws_the_same_examples() -> None:
@@ -100,36 +112,32 @@ def test_the_same_seed_draws_the_same_examples() -> None:
 
 def test_of_earlier_examples_those_stay_that_are_still_hard() -> None:
     before = drawn()
-    hard = before.labels == 0
-    hard &= fooled(before.images) > HARD
-    kept = drawn(before=before, part=1)
-    fresh = drawn(part=1, before=Examples(before.images[:0], before.labels[:0], before.hard))
-    again = len(kept.labels) - len(fresh.labels)
+    hard = (before.labels == 0) & (with_hole(before.images) > HARD)
+    kept = drawn(last=before, part=1)
+    fresh = drawn(part=1, last=Examples(before.images[:0], before.labels[:0], before.hard))
+    repeated = len(kept.labels) - len(fresh.labels)
     easy = len(before.labels) - hard.sum()
-    assert hard.sum() + AGAIN * easy / 2 < again < hard.sum() + 2 * AGAIN * easy
-    wrong: dict[str, int] = {}
-    mended = drawn(right, before, part=1, wrong=wrong)
-    assert len(mended.labels) < len(fresh.labels), "nothing is hard any more"
-    assert wrong == {"hand": 0}
-    assert len(mended.hard[0]) == len(before.hard[0]), "their places are kept in mind"
+    assert hard.sum() + REPEATED * easy / 2 < repeated < hard.sum() + 2 * REPEATED * easy
+    mended = drawn_by(right, before, part=1)
+    assert len(mended.last.labels) < len(fresh.labels), "nothing is hard any more"
+    assert mended.claimed == {"hand": 0}
+    assert len(mended.last.hard[0]) == len(before.hard[0]), "their states are remembered"
 
 
-def test_successes_that_a_network_doubts_stay_and_those_beside_hard_failures_are_shown() -> None:
+def test_successes_that_a_network_doubts_stay() -> None:
     """A network that is blind between success and failure."""
 
     def unsure(images: np.ndarray) -> np.ndarray:
         return np.where(places(images)[:, 0] < 0.25, 1.0, -6.0)
 
     before = drawn(unsure)
-    assert before.labels.sum() > 2 * 0.1 * SPREAD, "more than the spread states can have"
-    found = drawn(unsure, before, part=1)
-    kept = {image.tobytes() for image in found.images}
-    doubted = before.images[before.labels == 1]
-    assert all(image.tobytes() in kept for image in doubted)
+    assert before.labels.sum() > 2 * 0.1 * SAMPLED, "more than the sample can have"
+    kept = {image.tobytes() for image in drawn(unsure, before, part=1).images}
+    assert all(image.tobytes() in kept for image in before.images[before.labels == 1])
 
 
-def test_no_state_outside_its_space_is_looked_at() -> None:
-    """Not even beside a hole at its edge."""
+def test_no_state_outside_its_space_is_visited() -> None:
+    """Not even near a hole at its edge."""
     table = Table()
 
     def place(state: np.ndarray) -> bool | None:
@@ -140,54 +148,51 @@ def test_no_state_outside_its_space_is_looked_at() -> None:
         return np.where(places(images)[:, 0] > 0.99, 5.0, 5 * places(images)[:, 0] - 9)
 
     space = SearchSpace("hand", (Axis("x", 0.0, 1.0), Axis("y", 0.0, 0.5)), place)
-    found: list[Examples] = []
-    list(draw([space], table.image, edge, None, found, {}, seed=0, part=0))
-    assert (places(found[0].images)[:, 0] == 1.0).sum() > 5
+    assert (places(drawn(edge, space=space, table=table).images)[:, 0] == 1.0).sum() > 5
 
 
-def test_climbs_start_from_several_places() -> None:
+def test_climbs_start_from_several_states() -> None:
     """Four peaks that are apart, each too narrow for the sample to meet its top."""
     peaks = np.array([(0.2, 0.2), (0.8, 0.2), (0.2, 0.8), (0.8, 0.8)])
     table = Table()
 
-    def near(images: np.ndarray) -> np.ndarray:
+    def score(images: np.ndarray, truth: np.ndarray) -> StateScores:
         apart = np.linalg.norm(places(images)[:, np.newaxis] - peaks, axis=2).min(axis=1)
-        return -100 * apart
+        none = np.zeros(len(images), bool)
+        return StateScores(none.astype(np.float32), -100 * apart, none)
 
-    def judge(images: np.ndarray, truth: np.ndarray) -> StateScores:
-        return StateScores(
-            np.zeros(len(images), np.float32), near(images), np.zeros(len(images), bool)
-        )
-
-    axes = (Axis("x", 0.0, 1.0), Axis("y", 0.0, 1.0))
-    looked = Looked(SearchSpace("peaks", axes, lambda state: bool(table.place(state)) and False),
-                    table.image, judge)  # fmt: skip
-    list(looked.at(looked.spread(64, 0), ""))
-    first = np.linalg.norm(looked.states[:, np.newaxis] - peaks, axis=2).min(axis=0)
-    list(climb(looked, np.random.default_rng(0), 1024))
-    last = np.linalg.norm(looked.states[:, np.newaxis] - peaks, axis=2).min(axis=0)
-    assert (last < 0.01).all() and (last < first).all()
+    space = SearchSpace("peaks", SQUARE, lambda state: bool(table.place(state)) and False)
+    states = StateTable(space, table.image, score)
+    nearest = []
+    for steps in (
+        states.add(states.sample(64, 0), ""),
+        climb(states, np.random.default_rng(0), 1024),
+    ):
+        list(steps)
+        away = np.linalg.norm(states.states[:, np.newaxis] - peaks, axis=2)
+        nearest.append(away.min(axis=0))
+    assert (nearest[1] < 0.01).all() and (nearest[1] < nearest[0]).all()
 
 
-def test_it_looks_again_near_the_places_that_were_hard() -> None:
+def test_it_draws_near_the_states_that_were_hard() -> None:
     """A network that is right all over draws no climb to the hole, which is too small to meet."""
-    seen: list[np.ndarray] = []
+    visited: list[np.ndarray] = []
 
-    def looked(images: np.ndarray) -> np.ndarray:
-        seen.append(places(images))
+    def scored(images: np.ndarray) -> np.ndarray:
+        visited.append(places(images))
         return right(images)
 
-    def in_hole(before: Examples | None) -> int:
-        seen.clear()
-        drawn(looked, before, part=1)
-        return int((np.hypot(*(np.concatenate(seen) - HOLE).T) < 2 * RADIUS).sum())
+    def in_hole(last: Examples | None) -> int:
+        visited.clear()
+        drawn(scored, last, part=1)
+        return int((np.hypot(*(np.concatenate(visited) - HOLE).T) < 2 * RADIUS).sum())
 
     first = drawn()
     nothing = Examples(first.images[:0], first.labels[:0], first.hard)
     assert in_hole(nothing) > 20 * max(1, in_hole(None))
 
 
-def test_a_label_is_of_the_same_look_as_its_image() -> None:
+def test_a_label_is_of_the_same_visit_as_its_image() -> None:
     """A space may draw at random what a state leaves open: here whether it is a success."""
     table, random = Table(), np.random.default_rng(0)
 
@@ -195,21 +200,16 @@ def test_a_label_is_of_the_same_look_as_its_image() -> None:
         table.at = random.uniform(size=2)
         return None if table.at[0] < 0.3 else bool(table.at[0] > 0.6)
 
-    space = SearchSpace("any", (Axis("x", 0.0, 1.0),), place)
-    found: list[Examples] = []
-    list(draw([space], table.image, fooled, None, found, {}, seed=0, part=0))
-    at = places(found[0].images)[:, 0]
+    found = drawn(space=SearchSpace("any", (Axis("x", 0.0, 1.0),), place), table=table)
+    at = places(found.images)[:, 0]
     assert len(at) > 100 and (at > 0.299).all()
-    np.testing.assert_array_equal(found[0].labels, at > 0.6)
+    np.testing.assert_array_equal(found.labels, at > 0.6)
 
 
-def test_a_space_that_leaves_all_states_out_gives_none() -> None:
-    axes = (Axis("x", 0.0, 1.0), Axis("y", 0.0, 1.0))
-    found = drawn(space=SearchSpace("nothing", axes, lambda state: None))
+def test_spaces_without_states_give_none_and_those_that_fail_are_named() -> None:
+    found = drawn(space=SearchSpace("nothing", SQUARE, lambda state: None))
     assert found.images.shape == (0, 1, 4, 3) and found.labels.shape == (0,)
 
-
-def test_a_set_state_that_fails_is_told() -> None:
     def place(state: np.ndarray) -> bool:
         raise ValueError("no such place")
 
@@ -221,59 +221,24 @@ def test_a_resumed_training_gets_the_examples_of_the_first(tmp_path: Path) -> No
     """Those of a part are written once drawn, as the checkpoint is of a training with them."""
 
     def source(table: Table, *, resume: bool) -> ExampleSource:
-        return ExampleSource([table.space], table.image, seed=3, resume=resume)
+        return ExampleSource((table.space,), table.image, seed=3, resume=resume)
 
     first = source(Table(), resume=False)
     (tmp_path / "part1").mkdir()
-    one = first.examples(fooled, tmp_path / "part1", 0)
-    two = first.examples(fooled, tmp_path, 1)
+    one = first.draw(with_hole, tmp_path / "part1", 0)
+    two = first.draw(with_hole, tmp_path, 1)
     (tmp_path / FILE).unlink()  # stopped while it drew the second part
     table = Table()
     resumed = source(table, resume=True)
-    again = resumed.examples(right, tmp_path / "part1", 0)
-    assert table.looked == 0 and np.array_equal(again.images, one.images)
-    assert np.array_equal(again.labels, one.labels)
-    assert np.array_equal(again.hard[0], one.hard[0])
-    assert np.array_equal(resumed.examples(fooled, tmp_path, 1).images, two.images)
-    anew = source(table, resume=False).examples(fooled, tmp_path / "part1", 0)
-    assert table.looked > 1000 and np.array_equal(anew.images, one.images)
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        {"arrays": 3},
-        {"arrays": [torch.zeros(3, 1, 4, 3, dtype=torch.uint8)]},
-        {"arrays": [torch.zeros(3, 1, 4, 3), torch.zeros(3, dtype=torch.int64), torch.zeros(0, 2)]},
-        {
-            "arrays": [
-                torch.zeros(3, 1, 4, 3, dtype=torch.uint8),
-                torch.zeros(2, dtype=torch.int64),
-                torch.zeros(0, 2),
-            ]
-        },
-    ],
-    ids=["nothing", "a number", "no labels", "no images", "too few labels"],
-)
-def test_other_files_are_no_examples(tmp_path: Path, state: dict[str, object]) -> None:
-    torch.save(state, tmp_path / FILE)
-    with pytest.raises(ModelCorruptError, match=r"has no examples of 1 spaces .*with --out"):
-        Examples.load(tmp_path / FILE, 1)
-
-
-@pytest.mark.parametrize("damage", ["cut", "other", "code", "spaces"])
-def test_damaged_examples_are_refused(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / FILE
-    drawn().save(path)
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-500])
-    elif damage == "other":
-        path.write_bytes(b"no archive")
-    elif damage == "code":
-        torch.save({"arrays": [Path]}, path)
-    with pytest.raises(ModelCorruptError, match=r"Expected (a whole file|those that this mending)"):
-        Examples.load(path, 2 if damage == "spaces" else 1)
+    same = resumed.draw(right, tmp_path / "part1", 0)
+    assert table.images == 0 and np.array_equal(same.images, one.images)
+    assert np.array_equal(same.labels, one.labels) and np.array_equal(same.hard[0], one.hard[0])
+    assert np.array_equal(resumed.draw(with_hole, tmp_path, 1).images, two.images)
+    new = source(table, resume=False).draw(with_hole, tmp_path / "part1", 0)
+    assert table.images > 1000 and np.array_equal(new.images, one.images)
+    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-500])
+    with pytest.raises(ModelCorruptError, match="Expected a whole file"):
+        Examples.load(tmp_path / FILE)
 
 
 def test_a_part_of_a_training_has_its_images_and_examples_alone() -> None:
@@ -284,9 +249,9 @@ def test_a_part_of_a_training_has_its_images_and_examples_alone() -> None:
         categories=np.array(list("abcdefghi")), distances=np.arange(9.0), folder=Path("d"),
         files=tuple("abcdefghi"),
     )  # fmt: skip
-    drawn = Examples(images[:2] + np.uint8(1), np.array([1, 0]), ())
+    examples = Examples(images[:2] + np.uint8(1), np.array([1, 0]), ())
     parts = np.array([1, 4, 7]), np.array([8]), np.array([0, 2])
-    found, indices = with_examples(dataset, parts, drawn)
+    found, indices = with_examples(dataset, parts, examples)
     assert len(found.labels) == 8 and [len(one) for one in indices] == [3, 1, 2, 2]
     for part, where in zip(parts, indices, strict=False):
         for name in ("images", "labels", "episodes", "categories", "distances"):
@@ -294,22 +259,20 @@ def test_a_part_of_a_training_has_its_images_and_examples_alone() -> None:
                 getattr(found, name)[where], getattr(dataset, name)[part], name
             )
         assert [found.files[one] for one in where] == [dataset.files[one] for one in part]
-    np.testing.assert_array_equal(found.images[indices[3]], drawn.images)
-    np.testing.assert_array_equal(found.labels[indices[3]], drawn.labels)
-    other, _ = with_examples(dataset, (parts[0], parts[1], np.array([0, 3])), drawn)
+    np.testing.assert_array_equal(found.images[indices[3]], examples.images)
+    np.testing.assert_array_equal(found.labels[indices[3]], examples.labels)
+    other, _ = with_examples(dataset, (parts[0], parts[1], np.array([0, 3])), examples)
     assert len({dataset.sha256, found.sha256, other.sha256}) == 3, "a checkpoint is of one of them"
 
 
-def test_examples_get_a_share_of_their_own() -> None:
-    old, ours, drawn = np.arange(10), np.arange(10, 14), np.arange(14, 34)
-    shares = shares_of((old, ours, drawn), 0.2)
+def test_examples_get_a_share_of_their_own_and_parts_as_many_passes_as_one_training() -> None:
+    old, ours, examples = np.arange(10), np.arange(10, 14), np.arange(14, 34)
+    shares = shares_of((old, ours, examples), 0.2)
     assert shares.shape == (34,) and shares.sum() == pytest.approx(1.0)
-    for part, share in ((old, 0.56), (ours, 0.2), (drawn, 0.24)):
+    for part, share in ((old, 0.56), (ours, 0.2), (examples, 0.24)):
         assert shares[part].sum() == pytest.approx(share) and np.ptp(shares[part]) == 0
-    for kinds in ((old, ours), (old, ours, drawn[:0])):
+    for kinds in ((old, ours), (old, ours, examples[:0])):
         shares = shares_of(kinds, 0.2)
         assert shares[old].sum() == pytest.approx(0.8) and shares[ours].sum() == pytest.approx(0.2)
-
-
-def test_parts_together_train_on_as_many_as_one_training() -> None:
-    assert [passes(count, 3) for count in (100_000, 8_001, 4_000, 1_000)] == [1, 1, 2, 8]
+    assert [passes_over(count) for count in (100_000, 12_051, 4_285, 1_000)] == [1, 1, 5, 24]
+    assert [passes_over(count, 3) for count in (100_000, 8_001, 4_000, 1_000)] == [1, 1, 2, 8]

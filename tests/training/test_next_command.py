@@ -55,8 +55,7 @@ from vinoreward_training.runs.settings import command_line
 from vinoreward_training.tasks.environments import make_env
 
 SIZES = {
-    "finetune": ("--epochs", "3", "--batch-size", "16", "--threads", "1"),
-    "quantize": ("--calibration", "32"),
+    "finetune": ("--epochs", "3"),
     "train": (
         "--timesteps", "1500", "--eval-every", "250", "--final-episodes", "5", "--no-progress",
     ),
@@ -115,7 +114,7 @@ def test_from_images_to_a_policy_by_what_is_printed(
     commands = told(tutorial)
     words = commands[0]
     ran = []
-    chain = ["capture", "finetune", "quantize", "audit", "train", "play"]
+    chain = ["capture", "finetune", "audit", "train", "play"]
     for name in chain:
         ran.append(words)
         assert main([*words, *SIZES.get(words[0], ())]) == 0, words
@@ -123,13 +122,13 @@ def test_from_images_to_a_policy_by_what_is_printed(
         words = following(said) if name != "play" else []
     assert "next:" not in said and "No sure sign that the policy cheats" in said
     assert [each[0] for each in ran] == chain
-    assert ran == commands[:6]  # the tutorial's are those that are printed
+    assert ran == commands[:5]  # the tutorial's are those that are printed
     for name in ("train", "play"):
         words = next(each for each in ran if each[0] == name)
         assert words[words.index("--env") + 1] == env
     bundle = Path(ran[2][ran[2].index("--bundle") + 1])
     assert json.loads((bundle / "bundle.json").read_text("utf-8"))["dataset"]["env"] == env
-    run = Path(ran[5][ran[5].index("--run") + 1])
+    run = Path(ran[4][ran[4].index("--run") + 1])
     policy = json.loads((run / "policy.json").read_text("utf-8"))
     assert (policy["env"], policy["truth_key"]) == (env, "success")
     assert policy["wrap_bundle"] is True and Path(policy["bundle"]) == bundle
@@ -163,8 +162,7 @@ def test_the_readme_uses_the_folders_that_are_printed(
     assert trained["--out"] == options["finetune"]["--out"]
     bundle = Path.cwd() / trained["--out"] / "bundle"  # absolute, as bundles know it
     made = spec(env=options["capture"]["--env"])
-    assert shlex.split(after_bundle(bundle, made, data, 200, 0)) == of["quantize"]
-    assert shlex.split(after_bundle(bundle, made, data, 0, 30)) == of["audit"]
+    assert shlex.split(after_bundle(bundle, made, data, 30)) == of["audit"]
     env = options["capture"]["--env"]
     policy = dict(itertools.pairwise(shlex.split(to_train(bundle, spec(env=env)))))
     for option in ("--env", "--bundle", "--out", "--success-reward", "--step-reward"):
@@ -214,21 +212,20 @@ def test_other_commands_name_what_is_at_hand(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert after_capture(Path("data/mine")).endswith("mine-classifier")
-    assert "--success-label good" in after_bundle(Path("b"), spec(), Path("d"), 200, 0, "good")
+    assert "--success-label good" in after_bundle(Path("b"), spec(), Path("d"), 30, "good")
     (tmp_path / "x").mkdir()
     (tmp_path / "x-2").mkdir()
     assert free(tmp_path / "x") == tmp_path / "x-3"
 
 
 @pytest.mark.parametrize(
-    ("held_out", "tested", "name"),
-    [(200, 30, "quantize"), (199, 30, "audit"), (0, 30, "audit"), (91, 29, "train")],
+    ("tested", "name"),
+    [(30, "audit"), (29, "train")],
 )
 def test_a_bundle_leads_to_the_first_command_that_its_data_suffice_for(
-    held_out: int, tested: int, name: str
+    tested: int, name: str
 ) -> None:
-    bundle = spec(env="CartPole-v1")
-    line = after_bundle(Path("b"), bundle, Path("d"), held_out, tested)
+    line = after_bundle(Path("b"), spec(env="CartPole-v1"), Path("d"), tested)
     assert shlex.split(line)[1] == name
 
 
@@ -308,13 +305,12 @@ def test_a_folder_beside_the_current_one(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_stopped_mending_goes_on_with_all_its_options() -> None:
-    config = MendConfig(bundle="old", data=Path("d"), labels=(Path("a b"), Path("c")), share=0.2,
-                        env="Pendulum-v1", env_kwargs={"g": 9.0}, truth="up.py:up",
-                        examples=False)  # fmt: skip
+    config = MendConfig(bundle="old", data=Path("d"), labels=(Path("a b"), Path("c")), seed=2,
+                        env="Pendulum-v1", env_kwargs={"g": 9.0}, truth="up.py:up")  # fmt: skip
     line = mend_again(config)
     assert line == (
-        "vinoreward mend --bundle old --data d --labels 'a b' c --share 0.2 --env Pendulum-v1 "
-        "--env-kwargs g 9.0 --truth up.py:up --no-examples --resume"
+        "vinoreward mend --bundle old --data d --labels 'a b' c --env Pendulum-v1 "
+        "--env-kwargs g 9.0 --truth up.py:up --seed 2 --resume"
     )
     parsed = command_line(MendConfig, shlex.split(line)[2:], prog="vinoreward mend")
     assert parsed == dataclasses.replace(config, resume=True)
@@ -455,22 +451,21 @@ def test_a_weak_classifier_leads_to_more_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "level", "said"),
     [
-        (900, "usable", "vinoreward quantize "),
-        (560, "usable", "vinoreward audit "),  # quantize would refuse so few
+        (560, "usable", "vinoreward audit "),
         (120, "usable", "in Python, for each image "),
         (900, "weak", "add images to {data}, about 1800 in all, "),
     ],
 )
 def test_a_training_prints_what_its_images_suffice_for(
-    tmp_path: Path, count: int, level: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, level: str, said: str
 ) -> None:
     data = write_folder(tmp_path / "data", count)
     verdict = {"level": level, "frames": 1800 if level == "weak" else None}
-    config = FinetuneConfig(data=data, target_fpr=0.2)
+    config = FinetuneConfig(data=data, target_fpr=0.2, int8="off")
     bundle = save_toy_bundle(tmp_path / "bundle")
     rewrite(bundle, lambda spec: spec.update(metrics={"verdict": verdict}))
-    line = finetune.following(config, load_dataset(data), bundle.path)
-    assert line.startswith(said.format(data=data))
+    assert finetune.conclude(config, load_dataset(data), bundle.path, useless=False) == 0
+    assert f"next: {said.format(data=data)}" in capsys.readouterr().out
 
 
 def test_a_run_on_the_truth_leaves_out_what_it_refuses(tmp_path: Path) -> None:
@@ -495,7 +490,7 @@ def test_every_printed_line_is_what_its_command_takes(runs: Path) -> None:
     written = {"env": "Walled-v0", "truth": "pole.py:up"}
     lines = [
         after_capture(data),
-        after_bundle(bundle, known, data, 200, 30), after_bundle(bundle, known, data, 0, 30, "ok"),
+        after_bundle(bundle, known, data, 0), after_bundle(bundle, known, data, 30, "ok"),
         to_train(bundle, known), to_train(bundle, spec(env="PandaHover-v0")),
         to_mend(policy, 99), to_mend(policy, 0), to_play(policy, written),
         to_compare(policy, written), after_mending(bundle, mended), mend_again(mended),

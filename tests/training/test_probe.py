@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.errors import DatasetError
-from vinoreward_training.encoder.probe import fit_probe, judge_probe, probe_places
+from vinoreward_training.encoder.probe import fit_probe, probe_error, probe_places
 
 
 @settings(max_examples=40, deadline=None)
@@ -30,43 +30,13 @@ def test_it_recovers_a_known_linear_map(seed: int, size: int, scale: float, offs
     np.testing.assert_allclose(probe.predict(fresh), fresh @ weights + offset, atol=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**31), size=st.integers(2, 12))
-def test_an_invertible_change_of_the_latent_changes_nothing(seed: int, size: int) -> None:
-    random = np.random.default_rng(seed)
-    latents = random.normal(size=(200, size))
-    places = latents[:, :2] + 0.1 * random.normal(size=(200, 2))
-    turned = latents @ np.linalg.qr(random.normal(size=(size, size)))[0] * 3.0 + 1.0
-    one = judge_probe(fit_probe(latents, places), "a", latents, places)
-    two = judge_probe(fit_probe(turned, places), "a", turned, places)
-    assert one.mean_mm == pytest.approx(two.mean_mm, rel=1e-6)
-    assert one.r2 == pytest.approx(two.r2, abs=1e-9)
-
-
 def test_errors_are_millimetres_of_metres() -> None:
     latents = np.eye(4, dtype=np.float32).repeat(10, axis=0)
     places = latents[:, :2].astype(np.float64)
     probe = fit_probe(latents, places)
-    found = judge_probe(probe, "object", latents, places + np.array([0.003, 0.004]))
+    found = probe_error(probe, "object", latents, places + np.array([0.003, 0.004]))
     assert found.mean_mm == pytest.approx(5.0, abs=1e-3)
     assert found.p95_mm == pytest.approx(5.0, abs=1e-3)
-
-
-def test_a_latent_that_knows_nothing_is_no_better_than_chance() -> None:
-    random = np.random.default_rng(0)
-    latents, places = random.normal(size=(4000, 8)), random.uniform(-0.4, 0.4, (4000, 2))
-    half = np.arange(2000)
-    (found,) = probe_places(latents, {"object": places}, half, half + 2000)
-    assert abs(found.r2) < 0.02
-    assert found.mean_mm == pytest.approx(found.chance_mm, rel=0.02)
-
-
-def test_a_number_that_never_moves_does_no_harm() -> None:
-    random = np.random.default_rng(1)
-    latents = np.concatenate([random.normal(size=(100, 3)), np.full((100, 2), 7.0)], axis=1)
-    places = latents[:, :2] * 0.1
-    found = judge_probe(fit_probe(latents, places), "a", latents, places)
-    assert found.mean_mm < 1e-6
 
 
 def test_frames_without_the_thing_are_left_out() -> None:
@@ -89,4 +59,4 @@ def test_no_held_out_frame_is_an_error() -> None:
     latents = np.random.default_rng(3).normal(size=(20, 2))
     probe = fit_probe(latents, latents)
     with pytest.raises(DatasetError, match="no held-out frame shows the object"):
-        judge_probe(probe, "object", latents[:0], latents[:0])
+        probe_error(probe, "object", latents[:0], latents[:0])

@@ -1,4 +1,4 @@
-"""The false-positive rate: chosen from what the data support, told and judged by the episode."""
+"""The false-positive rate: chosen from what the data support, counted by episode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vinoreward_training.classifier.evaluation import (
     claims_by_episode,
     default_rate,
     episode_rates,
-    judge,
+    give_verdict,
     rates,
 )
 from vinoreward_training.cli import main
@@ -93,7 +93,7 @@ def test_the_default_rate_is_what_episodes_need_if_the_data_support_it(
         assert found >= rate_supported(episodes)
 
 
-def judged(false: int, steps: int, *, lasting: bool = True) -> tuple[Verdict, dict[str, Any]]:
+def scored(false: int, steps: int, *, lasting: bool = True) -> tuple[Verdict, dict[str, Any]]:
     """Judge one that claims ``false`` of 400 failures, 2 of each episode, and most successes."""
     labels = np.array([1] * 100 + [0] * 400)
     claimed = np.arange(500) < 95
@@ -104,7 +104,7 @@ def judged(false: int, steps: int, *, lasting: bool = True) -> tuple[Verdict, di
     found = claims_by_episode(test, counts, steps, lasting=lasting)
     probabilities = np.where(labels == 1, 0.9, 0.1)
     chosen = threshold_for_fpr(probabilities, labels, episodes, 0.05)
-    verdict = judge(
+    verdict = give_verdict(
         test, chosen, dead=500, dead_claimed=0, rate_of_good_recall=0.01, falling=False,
         by_episode=found, frames=1000,
     )  # fmt: skip
@@ -112,9 +112,9 @@ def judged(false: int, steps: int, *, lasting: bool = True) -> tuple[Verdict, di
 
 
 def test_the_verdict_counts_false_claims_by_the_episode() -> None:
-    verdict, found = judged(8, 2)
+    verdict, found = scored(8, 2)
     assert verdict == Verdict("usable") and found["share"] == pytest.approx(0.04, abs=0.01)
-    verdict, found = judged(8, 40)
+    verdict, found = scored(8, 40)
     assert verdict.level == "weak" and found["share"] > 0.5 < found["share_high"]
     (reason,) = verdict.reasons
     about, most = re.findall(r"about (\d+)% .* \(at most (\d+)%\)", reason)[0]
@@ -123,12 +123,12 @@ def test_the_verdict_counts_false_claims_by_the_episode() -> None:
     assert found["hold"] == 2 and "train --hold 2" in str(verdict)
     assert verdict.frames == 2200 and verdict.as_dict()["frames"] == 2200
     assert "2200 frames in all" in str(verdict)
-    assert judged(8, 40, lasting=False)[1]["hold"] is None
+    assert scored(8, 40, lasting=False)[1]["hold"] is None
 
 
 def test_more_episodes_are_asked_for_where_none_was_claimed_and_episodes_are_long() -> None:
     """Two hundred episodes without a false claim say little of four hundred steps."""
-    verdict, found = judged(0, 400)
+    verdict, found = scored(0, 400)
     assert verdict.level == "weak" and 0.4 < found["share"] < 0.6
     needed = negatives_needed(rate_for_episodes(EPISODE_LIMIT, 400, 2), 0.5)
     assert verdict.frames == pytest.approx(1.1 * 1000 * needed / 200, abs=100)
@@ -176,7 +176,7 @@ def test_calibrate_chooses_the_rate_says_it_and_tells_claims_by_the_episode(
     assert "as episodes of 200 steps need" in said
     spec = Bundle.load(path).spec
     found, verdict = spec.metrics["failing_episodes"], spec.metrics["verdict"]
-    assert found["steps"] == 200 and 1 < found["seen"] <= 2
+    assert found["steps"] == 200 and 1 < found["scored"] <= 2
     assert f"episodes: {found['summary']}" in said
     assert f"by episode: {found['summary']}" in (path / "README.md").read_text()
     assert verdict["level"] == "weak" and verdict["frames"] > 300

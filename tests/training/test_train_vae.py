@@ -11,19 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vae_data import SIZE, write_capture, write_folder
+from vae_data import write_capture, write_folder
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
     ConfigError,
-    DatasetError,
     QuantizationRefusedError,
 )
 from vinoreward_training.cli import main
-from vinoreward_training.configs import QuantizeConfig, TrainVaeConfig
+from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.encoder import train_vae
 from vinoreward_training.encoder.training import VaeFit
-from vinoreward_training.quantize import command as quantize
 from vinoreward_training.quantize.gate import Moved, gate_latents
 
 
@@ -36,8 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         latent=6,
         steps=30,
         batch_size=16,
-        threads=1,
-        bf16="off",
+        int8="on",
     )
     assert train_vae.run(config) == 0
     return folder
@@ -63,30 +60,6 @@ def test_the_bundle_gives_the_same_on_every_backend(trained: Path, backend: str)
     with bundle.backend(backend, precision="fp32") as network:
         found = network.infer(bundle.golden.images)
     np.testing.assert_allclose(found, bundle.golden.logits, atol=2e-3)
-
-
-def test_the_decoder_makes_images_of_latents(trained: Path) -> None:
-    import onnxruntime
-
-    bundle = Bundle.load(trained / "run" / "bundle")
-    session = onnxruntime.InferenceSession(str(bundle.path / "decoder.onnx"))
-    (made,) = session.run(None, {"latent": bundle.golden.logits[:3, :6]})
-    assert made.shape == (3, 3, *SIZE)
-
-
-def test_int8_is_gated_and_added(trained: Path) -> None:
-    path = trained / "run" / "bundle"
-    config = QuantizeConfig(bundle=path, data=trained / "capture", calibration=10)
-    assert quantize.run(config) == 0
-    bundle = Bundle.load(trained / "run" / "bundle")
-    assert bundle.spec.quantization is not None and bundle.spec.quantization.passed
-    assert set(bundle.spec.quantization.detail["probe_int8_mm"]) == {"object"}
-    assert bundle.resolve_precision("openvino") == "int8"
-    card = (bundle.path / "README.md").read_text()
-    assert card.count("## In INT8") == 1 and "mm in INT8" in card and "## Limits" in card
-    # Quantized again, the section is replaced.
-    assert quantize.run(config) == 0
-    assert (bundle.path / "README.md").read_text().count("## In INT8") == 1
 
 
 def moved(share: float = 0.0, **probe_mm: float) -> Moved:
@@ -121,8 +94,7 @@ def test_the_command_that_ctrl_c_prints_goes_on_alone_and_a_card_without_places_
         return step(self)
 
     monkeypatch.setattr(VaeFit, "_step", stopped)
-    words = ["--architecture", "conv_vae", "--latent", "3", "--steps", "3", "--batch-size", "8"]
-    words += ["--threads", "1"]
+    words = ["--latent", "4", "--steps", "3", "--batch-size", "8"]
     data = write_folder(tmp_path / "any")
     assert main(["train-vae", "--data", str(data), "--out", str(out), *words]) == 130
     (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
@@ -130,42 +102,47 @@ def test_the_command_that_ctrl_c_prints_goes_on_alone_and_a_card_without_places_
     assert main(shlex.split(line)) == 0
     assert steps == [0, 1, 2]  # it went on where it was
     bundle = Bundle.load(out / "bundle")
-    assert (bundle.spec.name, bundle.spec.latent_size) == ("any-encoder", 3)
+    assert (bundle.spec.name, bundle.spec.latent_size) == ("any-encoder", 4)
     assert bundle.spec.metrics["probe"] == {}
     assert "was not recorded" in (bundle.path / "README.md").read_text()
 
 
-def test_data_that_are_refused_leave_no_run_folder(tmp_path: Path) -> None:
-    data = write_folder(tmp_path / "any")
-    next(data.rglob("*.png")).write_bytes(b"no image")
-    with pytest.raises(DatasetError, match="png"):
-        train_vae.run(TrainVaeConfig(data=data, out=tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
+def test_int8_is_gated_and_added_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trained / "run" / "bundle"
+
+    def check() -> None:
+        bundle = Bundle.load(path)
+        assert bundle.spec.quantization is not None and bundle.spec.quantization.passed
+        assert set(bundle.spec.quantization.detail["probe_int8_mm"]) == {"object"}
+        assert bundle.resolve_precision("openvino") == "int8"
+        card = (path / "README.md").read_text()
+        assert card.count("## In INT8") == 1 and "mm in INT8" in card and "## Limits" in card
+
+    check()
+    words = ["calibrate", "--bundle", str(path), "--data", str(trained / "capture")]
+    assert main([*words, "--int8", "on"]) == 0
+    check()
+    assert main([*words, "--target-fpr", "0.1"]) == 1
+    assert "--target-fpr, which the bundle of an encoder would ignore" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "field"),
     [
-        {"env": "CartPole-v1"},
-        {"data": None},
-        {"steps": 0},
-        {"sigma": 0.0},
-        {"rare": 0.5},
-        {"latent": 0},
-        {"size": (16, 64)},
+        ({"env": "CartPole-v1"}, "data"),
+        ({"data": None}, "data"),
+        ({"steps": 0}, "steps"),
+        ({"rare": 0.5}, "rare"),
+        ({"latent": 0}, "latent"),
+        ({"image_size": (16, 64)}, "image_size"),
+        ({"places": 1.0}, "places"),
     ],
 )
-def test_options_that_cannot_work_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
-    config = dataclasses.replace(TrainVaeConfig(data=tmp_path, out=tmp_path / "run"), **changes)
-    with pytest.raises(ConfigError):
+def test_options_that_cannot_work_are_refused(
+    tmp_path: Path, changes: dict[str, object], field: str
+) -> None:
+    data = write_folder(tmp_path / "images")
+    config = dataclasses.replace(TrainVaeConfig(data=data, out=tmp_path / "run"), **changes)
+    with pytest.raises(ConfigError) as caught:
         train_vae.run(config)
-    assert not (tmp_path / "run").exists()
-
-
-def test_places_need_a_capture_that_records_them(tmp_path: Path) -> None:
-    config = TrainVaeConfig(
-        data=write_folder(tmp_path / "images"), out=tmp_path / "run", places=1.0
-    )
-    with pytest.raises(ConfigError, match="records no places"):
-        train_vae.run(config)
-    assert not config.out.exists()
+    assert caught.value.field == field and not (tmp_path / "run").exists()

@@ -13,29 +13,19 @@ from hypothesis import strategies as st
 from PIL import Image
 from vae_data import BLUE, SIZE, frames_of, make_images, write_capture, write_folder
 
-from vinoreward.backends.torch_networks import ENCODERS, build_encoder
+from vinoreward.backends.torch_networks import build_encoder
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
 )
 from vinoreward_training.data.dataset import load_frames, split_frames
 from vinoreward_training.encoder.networks import build_vae
-from vinoreward_training.encoder.probe import bounds
 from vinoreward_training.encoder.training import (
     PixelWeights,
     divergence,
-    encode,
-    reconstruction,
 )
 
 # Frames
-
-
-def test_any_folder_of_images_will_do(tmp_path: Path) -> None:
-    frames = load_frames(write_folder(tmp_path / "any"))
-    assert frames.images.shape == (80, *SIZE, 3)
-    assert frames.places == {}
-    assert len(np.unique(frames.episodes)) == 80
 
 
 def test_a_capture_gives_places_and_episodes(tmp_path: Path) -> None:
@@ -55,11 +45,6 @@ def test_frames_are_resized_as_the_run_time_does(tmp_path: Path) -> None:
     wanted = prepare(make_images(80)[0], ImageSpec(height=64, width=48, resize="pil_bilinear"))
     np.testing.assert_array_equal(frames.images, wanted)
     assert frames.resized
-
-
-def test_a_limit_takes_fewer(tmp_path: Path) -> None:
-    assert len(load_frames(write_folder(tmp_path / "any"), limit=70).images) == 70
-    assert len(load_frames(write_capture(tmp_path / "capture"), limit=70).places["object"]) == 70
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
@@ -101,15 +86,12 @@ def test_no_episode_is_in_two_parts(seed: int, count: int) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(
-    architecture=st.sampled_from(ENCODERS),
     height=st.integers(32, 70),
     width=st.integers(32, 70),
-    latent=st.integers(1, 20),
+    latent=st.integers(1, 10).map(lambda half: 2 * half),
 )
-def test_every_size_goes_in_and_comes_out(
-    architecture: str, height: int, width: int, latent: int
-) -> None:
-    vae = build_vae(architecture, height, width, latent)
+def test_every_size_goes_in_and_comes_out(height: int, width: int, latent: int) -> None:
+    vae = build_vae(height, width, latent)
     made, mean, log_variance = vae(torch.zeros(2, 3, height, width), torch.zeros(2, latent))
     assert made.shape == (2, 3, height, width)
     assert mean.shape == log_variance.shape == (2, latent)
@@ -122,18 +104,6 @@ def test_sizes_that_cannot_work_are_refused() -> None:
         build_encoder("spatial_vae", 64, 64, 7)
     with pytest.raises(ConfigError, match="no encoder architecture 'vgg'"):
         build_encoder("vgg", 64, 64, 8)
-
-
-def test_keypoints_move_with_the_image() -> None:
-    torch.manual_seed(0)
-    encoder = build_encoder("spatial_vae", 64, 64, 16)
-    others, _ = make_images(1)
-    images = np.full((2, 64, 64, 3), 128, np.uint8)
-    images[0, 20:24, 20:24] = BLUE
-    images[1, 20:24, 40:44] = BLUE
-    mean, _ = encode(encoder, images)
-    assert np.abs(mean[0] - mean[1]).max() > 1e-3
-    assert others.dtype == np.uint8
 
 
 @settings(max_examples=30, deadline=None)
@@ -169,16 +139,3 @@ def test_a_rare_colour_and_what_moves_count_more() -> None:
     targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
     found = weights.of(images[:1], targets)[0, 0].numpy()
     assert found[3, 5] == 7.0 and found.sum() == 7.0 + found.size - 1
-
-
-def test_reconstruction_is_a_log_likelihood() -> None:
-    targets = torch.zeros(2, 3, 4, 4)
-    made = torch.full_like(targets, 0.1)
-    found = reconstruction(made, targets, 1.0, 0.05)
-    assert float(found) == pytest.approx(3 * 16 * (0.1 / 0.05) ** 2 / 2, rel=1e-5)
-
-
-def test_bounds_hold_what_was_seen_and_more() -> None:
-    means = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
-    low, high = bounds(means, np.full(4, 0.1, np.float32))
-    assert (low < means.min(0) - 0.4).all() and (high > means.max(0) + 0.4).all()

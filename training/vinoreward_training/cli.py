@@ -23,19 +23,13 @@ _OWN = "vinoreward_training"
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "capture": (f"{_OWN}.capture.command", configs.CaptureConfig),
     "finetune": (f"{_OWN}.classifier.finetune", configs.FinetuneConfig),
-    "import-classifier": (
-        f"{_OWN}.classifier.import_classifier",
-        configs.ImportClassifierConfig,
-    ),
+    "import": (f"{_OWN}.importing", configs.ImportConfig),
     "calibrate": (f"{_OWN}.classifier.calibrate", configs.CalibrateConfig),
-    "guard": (f"{_OWN}.classifier.guard", configs.GuardConfig),
-    "quantize": (f"{_OWN}.quantize.command", configs.QuantizeConfig),
     "label": (f"{_OWN}.labelling.command", configs.LabelConfig),
     "score": (f"{_OWN}.classifier.score", configs.ScoreConfig),
     "audit": (f"{_OWN}.audit.command", configs.AuditConfig),
     "mend": (f"{_OWN}.mending.command", configs.MendConfig),
     "train-vae": (f"{_OWN}.encoder.train_vae", configs.TrainVaeConfig),
-    "import-encoder": (f"{_OWN}.encoder.import_encoder", configs.ImportEncoderConfig),
     "train": (f"{_OWN}.policy.train", configs.TrainConfig),
     "play": (f"{_OWN}.play.command", configs.PlayConfig),
     "profile": (f"{_OWN}.profile", configs.ProfileConfig),
@@ -47,7 +41,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
 
 HUB_OPTIONS = ("--bundle", "--encoder")
 """Options whose value may be a bundle on the Hugging Face Hub."""
-WRITING = ("calibrate", "guard", "quantize")
+WRITING = ("calibrate",)
 """Commands that write into the bundle."""
 
 

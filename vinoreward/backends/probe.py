@@ -87,8 +87,9 @@ SHIPPED = frozenset(
 )
 """SHA-256 of the networks of the shipped bundles, which need no trial."""
 _REMEDY = (
-    "Expected a network of known operators whose memory and time are bounded; if you trust its "
-    "source, load it with trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)"
+    "Expected a network of known operators whose memory and time are bounded; export it again from "
+    "usual operators, with its weights inside the file, or, if you trust its source, load it with "
+    "trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)"
 )
 # Without the package's own module, which registers environments and imports Gymnasium for that.
 _CHILD = """

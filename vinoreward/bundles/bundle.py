@@ -153,7 +153,7 @@ class Bundle:
             raise ConfigError(
                 f"precision 'int8' was requested from the bundle {self.spec.name!r}, but {reason}. "
                 "Expected one that passed the gate; use precision='auto' or 'fp32', or run: "
-                f"vinoreward quantize --bundle {self.path}"
+                f"vinoreward calibrate --int8 on --bundle {self.path}"
             )
         return precision
 

@@ -170,7 +170,7 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
             raise BundleEditedError(
                 f"{path} was changed after the bundle was saved: its SHA-256 is {digest}. Expected "
                 f"{expected}, as recorded in {SPEC_FILE}; restore the file, or make a new bundle "
-                "(vinoreward finetune, vinoreward quantize) instead of editing one."
+                "(vinoreward finetune, vinoreward calibrate) instead of editing one."
             )
 
 

@@ -1,4 +1,4 @@
-"""False claims by kind of failure and by distance, beside the pooled rate that hides them."""
+"""False claims by kind of failure and by distance, which a pooled rate hides."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from vinoreward.rewards.calibration import clopper_pearson
 
 BANDS = 6
 """About so many bands, up to the distance that half of the failures do not exceed."""
-
-
-LEAST_SPAN = 1e-9
-"""Metres; distances that differ by less are one."""
+LEAST_WIDTH = 1e-9
+"""Distances that differ by less, in metres or as a share of them, are one."""
 
 
 def nice_step(span: float) -> float:
@@ -26,43 +24,42 @@ def nice_step(span: float) -> float:
 
 
 def bands(
-    claims: npt.NDArray[np.bool_],
-    failed: npt.NDArray[np.bool_],
-    categories: npt.NDArray[np.str_],
-    distances: npt.NDArray[np.float64],
-) -> list[dict[str, object]]:
+    claims: npt.NDArray[np.bool_], failed: npt.NDArray[np.bool_],
+    categories: npt.NDArray[np.str_], distances: npt.NDArray[np.float64],
+) -> list[dict[str, object]]:  # fmt: skip
     """Return a row for all failures, each kind of them, and each band of distance.
 
     All are ``(N,)``; ``distances`` are metres from the centre of success, NaN where not recorded.
     A row has frames, false claims, and the one-sided 95 % Clopper-Pearson bound of their rate.
     """
-
-    def row(name: str, mask: npt.NDArray[np.bool_]) -> dict[str, object]:
-        count, wrong = int(mask.sum()), int((mask & claims).sum())
-        return {
-            "failures": name,
-            "frames": count,
-            "claimed": wrong,
-            "rate at most": clopper_pearson(wrong, count, 0.95, "upper")[1],
-        }
-
-    rows = [row("all", failed)]
+    groups = {"all": failed}
     kinds = np.unique(categories[failed])
     if len(kinds) > 1:
-        rows += [row(str(kind), failed & (categories == kind)) for kind in kinds]
+        groups |= {str(kind): failed & (categories == kind) for kind in kinds}
     known = failed & np.isfinite(distances)
-    if known.any():
-        first, half = float(distances[known].min()), float(np.median(distances[known]))
-        # Not of a span below float precision, or an infinite one.
-        if max(LEAST_SPAN, 1e-9 * abs(first), 1e-9 * abs(half)) < half - first < math.inf:
-            step = nice_step(half - first)
-            numbers = range(math.floor(first / step), math.ceil(half / step) + 1)
-            # As they are written: 0.3, not 6 * 0.05.
-            edges = [round(k * step, -math.floor(math.log10(step))) for k in numbers]
-            for edge, end in itertools.pairwise(edges):
-                inside = known & (distances >= edge) & (distances < end)
-                if inside.any():
-                    rows.append(row(f"{edge:.4g} to {end:.4g} m", inside))
-            if (beyond := known & (distances >= edges[-1])).any():
-                rows.append(row(f"{edges[-1]:.4g} m and more", beyond))
+    edges = _edges(distances[known])
+    for edge, end in itertools.pairwise([*edges, math.inf]):
+        name = f"{edge:.4g} m and more" if end == math.inf else f"{edge:.4g} to {end:.4g} m"
+        inside = known & (distances >= edge) & (distances < end)
+        groups |= {name: inside} if inside.any() else {}
+    rows: list[dict[str, object]] = []
+    for name, group in groups.items():
+        wrong, frames = int((group & claims).sum()), int(group.sum())
+        high = clopper_pearson(wrong, frames, 0.95, "upper")[1]
+        row = {"failures": name, "frames": frames, "claimed": wrong, "rate at most": f"{high:.2%}"}
+        rows.append(row)
     return rows
+
+
+def _edges(distances: npt.NDArray[np.float64]) -> list[float]:
+    """Return where the bands begin; none if the distances hardly differ."""
+    if not len(distances):
+        return []
+    first, half = float(distances.min()), float(np.median(distances))
+    least = LEAST_WIDTH * max(1.0, abs(first), abs(half))
+    if not least < half - first < math.inf:
+        return []
+    step = nice_step(half - first)
+    numbers = range(math.floor(first / step), math.ceil(half / step) + 1)
+    # As they are written: 0.3, not 6 * 0.05.
+    return [round(k * step, -math.floor(math.log10(step))) for k in numbers]

@@ -1,102 +1,90 @@
-"""``vinoreward audit``: tries to cheat a classifier with what may befall images."""
+"""``vinoreward audit``: tries to cheat a classifier."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.entry_points import named_function
+from vinoreward.bundles.locate import CARD_FILE
 from vinoreward.errors import ConfigError, DatasetError, needed_for
-from vinoreward.files import write_json
+from vinoreward.files import write_json, write_text
 from vinoreward.images import prepare
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.interventions import Intervention, SearchSpace
-from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.bands import bands
-from vinoreward_training.audit.battery import (
-    KINDS,
-    STALE,
-    Battery,
-    Fooled,
-    dead_rows,
-    faults,
-    look,
-    misses,
-    shift_rows,
-    stale_rows,
-    strongest_first,
+from vinoreward_training.audit.checks import FalsePositive, Subject
+from vinoreward_training.audit.corruptions import (
+    FAILING_CAMERAS,
+    FROZEN,
+    STRONGEST_FIRST,
+    corrupt,
+    fail_camera,
+    freeze_camera,
 )
-from vinoreward_training.audit.card import own_card, write_card
-from vinoreward_training.audit.causes import STAY, Causes, remove_causes
-from vinoreward_training.audit.cheating import Cheating, learn
-from vinoreward_training.audit.pairs import PairRow, pair_rows
-from vinoreward_training.audit.replays import Replays, play_again
-from vinoreward_training.audit.report import AuditReport, sections_of
-from vinoreward_training.audit.search import STATES, Searched, spaces_searched
-from vinoreward_training.audit.states import apart, offered_by
+from vinoreward_training.audit.env import AuditEnv, open_env, open_learner
+from vinoreward_training.audit.interventions import InterventionReport, intervene
+from vinoreward_training.audit.learned_policy import LearnedPolicy, learn
+from vinoreward_training.audit.pairs import compare_pairs
+from vinoreward_training.audit.replays import ReplayReport, replay_claims
+from vinoreward_training.audit.report import AuditReport, sections_of, with_audit
+from vinoreward_training.audit.search import STATES, SearchReport, search
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
-from vinoreward_training.data.dataset_files import Indices, image_reader, save_image
-from vinoreward_training.data.provenance import LEAST_AUDITED as LEAST
-from vinoreward_training.data.provenance import find_new_frames
+from vinoreward_training.data.dataset_files import Indices, save_image
+from vinoreward_training.data.provenance import LEAST_AUDITED, find_new_frames
 from vinoreward_training.data.tables import write_table
+from vinoreward_training.runs.bundles import card_of
 from vinoreward_training.runs.next_command import bundle_name, command, free, to_train
 from vinoreward_training.runs.report import Row, write_report
 from vinoreward_training.runs.run_folder import made
-from vinoreward_training.runs.settings import refuse_ignored
-from vinoreward_training.tasks.environments import (
-    dependencies_named,
-    has_own_reward,
-    make_env,
-    truth_reader,
-)
-
-if TYPE_CHECKING:
-    import gymnasium as gym
-
-    from vinoreward.wrappers.true_success import Truth
+from vinoreward_training.runs.settings import refuse
 
 UNSAFE = 3
-"""Exit status where something is paid that should not be."""
+"""Exit status where a failure is rewarded."""
 FIRST_VERDICT = 120.0
 """Seconds after which it is said what was found so far."""
 MOST_THREADS = 8
-"""Threads of the network by default: a small one gains nothing from more."""
+"""Threads of the network: a small one gains nothing from more."""
 FINDINGS = "findings"
-"""Folder of the images that fooled it, to be labelled."""
-LEAST_STATES = 256
-_RETURNS = (
-    "a function of the environment that returns a list of vinoreward.Intervention and "
-    "vinoreward.SearchSpace; mend it"
-)
+"""Folder of the false positives, to be labelled."""
 PRINTED = 5
 """Faults, and misses, that are printed; all are in the report."""
 
 
 @dataclass(frozen=True)
-class Learning:
-    """A policy that learns from the reward under audit."""
+class AuditOptions:
+    """How an audit runs."""
 
-    env: gym.Env[Any, Any]
-    """Pays that reward."""
-    algorithm: str
-    arguments: Mapping[str, Any]
-    steps: int
-    truth: Truth | None = None
-    """Reads the truth from ``info``; None: from the usual keys."""
+    played: AuditEnv | None = None
+    """An environment, in which claims lose their cause; None for none."""
+    pairs: Path | None = None
+    """A folder of images before and after a change, see :func:`compare_pairs`."""
+    success_label: str = "success"
+    """Label or sub-folder of the successes."""
+    backend: str = "openvino"
+    precision: str = "auto"
+    """As the classifier will run."""
+    frames: int = 300
+    """At most so many images of each label, one of each episode."""
+    failing_frames: int = 3000
+    """Fewest frames of a failing camera."""
+    states: int = STATES
+    """To score in each space, about; 0 for no search."""
+    seed: int = 0
+    threads: int = 0
+    """Of the network; 0 for one per core, ``MOST_THREADS`` at most."""
+    progress: bool = False
+    """Show a bar, and after ``FIRST_VERDICT`` seconds what was found so far."""
 
 
 def unseen_frames(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
@@ -123,259 +111,138 @@ def sample_per_episode(
     """Return the indices of at most ``limit`` frames of each label, one of each episode."""
     random = np.random.default_rng([seed, 0xA0D2])
     chosen: list[int] = []
-    for label in (0, 1):
+    for label, name in enumerate(("failure", "success")):
         candidates = random.permutation(np.flatnonzero(allowed & (dataset.labels == label)))
         _, first = np.unique(dataset.episodes[candidates], return_index=True)
         chosen += random.permutation(candidates[first])[:limit].tolist()
-        if len(first) < LEAST:
-            name = ("failure", "success")[label]
+        if len(first) < LEAST_AUDITED:
             raise DatasetError(
-                f"{dataset.folder} has {len(first)} episodes with a {name} that the network has "
-                f"not seen. Expected at least {LEAST}: frames of one episode resemble each other. "
-                "Add images (to a capture: vinoreward capture --resume --frames N; each stays in "
-                "its part), or give others with --data, such as a capture with another --seed."
+                f"{dataset.folder} has {len(first)} episodes with a {name} that are new to the "
+                f"network. Expected at least {LEAST_AUDITED}: frames of one episode resemble each "
+                "other. Add images (to a capture: vinoreward capture --resume --frames N; each "
+                "stays in its part), or give others with `data`, such as a capture with another "
+                "seed."
             )
     return np.sort(np.array(chosen, dtype=np.int64))
 
 
 def audit(
-    bundle: Bundle | str | Path,
-    data: Path,
-    *,
-    pairs: Path | None = None,
-    env: gym.Env[Any, Any] | None = None,
-    interventions: Sequence[Intervention] | None = None,
-    spaces: Sequence[SearchSpace] | None = None,
-    act: Callable[[Any], Any] | None = None,
-    robot: Sequence[int] = (),
-    truth: Truth | None = None,
-    learning: Learning | None = None,
-    image_source: str = "render",
-    success_label: str = "success",
-    backend: str = "openvino",
-    device: str = "CPU",
-    precision: str = "auto",
-    frames: int = 300,
-    dead: int = 3000,
-    states: int = STATES,
-    seed: int = 0,
-    threads: int = 0,
-    progress: bool = False,
+    bundle: Bundle | str | Path, data: Path, options: AuditOptions | None = None
 ) -> AuditReport:
-    """Try to cheat a classifier.
-
-    Args:
-        bundle: the classifier's bundle.
-        data: labelled images, as :func:`load_dataset` reads them.
-        pairs: a folder of images before and after a change, see :func:`pair_rows`.
-        env: an environment to play, in which claims lose their cause.
-        interventions: what changes it; None: what it offers itself.
-        spaces: its states to search; None: what it offers itself.
-        act: plays, given an observation; None plays at random.
-        robot: numbers of the flattened observation that are the robot's own state.
-        truth: reads the environment's own truth from ``info``; None: from the usual keys.
-        learning: a policy that learns from the reward under audit.
-        image_source: of the environment's images: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
-        success_label: label or sub-folder of the successes in ``data``.
-        backend: runs the network, on ``device``.
-        device: of the backend.
-        precision: as the classifier will run.
-        frames: at most so many images of each label, one of each episode.
-        dead: least number of dead-camera frames.
-        states: to look at in each space, about; 0 for no search.
-        seed: draws images and changes.
-        threads: of the network; 0 for one per core, ``MOST_THREADS`` at most.
-        progress: show a bar, and after ``FIRST_VERDICT`` seconds what was found so far.
+    """Try to cheat a classifier with labelled images, and in an environment if there is one.
 
     Raises:
         DatasetError: too few images, or a folder that is not as it should be.
-        ConfigError: a number that cannot work, a bundle that is no classifier, or an intervention
+        ConfigError: an option that cannot work, a bundle that is no classifier, or an intervention
             that is not undone.
     """
-    from tqdm import tqdm
-
-    if frames < LEAST or dead < 1 or seed < 0 or 0 < states < LEAST_STATES or states < 0:
-        raise ConfigError(
-            f"found frames={frames}, dead={dead}, states={states} and seed={seed}. Expected at "
-            f"least {LEAST} frames of each label, 1 dead-camera frame, {LEAST_STATES} states (or "
-            "0) and a seed of at least 0."
-        )
-    if threads < 0:
-        raise ConfigError(f"found threads={threads}. Expected at least 1, or 0 for one per core.")
+    options = AuditOptions() if options is None else options
     with needed_for("an audit", "train"):
         import matplotlib  # noqa: F401  # before the work
         import scipy  # noqa: F401
+    threads = options.threads or min(usable_cores(), MOST_THREADS)
+    opened = partial(Classifier, backend=options.backend, threads=threads)
     with contextlib.ExitStack() as closing:
-        opened = partial(
-            Classifier,
-            backend=backend,
-            device=device,
-            threads=threads or min(usable_cores(), MOST_THREADS),
+        classifier = closing.enter_context(opened(bundle, precision=options.precision))
+        dataset = load_dataset(
+            data,
+            size=size_for(classifier.bundle.spec.image),
+            success_label=options.success_label,
+            skip_broken=True,
         )
-        classifier = closing.enter_context(opened(bundle, precision=precision))
-        spec = classifier.bundle.spec
-        size = size_for(spec.image)
-        dataset = load_dataset(data, size=size, success_label=success_label, skip_broken=True)
         allowed, note = unseen_frames(classifier.bundle, dataset)
-        some = sample_per_episode(dataset, allowed, frames, seed)
-        images, success = dataset.images[some], dataset.labels[some] == 1
-        found = Battery()
-        by_pair: list[PairRow] = []
-        if pairs is not None:
-            by_pair = pair_rows(classifier, pairs, found)
-        exact = None
+        sample = sample_per_episode(dataset, allowed, options.frames, options.seed)
+        fp32 = None
         if classifier.precision != "fp32":
-            exact = closing.enter_context(opened(classifier.bundle, precision="fp32"))
-        shifts = partial(
-            shift_rows, classifier, exact, images, success, found, seed=seed, views=dataset.views
-        )
-        order, kept = strongest_first(), np.flatnonzero(allowed)
-        looks = itertools.chain(
-            shifts(changes=order[:1]),
-            dead_rows(
-                classifier,
-                images,
-                np.flatnonzero(~success),
-                found,
-                count=dead,
-                seed=seed,
-                views=dataset.views,
-            ),
-            stale_rows(classifier, exact, images, success, found, seed=seed),
-            shifts(changes=order[1:]),
-        )
-        stale = len(STALE) * int((~success).sum())
-        total = (len(images) * len(order) + stale) * (1 if exact is None else 2) + len(kept)
-        total += -(-dead // len(KINDS)) * len(KINDS)
-        causes = replays = cheating = None
-        searched: list[Searched] = []
-        steps: Iterable[str] = ()
-        if env is not None:
-            causes, replays = Causes(), Replays()
-            own = env.unwrapped
-            offered = offered_by(own)
-            changes = offered[0] if interventions is None else interventions
-            places = offered[1] if spaces is None else spaces
-            name = "env" if env.spec is None else env.spec.id
-            check_shown(name, image_source, (*changes, *places))
-            take = image_reader(env, name, image_source, size_for(spec.image))
-            steps = itertools.chain(
-                remove_causes(classifier, env, take, act, changes, causes, found, seed=seed),
-                play_again(
-                    classifier, env, take, act, replays, found, seed=seed, robot=robot, truth=truth
-                ),
-                spaces_searched(
-                    classifier,
-                    env,
-                    places if states else (),
-                    take,
-                    searched,
-                    found,
-                    seed=seed,
-                    states=states,
-                ),
-            )
-        if learning is not None:
-            cheating = Cheating(learning.algorithm)
-            steps = itertools.chain(
-                steps,
-                learn(
-                    learning.env,
-                    learning.algorithm,
-                    learning.arguments,
-                    cheating,
-                    steps=learning.steps,
-                    seed=seed,
-                    truth=learning.truth,
-                ),
-            )
-        sentences = [
-            f"of {row.claimed} claims {row.stay} stay when the cause is {row.change}"
-            for row in by_pair
-            if row.stay_low > STAY
-        ]
+            fp32 = closing.enter_context(opened(classifier.bundle, precision="fp32"))
+        report = AuditReport(classifier.bundle.spec.name, note)
+        subject = Subject(classifier, options.seed, fp32, report.false_positives)
+        if options.pairs is not None:
+            report.pairs = compare_pairs(subject, options.pairs)
+        progress = _Progress(report, shown=options.progress)
+        if options.played is not None:
+            progress.run(_in_environment(subject, options.played, report, options.states))
+        images = _on_images(subject, dataset, sample, np.flatnonzero(allowed), report, options)
+        # How many tests come is known, so the bar says how long they take.
+        progress.run(images, len(STRONGEST_FIRST) + len(FAILING_CAMERAS) + len(FROZEN) + 1)
+    return report
 
-        def found_so_far(by_band: list[dict[str, object]]) -> AuditReport:
-            return AuditReport(
-                bundle=spec.name,
-                faults=(
-                    *sentences,
-                    *(causes.faults() if causes else ()),
-                    *(replays.faults() if replays else ()),
-                    *(fault for one in searched for fault in one.faults()),
-                    *(cheating.faults() if cheating else ()),
-                    *faults(found),
-                ),
-                misses=(*(causes.faults(success=True) if causes else ()), *misses(found)),
-                note=note,
-                battery=found,
-                bands=by_band,
-                pairs=tuple(by_pair),
-                causes=causes,
-                replays=replays,
-                searched=tuple(searched),
-                cheating=cheating,
-            )
 
-        first_at = time.monotonic() + FIRST_VERDICT if progress else math.inf
+def _in_environment(
+    subject: Subject, played: AuditEnv, report: AuditReport, states: int
+) -> Iterator[str]:
+    """Test the classifier in an environment; yield what is done next."""
+    report.interventions, report.replays = InterventionReport(), ReplayReport()
+    yield from intervene(subject, played, report.interventions)
+    yield from replay_claims(subject, played, report.replays)
+    observation, _ = played.env.reset(seed=subject.seed)
+    take = partial(played.take, observation)
+    for space in played.spaces if states else ():
+        report.searches.append(SearchReport(space.name, space.axes))
+        yield from search(subject, space, take, report.searches[-1], states=states)
+    if played.learner is not None:
+        report.learned_policy = LearnedPolicy(played.learner.algorithm)
+        yield from learn(played.learner, report.learned_policy, subject.seed)
 
-        def show(bar: Any, name: str) -> None:
-            nonlocal first_at
-            bar.set_postfix_str(name)
-            if time.monotonic() >= first_at:
-                first_at = math.inf
-                report = found_so_far([])
-                missed = f" {report.robustness}" if report.misses else ""
-                bar.write(f"so far, the rest goes on: {report.verdict}{missed}")
 
-        with tqdm(steps, desc="audit", unit="test", disable=not progress or env is None) as bar:
+def _on_images(
+    subject: Subject, dataset: Dataset, sample: Indices, clean: Indices, report: AuditReport,
+    options: AuditOptions,
+) -> Iterator[str]:  # fmt: skip
+    """Test the classifier on a sample of the dataset, what finds faults first; yield each test."""
+    images, success, found = dataset.images[sample], dataset.labels[sample] == 1, report.corruptions
+    frames, views = options.failing_frames, dataset.views
+    yield from corrupt(subject, images, success, found, views, STRONGEST_FIRST[:1])
+    yield from fail_camera(subject, images, success, found, views, frames=frames)
+    yield from freeze_camera(subject, images, success, found)
+    yield from corrupt(subject, images, success, found, views, STRONGEST_FIRST[1:])
+    report.bands = bands(
+        subject.score(dataset.images[clean]).rewarded,
+        dataset.labels[clean] == 0,
+        dataset.categories[clean],
+        dataset.distances[clean],
+    )
+    yield "bands"
+
+
+class _Progress:
+    """Runs steps under a bar, and prints once what was found after ``FIRST_VERDICT`` seconds."""
+
+    def __init__(self, report: AuditReport, *, shown: bool) -> None:
+        self._report, self._shown = report, shown
+        self._verdict_at = time.monotonic() + FIRST_VERDICT if shown else math.inf
+
+    def run(self, steps: Iterable[str], total: int | None = None) -> None:
+        from tqdm import tqdm
+
+        off = not self._shown
+        with tqdm(steps, desc="audit", unit="test", total=total, disable=off) as bar:
             for name in bar:
-                show(bar, name)
-        # How many images come is known, so the bar says how many minutes they take.
-        with tqdm(total=total, desc="audit", unit="image", disable=not progress) as bar:
-            for name, count in looks:
-                bar.update(count)
-                show(bar, name)
-            by_band = bands(
-                look(classifier, dataset.images[kept]).paid,
-                dataset.labels[kept] == 0,
-                dataset.categories[kept],
-                dataset.distances[kept],
-            )
-            bar.update(len(kept))
-        return found_so_far(by_band)
+                bar.set_postfix_str(name)
+                if time.monotonic() >= self._verdict_at:
+                    self._verdict_at = math.inf
+                    missed = f" {self._report.robustness}" if self._report.misses else ""
+                    bar.write(f"so far, the rest goes on: {self._report.verdict}{missed}")
 
 
 def run(config: AuditConfig) -> int:
     """Audit, write the report; return 0, or ``UNSAFE``."""
+    refuse("audit", config, {"learn_steps": config.learn_steps < 0, "seed": config.seed < 0})
     bundle = Bundle.load(config.bundle)
     out = config.out or free(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
     if (out / "audit.json").exists():
-        raise ConfigError(
-            f"{out} already holds an audit. Expected a new folder; choose another with --out."
-        )
-    if config.card:
-        own_card(bundle.path)
+        raise ConfigError(field="out", value=str(out), expected="a folder without an audit")
+    card = card_of(bundle.path) or "" if config.card else ""
     with contextlib.ExitStack() as closing:
-        report = audit(
-            bundle,
-            config.data,
-            pairs=config.pairs,
-            **environment_of(config, bundle, closing),
-            success_label=config.success_label,
-            backend=config.backend,
-            device=config.device,
-            precision=config.precision,
-            frames=config.frames,
-            dead=config.dead_frames,
-            states=config.states,
-            seed=config.seed,
-            threads=config.threads,
-            progress=True,
-        )
+        played = open_env(config, bundle, closing)
+        if played is not None and config.learn_steps > 0:
+            played = dataclasses.replace(played, learner=open_learner(config, bundle, closing))
+        names = ("pairs", "success_label", "backend", "precision", "seed")
+        shared = {name: getattr(config, name) for name in names}
+        report = audit(bundle, config.data, AuditOptions(played, progress=True, **shared))
     made(out)
     write_report(out / "report.html", f"Audit of {report.bundle}", sections_of(report, config, out))
-    write_findings(out / FINDINGS, report.battery.fooled)
+    write_findings(out / FINDINGS, report.false_positives.images)
     write_json(out / "audit.json", report.as_dict())
     print("\n".join(report.notes))
     for verdict, sentences in ((report.verdict, report.faults), (report.robustness, report.misses)):
@@ -387,116 +254,23 @@ def run(config: AuditConfig) -> int:
     print(f"report {out / 'report.html'}")
     if config.card:
         precision = bundle.resolve_precision(config.backend, config.precision)
-        print(f"card {write_card(bundle.path, report, config, precision)}")
+        write_text(bundle.path / CARD_FILE, with_audit(card, report, config, precision))
+        print(f"card {bundle.path / CARD_FILE}")
     if not report.faults:
         print(f"next: {to_train(bundle.path, bundle.spec)}")
-    elif report.battery.fooled:
+    elif report.false_positives.images:
         line = command("label", "--data", out / FINDINGS, "--bundle", config.bundle)
         print(f"next: {line}")
     return UNSAFE if report.faults else 0
 
 
-def write_findings(folder: Path, fooled: Sequence[Fooled]) -> None:
-    """Write the images of false claims, the most certain first, and what was done to each."""
-    for number, one in enumerate(fooled):
+def write_findings(folder: Path, images: Iterable[FalsePositive]) -> None:
+    """Write the false positives, the most certain first, and what was done to each."""
+    rows: list[Row] = []
+    for number, one in enumerate(images):
         save_image(folder / f"{number:02d}.png", one.image)
-    if fooled:
-        rows: list[Row] = [
-            {"image": f"{number:02d}.png", "probability": one.probability, "by": one.by}
-            for number, one in enumerate(fooled)
-        ]
-        write_table(folder / "findings.csv", ("image", "probability", "by"), rows)
-
-
-def environment_of(
-    config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack
-) -> dict[str, Any]:
-    """Return the arguments of :func:`audit` about an environment; none without ``--env``."""
-    if config.env is None:
-        names = (
-            "env_kwargs", "policy", "interventions", "image_source", "robot_state", "truth",
-            "truth_key", "states", "learn_steps",
-        )  # fmt: skip
-        refuse_ignored(config, names, "an audit without --env")
-        return {}
-    if bundle.spec.image.views:
-        raise ConfigError(
-            f"found --env with {bundle.spec.name}, which looks at several images. Expected a "
-            "bundle of one, as an audit takes one image of an environment; leave --env out, and "
-            "give --pairs."
+        rows.append(
+            {"image": f"{number:02d}.png", "probability": one.probability, "cause": one.cause}
         )
-    if config.learn_steps < 0:
-        raise ConfigError(
-            f"found learn_steps={config.learn_steps}. Expected at least 0; 0 lets no policy learn."
-        )
-    from vinoreward_training.capture.policies import open_policy
-
-    given: dict[str, Any] = {"render_mode": "rgb_array", **config.env_kwargs}
-    if has_own_reward(config.env):
-        given = {"backend": "oracle", "bundle": bundle, **given}
-    with dependencies_named(config.env):
-        env = make_env(config.env, given, truth=config.truth)
-        closing.callback(env.close)
-        # What it lacks to draw with is told now, not after minutes.
-        observation, _ = env.reset(seed=config.seed)
-        image_reader(env, config.env, config.image_source, None)(observation)
-    arguments: dict[str, Any] = {
-        "env": env,
-        "image_source": config.image_source,
-        "robot": config.robot_state,
-        "truth": truth_reader(config.truth_key, config.truth),
-    }
-    if config.policy is not None:
-        arguments["act"] = open_policy(config.policy, env, closing)
-    if config.interventions is None:
-        changes, spaces = offered_by(env.unwrapped)
-    else:
-        offer = named_function(
-            config.interventions, "interventions", "a function of an environment"
-        )
-        with as_config_error(f"--interventions {config.interventions} fails", _RETURNS):
-            offered = offer(env.unwrapped)
-        changes, spaces = apart(offered, config.interventions)
-    check_shown(config.env, config.image_source, (*changes, *spaces))
-    arguments |= {"interventions": changes, "spaces": spaces}
-    if config.learn_steps:
-        arguments["learning"] = _learning(config, bundle, closing)
-    return arguments
-
-
-def check_shown(
-    name: str, image_source: str, changes: Sequence[Intervention | SearchSpace]
-) -> None:
-    """Raise ConfigError if an environment's image would not show these changes of it."""
-    if image_source != "render" and changes:
-        raise ConfigError(
-            f"found the image {image_source} of {name} and interventions or search spaces. "
-            "Expected images that are rendered, as an observation does not show a change before "
-            "the next step; leave --image-source out."
-        )
-
-
-def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack) -> Learning:
-    """Return a policy as ``vinoreward train`` would build it, on the reward under audit."""
-    from vinoreward_training.policy.train import SETTINGS
-
-    own = has_own_reward(config.env or "")
-    source = {} if config.image_source == "render" else {"image_source": config.image_source}
-    env = make_env(
-        config.env or "",
-        config.env_kwargs,
-        backend=config.backend,
-        bundle=str(bundle.path),
-        precision=config.precision,
-        wrap_bundle=not own,
-        truth=config.truth,
-        truth_key=config.truth_key,
-        accept_foreign_images=True,  # whether it suits these is what an audit finds out
-        **source,  # type: ignore[arg-type]
-    )
-    closing.callback(env.close)
-    settings = SETTINGS.of(env=config.env, env_kwargs=config.env_kwargs)
-    # A reader of its own: where a learned reward claims, another key has the truth.
-    truth = truth_reader(config.truth_key, config.truth)
-    name, arguments = str(settings.algorithm), settings.algorithm_kwargs
-    return Learning(env, name, arguments, config.learn_steps, truth)
+    if rows:
+        write_table(folder / "findings.csv", ("image", "probability", "cause"), rows)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from vinoreward.errors import DatasetError
 from vinoreward.images import read_image
-from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.audit.battery import Battery, look
+from vinoreward_training.audit.checks import Check, Subject, share_check
+from vinoreward_training.audit.interventions import STAY
 from vinoreward_training.data.dataset_files import images_below, inside, is_visible
 
 BEFORE = "success"
@@ -28,12 +27,15 @@ class PairRow:
     """Pairs whose image of success is claimed."""
     stay: int
     """Those of them that are claimed after the change too."""
-    stay_low: float
-    """One-sided 95 % lower bound of their share."""
+
+    def check(self) -> Check:
+        """Return the check of claims that stay."""
+        sentence = f"of {self.claimed} claims {self.stay} stay when the cause is {self.change}"
+        return share_check(sentence, self.stay, self.claimed, STAY)
 
 
-def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[PairRow]:
-    """Judge the pairs of a folder; add claims that stay to ``found``.
+def compare_pairs(subject: Subject, folder: Path) -> list[PairRow]:
+    """Score the pairs of a folder.
 
     Raises:
         DatasetError: there is no folder ``success``, no other, or no two images of one name.
@@ -47,8 +49,7 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
             "images of successes, and others such as removed or moved, with an image of the "
             "same name of the same scene without its cause."
         )
-    before = _by_name(folder, BEFORE)
-    rows = []
+    rows, before = [], _by_name(folder, BEFORE)
     for change in changes:
         after = _by_name(folder, change)
         both = sorted(before.keys() & after.keys())
@@ -57,28 +58,20 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
                 f"no image in {folder / change} has the name of one in {folder / BEFORE}. "
                 f"Expected pairs such as {BEFORE}/01.png and {change}/01.png."
             )
-        first = kept = 0
+        claimed = stay = 0
         for stem in both:  # one pair in memory at a time
-            images = [read_image(inside(folder, each[stem])) for each in (before, after)]
-            claims, stays = (look(classifier, one[None]) for one in images)
-            if stays.paid[0]:
-                found.show(images[1][None], stays.probability, f"{change}: {stem}")
-            first += int(claims.paid[0])
-            kept += int(claims.paid[0] and stays.paid[0])
-        low = clopper_pearson(kept, first, 0.95, "lower")[0]
-        rows.append(PairRow(change, len(both), first, kept, low))
+            images = [read_image(inside(folder, each[stem]))[None] for each in (before, after)]
+            success, changed = (subject.score(one) for one in images)
+            if changed.rewarded[0]:
+                cause = f"{change}: {stem}"
+                subject.false_positives.add(images[1], changed.probability, cause)
+            claimed += int(success.rewarded[0])
+            stay += int(success.rewarded[0] and changed.rewarded[0])
+        rows.append(PairRow(change, len(both), claimed, stay))
     return rows
 
 
 def _by_name(folder: Path, part: str) -> dict[str, str]:
     """Return the images in a part of a folder by their paths in it without suffixes."""
-    found: dict[str, str] = {}
-    for one in images_below(folder, part):
-        name = str(Path(one).relative_to(part).with_suffix(""))
-        if name in found:
-            raise DatasetError(
-                f"{folder} has {found[name]} and {one}. Expected one image of that name; "
-                "rename or remove the other."
-            )
-        found[name] = one
-    return found
+    names = images_below(folder, part)
+    return {str(Path(name).relative_to(part).with_suffix("")): name for name in names}

@@ -17,24 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Axis, SearchSpace
-from vinoreward_training.audit.battery import FALSELY_CLAIMED, Battery, look
-from vinoreward_training.audit.states import (
-    APART,
-    FAILURE,
-    STARTS,
-    Images,
-    Looked,
-    States,
-    StateScores,
-    Truth,
-    climb,
-)
-from vinoreward_training.classifier.shifts import SHIFTS, shifted
+from vinoreward_training.audit.checks import Check, Floats, Images, Subject, share_check
+from vinoreward_training.audit.corruptions import FALSELY_CLAIMED
+from vinoreward_training.audit.states import FAILURE, STARTS, StateScores, StateTable, Truth, climb
+from vinoreward_training.classifier.corruptions import CORRUPTIONS, corrupted
 
 STATES = 4096
-"""Spread over each space, about; half as many more are looked at near the worst of a large one."""
+"""In each space, about; half as many more are scored near the worst of a large one."""
 PLANE_AXES = 2
 """The area of false claims is measured in the plane of so many axes, the first."""
 GRID_AXES = 3
@@ -43,8 +33,8 @@ NEIGHBOURS = 32
 """States around a false claim that show whether it is one of many."""
 NEARBY = 0.01
 """They are within this share of each axis."""
-SHIFTED = 16
-"""One in so many of the states is looked at under each shift, and half as many of the worst."""
+CORRUPTED = 16
+"""One in so many of the states is scored under each corruption, and half as many of the worst."""
 
 
 @dataclass
@@ -54,7 +44,7 @@ class Hole:
     state: tuple[float, ...]
     probability: float
     around: int
-    """Failures close to it that were looked at."""
+    """Failures close to it that were scored."""
     claimed: int
     """Those of them that are claimed too."""
 
@@ -65,31 +55,28 @@ class Hole:
 
 
 @dataclass
-class Under:
-    """What is claimed in a space under one shift."""
+class CorruptedSearch:
+    """How many sampled failures of a space are claimed under one corruption."""
 
-    shift: str
+    corruption: str
     strength: float
     failures: int
     claimed: int
-    """Of the spread states."""
-    worst: int
-    """Of the states that were worst on clean images."""
 
 
 @dataclass
-class Searched:
+class SearchReport:
     """What a search of one space found."""
 
     space: str
     axes: tuple[Axis, ...]
     states: int = 0
     failures: int = 0
-    """Of the spread states."""
+    """Of the sampled states."""
     claimed: int = 0
     """Those of them that are claimed."""
     most: float = 0.0
-    """Largest probability of a failure that the guard lets pass."""
+    """Largest probability of a failure."""
     at: tuple[float, ...] = ()
     """Its state."""
     plane: float = 0.0
@@ -98,8 +85,8 @@ class Searched:
     cell: float = 0.0
     """Area for which one state of that plane stands."""
     holes: list[Hole] = field(default_factory=list)
-    under: list[Under] = field(default_factory=list)
-    drawn: tuple[States, States, npt.NDArray[np.bool_]] | None = field(default=None, repr=False)
+    corrupted: list[CorruptedSearch] = field(default_factory=list)
+    drawn: tuple[Floats, Floats, npt.NDArray[np.bool_]] | None = field(default=None, repr=False)
     """States (N, K) of the plane, log-odds (NaN for what is no failure), and false claims."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -127,89 +114,81 @@ class Searched:
             return f"{self.plane:.3g} {units[0]}".strip()
         return f"{self.plane:.3g} {units[0]} x {units[1]}"
 
-    def faults(self) -> list[str]:
-        """Return a sentence for each fault, the worst first."""
-        found = []
+    def checks(self) -> Iterator[Check]:
+        """Yield the checks of holes, areas and rates.
+
+        Two audits compare the area of a plane, but of a larger space the share of its sample and
+        whether there is a hole: each has the plane of its own worst state.
+        """
+        space = f"in the space {self.space!r}"
         holes = [hole for hole in self.holes if hole.open]
+        sentence = ""
         if holes:
             worst = max(holes, key=lambda one: one.probability)
-            found.append(
-                f"in the space {self.space!r} it claims a failure and most states around it "
+            sentence = (
+                f"{space} it claims a failure and most states around it "
                 f"(P {worst.probability:.3f} at {self.place(worst.state)}; {self.area()} in the "
                 "plane of the worst)"
             )
-        if clopper_pearson(self.claimed, self.failures, 0.95, "lower")[0] > FALSELY_CLAIMED:
-            found.append(
-                f"in the space {self.space!r} it claims {self.claimed} of {self.failures} failures"
-            )
-        for one in self.under:
-            if clopper_pearson(one.claimed, one.failures, 0.95, "lower")[0] > FALSELY_CLAIMED:
-                found.append(
-                    f"in the space {self.space!r} it claims {one.claimed} of {one.failures} "
-                    f"failures under {one.shift} {one.strength:g}"
-                )
-        return found
+        large = len(self.axes) > PLANE_AXES
+        measure = f"a hole {space}" if large else f"area claimed {space}"
+        value, bar = (float(bool(holes)), 0.0) if large else (self.plane, self.cell)
+        yield Check(sentence, bool(holes), measure=measure, value=value, bar=bar)
+        sentence = f"{space} it claims {self.claimed} of {self.failures} failures"
+        measure = f"failures claimed {space}" if large else ""
+        yield share_check(sentence, self.claimed, self.failures, FALSELY_CLAIMED, measure=measure)
+        for one in self.corrupted:
+            sentence = f"{space} it claims {one.claimed} of {one.failures} failures"
+            sentence += f" under {one.corruption} {one.strength:g}"
+            yield share_check(sentence, one.claimed, one.failures, FALSELY_CLAIMED)
 
 
 def search(
-    classifier: Classifier,
+    subject: Subject,
     space: SearchSpace,
-    image: Callable[[], Images],
-    found: Searched,
-    fooled: Battery,
+    take: Callable[[], Images],
+    report: SearchReport,
     *,
-    seed: int,
     states: int = STATES,
 ) -> Iterator[str]:
-    """Look for failures that are claimed; yield what is done next.
+    """Search a space for failures that are claimed; yield what is done next.
 
-    Args:
-        classifier: as it will judge, with its guard.
-        space: to search.
-        image: takes the environment's image.
-        found: takes the counts.
-        fooled: takes the images of false claims.
-        seed: of samples and shifts.
-        states: spread over the space, about.
-
-    Raises:
-        ConfigError: a ``set_state`` that fails.
+    ``take`` returns the environment's image; about ``states`` are sampled. ConfigError: a
+    ``set_state`` that fails.
     """
 
-    def judge(images: Images, truth: Truth) -> StateScores:
-        judged = classifier.predict(images)
-        ood_score = np.zeros(len(images)) if judged.ood_score is None else judged.ood_score
-        paid = (judged.probability >= np.float32(classifier.threshold)) & (ood_score <= 1.0)
-        wrong = paid & (truth == FAILURE)
-        fooled.show(images[wrong], judged.probability[wrong], space.name)
-        # Lower where the guard withholds.
-        score = judged.log_odds - 10.0 * np.clip(ood_score - 1.0, 0.0, 2.0)
-        return StateScores(judged.probability, score, paid)
+    def score(images: Images, truth: Truth) -> StateScores:
+        scores = subject.score(images)
+        wrong = scores.rewarded & (truth == FAILURE)
+        subject.false_positives.add(images[wrong], scores.probability[wrong], space.name)
+        log_odds = scores.log_odds
+        if scores.ood_score is not None:  # lower where the OOD detector withholds a claim
+            log_odds = log_odds - 10.0 * np.clip(scores.ood_score - 1.0, 0.0, 2.0)
+        return StateScores(scores.probability, log_odds, scores.rewarded)
 
-    looked = Looked(space, image, judge)
-    random = np.random.default_rng([seed, 0x5EA7])
-    exhaustive = len(space.axes) <= GRID_AXES
-    spread = grid(space.axes, states) if exhaustive else looked.spread(states, seed)
-    yield from looked.at(spread, f"{space.name}: ")
-    count = len(spread)
-    if not exhaustive:
-        yield from climb(looked, random, states // 4)
-    known = looked.truth[:count] == FAILURE
-    found.failures, found.claimed = int(known.sum()), int((known & looked.paid[:count]).sum())
-    if (worst := looked.worst(1)).size:
-        at = looked.states[worst[0]]
-        found.at, found.most = tuple(at.tolist()), float(looked.probability[worst[0]])
-        yield from _plane(looked, at, found, count, states // 4)
-    yield from _holes(looked, random, found)
-    yield from _shifts(classifier, looked, found, fooled, count, states // SHIFTED, seed)
-    found.states = len(looked.states)
+    table = StateTable(space, take, score)
+    random = np.random.default_rng([subject.seed, 0x5EA7])
+    on_grid = len(space.axes) <= GRID_AXES
+    sample = grid(space.axes, states) if on_grid else table.sample(states, subject.seed)
+    yield from table.add(sample, "")
+    if not on_grid:
+        yield from climb(table, random, states // 4)
+    report.failures = int((table.truth[: len(sample)] == FAILURE).sum())
+    report.claimed = int(table.false[: len(sample)].sum())
+    if (worst := table.worst(1)).size:
+        report.at = tuple(table.states[worst[0]].tolist())
+        report.most = float(table.probability[worst[0]])
+        yield from _measure_plane(table, report, len(sample), states // 4)
+    yield from _measure_holes(table, random, report)
+    yield from _corrupt(subject, table, report, len(sample), states // CORRUPTED)
+    report.states = len(table.states)
 
 
-def grid(axes: Sequence[Axis], states: int) -> States:
+def grid(axes: Sequence[Axis], states: int) -> Floats:
     """Return the states ``(N, K)`` of a grid: at most ``states``, at least two along each axis.
 
     Along axes of one unit the spacing is about the same; it is as if the longest axes of all units
-    had one length.
+    had one length. States lie in the middle of cells, so that each stands for the same area.
     """
     longest: dict[str, float] = {}
     for axis in axes:
@@ -223,109 +202,63 @@ def grid(axes: Sequence[Axis], states: int) -> States:
     while math.prod(numbers(count + 1)) <= states:
         count += 1
     lines = [
-        # In the middle of cells, so that each state stands for the same area.
         axis.low + (axis.high - axis.low) * (np.arange(n) + 0.5) / n
         for axis, n in zip(axes, numbers(count), strict=True)
     ]
     return np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(axes))
 
 
-def _holes(looked: Looked, random: np.random.Generator, found: Searched) -> Iterator[str]:
-    """Look around false claims that are apart."""
-    wrong = np.flatnonzero(looked.paid & (looked.truth == FAILURE))
-    apart: list[int] = []
-    for index in wrong[np.argsort(-looked.score[wrong], kind="stable")].tolist():
-        state = looked.states[index]
-        if all((np.abs(state - looked.states[one]) / looked.span).max() > APART for one in apart):
-            apart.append(index)
-        if len(apart) == STARTS:
-            break
-    for index in apart:
-        state = looked.states[index]
-        around = random.uniform(-NEARBY, NEARBY, (NEIGHBOURS, len(state)))
-        before = len(looked.states)
-        near = state + looked.span * around
-        yield from looked.at(near, f"{looked.space.name}, around one: ")
-        failed = looked.truth[before:] == FAILURE
-        found.holes.append(
-            Hole(
-                tuple(state.tolist()),
-                float(looked.probability[index]),
-                int(failed.sum()),
-                int((failed & looked.paid[before:]).sum()),
-            )
-        )
-
-
-def _plane(looked: Looked, at: States, found: Searched, spread: int, states: int) -> Iterator[str]:
+def _measure_plane(
+    table: StateTable, report: SearchReport, sampled: int, states: int
+) -> Iterator[str]:
     """Measure the area of false claims in the plane of the two first axes."""
-    axes = looked.space.axes[:PLANE_AXES]
+    axes = table.space.axes[:PLANE_AXES]
     area = math.prod(axis.high - axis.low for axis in axes)
-    first, last = 0, spread
-    if len(looked.space.axes) > len(axes):
-        plane = grid(axes, states)
-        first = len(looked.states)
-        rest = np.broadcast_to(at[PLANE_AXES:], (len(plane), len(at) - PLANE_AXES))
-        yield from looked.at(np.hstack([plane, rest]), f"{looked.space.name}, plane: ")
-        last = len(looked.states)
-    wrong = looked.paid[first:last] & (looked.truth[first:last] == FAILURE)
-    score = looked.score[first:last]
-    shown = np.where(np.isfinite(score), score, np.nan)
-    found.drawn = looked.states[first:last], shown, wrong
-    found.cell = area / (last - first)
-    found.plane = found.cell * int(wrong.sum())
+    part = slice(0, sampled)
+    if len(table.space.axes) > len(axes):
+        plane, first = grid(axes, states), len(table.states)
+        rest = np.tile(report.at[PLANE_AXES:], (len(plane), 1))
+        yield from table.add(np.hstack([plane, rest]), ", plane")
+        part = slice(first, len(table.states))
+    wrong, score = table.false[part], table.score[part]
+    report.drawn = table.states[part], np.where(np.isfinite(score), score, np.nan), wrong
+    report.cell = area / len(wrong)
+    report.plane = report.cell * int(wrong.sum())
 
 
-def _shifts(
-    classifier: Classifier, looked: Looked, found: Searched, fooled: Battery, spread: int,
-    states: int, seed: int,
-) -> Iterator[str]:  # fmt: skip
-    """Look at failures under each shift: some of the spread ones, and the worst."""
-    failures = np.flatnonzero(looked.truth[:spread] == FAILURE)
+def _measure_holes(
+    table: StateTable, random: np.random.Generator, report: SearchReport
+) -> Iterator[str]:
+    """Score states around false claims that are apart."""
+    wrong = np.flatnonzero(table.false)
+    wrong = wrong[np.argsort(-table.score[wrong], kind="stable")]
+    for index in table.distinct(wrong, STARTS):
+        state, before = table.states[index], len(table.states)
+        around = random.uniform(-NEARBY, NEARBY, (NEIGHBOURS, len(state)))
+        yield from table.add(state + table.span * around, ", around a false claim")
+        failures = int((table.truth[before:] == FAILURE).sum())
+        claimed, probability = int(table.false[before:].sum()), float(table.probability[index])
+        report.holes.append(Hole(tuple(state.tolist()), probability, failures, claimed))
+
+
+def _corrupt(
+    subject: Subject, table: StateTable, report: SearchReport, sampled: int, states: int
+) -> Iterator[str]:
+    """Score failures under each corruption: some of the sampled ones, and the worst."""
+    failures = np.flatnonzero(table.truth[:sampled] == FAILURE)
     some = failures[:: max(1, len(failures) // states)]
-    worst = looked.worst(states // 2)
     if not len(some):
         return
-    yield f"{looked.space.name}: images of the worst"
-    both = np.concatenate([some, worst])
-    images = np.stack([looked.look_at(looked.states[index])[1] for index in both])
-    before = looked.paid[both]
-    for shift in SHIFTS:
-        for strength in shift.strengths:
-            name = f"{looked.space.name}, {shift.name} {strength:g}"
+    yield f"{table.space.name}: images of the worst"
+    both = np.concatenate([some, table.worst(states // 2)])
+    images = np.stack([table.visit(table.states[index])[1] for index in both])
+    for one in CORRUPTIONS:
+        for strength in one.strengths:
+            name = f"{table.space.name}, {one.name} {strength:g}"
             yield name
-            changed = shifted(shift, strength, images, seed=seed)
-            seen = look(classifier, changed)
-            paid = seen.paid
-            new = paid & ~before
-            fooled.show(changed[new], seen.probability[new], name)
-            claimed = int(paid[: len(some)].sum())
-            found.under.append(
-                Under(shift.name, strength, len(some), claimed, int(paid[len(some) :].sum()))
-            )
-
-
-def spaces_searched(
-    classifier: Classifier,
-    env: Any,
-    spaces: Sequence[SearchSpace],
-    image: Callable[[Any], Images],
-    found: list[Searched],
-    fooled: Battery,
-    *,
-    seed: int,
-    states: int = STATES,
-) -> Iterator[str]:
-    """Search each space of an environment, as :func:`search`; ``found`` takes a result for each."""
-    observation, _ = env.reset(seed=seed)
-    for space in spaces:
-        found.append(Searched(space.name, space.axes))
-        yield from search(
-            classifier,
-            space,
-            lambda: image(observation),
-            found[-1],
-            fooled,
-            seed=seed,
-            states=states,
-        )
+            changed = corrupted(one, strength, images, seed=subject.seed)
+            scores = subject.score(changed)
+            new = scores.rewarded & ~table.claimed[both]
+            subject.false_positives.add(changed[new], scores.probability[new], name)
+            claimed = int(scores.rewarded[: len(some)].sum())
+            report.corrupted.append(CorruptedSearch(one.name, strength, len(some), claimed))

@@ -1,4 +1,4 @@
-"""The states of a search space that were looked at, and the way up to worse ones."""
+"""The states of a search space that were scored, and the search for worse ones."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import numpy.typing as npt
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward_actors.actor_learner.acting.environments import as_config_error
+from vinoreward_training.audit.checks import Floats, Images
 
 STARTS = 4
-"""Places where the cross-entropy method begins."""
+"""States where the cross-entropy method begins."""
 APART = 0.1
-"""Distance between two starts, in shares of the axes."""
+"""Distance between two of them, in shares of the axes."""
 LEFT_OUT, FAILURE, SUCCESS = -1, 0, 1
-LEAST_SPREAD = 0.002
+LEAST_DEVIATION = 0.002
 """The method narrows to this standard deviation, in shares of the axes."""
 _POPULATION, _ELITE = 32, 8
-_FIRST_SPREAD = 0.05
+_FIRST_DEVIATION = 0.05
 _APPLIES = "set_state(state) that returns True, False or None; mend it"
 _BATCH = 64
 
-States = npt.NDArray[np.float64]
-Images = npt.NDArray[np.uint8]
 Truth = npt.NDArray[np.int8]
 
 
@@ -63,53 +62,67 @@ def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[Sear
 
 
 class StateScores(NamedTuple):
-    """What is thought of some images (N,)."""
+    """How successful images (N, H, W, 3) look: each (N,)."""
 
     probability: npt.NDArray[np.float32]
-    """Of success."""
-    score: npt.NDArray[np.float64]
-    """The more successful they look, the higher."""
-    paid: npt.NDArray[np.bool_]
-    """Whether they are claimed."""
+    score: npt.NDArray[np.floating]
+    """The search looks for failures with high ones."""
+    claimed: npt.NDArray[np.bool_]
 
 
-class Looked:
-    """The states that were looked at, with truth and claims."""
+class StateTable:
+    """The states of a space that were scored, with truth and claims.
+
+    Args:
+        space: the space.
+        take: returns the environment's image.
+        score: gets images (N, H, W, 3) and their truth (N,).
+    """
 
     def __init__(
         self,
         space: SearchSpace,
-        image: Callable[[], Images],
-        judge: Callable[[Images, Truth], StateScores],
+        take: Callable[[], Images],
+        score: Callable[[Images, Truth], StateScores],
     ) -> None:
-        """``judge`` gets images (N, H, W, 3), and for each whether it is a ``FAILURE``."""
         self.space = space
         self.low = np.array([axis.low for axis in space.axes])
         self.span = np.array([axis.high for axis in space.axes]) - self.low
-        self._image, self._judge = image, judge
+        self._take, self._score = take, score
         self.states = np.zeros((0, len(space.axes)))
         self.truth = np.zeros(0, np.int8)
         self.probability = np.zeros(0, np.float32)
         self.score = np.zeros(0)
         """Of failures; -inf of others."""
-        self.paid = np.zeros(0, np.bool_)
+        self.claimed = np.zeros(0, np.bool_)
 
-    def at(self, states: States, what: str) -> Iterator[str]:
-        """Look at states (N, K), those outside the space at its edge; yield what is done next."""
+    def add(self, states: Floats, step: str) -> Iterator[str]:
+        """Score states (N, K), clipped to the space; yield what is done next."""
         states = np.clip(states, self.low, self.low + self.span)
         for start in range(0, len(states), _BATCH):
-            yield f"{what}{start} of {len(states)}"
+            yield f"{self.space.name}{step}: {start} of {len(states)}"
             part = states[start : start + _BATCH]
-            pairs = [self.look_at(state) for state in part]
+            pairs = [self.visit(state) for state in part]
             truth = np.array([one for one, _ in pairs], np.int8)
-            judged = self._judge(np.stack([image for _, image in pairs]), truth)
+            scores = self._score(np.stack([image for _, image in pairs]), truth)
             self.states = np.concatenate([self.states, part])
             self.truth = np.append(self.truth, truth)
-            self.probability = np.append(self.probability, judged.probability)
-            self.score = np.append(self.score, np.where(truth == FAILURE, judged.score, -np.inf))
-            self.paid = np.append(self.paid, judged.paid)
+            self.probability = np.append(self.probability, scores.probability)
+            self.score = np.append(self.score, np.where(truth == FAILURE, scores.score, -np.inf))
+            self.claimed = np.append(self.claimed, scores.claimed)
 
-    def spread(self, count: int, seed: int) -> States:
+    def visit(self, state: Floats) -> tuple[int, Images]:
+        """Put the environment into a state; return its truth and image."""
+        with as_config_error(f"the search space {self.space.name!r} fails", _APPLIES):
+            true = self.space.set_state(state.copy())
+        return LEFT_OUT if true is None else int(bool(true)), self._take()
+
+    @property
+    def false(self) -> npt.NDArray[np.bool_]:
+        """(N,) Where a failure is claimed."""
+        return np.asarray(self.claimed & (self.truth == FAILURE))
+
+    def sample(self, count: int, seed: int) -> Floats:
         """Return about ``count`` states of the space, of a low-discrepancy sample."""
         from scipy.stats import qmc
 
@@ -118,42 +131,41 @@ class Looked:
         shares = sampler.random_base2(max(1, round(math.log2(count))))
         return np.asarray(self.low + self.span * shares)
 
-    def look_at(self, state: States) -> tuple[int, Images]:
-        """Return the truth of a state, and its image."""
-        with as_config_error(f"the search space {self.space.name!r} fails", _APPLIES):
-            true = self.space.set_state(state.copy())
-        return LEFT_OUT if true is None else int(bool(true)), self._image()
-
     def worst(self, count: int, start: int = 0) -> npt.NDArray[np.int64]:
         """Return the indices of at most ``count`` failures, the most successful first."""
         order = np.argsort(-self.score[start:], kind="stable")[:count] + start
         return order[np.isfinite(self.score[order])]
 
+    def distinct(self, indices: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+        """Return the first ``count`` of some states that are ``APART``, as indices."""
+        found: list[int] = []
+        for index in indices.tolist():
+            away = np.abs(self.states[index] - self.states[found]) / self.span
+            if (away.max(axis=1, initial=0) > APART).all():
+                found.append(index)
+            if len(found) == count:
+                break
+        return np.array(found, np.int64)
+
 
 def climb(
-    looked: Looked,
+    table: StateTable,
     random: np.random.Generator,
     states: int,
     *,
     starts: int = STARTS,
-    least_spread: float = LEAST_SPREAD,
+    least_deviation: float = LEAST_DEVIATION,
 ) -> Iterator[str]:
-    """Look at about ``states`` more, by the cross-entropy method from a few of the worst."""
-    low, span = looked.low, looked.span
-    found: list[States] = []
-    for index in looked.worst(len(looked.states)):
-        state = (looked.states[index] - low) / span
-        if all(np.abs(state - other).max() > APART for other in found):
-            found.append(state)
-        if len(found) == starts:
-            break
-    for number, middle in enumerate(found):
-        spread = np.full(len(low), _FIRST_SPREAD)
+    """Score about ``states`` more, by the cross-entropy method from a few of the worst."""
+    begin = table.distinct(table.worst(len(table.states)), starts)
+    middles = (table.states[begin] - table.low) / table.span
+    for number, middle in enumerate(middles):
+        deviation = np.full(len(table.low), _FIRST_DEVIATION)
         for _ in range(max(1, states // (starts * _POPULATION))):
-            drawn = np.clip(random.normal(middle, spread, (_POPULATION, len(low))), 0.0, 1.0)
-            before = len(looked.states)
-            yield from looked.at(low + span * drawn, f"{looked.space.name}, climb {number + 1}: ")
-            best = drawn[looked.worst(_ELITE, before) - before]
+            drawn = np.clip(random.normal(middle, deviation, (_POPULATION, len(middle))), 0.0, 1.0)
+            before = len(table.states)
+            yield from table.add(table.low + table.span * drawn, f", climb {number + 1}")
+            best = drawn[table.worst(_ELITE, before) - before]
             if not len(best):
                 break
-            middle, spread = best.mean(axis=0), np.maximum(best.std(axis=0), least_spread)
+            middle, deviation = best.mean(axis=0), np.maximum(best.std(axis=0), least_deviation)

@@ -7,37 +7,40 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward_training.classifier.dead_camera import judged
+from vinoreward.rewards.classifier import log_odds as log_odds_of
+from vinoreward.rewards.classifier import sigmoid
+from vinoreward_training.classifier.camera_failure import logits_by_family
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
     Labels,
     Verdict,
     average_precision,
-    claims_of,
+    claimed,
     evaluate,
     pr_curve,
+    rates,
     roc_curve,
-    sigmoid,
     still_falling,
 )
-from vinoreward_training.classifier.guard import Fitted, fit_guard
 from vinoreward_training.classifier.networks import normalization
+from vinoreward_training.classifier.ood import OodFit, fit_ood
 from vinoreward_training.classifier.training import RECORD, ChannelsLast, TrainedOn
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.provenance import SPLIT
-from vinoreward_training.runs.fit import export_checked, predict, spread, weights_of
+from vinoreward_training.runs.fit import export_checked, predict, subsample, weights_of
 from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
 
 GOLDEN_FRAMES = 8
 SHOWN_MISTAKES = 12
-SEEN_FRAMES = 400
+TRAINING_FRAMES = 400
 """About as many training frames show whether the network has learnt them."""
 
 
@@ -52,6 +55,12 @@ def golden_indices(log_odds: Floats, labels: Labels, threshold: float) -> Indice
     return np.array(sorted(dict.fromkeys(chosen)), dtype=np.int64)[:GOLDEN_FRAMES]
 
 
+def golden_of(dataset: Dataset, test: Indices, result: Evaluation) -> Indices:
+    """Return the indices of the test frames to record as golden."""
+    boundary = result.threshold_log_odds
+    return test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
+
+
 def make_bundle(
     config: FinetuneConfig,
     dataset: Dataset,
@@ -62,6 +71,8 @@ def make_bundle(
     record: TrainedOn,
     unseen: str | None = None,
     recall: float | None = None,
+    *,
+    corruptions: bool = True,
 ) -> Verdict:
     """Turn a trained network into FOLDER/bundle and FOLDER/report.html; return the verdict on it.
 
@@ -73,48 +84,49 @@ def make_bundle(
         module: the trained network.
         history: one record per epoch.
         record: what the network was trained on.
-        unseen: whether the initial weights had seen the held-out frames, in words.
+        unseen: whether the held-out frames are new to the initial weights, in words.
         recall: on validation frames, which the threshold keeps; None chooses by the target rate.
+        corruptions: whether it was trained on corrupted images.
     """
     train, validation, test = parts
-    held_out = np.concatenate([validation, test])
     logits = np.zeros((len(dataset.labels), 2))  # of most training frames never read
     # In the memory order that it was trained in, which is faster on a CPU.
     predicted = partial(predict, module)
-    logits[held_out] = predicted(dataset.images[held_out])
-    seen = train[:: max(1, len(train) // SEEN_FRAMES)]
-    logits[seen] = predicted(dataset.images[seen])
-    dead = (
-        judged(predicted, dataset, validation, 1, config.seed),
-        judged(predicted, dataset, test, 2, config.seed),
-    )
-    falling = still_falling([record["val_loss"] for record in history], config.epochs)
+    trained = train[:: max(1, len(train) // TRAINING_FRAMES)]
+    for part in (np.concatenate([validation, test]), trained):
+        logits[part] = predicted(dataset.images[part])
     result = evaluate(
         config.target_fpr,
         dataset,
         logits,
         parts[1:],
-        dead,
-        falling=falling,
-        seen=seen,
+        (
+            logits_by_family(predicted, dataset, validation, 1, config.seed),
+            logits_by_family(predicted, dataset, test, 2, config.seed),
+        ),
+        falling=still_falling([record["val_loss"] for record in history], config.epochs),
+        trained=trained,
         network=config.network,
         recall=recall,
     )
-    claims = partial(claims_of, predicted, result.decision)
-    guard = fit_guard(dataset, parts, claims if config.shifts > 0 else None)
+
+    def claims(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        odds = log_odds_of(predicted(images).astype(np.float64), 1, result.decision.temperature)
+        return claimed(odds, result.decision.threshold)
+
+    ood = fit_ood(dataset, parts, claims if corruptions else None)
     inner = module.inner.to(memory_format=torch.contiguous_format).eval()
-    height, width = dataset.images.shape[1:3]
-    compared = spread(dataset.images, np.arange(len(dataset.images)), 64)
+    compared = subsample(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
     golden = golden_of(dataset, test, result)
-    mean, std = normalization(config)
+    mean, std = normalization(config.network)
     spec = BundleSpec(
         name=config.name,
         image=dataset.image(mean=mean, std=std),
         decision=result.decision,
         architecture=config.network,
         metrics=result.metrics
-        | {"guard": guard.metrics, "export_difference": difference, "history": list(history)},
+        | {"guard": ood.metrics, "export_difference": difference, "history": list(history)},
         dataset={
             "sha256": dataset.sha256,
             "counts": dataset.counts,
@@ -124,26 +136,10 @@ def make_bundle(
             "trained_on": record.facts(),
         },
     )
-    facts: dict[str, object] = {
-        "network": f"{config.network}, {height}x{width} pixels, FP32",
-        "trained on": f"{len(train)} frames ({dataset.counts['episodes']} episodes in all), "
-        f"dataset {dataset.sha256[:12]}, seed {config.seed}",
-        # Not the whole path: it means nothing on another machine.
-        "started from": config.weights.name
-        if config.weights is not None
-        else f"the published weights of {config.network}"
-        if config.pretrained
-        else "random weights",
-    }
-    if dataset.views:
-        facts["views"] = ", ".join(str(view) for view in dataset.views)
-    if config.freeze:
-        facts["trained layers"] = "the last one only"
-    if unseen is not None:
-        facts["held-out frames new to those weights"] = unseen
-    facts |= {
+    facts = _facts(config, dataset, train) | {
+        **({} if unseen is None else {"held-out frames new to those weights": unseen}),
         "epochs": len(history),
-        "guard": str(guard),
+        "guard": str(ood),
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
     drawn = draw(folder / "images", dataset, test, result)
@@ -158,32 +154,46 @@ def make_bundle(
         {
             "model.onnx": folder / "model.onnx",
             "model.safetensors": weights_of(inner.net, {RECORD: record.to_text()}),
-            **guard.files,
+            **ood.files,
         },
         (dataset.images[golden], logits[golden].astype(np.float32)),
     )
-    say(result, guard)
+    print_result(result, ood)
     return result.verdict
 
 
-def golden_of(dataset: Dataset, test: Indices, result: Evaluation) -> Indices:
-    """Return the indices of the test frames to record as golden."""
-    boundary = result.threshold_log_odds
-    return test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
+def _facts(config: FinetuneConfig, dataset: Dataset, train: Indices) -> dict[str, object]:
+    height, width = dataset.images.shape[1:3]
+    started = (
+        f"the published weights of {config.network}" if config.pretrained else "random weights"
+    )
+    if config.weights is not None:
+        started = config.weights.name  # a whole path means nothing on another machine
+    facts: dict[str, object] = {
+        "network": f"{config.network}, {height}x{width} pixels, FP32",
+        "trained on": f"{len(train)} frames ({dataset.counts['episodes']} episodes in all), "
+        f"dataset {dataset.sha256[:12]}, seed {config.seed}",
+        "started from": started,
+    }
+    if dataset.views:
+        facts["views"] = ", ".join(str(view) for view in dataset.views)
+    if config.freeze:
+        facts["trained layers"] = "the last one only"
+    return facts
 
 
-def say(result: Evaluation, guard: Fitted) -> None:
-    """Print rates, guard and verdict."""
-    rates, dead_camera = result.test, result.metrics["dead_camera"]
+def print_result(result: Evaluation, ood: OodFit) -> None:
+    """Print rates, OOD detector and verdict."""
+    test, dead_camera = result.test, result.metrics["dead_camera"]
     print(
-        f"test: recall {rates.recall:.2%} ({rates.recall_low:.2%} to "
-        f"{rates.recall_high:.2%}), false positives {rates.false_positive_rate:.2%} "
-        f"(at most {rates.fpr_high:.2%}), threshold {result.decision.threshold:.4f}"
+        f"test: recall {test.recall:.2%} ({test.recall_low:.2%} to "
+        f"{test.recall_high:.2%}), false positives {test.false_positive_rate:.2%} "
+        f"(at most {test.fpr_high:.2%}), threshold {result.decision.threshold:.4f}"
     )
     if (by_episode := result.metrics["failing_episodes"]) is not None:
         print(f"episodes: {by_episode['summary']}")
     print(f"dead camera: {dead_camera['claimed']} of {dead_camera['frames']} frames claimed")
-    print(f"guard: {guard}")
+    print(f"guard: {ood}")
     print(f"verdict: {result.verdict}")
 
 
@@ -200,25 +210,27 @@ def sections_of(
     result: Evaluation, facts: Mapping[str, object], images: Sequence[Path]
 ) -> list[Section]:
     """Return the sections of a classifier's report; ``facts`` say what it is."""
-    decision, rates, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
+    decision, test, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
+    average = "none"
+    if decision.translation_band is not None:
+        average = f"within {decision.translation_band:.3g} log-odds of the threshold"
     chosen: dict[str, object] = {
         "threshold": f"{decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{decision.temperature:.3f}",
-        "translation average": "none"
-        if decision.translation_band is None
-        else f"within {decision.translation_band:.3g} log-odds of the threshold",
-    } | {
-        str(key): _shown(value)
-        for key, value in decision.chosen_for.items()
-        if key != "value" and value not in ([], ())
+        "translation average": average,
+        **{
+            str(key): _shown(value)
+            for key, value in decision.chosen_for.items()
+            if key != "value" and value not in ([], ())
+        },
     }
     if (by_episode := result.metrics["failing_episodes"]) is not None:
         chosen["by episode"] = by_episode["summary"]
     confusion: list[dict[str, object]] = [
-        {"truth": truth, "claimed success": claimed, "claimed failure": denied}
-        for truth, claimed, denied in (
-            ("success", rates.true_positives, rates.false_negatives),
-            ("failure", rates.false_positives, rates.true_negatives),
+        {"truth": truth, "claimed success": claims, "claimed failure": denials}
+        for truth, claims, denials in (
+            ("success", test.true_positives, test.false_negatives),
+            ("failure", test.false_positives, test.true_negatives),
         )
     ]
     return [
@@ -226,9 +238,9 @@ def sections_of(
         Section("What it is", facts=facts),
         Section(
             "On held-out test frames",
-            f"Recall {rates.recall:.2%} (95 % interval {rates.recall_low:.2%} to "
-            f"{rates.recall_high:.2%}); false-positive rate {rates.false_positive_rate:.2%} "
-            f"(95 % upper bound {rates.fpr_high:.2%}); precision {rates.precision:.2%}. "
+            f"Recall {test.recall:.2%} (95 % interval {test.recall_low:.2%} to "
+            f"{test.recall_high:.2%}); false-positive rate {test.false_positive_rate:.2%} "
+            f"(95 % upper bound {test.fpr_high:.2%}); precision {test.precision:.2%}. "
             f"Clopper-Pearson, counted in frames.\n\nOf {dead_camera['frames']} frames as a "
             "failing camera gives them (black, noise, lost rows and others, the categories "
             f"dead_camera) it claims {dead_camera['claimed']} (95 % upper bound "
@@ -265,28 +277,34 @@ def draw_curves(
 
     ``frames`` says of what, for the title.
     """
-    claimed, success = log_odds >= threshold, labels == 1
-    recall = float((claimed & success).sum() / max(1, success.sum()))
-    false_rate = float((claimed & ~success).sum() / max(1, (~success).sum()))
-    precision = float((claimed & success).sum() / max(1, claimed.sum()))
+    point = rates(log_odds >= threshold, labels)
     average = average_precision(log_odds, labels)
-    plots: list[tuple[str, tuple[Floats, Floats], tuple[float, float], str, str, str]] = [
-        ("roc", roc_curve(log_odds, labels), (false_rate, recall), "false-positive rate", "recall",
-         f"ROC, {frames} (x is logarithmic beyond 1 %)"),
-        ("pr", pr_curve(log_odds, labels), (recall, precision), "recall", "precision",
-         f"precision and recall, average precision {average:.4f}"),
-    ]  # fmt: skip
-    for name, curve, point, x_label, y_label, title in plots:
-        figure = new_figure()
-        axes = figure.add_subplot()
-        axes.plot(*curve, color="#0068b5")
-        axes.plot(*point, "o", color="#c8102e", label="the threshold")
-        axes.set(xlabel=x_label, ylabel=y_label, ylim=(0, 1.02), xlim=(0, 1.02), title=title)
-        if name == "roc":
-            axes.set_xscale("symlog", linthresh=0.01)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower center")
-        yield save_figure(figure, folder / f"{name}.png")
+    roc, pr = roc_curve(log_odds, labels), pr_curve(log_odds, labels)
+    title = f"ROC, {frames} (x is logarithmic beyond 1 %)"
+    names, at = ("false-positive rate", "recall"), (point.false_positive_rate, point.recall)
+    yield _draw_curve(folder / "roc.png", roc, at, names, title)
+    title = f"precision and recall, average precision {average:.4f}"
+    names, at = ("recall", "precision"), (point.recall, point.precision)
+    yield _draw_curve(folder / "pr.png", pr, at, names, title)
+
+
+def _draw_curve(
+    path: Path,
+    curve: tuple[Floats, Floats],
+    threshold: tuple[float, float],
+    names: tuple[str, str],
+    title: str,
+) -> Path:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.plot(*curve, color="#0068b5")
+    axes.plot(*threshold, "o", color="#c8102e", label="the threshold")
+    axes.set(xlabel=names[0], ylabel=names[1], ylim=(0, 1.02), xlim=(0, 1.02), title=title)
+    if path.stem == "roc":
+        axes.set_xscale("symlog", linthresh=0.01)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower center")
+    return save_figure(figure, path)
 
 
 def _draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:

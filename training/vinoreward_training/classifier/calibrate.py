@@ -1,4 +1,4 @@
-"""``vinoreward calibrate``: threshold, temperature and error rates of any classifier's bundle."""
+"""``vinoreward calibrate``: threshold, error rates, OOD detector and INT8 of any bundle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.importers.encoder import other_images
 from vinoreward.bundles.locate import GUARD_FILE, INT8_FILE
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward.errors import ConfigError, InputError, needed_for
+from vinoreward.errors import InputError, needed_for
 from vinoreward.images import ImageSpec, read_image
 from vinoreward.rewards.classifier import (
     log_odds,
@@ -27,30 +27,36 @@ from vinoreward.rewards.classifier import (
     threshold_distance,
     translations,
 )
-from vinoreward_training.classifier.dead_camera import judged
+from vinoreward_training.classifier.camera_failure import logits_by_family
 from vinoreward_training.classifier.evaluation import (
-    Dead,
+    DeadLogits,
     Evaluation,
     Floats,
     claimed,
     evaluate,
     roc_area,
 )
-from vinoreward_training.classifier.finetune import USELESS, check_sample_size, following
-from vinoreward_training.classifier.guard import Fitted, fit_guard_of
+from vinoreward_training.classifier.finetune import check_sample_size, conclude
+from vinoreward_training.classifier.ood import OodFit, fit_bundle_ood
 from vinoreward_training.configs import CalibrateConfig
 from vinoreward_training.data.dataset import (
     Dataset,
     Images,
+    load_frames,
     load_labelled,
+    same_aspect,
+    size_for,
     split_by_episode,
+    split_frames,
 )
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.provenance import SPLIT, origin_of
+from vinoreward_training.encoder.int8 import encoder_int8
+from vinoreward_training.runs.bounds import check_bounds
 from vinoreward_training.runs.bundles import front_matter, update_bundle
-from vinoreward_training.runs.imports import as_options
-from vinoreward_training.runs.next_command import origin
+from vinoreward_training.runs.next_command import origin, to_train
 from vinoreward_training.runs.report import markdown, own_bundle
+from vinoreward_training.runs.settings import refuse_ignored
 
 SAMPLE = 100
 """Frames of each class on which other descriptions of the network are tried."""
@@ -58,26 +64,61 @@ WELL, CLEARLY = 0.75, 0.05
 """Another description is named if it ranks so many pairs right, so many more than this one, and
 halves the wrong ones."""
 BATCH = 32
+SEED = 0
+"""Of the dead-camera frames."""
 
 
-def _logits(
-    backend: Backend, spec: BundleSpec, images: Images, progress: str = "", *, shift: int = 0
-) -> Floats:
-    """Return the network's logits (N, K) of images (N, H, W, 3), or of one of their shifts."""
-    from tqdm import tqdm
+def run(config: CalibrateConfig) -> int:
+    """Calibrate, measure and write the bundle; return 0, or ``USELESS`` after that verdict."""
+    check_bounds(config)
+    with needed_for("calibration", "train"):
+        # Here, as it imports torch; and before the data are read.
+        from vinoreward_training.classifier.bundle import golden_of, print_result
+    bundle = own_bundle(config.bundle)
+    if bundle.spec.kind == "encoder":
+        return _encoder(config, bundle)
+    spec = bundle.spec
+    dataset = load_labelled(config.data, spec.image, config.success_label)
+    if note := _squeezed(dataset, spec.image):
+        print(note)
+    choosing, test, unseen = _parts(config, bundle, dataset)
+    check_sample_size(config, dataset, choosing)
+    print(f"{len(choosing)} frames choose the threshold, {len(test)} test it")
+    print(f"frames new to the network: {unseen}")
+    with bundle.backend("openvino", precision="fp32") as backend:
+        score = partial(_score_all, backend, spec, dataset, (choosing, test))
+        result = _evaluate(config, bundle, dataset, (choosing, test), score)
+        golden = dataset.images[golden_of(dataset, test, result)]
+        outputs = backend.infer(golden)
+    decided = dataclasses.replace(spec, decision=result.decision)
+    ood = fit_bundle_ood(dataclasses.replace(bundle, spec=decided), dataset)
+    _write(config, bundle, dataset, test, result, Golden(golden, outputs), unseen, ood)
+    print_result(result, ood)
+    if spec.decision.translation_band and not config.average_translations:
+        print(
+            "note: the bundle no longer scores translation averages; --average-translations keeps "
+            "them"
+        )
+    return conclude(config, dataset, bundle.path, useless=result.verdict.level == "useless")
 
-    starts = tqdm(range(0, len(images), BATCH), desc=progress, unit="batch", disable=not progress)
-    batches = (images[start : start + BATCH] for start in starts)
-    outputs = [backend.infer(translations(batch)[shift] if shift else batch) for batch in batches]
-    return scores_of(np.concatenate(outputs), spec)
+
+def _encoder(config: CalibrateConfig, bundle: Bundle) -> int:
+    """Add INT8 to an encoder's bundle; return 0."""
+    ignored = ("target_fpr", "success_label", "average_translations", "max_flips")
+    refuse_ignored(config, ignored, "the bundle of an encoder")
+    frames = load_frames(config.data, size=size_for(bundle.spec.image))
+    parts = split_frames(frames, seed=int(bundle.spec.dataset.get("split_seed", 0)))
+    print(f"INT8: {encoder_int8(bundle, frames, parts, config.int8)}")
+    print(f"next: {to_train(bundle.path, bundle.spec)}")
+    return 0
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Logits (N, K) of all frames, and of the dead-camera frames that go with both parts."""
+    """Logits (N, K) of all frames, and of the dead-camera frames of both parts."""
 
     frames: Floats
-    dead: tuple[Dead, Dead]
+    dead: tuple[DeadLogits, DeadLogits]
 
     @staticmethod
     def mean(several: Sequence[_Scores]) -> _Scores:
@@ -93,7 +134,78 @@ def _mean(several: Sequence[Floats]) -> Floats:
     return np.asarray(np.mean(several, axis=0))
 
 
-def _with_shifts(
+def _logits(
+    backend: Backend, spec: BundleSpec, images: Images, progress: str = "", *, moved: int = 0
+) -> Floats:
+    """Return the logits (N, K) of images (N, H, W, 3), or of one of their translations."""
+    from tqdm import tqdm
+
+    starts = tqdm(range(0, len(images), BATCH), desc=progress, unit="batch", disable=not progress)
+    batches = (images[start : start + BATCH] for start in starts)
+    outputs = [backend.infer(translations(batch)[moved] if moved else batch) for batch in batches]
+    return scores_of(np.concatenate(outputs), spec)
+
+
+def _score_all(
+    backend: Backend,
+    spec: BundleSpec,
+    dataset: Dataset,
+    parts: tuple[Indices, Indices],
+    words: str = "",
+    moved: int = 0,
+) -> _Scores:
+    """Score the frames that choose the threshold, those that test it, and dead-camera frames."""
+    score = partial(_logits, backend, spec, moved=moved)
+    logits = np.zeros((len(dataset.labels), len(spec.labels)))  # of others never read
+    for part, what in zip(parts, ("choose", "test"), strict=True):
+        logits[part] = score(dataset.images[part], f"{what}{words}")
+    choosing, test = parts
+    dead = (
+        logits_by_family(score, dataset, choosing, 1, SEED),
+        logits_by_family(score, dataset, test, 2, SEED),
+    )
+    return _Scores(logits, dead)
+
+
+def _evaluate(
+    config: CalibrateConfig,
+    bundle: Bundle,
+    dataset: Dataset,
+    parts: tuple[Indices, Indices],
+    score: Callable[..., _Scores],
+) -> Evaluation:
+    """Choose the threshold and measure; name what the description of the network has wrong."""
+    success = bundle.spec.success_index
+    own = score()
+    causes = tuple(_causes(bundle, dataset, own.frames, parts[0]))
+
+    def evaluated(scores: _Scores) -> Evaluation:
+        return evaluate(
+            config.target_fpr,
+            dataset,
+            scores.frames,
+            parts,
+            scores.dead,
+            success=success,
+            falling=None,
+        )
+
+    try:
+        result = None
+        if config.average_translations:
+            moved = score(", a pixel to the left", 1), score(", a pixel to the right", 2)
+            means = _Scores.mean([own, *moved])
+            result = _with_translations(evaluated, own, means, success, np.concatenate(parts))
+        result = result or evaluated(own)
+    except InputError as error:
+        why = f" Try {'; '.join(causes)}." if causes else ""
+        raise InputError(f"{error}{why}") from error
+    verdict = dataclasses.replace(result.verdict, advice=(*causes, *result.verdict.advice))
+    metrics = result.metrics | {"verdict": verdict.as_dict()}
+    return dataclasses.replace(result, verdict=verdict, metrics=metrics)
+
+
+def _with_translations(
     evaluated: Callable[[_Scores], Evaluation],
     own: _Scores,
     means: _Scores,
@@ -125,20 +237,17 @@ def _with_shifts(
     if band == 0:
         print("translation averages change no decision, so the network's own scores stay")
         return None
+    pairs = list(zip(own.dead, means.dead, strict=True))
     first, second = (
-        {
-            family: np.where(near(each[family])[:, None], mean[family], each[family])
-            for family in each
-        }
-        for each, mean in zip(own.dead, means.dead, strict=True)
+        {name: np.where(near(each[name])[:, None], mean[name], each[name]) for name in each}
+        for each, mean in pairs
     )
-    again = evaluated(_Scores(means.frames, (first, second)))
-    if again.decision == decision:
-        result = again
+    with_own = evaluated(_Scores(means.frames, (first, second)))
+    if with_own.decision == decision:
+        result = with_own
     else:
-        pairs = zip(own.dead, means.dead, strict=True)
         band = max(
-            band, *(farthest(each[family], mean[family]) for each, mean in pairs for family in each)
+            band, *(farthest(each[name], mean[name]) for each, mean in pairs for name in each)
         )
     print(
         f"translation averages count within {band:.3g} log-odds of the threshold: for "
@@ -151,9 +260,9 @@ def _with_shifts(
 def _parts(
     config: CalibrateConfig, bundle: Bundle, dataset: Dataset
 ) -> tuple[Indices, Indices, str]:
-    """Return the indices that choose the threshold, those that test it, and what was seen before.
+    """Return the indices that choose the threshold, those that test it, and whether they are new.
 
-    A network that has not seen the training part chooses the threshold on that too.
+    If the training part is new to the network too, it also chooses the threshold.
     """
     from vinoreward_training.classifier import training
 
@@ -162,23 +271,23 @@ def _parts(
     weights = bundle.path / "model.safetensors"
     record = training.read_record(weights) if weights.name in bundle.spec.files else None
     remedy = f"capture with another --seed, and give that as --data instead of {config.data}"
-    seen = training.check_unseen(record, weights, dataset, parts, remedy)
+    unseen = training.check_unseen(record, weights, dataset, parts, remedy)
     if record is None:
-        known = bool(bundle.spec.dataset.get("sha256"))  # trained by finetune, before records
-        seen = (
-            "not known: nothing says what it was trained on. If it has seen these images, the "
-            "rates here are too good"
+        known = bool(bundle.spec.dataset.get("sha256"))  # trained by finetune
+        unseen = (
+            "not known: nothing says what it was trained on. If on these images, the rates here "
+            "are too good"
         )
     else:
         known = record.share_of(training.image_keys(dataset.images[train])) > training.TOLERATED
     choosing = validation if known else np.sort(np.concatenate([train, validation]))
-    return choosing, test, seen
+    return choosing, test, unseen
 
 
 def _causes(bundle: Bundle, dataset: Dataset, logits: Floats, part: Indices) -> Iterator[str]:
     """Yield what would make the network separate the frames ``part`` better, in options."""
     spec = bundle.spec
-    some = np.concatenate([_some(part[dataset.labels[part] == label]) for label in (0, 1)])
+    some = np.concatenate([_sample(part[dataset.labels[part] == label]) for label in (0, 1)])
     images, truth = dataset.images[some], dataset.labels[some]
 
     def ranked(values: Floats, column: int) -> float:
@@ -197,17 +306,19 @@ def _causes(bundle: Bundle, dataset: Dataset, logits: Floats, part: Indices) -> 
         tried["red and blue swapped before the export"] = after(spec, swapped)
     name = max(tried, key=lambda each: tried[each])
     for cause, share in (
-        (f"--success-label {spec.labels[best]} (the label is inverted)", by_label[best]),
+        (f"`success_label={spec.labels[best]}` (the label is inverted)", by_label[best]),
         (name, tried[name]),
     ):
         if share > max(WELL, before + CLEARLY) and 1 - share < (1 - before) / 2:
-            yield (
-                f"import-classifier with {cause}: {share:.0%} of the pairs of a success and a "
-                f"failure are then ranked right, instead of {before:.0%}"
-            )
+            remedy = f"import with {cause}: {share:.0%} of the pairs of a success and a failure"
+            text = f"{remedy} are then ranked right, instead of {before:.0%}"
+            yield InputError(text).as_options(_IMPORT_OPTIONS)
 
 
-def _some(indices: Indices) -> Indices:
+_IMPORT_OPTIONS = ("success_label", "scale", "mean", "std", "color_order")
+
+
+def _sample(indices: Indices) -> Indices:
     """Return up to ``SAMPLE`` of the indices, evenly chosen."""
     places = np.linspace(0, len(indices) - 1, min(SAMPLE, len(indices))).astype(np.int64)
     return np.asarray(indices[places])
@@ -218,94 +329,12 @@ def _squeezed(dataset: Dataset, image: ImageSpec) -> str | None:
     if not dataset.resized or image.crop is not None:
         return None
     height, width = read_image(dataset.folder / dataset.files[0]).shape[:2]
-    rows, columns = image.height, image.width
-    # Within a pixel: sides are whole numbers.
-    if abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1:
+    if same_aspect((height, width), (image.height, image.width)):
         return None
     return (
-        f"note: images of {height} x {width} are squeezed to {rows} x {columns} (height x width)."
-        " If the network was trained on cut ones, import it with --crop."
+        f"note: images of {height} x {width} are squeezed to {image.height} x {image.width} (height"
+        " x width). If the network was trained on cut ones, import it with --crop."
     )
-
-
-def run(config: CalibrateConfig) -> int:
-    """Calibrate, measure and write the bundle; return 0, or ``USELESS`` after that verdict."""
-    wrong_rate = config.target_fpr is not None and not 0 < config.target_fpr < 1
-    if wrong_rate or config.seed < 0:
-        raise ConfigError(
-            f"--target-fpr is {config.target_fpr} and --seed is {config.seed}. Expected a rate "
-            "between 0 and 1, and a whole number of at least 0."
-        )
-    with needed_for("calibration", "train"):
-        # Here, as it imports torch; and before the data are read.
-        from vinoreward_training.classifier.bundle import golden_of, say
-    bundle = own_bundle(config.bundle)
-    spec = bundle.spec
-    if spec.kind != "classifier":
-        raise ConfigError(
-            f"the bundle {spec.name!r} is an encoder, which has no threshold. Expected a "
-            "classifier's bundle; look at the next command that import-encoder printed."
-        )
-    dataset = load_labelled(config.data, spec.image, config.success_label)
-    if note := _squeezed(dataset, spec.image):
-        print(note)
-    choosing, test, seen = _parts(config, bundle, dataset)
-    check_sample_size(config, dataset, choosing)
-    print(f"{len(choosing)} frames choose the threshold, {len(test)} test it")
-    print(f"frames new to the network: {seen}")
-    with bundle.backend("openvino", precision="fp32") as backend:
-
-        def scores(words: str, shift: int) -> _Scores:
-            score = partial(_logits, backend, spec, shift=shift)
-            logits = np.zeros((len(dataset.labels), len(spec.labels)))  # of others never read
-            for part, what in ((choosing, "choose"), (test, "test")):
-                logits[part] = score(dataset.images[part], f"{what}{words}")
-            dead = (
-                judged(score, dataset, choosing, 1, config.seed),
-                judged(score, dataset, test, 2, config.seed),
-            )
-            return _Scores(logits, dead)
-
-        own = scores("", 0)
-        causes = tuple(map(as_options, _causes(bundle, dataset, own.frames, choosing)))
-
-        def evaluated(found: _Scores) -> Evaluation:
-            return evaluate(
-                config.target_fpr,
-                dataset,
-                found.frames,
-                (choosing, test),
-                found.dead,
-                success=spec.success_index,
-                falling=None,
-            )
-
-        averaged = None
-        try:
-            if config.average_shifts:
-                moved = scores(", a pixel to the left", 1), scores(", a pixel to the right", 2)
-                means = _Scores.mean([own, *moved])
-                measured = np.concatenate([choosing, test])
-                averaged = _with_shifts(evaluated, own, means, spec.success_index, measured)
-            result = evaluated(own) if averaged is None else averaged
-        except InputError as error:
-            why = f" Try {'; '.join(causes)}." if causes else ""
-            raise InputError(f"{error}{why}") from error
-        verdict = dataclasses.replace(result.verdict, advice=(*causes, *result.verdict.advice))
-        metrics = result.metrics | {"verdict": verdict.as_dict()}
-        result = dataclasses.replace(result, verdict=verdict, metrics=metrics)
-        golden = dataset.images[golden_of(dataset, test, result)]
-        outputs = backend.infer(golden)
-    decided = dataclasses.replace(spec, decision=result.decision)
-    guard = fit_guard_of(dataclasses.replace(bundle, spec=decided), dataset)
-    _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
-    say(result, guard)
-    if spec.decision.translation_band and not config.average_shifts:
-        print("note: the bundle no longer scores translation averages; --average-shifts keeps them")
-    if verdict.level == "useless":
-        return USELESS
-    print(f"next: {following(config, dataset, bundle.path)}")
-    return 0
 
 
 def _write(
@@ -314,9 +343,9 @@ def _write(
     dataset: Dataset,
     test: Indices,
     result: Evaluation,
-    golden: tuple[Images, npt.NDArray[np.float32]],
-    seen: str,
-    guard: Fitted,
+    golden: Golden,
+    unseen: str,
+    ood: OodFit,
 ) -> None:
     """Write the bundle with its new decision, metrics, golden frames and card."""
     from vinoreward_training.classifier.bundle import draw, sections_of
@@ -326,22 +355,22 @@ def _write(
     before = dict(spec.dataset)
     alone = origin_of({**before, "scene": spec.image.scene})
     if alone is not None and "calibrated_on" not in before:
-        # Of an older bundle; its scene and environment become those of these images.
+        # Its scene and environment become those of these images.
         before["trained_on"] = {"captures": [alone], **before.get("trained_on", {})}
     facts: dict[str, object] = {
         "network": f"{spec.architecture or 'from elsewhere'}, {spec.image.height}x"
         f"{spec.image.width} pixels, {spec.output}, FP32",
         "calibrated on": f"{counts['frames']} frames ({counts['episodes']} episodes in all), "
         f"dataset {dataset.sha256[:12]}",
-        "frames new to the network": seen,
-        "guard": str(guard),
+        "frames new to the network": unseen,
+        "guard": str(ood),
     }
     new = dataclasses.replace(
         spec,
         # INT8's gate compared decisions at the old threshold.
         decision=dataclasses.replace(result.decision, int8_band=None),
         quantization=None,
-        metrics=spec.metrics | result.metrics | {"guard": guard.metrics},
+        metrics=spec.metrics | result.metrics | {"guard": ood.metrics},
         # The rates hold for what drew these images.
         image=dataclasses.replace(spec.image, scene=dataset.scene or spec.image.scene),
         dataset=before | origin(read_about(config.data)) | {"calibrated_on": on},
@@ -354,6 +383,6 @@ def _write(
         drawn = draw(Path(folder), dataset, test, result)
         card = front_matter(new) + markdown(spec.name, intro, sections_of(result, facts, drawn))
         images = {path.name: path for path in drawn}
-        changes = {INT8_FILE: None, GUARD_FILE: None, **guard.files}
-        update_bundle(bundle, new, changes, Golden(*golden), card, images)
+        changes = {INT8_FILE: None, GUARD_FILE: None, **ood.files}
+        update_bundle(bundle, new, changes, golden, card, images)
     print(f"bundle {bundle.path}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,17 +24,17 @@ from vinoreward.rewards.calibration import (
     threshold_for_recall,
 )
 from vinoreward.rewards.classifier import log_odds as log_odds_of
+from vinoreward.rewards.classifier import logit, sigmoid
 
 if TYPE_CHECKING:
     from vinoreward.rewards.calibration import Threshold
-    from vinoreward.rewards.classifier import Classifier
     from vinoreward_training.data.dataset import Dataset
 
 LOWEST_THRESHOLD = 0.5
 """If the classes are far apart, many thresholds keep the false-positive rate, and the lowest would
 claim what is less likely than not. The threshold is raised to this if it loses few successes."""
 HIGHEST_RAISE = 0.99
-"""The threshold is raised no further: INT8 needs room above it to be unsure."""
+"""The threshold is raised no further: INT8 needs a band above it."""
 RECALL_COST = 0.01
 """Largest share of the claimed successes that raising the threshold may cost."""
 GOOD_RECALL = 0.8
@@ -53,15 +53,11 @@ DEFAULT_RATE = 0.01
 RATES = (0.001, 0.002, 0.005, DEFAULT_RATE, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 """False-positive rates to choose from where the frames do not support the one wanted."""
 LONGEST_HOLD = 5
-Dead = Mapping[str, npt.NDArray[np.float64]]
+DeadLogits = Mapping[str, npt.NDArray[np.float64]]
 """Family of dead-camera frames to their logits (M, K)."""
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
-
-
-def sigmoid(log_odds: Floats) -> Floats:
-    """Return the probability of each log-odds, without overflow."""
-    return np.exp(-np.logaddexp(0.0, -np.asarray(log_odds, dtype=np.float64)))
+Level = Literal["usable", "weak", "useless"]
 
 
 def log_loss(log_odds: Floats, labels: Labels) -> float:
@@ -84,16 +80,15 @@ def saved_by(logits: Floats, labels: Labels) -> float:
     return float(max(0.0, 1 - log_loss(log_odds, labels) / guessing))
 
 
-def finer(
-    network: str, height: int, width: int, *, resized: bool, views: bool = False
-) -> tuple[str, ...]:
+def finer(network: str, dataset: Dataset) -> tuple[str, ...]:
     """Return what helps a network that sees too little of a small target, the best first."""
-    larger = f"--image-size {2 * height} {2 * width}"
-    if views:  # finetune takes them at their own size
-        larger = f"larger images: capture with {larger} for each view"
+    height, width = dataset.images.shape[1:3]
+    if dataset.views:  # finetune takes them at their own size
+        size = f"--image-size {2 * dataset.views[0].height} {2 * width}"
+        larger = f"larger images: capture with {size} for each view"
     else:
-        rest = " (or the images' own size)" if resized else ", better captured at that size"
-        larger = f"larger images: {larger}{rest}"
+        rest = " (or the images' own size)" if dataset.resized else ", better captured at that size"
+        larger = f"larger images: --image-size {2 * height} {2 * width}{rest}"
     cells = "a target of a few pixels is lost in cells of 16 x 16 (SqueezeNet) or 32 x 32 (others)"
     if network == FINE:
         cells = "its cells are 4 x 4, and a target should cover several"
@@ -177,51 +172,8 @@ def calibration_error(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 @dataclass(frozen=True)
-class EpisodeRates:
-    """Decisions counted by episode, with intervals as :class:`Rates` has them.
-
-    Frames of one episode resemble each other, episodes do not.
-    """
-
-    successful: int
-    """Episodes with a success frame."""
-    claimed: int
-    """Those of them of which a success frame is claimed."""
-    recall: float
-    recall_low: float
-    recall_high: float
-    failing: int
-    """Episodes with a failure frame."""
-    falsely_claimed: int
-    """Those of them of which a failure frame is claimed."""
-    false_positive_rate: float
-    fpr_high: float
-
-
-def episode_rates(
-    decisions: npt.NDArray[np.bool_], labels: Labels, episodes: Labels
-) -> EpisodeRates:
-    """Count decisions (N,) against labels (N,) with 1 = success, by episode (N,)."""
-    success = labels == 1
-    won, hit = (len(np.unique(episodes[mask])) for mask in (success, success & decisions))
-    lost, wrong = (len(np.unique(episodes[mask])) for mask in (~success, ~success & decisions))
-    low, high = clopper_pearson(hit, won)
-    return EpisodeRates(
-        successful=won,
-        claimed=hit,
-        recall=hit / max(1, won),
-        recall_low=low,
-        recall_high=high,
-        failing=lost,
-        falsely_claimed=wrong,
-        false_positive_rate=wrong / max(1, lost),
-        fpr_high=clopper_pearson(wrong, lost, 0.95, "upper")[1],
-    )
-
-
-@dataclass(frozen=True)
 class Rates:
-    """Decisions at a threshold: frames, and shares of them, 0 if there is nothing to count.
+    """Decisions at a threshold: counts, and shares of them, 0 if there is nothing to count.
 
     ``recall_low`` to ``recall_high`` is the two-sided 95 % Clopper-Pearson interval of the recall,
     ``fpr_high`` the one-sided 95 % upper bound of the false-positive rate.
@@ -238,30 +190,53 @@ class Rates:
     fpr_high: float
     precision: float
 
+    @classmethod
+    def counted(cls, claimed: int, successes: int, false_claims: int, failures: int) -> Rates:
+        """Return the rates of claims of successes, and of false claims of failures."""
+        low, high = clopper_pearson(claimed, successes, 0.95)
+        return cls(
+            true_positives=claimed,
+            false_positives=false_claims,
+            true_negatives=failures - false_claims,
+            false_negatives=successes - claimed,
+            recall=claimed / max(1, successes),
+            recall_low=low,
+            recall_high=high,
+            false_positive_rate=false_claims / max(1, failures),
+            fpr_high=clopper_pearson(false_claims, failures, 0.95, "upper")[1],
+            precision=claimed / max(1, claimed + false_claims),
+        )
+
+    @property
+    def successes(self) -> int:
+        """How many successes there are."""
+        return self.true_positives + self.false_negatives
+
+    @property
+    def failures(self) -> int:
+        """How many failures there are."""
+        return self.false_positives + self.true_negatives
+
 
 def rates(decisions: npt.NDArray[np.bool_], labels: Labels) -> Rates:
     """Count decisions (N,) bool against labels (N,) with 1 = success."""
     success = labels == 1
-    tp, fp = int((decisions & success).sum()), int((decisions & ~success).sum())
-    positives = int(success.sum())
-    negatives = len(success) - positives
-    low, high = clopper_pearson(tp, positives, 0.95)
-    return Rates(
-        true_positives=tp,
-        false_positives=fp,
-        true_negatives=negatives - fp,
-        false_negatives=positives - tp,
-        recall=tp / max(1, positives),
-        recall_low=low,
-        recall_high=high,
-        false_positive_rate=fp / max(1, negatives),
-        fpr_high=clopper_pearson(fp, negatives, 0.95, "upper")[1],
-        precision=tp / max(1, tp + fp),
-    )
+    masks = (success & decisions, success, ~success & decisions, ~success)
+    return Rates.counted(*(int(mask.sum()) for mask in masks))
+
+
+def episode_rates(decisions: npt.NDArray[np.bool_], labels: Labels, episodes: Labels) -> Rates:
+    """Count episodes (N,) with a success frame or a failure frame, and with claims of such frames.
+
+    Frames of one episode resemble each other, episodes do not.
+    """
+    success = labels == 1
+    masks = (success & decisions, success, ~success & decisions, ~success)
+    return Rates.counted(*(len(np.unique(episodes[mask])) for mask in masks))
 
 
 def claims_by_episode(
-    frames: Rates, counts: EpisodeRates, steps: int, *, lasting: bool
+    frames: Rates, by_episode: Rates, steps: int, *, lasting: bool
 ) -> dict[str, Any]:
     """Return how many failing episodes get a false claim, for ``metrics.failing_episodes``.
 
@@ -269,14 +244,14 @@ def claims_by_episode(
     where steps of an episode resemble each other. Of a ``lasting`` success, ``hold`` is how many
     claims in a row keep ``EPISODE_LIMIT``, were neighbouring steps independent.
     """
-    negatives = frames.false_positives + frames.true_negatives
-    seen = negatives / max(1, counts.failing)
-    rate = clopper_pearson(frames.false_positives, negatives, 0.5, "upper")[1]
-    middle = clopper_pearson(counts.falsely_claimed, counts.failing, 0.5, "upper")[1]
-    share, high = (episode_rate(each, steps, seen) for each in (middle, counts.fpr_high))
+    episodes = by_episode.failures
+    scored = frames.failures / max(1, episodes)
+    rate = clopper_pearson(frames.false_positives, frames.failures, 0.5, "upper")[1]
+    middle = clopper_pearson(by_episode.false_positives, episodes, 0.5, "upper")[1]
+    share, high = (episode_rate(each, steps, scored) for each in (middle, by_episode.fpr_high))
     holds = range(2, LONGEST_HOLD + 1) if lasting and share > EPISODE_LIMIT else ()
     held = (hold for hold in holds if episode_rate(rate**hold, steps) <= EPISODE_LIMIT)
-    found = {"steps": steps, "episodes": counts.failing, "seen": seen, "share": share}
+    found = {"steps": steps, "episodes": episodes, "scored": scored, "share": share}
     summary = (
         f"at {steps} steps about {share:.0%} of failing episodes get a false claim (at most "
         f"{high:.0%}), fewer where steps resemble each other"
@@ -340,7 +315,7 @@ def raised_threshold(chosen: float, successes: Floats, dead: Floats) -> float:
 class Verdict:
     """Whether a classifier can serve as a reward."""
 
-    level: Literal["usable", "weak", "useless"]
+    level: Level
     """Weak: a learner may fail on it. Useless: it gives no reward to learn from."""
     reasons: tuple[str, ...] = ()
     """None if it is usable."""
@@ -376,7 +351,7 @@ def still_falling(losses: Sequence[float], epochs: int) -> bool:
     return losses[-1] < min(share * min(before, default=float("inf")), 1.01 * min(losses))
 
 
-def judge(
+def give_verdict(
     test: Rates,
     chosen: Threshold,
     *,
@@ -405,8 +380,6 @@ def judge(
         by_episode: :func:`claims_by_episode`; None if the length of episodes is not known.
         frames: size of the dataset.
     """
-    positives = test.true_positives + test.false_negatives
-    negatives = test.false_positives + test.true_negatives
     episodes, needed = chosen.negative_episodes, negatives_needed(chosen.target_fpr)
     few = not chosen.episodes_reach_target and episodes < needed
     supported = 1 - 0.05 ** (1 / max(1, episodes))
@@ -417,17 +390,13 @@ def judge(
     useless |= misses and learnt[0] < LEAST_LEARNT
     if falling and (misses or blind):
         advice.append("more --epochs: the validation loss was still falling")
+    on_training = f"it saves {learnt[0]:.0%} of the cross-entropy of guessing on them"
     if misses and learnt[0] < NOT_LEARNT:
-        reasons.append(
-            "it has not learnt even its training frames: it saves "
-            f"{learnt[0]:.0%} of the cross-entropy of guessing on them"
-        )
+        reasons.append(f"it has not learnt even its training frames: {on_training}")
         advice.extend(finer)
     elif misses and learnt[1] < learnt[0] / 2:
         reasons.append(
-            "it knows its training frames by heart: it saves "
-            f"{learnt[0]:.0%} of the cross-entropy of guessing on them, {learnt[1]:.0%} on test "
-            "frames"
+            f"it knows its training frames by heart: {on_training}, {learnt[1]:.0%} on test frames"
         )
         advice.append("frames from more episodes, or --pretrained --freeze")
     if useless:
@@ -439,10 +408,9 @@ def judge(
             f"failures from more episodes ({needed} are needed in validation), or "
             f"--target-fpr {rounded_up(supported):.2g}, the lowest that {episodes} can support"
         )
+    claims = f"{test.true_positives} of {test.successes}"
     if misses:
-        reasons.append(
-            f"it claims {test.true_positives} of {positives} test successes ({test.recall:.1%})"
-        )
+        reasons.append(f"it claims {claims} test successes ({test.recall:.1%})")
         if falling is not None:
             advice.append("more frames of successes and near misses")
         if rate_of_good_recall > chosen.target_fpr:
@@ -450,15 +418,14 @@ def judge(
                 f"a higher --target-fpr: a recall of {GOOD_RECALL:.0%} comes with a "
                 f"false-positive rate of up to {rate_of_good_recall:.2g} on these data"
             )
+    false_claims = f"{test.false_positives} of {test.failures}"
     if useless and test.recall >= LEAST_RECALL and learnt[0] >= LEAST_LEARNT:
         reasons.append(
-            f"it claims failures about as often ({test.false_positives} of {negatives}) as "
-            f"successes ({test.true_positives} of {positives})"
+            f"it claims failures about as often ({false_claims}) as successes ({claims})"
         )
-    if clopper_pearson(test.false_positives, negatives, 0.95, "lower")[0] > chosen.target_fpr:
+    if clopper_pearson(test.false_positives, test.failures, 0.95, "lower")[0] > chosen.target_fpr:
         reasons.append(
-            f"it claims {test.false_positives} of {negatives} test failures, more than the "
-            f"{chosen.target_fpr:g} asked for"
+            f"it claims {false_claims} test failures, more than the {chosen.target_fpr:g} asked for"
         )
         advice.append(f"--target-fpr {test.fpr_high:.2g}, or more frames")
     if not chosen.episodes_reach_target:
@@ -470,21 +437,20 @@ def judge(
     growth = [needed / max(1, episodes)] * few + [2.0] * (misses and learnt[0] >= NOT_LEARNT)
     if by_episode is not None and by_episode["share"] > EPISODE_LIMIT:
         reasons.append(f"{by_episode['summary']}; {EPISODE_LIMIT:.0%} are accepted")
-        rate = rate_for_episodes(EPISODE_LIMIT, by_episode["steps"], by_episode["seen"])
+        rate = rate_for_episodes(EPISODE_LIMIT, by_episode["steps"], by_episode["scored"])
         growth.append(max(2.0, negatives_needed(rate, 0.5) / max(1, by_episode["episodes"])))
         if by_episode["hold"] is not None:
             advice.append(f"train --hold {by_episode['hold']}, for so many claims in a row")
-    enough = math.ceil(1.1 * max(growth) * frames / 100) * 100 if growth and frames else None
-    if enough is not None:
-        advice.append(f"{enough} frames in all, from more episodes")
+    size = math.ceil(1.1 * max(growth) * frames / 100) * 100 if growth and frames else None
+    if size is not None:
+        advice.append(f"{size} frames in all, from more episodes")
     if blind:
         reasons.append(f"it claims {dead_claimed} of {dead} dead-camera frames")
         advice.append(
             "a look at which those are, in the bundle's README.md: can the camera fail so?"
         )
-    if useless:
-        return Verdict("useless", tuple(reasons), tuple(advice), enough)
-    return Verdict("weak" if reasons else "usable", tuple(reasons), tuple(advice), enough)
+    level: Level = "useless" if useless else "weak" if reasons else "usable"
+    return Verdict(level, tuple(reasons), tuple(advice), size)
 
 
 @dataclass(frozen=True)
@@ -507,24 +473,30 @@ def evaluate(
     dataset: Dataset,
     logits: Floats,
     parts: Sequence[Labels],
-    dead: tuple[Dead, Dead],
+    dead: tuple[DeadLogits, DeadLogits],
     *,
     success: int = 1,
     falling: bool | None,
-    seen: Labels | None = None,
+    trained: Labels | None = None,
     network: str | None = None,
     recall: float | None = None,
 ) -> Evaluation:
     """Calibrate and choose the threshold on validation frames, then measure on test frames.
 
-    ``logits`` are (N, K) with the column ``success``, ``parts`` the indices of (validation, test).
-    The dead-camera frames ``dead`` of both are counted apart: among the failures they would dilute
-    the false-positive rate, as they are easy. They only raise the threshold. Without a
-    ``target_fpr`` it is :func:`default_rate`. ``falling`` is as in :func:`judge`. Of a ``network``
-    trained here, ``seen`` are indices of training frames with logits, to tell what was learnt from
-    what was seen. A ``recall`` is kept: the threshold is the largest that claims this share of the
-    validation successes, whatever its false-positive rate, but at most ``HIGHEST_RAISE`` where all
-    validation failures are below that.
+    Args:
+        target_fpr: of the threshold; None is :func:`default_rate`.
+        dataset: all frames.
+        logits: (N, K), of which the column ``success`` means success.
+        parts: indices of (validation, test).
+        dead: logits of the dead-camera frames of both parts. They only raise the threshold: among
+            the failures they would dilute the false-positive rate, as they are easy.
+        success: see ``logits``.
+        falling: as in :func:`give_verdict`.
+        trained: indices of training frames with logits, to compare test frames with.
+        network: name of a network that was trained here.
+        recall: to keep, whatever the false-positive rate: the threshold is the largest that claims
+            this share of the validation successes, but at most ``HIGHEST_RAISE`` where all
+            validation failures are below that.
     """
     validation, test = parts
     labels, test_labels = dataset.labels[validation], dataset.labels[test]
@@ -533,19 +505,16 @@ def evaluate(
     log_odds = log_odds_of(logits, success, heat)
     probabilities = sigmoid(log_odds[validation])
     frames = probabilities, labels, dataset.episodes[validation]
+    successes = probabilities[labels == 1]
     if recall is None:
         chosen = threshold_for_fpr(*frames, target_fpr)
+        dead_odds = log_odds_of(np.concatenate([*dead[0].values()]), success, heat)
+        value = raised_threshold(float(chosen.value), successes, sigmoid(dead_odds))
     else:
         chosen = threshold_for_recall(*frames, recall, target_fpr)
-    successes = probabilities[labels == 1]
-    dead_logits = np.concatenate([*dead[0].values()])
-    dead_probabilities = sigmoid(log_odds_of(dead_logits, success, heat))
-    value = float(chosen.value)
-    if recall is None:
-        value = raised_threshold(value, successes, dead_probabilities)
-    elif probabilities[labels == 0].max(initial=0.0) < HIGHEST_RAISE:
-        value = min(value, HIGHEST_RAISE)  # a stricter one would only lose successes that vary
-
+        value = float(chosen.value)
+        if probabilities[labels == 0].max(initial=0.0) < HIGHEST_RAISE:
+            value = min(value, HIGHEST_RAISE)  # a stricter one would only lose successes that vary
     details = asdict(chosen)
     if value > chosen.value:
         raised = rates(claimed(log_odds[validation], value), labels)
@@ -562,13 +531,11 @@ def evaluate(
         counts = episode_rates(test_claims, test_labels, dataset.episodes[test])
         by_episode = claims_by_episode(test_rates, counts, steps, lasting=dataset.success_lasts)
     good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
-    height, width = dataset.images.shape[1:3]
-    if dataset.views:
-        height = dataset.views[0].height
     learnt = (1.0, 1.0)
-    if seen is not None:
-        learnt = (saved_by(logits[seen], dataset.labels[seen]), saved_by(logits[test], test_labels))
-    verdict = judge(
+    if trained is not None:
+        on_training = saved_by(logits[trained], dataset.labels[trained])
+        learnt = (on_training, saved_by(logits[test], test_labels))
+    verdict = give_verdict(
         test_rates,
         chosen,
         dead=len(dead_claimed),
@@ -576,54 +543,38 @@ def evaluate(
         rate_of_good_recall=rates(probabilities >= good, labels).fpr_high,
         falling=falling,
         learnt=learnt,
-        finer=()
-        if network is None
-        else finer(network, height, width, resized=dataset.resized, views=bool(dataset.views)),
+        finer=() if network is None else finer(network, dataset),
         by_episode=by_episode,
         frames=len(dataset.labels),
     )
+    metrics = {
+        "verdict": verdict.as_dict(),
+        "test": asdict(test_rates)
+        | {
+            "average_precision": average_precision(log_odds[test], test_labels),
+            "log_loss": log_loss(log_odds[test], test_labels),
+            "frames": len(test),
+            "episodes": len(np.unique(dataset.episodes[test])),
+        },
+        "failing_episodes": by_episode,
+        "dead_camera": {
+            "frames": len(dead_claimed),
+            "claimed": dead_rates.false_positives,
+            "claimed_high": dead_rates.fpr_high,
+            "by_family": {family: int(each.sum()) for family, each in by_family.items()},
+        },
+    }
+    families = [f"dead_camera: {family}" for family, each in by_family.items() for _ in each]
     return Evaluation(
         decision=Decision(threshold=value, temperature=heat, chosen_for=details),
         test=test_rates,
         log_odds=log_odds,
-        threshold_log_odds=float(np.log(value) - np.log1p(-value)) if 0 < value < 1 else np.inf,
-        metrics={
-            "verdict": verdict.as_dict(),
-            "test": asdict(test_rates)
-            | {
-                "average_precision": average_precision(log_odds[test], test_labels),
-                "log_loss": log_loss(log_odds[test], test_labels),
-                "frames": len(test),
-                "episodes": len(np.unique(dataset.episodes[test])),
-            },
-            "failing_episodes": by_episode,
-            "dead_camera": {
-                "frames": len(dead_claimed),
-                "claimed": dead_rates.false_positives,
-                "claimed_high": dead_rates.fpr_high,
-                "by_family": {family: int(each.sum()) for family, each in by_family.items()},
-            },
-        },
+        threshold_log_odds=logit(value),
+        metrics=metrics,
         categories=per_category(test_claims, test_labels, dataset.categories[test].tolist())
-        + per_category(
-            dead_claimed,
-            dead_labels,
-            [f"dead_camera: {family}" for family, each in by_family.items() for _ in each],
-        ),
+        + per_category(dead_claimed, dead_labels, families),
         verdict=verdict,
     )
-
-
-def claims_of(
-    predict: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.floating[Any]]],
-    decision: Decision,
-    images: npt.NDArray[np.uint8],
-    *,
-    success: int = 1,
-) -> npt.NDArray[np.bool_]:
-    """Return (N,) which images (N, H, W, 3) are claimed; ``predict`` gives logits (N, K)."""
-    logits = np.asarray(predict(images), np.float64)
-    return claimed(log_odds_of(logits, success, decision.temperature), decision.threshold)
 
 
 def claimed(log_odds: Floats, threshold: float) -> npt.NDArray[np.bool_]:
@@ -642,39 +593,4 @@ def refuse_useless(name: str, metrics: Mapping[str, Any], *, force: bool) -> Non
         f"the verdict on {name} was useless{': ' * bool(why)}{why}. Expected "
         "a classifier that claims successes; train a better one (its README.md says what to try), "
         "or use this one all the same with --force."
-    )
-
-
-@dataclass(frozen=True)
-class FreshResult:
-    """How a classifier did on fresh scenes."""
-
-    rates: Rates
-    categories: list[dict[str, object]]
-    """One row per category."""
-    decisions: npt.NDArray[np.bool_]
-    """(N,), in the order of the scenes."""
-    probabilities: npt.NDArray[np.float32]
-    """(N,) float32."""
-
-
-def evaluate_classifier(
-    classifier: Classifier,
-    images: npt.NDArray[np.uint8],
-    labels: Labels,
-    categories: npt.NDArray[np.str_],
-) -> FreshResult:
-    """Let a classifier decide labelled scenes one by one, as in an environment.
-
-    ``images`` are (N, H, W, 3) uint8, ``labels`` (N,) with 1 = success, ``categories`` (N,).
-    """
-    probabilities = np.concatenate(
-        [classifier.probability(images[index : index + 1]) for index in range(len(images))]
-    )
-    decisions = probabilities >= np.float32(classifier.threshold)
-    return FreshResult(
-        rates=rates(decisions, labels),
-        categories=per_category(decisions, labels, categories.tolist()),
-        decisions=decisions,
-        probabilities=probabilities,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from vinoreward.backends.network import FINE
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import TooFewNegativesError, needed_for
+from vinoreward.errors import ConfigError, TooFewNegativesError, needed_for
 from vinoreward.rewards.calibration import negatives_needed, rate_supported
 from vinoreward_training.classifier.evaluation import (
     NOT_LEARNT,
@@ -28,64 +28,110 @@ from vinoreward_training.data.dataset import (
     split_by_episode,
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_metadata, say_parts
+from vinoreward_training.quantize.int8 import MAX_FLIPS, classifier_int8
+from vinoreward_training.runs.bounds import check_bounds
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_more_images
 from vinoreward_training.runs.run_folder import RunFolder, made
-from vinoreward_training.runs.settings import Settings, refuse
+from vinoreward_training.runs.settings import Settings
 
 if TYPE_CHECKING:
     from vinoreward_training.classifier.training import ClassifierFit
 
 USELESS = 3
-"""Exit status of a training whose classifier gives no usable reward."""
+"""Exit status after the verdict that a classifier gives no usable reward."""
 SLOWER = 2
 """The network of finer cells goes on getting better for this times as many epochs."""
-
 
 SETTINGS = Settings(FinetuneConfig, fixed=("network", "freeze"))
 
 
-def _check(config: FinetuneConfig) -> None:
-    crop = config.image_crop or (0, 0, 1, 1)
-    refuse(
-        "finetune",
-        config,
-        {
-            "epochs": config.epochs < 1,
-            "batch_size": config.batch_size < 2,
-            "learning_rate": not 0 < config.learning_rate < 1,
-            "augment": not 0 <= config.augment <= 1,
-            "shifts": not 0 <= config.shifts <= 1,
-            "boost": not 1 <= config.boost <= 100,
-            "target_fpr": config.target_fpr is not None and not 0 < config.target_fpr < 1,
-            "threads": config.threads < 0,
-            "seed": config.seed < 0,
-            "patience": config.patience < 1,
-            "image_crop": min(crop[:2]) < 0 or min(crop[2:]) < 1,
-        },
+def run(config: FinetuneConfig) -> int:
+    """Train, calibrate, export and save the bundle; return 0, or ``USELESS`` after that verdict."""
+    with needed_for("fine-tuning", "train"):
+        from vinoreward_training.classifier.networks import check_network  # imports torch
+    check_bounds(config)
+    check_network(config)  # before the data are read
+    if config.image_crop and (min(config.image_crop[:2]) < 0 or min(config.image_crop[2:]) < 1):
+        raise ConfigError(
+            field="image_crop", value=config.image_crop, expected="a part of the image"
+        )
+    config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
+    line = again("finetune", config.out)
+    with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
+        dataset = _load(config)
+        parts = split_by_episode(dataset)
+        check_sample_size(config, dataset, parts[1])
+        say_parts(dataset.images, parts)
+        return _train(config, dataset, parts, folder)
+
+
+def _load(config: FinetuneConfig) -> Dataset:
+    """Read the images; print what in them could mislead a training."""
+    dataset = load_dataset(
+        config.data,
+        size=config.image_size,
+        crop=config.image_crop,
+        success_label=config.success_label,
+        choose_size=True,
+        skip_broken=config.skip_broken,
+    )
+    if (config.data / METADATA).is_file():
+        for sentence in find_label_leakage(read_metadata(config.data), config.success_label):
+            print(f"warning: {sentence}")
+    else:
+        print(f"no {METADATA}: each image counts as an episode of its own (docs/datasets.md)")
+    if (found := find_conflicting_duplicates(dataset)) is not None:
+        print(f"warning: {found}")
+    return dataset
+
+
+def check_sample_size(
+    config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices
+) -> None:
+    """Print which error rate is asked for by default; refuse one that is not supported."""
+    chosen, why = default_rate(dataset, validation)
+    rate = config.target_fpr or chosen or RATES[-1]
+    needed = negatives_needed(rate)
+    deciding = int((dataset.labels[validation] == 0).sum())
+    if deciding >= needed and (config.target_fpr or chosen):
+        if config.target_fpr is None:
+            print(f"false-positive rate {rate:.2g}: {why}")
+        return
+    failures = int((dataset.labels == 0).sum())
+    share = len(validation) / len(dataset.labels)
+    # A tenth more than on average: the split is by episode, and parts differ.
+    missing = max(1, math.ceil(1.1 * needed / share) - failures)
+    accepted = rounded_up(rate_supported(max(1, deciding)))
+    raise TooFewNegativesError(
+        f"{config.data} holds {failures} failure frames, {deciding} of them in the {share:.0%} "
+        f"that choose the threshold. Expected at least {needed} there to support a false-positive "
+        f"rate of {rate:g} even without a single error; capture about {missing} more "
+        f"failures, or accept a higher rate with `target_fpr={accepted:.2g}`.",
+        field="target_fpr",
     )
 
 
 def _fit(
     config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path
 ) -> ClassifierFit:
-    """Return the training of ``config.network``, or what its checkpoint in ``folder`` has of it."""
+    """Return the training of ``config.network``, continued from a checkpoint in ``folder``."""
     from vinoreward.backends.torch_networks import WithPreprocess
     from vinoreward_training.classifier.networks import build_for, normalization
     from vinoreward_training.classifier.training import ChannelsLast, ClassifierFit
 
     height, width = dataset.images.shape[1:3]
     views = [(view.name, view.height) for view in dataset.views]
-    inner = WithPreprocess(build_for(config, height, width, views), *normalization(config))
+    inner = WithPreprocess(build_for(config, height, width, views), *normalization(config.network))
     module = ChannelsLast(inner, frozen=config.freeze)
     return ClassifierFit(module, dataset, parts[0], parts[1], config, folder)
 
 
-def _chosen(
+def _choose_network(
     config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path
 ) -> tuple[FinetuneConfig, ClassifierFit]:
     """Return the training to go on with, and its configuration.
 
-    The usual network learns small targets late or not at all. Where it has learnt little after a
+    The default network learns small targets late or not at all. Where it has learnt little after a
     few epochs, one of finer cells is tried for as many, and what has learnt more goes on.
     """
     first = _fit(config, dataset, parts, folder)
@@ -110,7 +156,6 @@ def _chosen(
 
 
 def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path) -> int:
-    """Train, calibrate, export and save the bundle; return the exit status."""
     from vinoreward_training.classifier import training
     from vinoreward_training.classifier.bundle import make_bundle
     from vinoreward_training.runs.fit import prepare_torch
@@ -122,8 +167,8 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         print(f"held-out frames new to the weights: {unseen}")
     elif config.pretrained:
         unseen = "taken for granted: the weights were published for other images"
-    prepare_torch(config)
-    config, fit = _chosen(config, dataset, parts, folder)
+    prepare_torch(config.seed)
+    config, fit = _choose_network(config, dataset, parts, folder)
     fit.show("finetune")
     if fit.at_chance:
         print(
@@ -135,72 +180,23 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
     record = training.record_of(dataset, parts[0], started=started, before=before)
     module = cast("training.ChannelsLast", fit.module)
     verdict = make_bundle(config, dataset, parts, folder, module, fit.history, record, unseen)
-    if verdict.level == "useless":
+    return conclude(config, dataset, folder / "bundle", useless=verdict.level == "useless")
+
+
+def conclude(
+    config: FinetuneConfig | CalibrateConfig, dataset: Dataset, path: Path, *, useless: bool
+) -> int:
+    """Add INT8 to a bundle and print the next command; return the exit status."""
+    if useless:
         return USELESS
-    print(f"next: {following(config, dataset, folder / 'bundle')}")
-    return 0
-
-
-def following(config: FinetuneConfig | CalibrateConfig, dataset: Dataset, bundle: Path) -> str:
-    """Return what comes after a bundle: more images where its verdict asks for them."""
-    spec, parts = Bundle.load(bundle, verify=False).spec, split_by_episode(dataset)
-    verdict = spec.metrics["verdict"]
+    max_flips = config.max_flips if isinstance(config, CalibrateConfig) else MAX_FLIPS
+    bundle = Bundle.load(path, verify=False)
+    print(f"INT8: {classifier_int8(bundle, dataset, config.int8, max_flips)}")
+    verdict = bundle.spec.metrics["verdict"]
     if verdict["level"] == "weak" and verdict["frames"]:
-        return to_more_images(config.data, verdict["frames"])
-    held_out, tested = len(parts[1]) + len(parts[2]), least_episodes(dataset, parts[2])
-    return after_bundle(bundle, spec, config.data, held_out, tested, config.success_label)
-
-
-def run(config: FinetuneConfig) -> int:
-    """Train, calibrate, export and save the bundle; return 0, or ``USELESS`` after that verdict."""
-    with needed_for("fine-tuning", "train"):
-        from vinoreward_training.classifier.networks import check_network  # imports torch
-    _check(config)
-    check_network(config)  # before the data are read
-    config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
-    line = again("finetune", config.out)
-    with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
-        dataset = load_dataset(
-            config.data,
-            size=config.image_size,
-            crop=config.image_crop,
-            success_label=config.success_label,
-            choose_size=True,
-            skip_broken=config.skip_broken,
-        )
-        if (config.data / METADATA).is_file():
-            for sentence in find_label_leakage(read_metadata(config.data), config.success_label):
-                print(f"warning: {sentence}")
-        else:
-            print(f"no {METADATA}: each image counts as an episode of its own (docs/datasets.md)")
-        if (found := find_conflicting_duplicates(dataset)) is not None:
-            print(f"warning: {found}")
-        parts = split_by_episode(dataset)
-        check_sample_size(config, dataset, parts[1])
-        say_parts(dataset.images, parts)
-        return _train(config, dataset, parts, folder)
-
-
-def check_sample_size(
-    config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices
-) -> None:
-    """Say which error rate is asked for by default; refuse one that is not supported."""
-    chosen, why = default_rate(dataset, validation)
-    rate = config.target_fpr or chosen or RATES[-1]
-    needed = negatives_needed(rate)
-    deciding = int((dataset.labels[validation] == 0).sum())
-    if deciding >= needed and (config.target_fpr or chosen):
-        if config.target_fpr is None:
-            print(f"false-positive rate {rate:.2g}: {why}")
-        return
-    failures = int((dataset.labels == 0).sum())
-    share = len(validation) / len(dataset.labels)
-    # A tenth more than on average: the split is by episode, and parts differ.
-    missing = max(1, math.ceil(1.1 * needed / share) - failures)
-    accepted = rounded_up(rate_supported(max(1, deciding)))
-    raise TooFewNegativesError(
-        f"{config.data} holds {failures} failure frames, {deciding} of them in the {share:.0%} "
-        f"that choose the threshold. Expected at least {needed} there to support a false-positive "
-        f"rate of {rate:g} even without a single error; capture about {missing} more "
-        f"failures, or accept a higher rate with --target-fpr {accepted:.2g}."
-    )
+        following = to_more_images(config.data, verdict["frames"])
+    else:
+        tested = least_episodes(dataset, split_by_episode(dataset)[2])
+        following = after_bundle(path, bundle.spec, config.data, tested, config.success_label)
+    print(f"next: {following}")
+    return 0

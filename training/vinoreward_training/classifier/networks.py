@@ -37,13 +37,15 @@ def check_network(config: FinetuneConfig) -> None:
     check_name(config.network)
     if config.weights is not None and config.pretrained:
         raise ConfigError(
-            "found --weights and --pretrained. Expected one source of initial weights; leave the "
-            "other out."
+            "found `weights` and `pretrained`. Expected one source of initial weights; leave the "
+            "other out.",
+            field="pretrained",
         )
     if config.freeze and config.weights is None and not config.pretrained:
         raise ConfigError(
-            "--freeze trains the last layer only, and the layers before it are random. Expected "
-            "initial weights; give --pretrained or --weights, or leave --freeze out."
+            "`freeze` trains the last layer only, and the layers before it are random. Expected "
+            "initial weights; give `pretrained` or `weights`, or leave `freeze` out.",
+            field="freeze",
         )
 
 
@@ -64,10 +66,13 @@ def build_for(
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
             module.momentum = max(module.momentum, MOMENTUM)
     check_size(config.network, net, height, width)
-    weights = _initial(config)
-    if weights is not None:
-        source = config.weights if config.weights is not None else f"{config.network}, pretrained"
-        fresh = load_weights(config.network, net, weights, source)
+    if config.weights is not None or config.pretrained:
+        source = config.weights or f"{config.network}, pretrained"
+        if config.weights is None:
+            given = pretrained_weights(config.network)
+        else:
+            given = read_weights(config.weights)
+        fresh = load_weights(config.network, net, given, source)
         print(f"weights from {source}; left fresh: {', '.join(fresh) or 'none'}")
     if config.freeze:
         layers = tuple(f"{name}." for name in head_of(config.network, net))
@@ -109,12 +114,15 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
             logits = net(torch.zeros(1, 3, height, width))
     except (RuntimeError, AssertionError, ValueError, IndexError) as error:
         size = _fixed_size(architecture, net)
-        wanted = "larger ones" if size is None else f"{size[0]} x {size[1]}, its only size"
-        option = "--image-size with larger numbers" if size is None else "--image-size {} {}"
+        wanted, option = "larger ones", "a larger `image_size`"
+        if size is not None:
+            wanted = f"{size[0]} x {size[1]}, its only size"
+            option = f"`image_size={size[0]} {size[1]}`"
         raise ConfigError(
             f"{architecture} does not take images of {height} x {width} pixels "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Expected "
-            f"{wanted}; give {option.format(*(size or ()))}, or choose another --network."
+            f"{wanted}; give {option}, or choose another `network`.",
+            field="image_size",
         ) from error
     finally:
         net.train(training)
@@ -123,7 +131,8 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
     if not isinstance(logits, Tensor) or logits.shape != (1, 2):
         raise ConfigError(
             f"{architecture} gives no logits for two labels. Expected a classifier; choose another "
-            "--network."
+            "`network`.",
+            field="network",
         )
 
 
@@ -147,15 +156,15 @@ def _fixed_size(architecture: str, net: nn.Module) -> tuple[int, int] | None:
     return None if side is None else (side, side)
 
 
-def normalization(config: FinetuneConfig) -> Normalization:
+def normalization(network: str) -> Normalization:
     """Return mean and standard deviation of a channel, in units of 0 to 1.
 
     They are those of the network's published weights. These may come as a file too, and so may
     weights that were trained from them; without any, all serve.
     """
-    if config.network in _HALVES:
+    if network in _HALVES:
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-    about = _timm_config(config.network)
+    about = _timm_config(network)
     return (IMAGENET_MEAN, IMAGENET_STD) if about is None else (about.mean, about.std)
 
 
@@ -167,19 +176,13 @@ def _timm_config(architecture: str) -> Any:
     return timm.get_pretrained_cfg(architecture.removeprefix(TIMM))
 
 
-def _initial(config: FinetuneConfig) -> Weights | None:
-    """Return the initial weights; None for a network that begins at random."""
-    if config.weights is not None:
-        return read_weights(config.weights)
-    return pretrained_weights(config.network) if config.pretrained else None
-
-
 def read_weights(path: Path) -> Weights:
     """Read a state dict from a ``.safetensors`` or ``.pt`` file."""
     if not path.is_file():
         raise ModelNotFoundError(
             f"there are no weights at {path}. Expected a .safetensors or .pt file; correct "
-            "--weights or leave it out to train from scratch."
+            "`weights` or leave it out to train from scratch.",
+            field="weights",
         )
     return dict(load_state(path))
 
@@ -190,24 +193,7 @@ def pretrained_weights(architecture: str) -> Weights:
     ModelNotFoundError if there are none, or they can not be downloaded.
     """
     if architecture.startswith(TIMM):
-        about = _timm_config(architecture)
-        if about is None or not about.hf_hub_id:
-            raise _none_published(architecture, "timm")
-        from huggingface_hub import hf_hub_download
-
-        name = about.hf_hub_filename or "model.safetensors"
-        url = f"https://huggingface.co/{about.hf_hub_id}/resolve/main/{name}"
-        try:
-            return read_weights(Path(hf_hub_download(about.hf_hub_id, name)))
-        except ModelCorruptError:
-            raise
-        except Exception as error:  # of the client's HTTP library
-            raise ModelNotFoundError(
-                f"the weights of {architecture} are neither in the cache of huggingface_hub nor "
-                f"can they be downloaded here ({_first_line(error)}). Expected {url}; download it "
-                "on a machine with internet and give the file with --weights in place of "
-                "--pretrained."
-            ) from error
+        return _timm_weights(architecture)
     from torchvision.models import get_model_weights
 
     try:
@@ -225,23 +211,44 @@ def pretrained_weights(architecture: str) -> Weights:
                 f"{place} cannot be read as the weights of {architecture}. Expected the file of "
                 f"{published.url}; remove it, or put the right one there."
             ) from error
-        raise ModelNotFoundError(
-            f"the weights of {architecture} cannot be downloaded here ({_first_line(error)}). "
-            f"Expected {published.url} at {place}; download it on a machine with internet and put "
-            "it there."
-        ) from error
+        raise _not_downloaded(architecture, published.url, f"put it at {place}", error) from error
     return weights
+
+
+def _timm_weights(architecture: str) -> Weights:
+    about = _timm_config(architecture)
+    if about is None or not about.hf_hub_id:
+        raise _none_published(architecture, "timm")
+    from huggingface_hub import hf_hub_download
+
+    name = about.hf_hub_filename or "model.safetensors"
+    try:
+        return read_weights(Path(hf_hub_download(about.hf_hub_id, name)))
+    except ModelCorruptError:
+        raise
+    except Exception as error:  # of the client's HTTP library
+        url = f"https://huggingface.co/{about.hf_hub_id}/resolve/main/{name}"
+        remedy = "give the file with `weights` in place of `pretrained`"
+        raise _not_downloaded(architecture, url, remedy, error) from error
 
 
 def _none_published(architecture: str, library: str) -> ModelNotFoundError:
     return ModelNotFoundError(
         f"{library} publishes no weights of {architecture}. Expected a network with some; leave "
-        "--pretrained out to train from scratch, give --weights, or choose another --network."
+        "`pretrained` out to train from scratch, give `weights`, or choose another `network`.",
+        field="pretrained",
     )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0][:200]
+def _not_downloaded(
+    architecture: str, url: str, remedy: str, error: Exception
+) -> ModelNotFoundError:
+    why = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
+    return ModelNotFoundError(
+        f"the weights of {architecture} are not in the cache and cannot be downloaded here ({why})."
+        f" Expected {url}; download it on a machine with internet and {remedy}.",
+        field="pretrained",
+    )
 
 
 def load_weights(
@@ -255,8 +262,8 @@ def load_weights(
     """
     own = net.state_dict()
     head = tuple(f"{name}." for name in head_of(architecture, net))
-    renamed = {_name_in(own, name, net, architecture): value for name, value in given.items()}
-    known = {name: value for name, value in renamed.items() if name in own}
+    known = {_name_in(own, name, net, architecture): value for name, value in given.items()}
+    known = {name: value for name, value in known.items() if name in own}
     fits = {name: value for name, value in known.items() if own[name].shape == value.shape}
     wrong = [name for name in known if name not in fits and not name.startswith(head)]
     if wrong or not fits:
@@ -266,7 +273,8 @@ def load_weights(
             why = f"{len(wrong)} layers have other shapes: {wrong[0]} is {has} and not {wants}"
         raise ModelCorruptError(
             f"{source} does not hold weights of {architecture}: {why}. Expected a state dict of "
-            "the same network; name that network with --network, or leave the weights out."
+            "the same network; name that network with `network`, or leave the weights out.",
+            field="weights",
         )
     net.load_state_dict({**own, **fits})
     return sorted(set(own) - set(fits))

@@ -26,9 +26,9 @@ from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward.files import check_header
 from vinoreward.rewards.calibration import temperature
 from vinoreward_envs.constants import SUCCESS_DISTANCE
-from vinoreward_training.classifier.dead_camera import SHARE, judged, of_step
+from vinoreward_training.classifier.camera_failure import SHARE, logits_by_family, step_frames
+from vinoreward_training.classifier.corruptions import randomly_corrupted
 from vinoreward_training.classifier.evaluation import average_precision, log_loss, saved_by
-from vinoreward_training.classifier.shifts import in_rooms
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.provenance import MOST_DATASETS, SPLIT
@@ -41,7 +41,19 @@ from vinoreward_training.runs.fit import (
     steps_per_epoch,
 )
 
+BATCH_SIZE, LEAST_BATCH, LEAST_STEPS = 32, 8, 32
+"""Frames of a step: fewer where an epoch would have fewer steps, but at least eight."""
 WEIGHT_DECAY = 1e-4
+CORRUPTED = 0.3
+"""Share of the frames that are corrupted."""
+JITTER = 0.3
+"""Strength of colour jitter and noise."""
+PATIENCE = 6
+"""Epochs without better validation before training stops."""
+MARGIN = 1.0
+"""Weight of the distance loss, if the capture recorded distances."""
+BOOST = 2.0
+"""Oversampling factor of frames near the success distance."""
 MARGIN_SCALE = 0.003
 """Metres per unit of log-odds, in the distance loss."""
 MARGIN_LIMIT = 6.0
@@ -50,18 +62,18 @@ RECORD = "trained_on"
 """Key in the metadata of a ``.safetensors`` file."""
 SAMPLE = 4096
 """Largest number of images in a record: those of the lowest hashes, 32 KiB."""
-ROOM_FRAMES = 1000
-"""About as many validation frames are shifted too."""
+CORRUPTED_FRAMES = 1000
+"""About so many validation frames are corrupted too."""
 TRIAL_EPOCHS, TRIAL_STEPS = 3, 90
 """After so many epochs and steps a network that can learn the task has begun to."""
 CHANCE, CHANCE_FRAMES = 0.02, 5
 """A network guesses that saves less of the cross-entropy of guessing on validation frames, or less
 than this over their number: so much a good guess saves, at most once in a hundred trials."""
 LOSS_SHARE = 0.1
-"""Weight of the cross-entropy beside the average precision, where weights are chosen."""
+"""Weight of the cross-entropy besides the average precision, where weights are chosen."""
 _SALT = 0x600B
 TOLERATED = 0.01
-"""Share of held-out images that weights may have seen: environments repeat some images."""
+"""Share of held-out images that weights may be trained on: environments repeat some images."""
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]
@@ -95,12 +107,12 @@ class ClassifierFit(Fit):
     """One training of a classifier: uint8 images (N, H, W, 3) to logits (N, 2).
 
     The frames with the indices ``validation`` decide when to stop and which weights are kept, as
-    they are and as in other rooms: those of the highest average precision, and of the lowest
-    cross-entropy before calibration, which tells apart what is perfectly separated. A network that
-    only guesses after :attr:`trial` stops. A share of a batch's frames is changed as in other rooms
-    too. ``dead_camera`` frames of a failing camera join a batch, as a share of its other frames.
-    ``shares`` say how often each frame of ``train`` is drawn; None: by :func:`sampling_shares`.
-    AdamW's learning rate warms up over 5 % of the steps, then falls to 0 along a cosine.
+    they are and corrupted: those of the highest average precision, and of the lowest cross-entropy
+    before calibration, which ranks networks that separate the classes perfectly. A network that
+    only guesses after :attr:`trial` stops. ``corrupted`` is the share of a batch's frames that are
+    corrupted. ``camera_failures`` join a batch, as a share of its other frames. ``shares`` say how
+    often each frame of ``train`` is drawn; None: by :func:`sampling_shares`. AdamW's learning rate
+    warms up over 5 % of the steps, then falls to 0 along a cosine.
     """
 
     POSTFIX = ("epoch", "val_loss", "val_ap")
@@ -116,10 +128,11 @@ class ClassifierFit(Fit):
         config: FinetuneConfig,
         folder: Path,
         *,
-        dead_camera: float = SHARE,
+        corrupted: float = CORRUPTED,
+        camera_failures: float = SHARE,
         shares: npt.NDArray[np.float64] | None = None,
     ) -> None:
-        self.config, self._dead_camera = config, dead_camera
+        self.config, self._failure_share, self._corrupted = config, camera_failures, corrupted
         self._data, self._validation = dataset, validation
         self._targets = margin_targets(dataset.distances, dataset.labels, SUCCESS_DISTANCE)
         self._failures = train[dataset.labels[train] == 0]
@@ -127,8 +140,9 @@ class ClassifierFit(Fit):
         known = bool((~np.isnan(self._targets)).any())
         self._dead_target = torch.tensor(-MARGIN_LIMIT if known else math.nan)
         if shares is None:
-            shares = sampling_shares(self._targets[train], config.boost)
-        every = steps_per_epoch(train, config.batch_size)
+            shares = sampling_shares(self._targets[train], BOOST)
+        batch_size = min(BATCH_SIZE, max(LEAST_BATCH, len(train) // LEAST_STEPS))
+        every = steps_per_epoch(train, batch_size)
         super().__init__(
             module,
             torch.optim.AdamW(
@@ -137,16 +151,18 @@ class ClassifierFit(Fit):
                 weight_decay=WEIGHT_DECAY,
             ),
             train,
-            config,
             folder,
             steps=every * config.epochs,
             every=every,
-            patience=config.patience,
+            batch_size=batch_size,
+            seed=config.seed,
+            resume=config.resume,
+            patience=PATIENCE,
             shares=shares if np.ptp(shares) > 0 else None,
         )
-        self._dead = math.ceil(dead_camera * self._batch_size)
-        self._in_rooms = validation[:: max(1, len(validation) // ROOM_FRAMES)]
-        self._shifted = self._shift(self._in_rooms, 1.0, 0, 0)
+        self._dead = math.ceil(camera_failures * self._batch_size)
+        self._some = validation[:: max(1, len(validation) // CORRUPTED_FRAMES)]
+        self._corrupted_images = self.corrupt(self._some, 1.0, 0, 0)
 
     def _about(self) -> dict[str, Any]:
         return {"dataset": self._data.sha256, "split": SPLIT}
@@ -159,9 +175,8 @@ class ClassifierFit(Fit):
             )
         if about.get("split") != SPLIT:
             raise DatasetError(
-                f"{path} was written by a version that split the data otherwise, so it has "
-                "trained on frames that are held out now. Expected a checkpoint of this version; "
-                "train in a new folder with --out."
+                f"{path} has trained on frames that are held out now. Expected a checkpoint of the "
+                "same split; train in a new folder with --out."
             )
 
     @property
@@ -190,40 +205,42 @@ class ClassifierFit(Fit):
         done = (step - warmup) / max(1, self.steps - warmup)
         return self.config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
-    def _shift(self, frames: Indices, share: float, *number: int) -> Images:
-        """Return frames' images, a share of them as in other rooms; drawn from the numbers."""
+    def corrupt(self, frames: Indices, share: float, *number: int) -> Images:
+        """Return frames' images, a share of them corrupted; drawn from the numbers."""
         random = np.random.default_rng([_SALT, self.config.seed, *number])
-        return in_rooms(self._data.images[frames], share, random, self._data.views)
+        return randomly_corrupted(self._data.images[frames], share, random, self._data.views)
 
     def _loss(self, batch: Indices, random: torch.Generator) -> tuple[Tensor, Record]:
         labels = torch.from_numpy(self._data.labels[batch])
         targets = torch.from_numpy(self._targets[batch])
         images, seed = self._data.images, self.config.seed
-        shifted = self._shift(batch, self.config.shifts, 1, self.step)
-        batch_images = augment(torch.from_numpy(shifted), self.config.augment, random)
+        shown = torch.from_numpy(self.corrupt(batch, self._corrupted, 1, self.step))
+        shown = augment(shown, JITTER, random)
         if self._dead:
             # After augmentation: black stays black.
             # A single dead camera only once it knows the task, which it learns worse otherwise.
             views = self._data.views if 2 * self.step >= self.steps else ()
-            dead = of_step(self.step, self._dead, images, self._failures, seed=seed, views=views)
-            batch_images = torch.cat([batch_images, torch.from_numpy(dead)])
+            dead = step_frames(
+                self.step, self._dead, images, self._failures, seed=seed, views=views
+            )
+            shown = torch.cat([shown, torch.from_numpy(dead)])
             labels = torch.cat([labels, labels.new_zeros(len(dead))])
             targets = torch.cat([targets, self._dead_target.expand(len(dead))])
         with self._half():
-            logits = self.module(batch_images).float()
-        return loss_of(logits, labels, targets, self.config.margin), {}
+            logits = self.module(shown).float()
+        return loss_of(logits, labels, targets, MARGIN), {}
 
     def _evaluate(self, losses: list[Record]) -> tuple[Record, float]:
         logits = predict(self.module, self._data.images[self._validation]).astype(np.float64)
         labels = self._data.labels[self._validation]
         heat = temperature(logits, labels)
         log_odds = logits[:, 1] - logits[:, 0]
-        claims = judged(
+        dead_logits = logits_by_family(
             partial(predict, self.module), self._data, self._validation, 1, self.config.seed
         )
-        dead = np.diff(np.concatenate([*claims.values()]))[:, 0]
-        rooms = np.diff(predict(self.module, self._shifted))[:, 0].astype(np.float64)
-        of_rooms, of_dead = self._data.labels[self._in_rooms], np.zeros(len(dead), dtype=np.int64)
+        dead = np.diff(np.concatenate([*dead_logits.values()]))[:, 0]
+        corrupted = np.diff(predict(self.module, self._corrupted_images))[:, 0].astype(np.float64)
+        some, none = self._data.labels[self._some], np.zeros(len(dead), dtype=np.int64)
         record = {
             "epoch": float(self._epoch()),
             "train_loss": float(np.mean([parts["loss"] for parts in losses])),
@@ -231,22 +248,22 @@ class ClassifierFit(Fit):
             "val_ap": average_precision(log_odds, labels),
             "val_accuracy": float(np.mean((log_odds > 0) == (labels == 1))),
             "val_saved": saved_by(logits, labels),
-            "val_rooms_loss": log_loss(rooms / heat, of_rooms),
-            "val_rooms_accuracy": float(np.mean((rooms > 0) == (of_rooms == 1))),
-            "val_dead_loss": log_loss(dead / heat, of_dead),
+            "val_corrupted_loss": log_loss(corrupted / heat, some),
+            "val_corrupted_accuracy": float(np.mean((corrupted > 0) == (some == 1))),
+            "val_dead_loss": log_loss(dead / heat, none),
             "val_dead_claimed": float(np.mean(dead > 0)),
             "learning_rate": self._rate(self.step),
         }
         # Weighted as in a batch.
-        share = self.config.shifts
-        missed = 1 - (1 - share) * record["val_ap"] - share * average_precision(rooms, of_rooms)
-        loss = (1 - share) * log_loss(log_odds, labels) + share * log_loss(rooms, of_rooms)
-        loss += self._dead_camera * log_loss(dead, of_dead)
+        share = self._corrupted
+        missed = 1 - (1 - share) * record["val_ap"] - share * average_precision(corrupted, some)
+        loss = (1 - share) * log_loss(log_odds, labels) + share * log_loss(corrupted, some)
+        loss += self._failure_share * log_loss(dead, none)
         return record, missed + LOSS_SHARE * loss
 
 
 def augment(images: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    """Jitter uint8 images (N, H, W, 3): light, contrast, colour, noise, a shift of one pixel.
+    """Jitter uint8 images (N, H, W, 3): light, contrast, colour, noise, a translation by a pixel.
 
     No crops, flips, turns or scaling: positions in the image decide the label.
     """
@@ -265,7 +282,7 @@ def augment(images: Tensor, strength: float, random: torch.Generator) -> Tensor:
     values += torch.randn(values.shape, generator=random) * (4.0 * strength)
     rows, columns = torch.randint(-1, 2, (2,), generator=random).tolist()
     if rows or columns:
-        # One shift per batch, repeating the edge.
+        # One translation per batch, repeating the edge.
         values = values.permute(0, 3, 1, 2)
         values = nn.functional.pad(values, (1, 1, 1, 1), mode="replicate")
         height, width = images.shape[1:3]
@@ -357,8 +374,8 @@ class TrainedOn:
 
     def share_of(self, keys: Keys) -> float:
         """Return the share of the images (K,) that were trained on, estimated by the sample."""
-        judged = np.unique(keys[keys <= np.uint64(self.limit)])
-        return float(np.isin(judged, self.sample).mean()) if len(judged) else 0.0
+        sampled = np.unique(keys[keys <= np.uint64(self.limit)])
+        return float(np.isin(sampled, self.sample).mean()) if len(sampled) else 0.0
 
 
 def image_keys(images: npt.NDArray[np.uint8]) -> Keys:
@@ -447,8 +464,8 @@ def check_unseen(
     """
     if record is None:
         return (
-            f"not known: {path.name} carries no record of what it was trained on. If it has seen "
-            "these images, the rates here are too good"
+            f"not known: {path.name} carries no record of what it was trained on. If on these "
+            "images, the rates here are too good"
         )
     held_out = image_keys(dataset.images[np.concatenate(parts[1:])])
     trained = image_keys(dataset.images[parts[0]])
@@ -457,12 +474,12 @@ def check_unseen(
         raise DatasetError(
             f"{path} was trained on {share:.0%} of the images that {dataset.folder} holds out "
             "for validation and test, so their rates would not be those of new images. Expected "
-            "weights that have not seen them: give the capture that the weights were trained on "
+            "weights that were not: give the capture that the weights were trained on "
             f"(the split is the same however it grows), {remedy}."
         )
     if not record.complete:
         return (
-            f"of the trainings that {path.name} has a record of, none has seen these images; it "
+            f"of the trainings that {path.name} has a record of, none was on these images; it "
             "began with weights that carry none"
         )
-    return f"yes, {path.name} has seen none of these images"
+    return f"yes, {path.name} was trained on none of these images"

@@ -1,12 +1,16 @@
-"""Options of the commands that make and check bundles: capture to import-encoder, doctor, demo."""
+"""Options of the commands that make and check bundles: capture to train-vae, doctor, demo."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from vinoreward_training.configs.policies import Scalar
+
+Int8 = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,9 @@ class CaptureConfig:
 class FinetuneConfig:
     """Train a success classifier and save it as a bundle.
 
+    Ends with threshold, error rates, OOD detector, INT8 network and a verdict. Exits with 3 if the
+    classifier is useless.
+
     Examples:
         vinoreward finetune --data data/hover --out runs/hover-classifier
         vinoreward finetune --resume --out runs/hover-classifier
@@ -136,28 +143,14 @@ class FinetuneConfig:
     """Initial weights (.safetensors, or .pt loaded as data only) of the same network; the last
     layer may be another. Default: from scratch."""
     pretrained: bool = False
-    """Initial weights that torchvision or timm publish for the network. They are downloaded, or
-    taken from their cache."""
+    """Initial weights that torchvision or timm publish for the network, downloaded or cached."""
     freeze: bool = False
     """Train the last layer only, of --weights or --pretrained: for a few hundred images."""
-    epochs: int = 12
+    epochs: Annotated[int, Ge(1)] = 12
     """Passes over the training frames."""
-    batch_size: int = 32
-    """Frames per step."""
-    learning_rate: float = 1e-3
+    learning_rate: Annotated[float, Gt(0), Lt(1)] = 1e-3
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
-    augment: float = 0.3
-    """Strength of colour jitter and noise; 0 for none."""
-    shifts: float = 0.3
-    """Share of the frames that are changed as in a real room: light, colour, blur, noise, JPEG,
-    something in the way, a camera that moved a little; 0 for none."""
-    margin: float = 1.0
-    """Weight of the distance loss, if the capture recorded distances; 0 for labels only."""
-    boost: float = 2.0
-    """Oversampling factor of frames near the success distance; 1 for none."""
-    patience: int = 6
-    """Stop after this many epochs without a better validation loss."""
-    target_fpr: float | None = None
+    target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
     """False-positive rate of the threshold, with 95 % confidence. Default: 0.01, or less where
     episodes are long, or the next higher that the data support."""
     image_crop: tuple[int, int, int, int] | None = None
@@ -169,32 +162,34 @@ class FinetuneConfig:
     """Leave out images that cannot be read, instead of listing them and stopping."""
     success_label: str = "success"
     """Sub-folder with the successes."""
-    seed: int = 0
-    """Seed of initial weights, order and dead-camera frames; not of the split."""
-    threads: int = 0
-    """Threads of torch; 0 for OMP_NUM_THREADS, or else one per core that is free now."""
-    bf16: Literal["auto", "on", "off"] = "auto"
-    """Train in bfloat16 for the first three quarters; auto: if the processor supports it."""
+    int8: Int8 = "auto"
+    """Add an INT8 network. auto: if its decisions agree with FP32's and it is faster on this
+    processor; on: if they agree, else the command fails; off: no."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of initial weights and order; not of the split."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
 
 
 @dataclass(frozen=True)
-class ImportClassifierConfig:
-    """Make a bundle from a classifier that was trained elsewhere.
+class ImportConfig:
+    """Make a bundle from a classifier or an encoder that was trained elsewhere.
 
-    Accepts an ONNX file, a state dict of a torchvision network, or the folder of a LeRobot reward
-    classifier, which defines everything itself. What the file
-    defines (size, layout, softmax or sigmoid at the end, Intel model_api's model_info) need not be
-    given. The bundle's threshold is a guess until vinoreward calibrate chooses it.
+    Accepts an ONNX file, a state dict with its network, or the folder of a LeRobot reward
+    classifier. What the file defines (size, layout, softmax or sigmoid at the end, Intel
+    model_api's model_info) need not be given. A classifier's threshold is a guess until vinoreward
+    calibrate chooses it. Give one image with the latent that the original encoder makes of it: this
+    checks colour order, value range and size.
 
     Examples:
-        vinoreward import-classifier --model resnet18.onnx --labels failure success \\
+        vinoreward import --model resnet18.onnx --labels failure success \\
             --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --out bundles/mine
-        vinoreward import-classifier --model weights.pt --architecture resnet18 --size 224 224 \\
+        vinoreward import --model weights.pt --network resnet18 --height 224 --width 224 \\
             --labels failure success --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 \\
             --out bundles/mine
-        vinoreward import-classifier --model lerobot/reward_classifier --out bundles/mine
+        vinoreward import --model lerobot/reward_classifier --out bundles/mine
+        vinoreward import --model encoder.onnx --data frames --out bundles/mine \\
+            --golden frame.png latent.npy
     """
 
     model: Path
@@ -202,130 +197,93 @@ class ImportClassifierConfig:
     classifier's folder."""
     out: Path
     """The new bundle's folder."""
+    kind: Literal["classifier", "encoder"] | None = None
+    """Default: a classifier if there are labels, an encoder if there are --data or two outputs."""
     name: str | None = None
     """Name of the bundle; default: the model file's name."""
-    labels: tuple[str, ...] = ()
-    """One per output, in order; for a network with one output two, that of a low output first.
-    Default: the file's."""
-    success_label: str = "success"
-    """Which label means success."""
-    architecture: str | None = None
-    """For a state dict: torchvision's name of the network, such as resnet18 or
-    mobilenet_v3_small."""
-    module: str | None = None
-    """For a state dict of another network: PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, which
-    builds the module."""
-    size: tuple[int, int] | None = None
-    """HEIGHT WIDTH of the network's input, if the file does not define it."""
-    mean: tuple[float, float, float] | None = None
-    """Per channel, in units of pixel / scale; 0 0 0 for none. Default: the file's."""
-    std: tuple[float, float, float] | None = None
-    """Per channel, in units of pixel / scale; 1 1 1 for none. Default: the file's."""
-    scale: float | None = None
-    """Divisor of pixels: 255 (the default) for a network trained on 0 to 1, 1 for 0 to 255."""
+    network: str | None = None
+    """Of a state dict: torchvision's name of a classifier, such as resnet18, or
+    PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, which builds the module."""
+    height: Annotated[int, Ge(1)] | None = None
+    """Of the network's input, if the file does not define it."""
+    width: Annotated[int, Ge(1)] | None = None
+    """Of the network's input, if the file does not define it."""
+    layout: Literal["NCHW", "NHWC"] | None = None
+    """Of the network's input, if the file does not define it."""
     color_order: Literal["RGB", "BGR"] | None = None
     """Colour order in the network's training; default: the file's, or RGB."""
-    layout: Literal["NCHW", "NHWC"] | None = None
-    """Layout of the network's input, if the file does not define it."""
-    output: Literal["logits", "probabilities", "logit", "probability"] | None = None
-    """What it returns: one column per label, or a single one for the second label; before or after
-    the softmax or sigmoid. Default: from the file."""
-    output_index: int = 0
-    """Which output of the graph."""
+    mean: tuple[float, float, float] | None = None
+    """Per channel, in units of pixel / scale. Default: the file's, or of an encoder 0 0 0."""
+    std: tuple[float, float, float] | None = None
+    """Per channel, in units of pixel / scale. Default: the file's, or of an encoder 1 1 1."""
+    scale: float | None = None
+    """Divisor of pixels: 255 (the default) for a network trained on 0 to 1, 1 for 0 to 255."""
     crop: tuple[int, int, int, int] | None = None
     """TOP LEFT HEIGHT WIDTH: crop each image first, as in training."""
     resize: bool = True
     """Resize images to the network's size; otherwise another size is an error."""
-    threshold: float | None = None
+    outputs: tuple[str, ...] = ()
+    """Names or numbers of the graph's outputs. Of a classifier one number; of an encoder the
+    vector, or means then log variances. Default: the file's."""
+    labels: tuple[str, ...] = ()
+    """Of a classifier: one per output, in order; for a network with one output two, that of a low
+    output first. Default: the file's."""
+    success_label: str = "success"
+    """Which label means success."""
+    output: Literal["logits", "probabilities", "logit", "probability"] | None = None
+    """What a classifier returns: one column per label, or a single one for the second label;
+    before or after the softmax or sigmoid. Default: from the file."""
+    threshold: Annotated[float, Ge(0), Le(1)] | None = None
     """Lowest probability of success until it is calibrated; default: the file's, or 0.5."""
+    data: Path | None = None
+    """Of an encoder: a folder of typical images, for the bounds of the latent and golden images."""
+    posterior: bool | None = None
+    """Whether an encoder outputs means and log variances; default: from the file's outputs."""
+    latent_size: Annotated[int, Ge(1)] | None = None
+    """Length of the latent vector, if the outputs do not define it."""
+    golden: tuple[Path, Path] | None = None
+    """IMAGE LATENT: an image, and a .npy file of the means that the original encoder makes of
+    it."""
+    stretch: bool = False
+    """Allow images of another aspect ratio, if the encoder was trained on stretched ones.
+    Otherwise they are an error, because positions in the image would move."""
     overwrite: bool = False
     """Replace an existing bundle."""
 
 
 @dataclass(frozen=True)
 class CalibrateConfig:
-    """Choose a bundle's threshold and temperature on labelled images, and measure its error rates.
+    """Choose a bundle's threshold, OOD detector and INT8 network on labelled images.
 
     For classifiers from elsewhere, and for any other camera or place: the bundle gets what finetune
-    gives its own (threshold with its bound, metrics, verdict, golden frames, model card). An INT8
-    network is removed: run quantize again.
+    gives its own (threshold with its bound, metrics, verdict, OOD detector, golden frames, model
+    card). An encoder's bundle gets an INT8 network only.
 
     Exits with 3 if the classifier is useless on these images.
 
     Examples:
         vinoreward calibrate --bundle bundles/mine --data data/mine
         vinoreward calibrate --bundle bundles/mine --data data/mine --target-fpr 0.05
+        vinoreward calibrate --bundle bundles/mine --data data/mine --int8 on --max-flips 0.001
     """
 
     bundle: Path
     """The bundle's folder. An installed bundle is read-only: copy it first."""
     data: Path
-    """A capture, or any folder with one sub-folder of images per class, that the classifier was not
-    trained on."""
-    target_fpr: float | None = None
+    """A capture, or any folder with one sub-folder of images per class. Of what the classifier was
+    trained on, only the held-out images choose the threshold."""
+    target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
     """False-positive rate of the threshold, with 95 % confidence. Default: 0.01, or less where
     episodes are long, or the next higher that the data support."""
     success_label: str = "success"
     """Sub-folder of the data with the successes."""
-    average_shifts: bool = False
+    average_translations: bool = False
     """Near the threshold, let the score be the mean over the image and its copies moved by a pixel
-    to the left and right. This leaves fewer errors there; FP32 judges two more images."""
-    seed: int = 0
-    """Seed of the dead-camera frames; not of the split."""
-
-
-@dataclass(frozen=True)
-class GuardConfig:
-    """Give a classifier's bundle a guard: what notices images that it was not trained on.
-
-    finetune and calibrate do so by themselves; this is for older bundles, and for other data.
-    Networks and threshold do not change.
-
-    Examples:
-        vinoreward guard --bundle bundles/mine --data data/mine
-    """
-
-    bundle: Path
-    """The bundle's folder. An installed bundle is read-only: copy it first."""
-    data: Path
-    """A capture, or any folder with one sub-folder of images per class: like those that the
-    classifier was trained on, and as varied as those of its use."""
-    success_label: str = "success"
-    """Sub-folder of the data with the successes."""
-
-
-@dataclass(frozen=True)
-class QuantizeConfig:
-    """Add an INT8 network to a bundle, if it makes the same decisions.
-
-    The INT8 network decides clear cases; the FP32 network looks again at images close to the
-    threshold. The width of that band is chosen on one half of the held-out frames. The gate
-    compares decisions on the other half: the frames closest to the threshold and as many random
-    ones. With too many flips or second looks, the bundle does not change.
-
-    Examples:
-        vinoreward quantize --bundle runs/hover-classifier/bundle --data data/hover
-        vinoreward quantize --bundle runs/mine-classifier/bundle --data data/mine --max-flips 0.001
-    """
-
-    bundle: Path = Path("runs/hover-classifier/bundle")
-    """The bundle's folder. An installed bundle is read-only: copy it first."""
-    data: Path = Path("data/hover")
-    """Images from its later use, preferably its training data."""
-    max_flips: float = 0.005
-    """Maximum fraction of decisions that differ from FP32."""
-    max_second_looks: float = 0.25
-    """Maximum fraction of held-out frames that FP32 looks at again."""
-    boundary: int = 1000
-    """Frames closest to the threshold in the comparison; as many random ones are added."""
-    calibration: int = 300
-    """Training frames for NNCF's calibration of activation ranges."""
-    seed: int = 0
-    """Seed of the random choice of frames."""
-    success_label: str = "success"
-    """Sub-folder of the data with the successes."""
-    force: bool = False
-    """Quantize even a classifier that its training found useless."""
+    to the left and right. This leaves fewer errors there; FP32 scores two more images."""
+    int8: Int8 = "auto"
+    """Add an INT8 network, as in finetune."""
+    max_flips: Annotated[float, Ge(0), Lt(1)] = 0.005
+    """Maximum fraction of decisions by INT8 that differ from FP32's."""
 
 
 @dataclass(frozen=True)
@@ -402,23 +360,18 @@ class ScoreConfig:
     """A number above this in that column is a success; default: 0.5, for a column of 0 and 1."""
     label_frame: Literal["same", "next"] | None = None
     """Image that shows the outcome of a row, as in capture."""
-    threshold: float | None = None
+    threshold: Annotated[float, Ge(0), Le(1)] | None = None
     """Probability from which success is claimed; default: the bundle's."""
     success_reward: float = 1.0
     """Reward of a claimed success."""
     step_reward: float = 0.0
     """Reward of any other image."""
     backend: str = "openvino"
-    """What runs the network."""
+    """What runs the network, in FP32."""
     device: str = "CPU"
     """Device of the backend."""
-    precision: Literal["fp32", "auto", "int8"] = "fp32"
-    """INT8 is checked for its decisions, not for the probabilities."""
     on_ood: Literal["withhold", "ignore"] = "withhold"
-    """What becomes of an image unlike all that the classifier was trained on, if the bundle has a
-    guard: it is no success (withhold), or nothing looks for it (ignore)."""
-    batch_size: int = 32
-    """Images per inference."""
+    """An image that is out of distribution is no success (withhold), or is not checked (ignore)."""
     overwrite: bool = False
     """Replace scores that another bundle or other settings made."""
 
@@ -427,8 +380,8 @@ class ScoreConfig:
 class AuditConfig:
     """Try to cheat a classifier: what does it claim under other light, from a dead camera, ...?
 
-    Writes report.html and audit.json: whether it is safe (pays no failures; else the exit status is
-    3) and robust (misses no successes). Images should be new to it, from many episodes.
+    Writes report.html and audit.json: whether it is safe (rewards no failures; else the exit status
+    is 3) and robust (misses no successes). Images should be new to it, from many episodes.
 
     Examples:
         vinoreward capture --frames 1500 --seed 7 --out data/audit
@@ -441,29 +394,24 @@ class AuditConfig:
     """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub."""
     data: Path
     """A capture, or an image folder with one folder per class. Of what the bundle was trained on,
-    only what it kept for its test is used."""
+    only the part kept for its test is used."""
     pairs: Path | None = None
-    """A folder with success/01.png and, of the same scene with its cause taken away, removed/01.png
-    or moved/01.png, and so on."""
+    """A folder with success/01.png and, of the same scene without its cause, removed/01.png or
+    moved/01.png, and so on."""
     env: str | None = None
-    """An environment to play in. Where the classifier claims a success, its cause is taken away:
-    by what the environment offers (audit_interventions), or --interventions."""
+    """An environment to play in: whether claims depend on their cause, and which failures are
+    claimed."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
     policy: str | None = None
     """Who plays, as in capture; default: at random."""
     interventions: str | None = None
     """FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION of the environment (env.unwrapped) that returns a
-    list of vinoreward.Intervention, and of vinoreward.SearchSpace."""
-    states: int = 4096
-    """With --env: about so many states are looked at in each space that the environment offers
-    (audit_spaces), or --interventions; 0 for none."""
-    learn_steps: int = 2000
-    """With --env: a policy learns from the reward for so many steps, and its claims are compared
-    with the truth; 0 for none."""
-    robot_state: tuple[int, ...] = ()
-    """With --env: numbers of the observation, from 0, that are the robot's own state. The report
-    says how much of the log-odds they explain."""
+    list of vinoreward.Intervention and vinoreward.SearchSpace; default: what the environment
+    offers."""
+    learn_steps: Annotated[int, Ge(0)] = 2000
+    """With --env: train a policy on the reward for so many steps, and compare its claims with the
+    truth; 0 for none."""
     truth_key: str | None = None
     """Key of the truth in info, as in capture."""
     truth: str | None = None
@@ -473,23 +421,15 @@ class AuditConfig:
     out: Path | None = None
     """New folder for the report; default: runs/NAME-audit."""
     card: bool = False
-    """Write what was found into the bundle's model card, README.md, too."""
+    """Also write the result into the bundle's model card, README.md."""
     success_label: str = "success"
     """Label or sub-folder of the successes."""
     backend: str = "openvino"
     """What runs the network."""
-    device: str = "CPU"
-    """Device of the backend."""
     precision: Literal["fp32", "auto", "int8"] = "auto"
     """As the classifier will run; where that is INT8, its decisions are compared with FP32's."""
-    frames: int = 300
-    """At most so many images of each label, one of each episode."""
-    dead_frames: int = 3000
-    """Least number of images of a dead camera."""
-    seed: int = 0
-    """Draws images, noise, places and directions."""
-    threads: int = 0
-    """Threads of the network; 0 for one per core, at most 8."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of images, corruptions, states and episodes."""
 
 
 @dataclass(frozen=True)
@@ -514,20 +454,12 @@ class MendConfig:
     """Folders with a labels.jsonl of vinoreward label, and runs whose claims carry the truth."""
     out: Path = Path("runs/mended")
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
-    replay: int = 12000
-    """At most so many of the old training images are used."""
-    share: float | None = None
-    """Share of the images in a training step that are labelled ones. Default: 0.4 if the bundle
-    gets all of them wrong, and as much less as it gets fewer wrong."""
-    epochs: int = 0
-    """Passes over as many images as are used. 0: as many as come to 24,000 images, at least one."""
-    learning_rate: float = 2e-4
-    """Highest learning rate, after warm-up; decays to 0 along a cosine."""
-    target_fpr: float | None = None
-    """False-positive rate of the threshold, with 95 % confidence. Default: the threshold keeps the
-    recall that the bundle has on the validation part of --data."""
+    target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
+    """False-positive rate of the threshold, with 95 % confidence; default: keep the recall that the
+    bundle has on the validation part of --data."""
     env: str | None = None
-    """An environment for the audits, as in audit."""
+    """An environment for the audits, as in audit. States of its search spaces that the network gets
+    wrong are trained on too."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
     policy: str | None = None
@@ -540,17 +472,10 @@ class MendConfig:
     """Instead of a key, a function of the environment, as in capture."""
     image_source: str = "render"
     """The environment's image: render, obs or obs:KEY."""
-    examples: bool = True
-    """Train also on states of the environment's search spaces, which it labels itself: those that
-    fool the network as it is trained."""
-    states: int = 1024
-    """States that each audit looks at in a space of the environment; 0 for none."""
     success_label: str = "success"
     """Label or sub-folder of the successes in --data."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0)] = 0
     """Seed of the training and of the audits, which draw otherwise than vinoreward audit."""
-    threads: int = 0
-    """Threads of the training and of the audits, as in finetune and audit."""
     resume: bool = False
     """Continue the training in --out from its last checkpoint; give the other options again."""
 
@@ -564,122 +489,51 @@ class TrainVaeConfig:
     them from the latent.
 
     Examples:
-        vinoreward train-vae --data data/hover --size 64 64 --out runs/encoder
+        vinoreward train-vae --data data/hover --image-size 64 64 --out runs/encoder
         vinoreward train-vae --resume --out runs/encoder
         vinoreward train-vae --data data/hover --beta 300 --places 300 --out runs/encoder
-        vinoreward train-vae --env CartPole-v1 --frames 5000 --size 64 64 --out runs/cartpole
+        vinoreward train-vae --env CartPole-v1 --frames 5000 --image-size 64 64 --out runs/cartpole
     """
 
     data: Path | None = None
     """A capture, or any folder of images; needs no labels."""
     env: str | None = None
     """Instead of --data: act at random in this environment."""
-    frames: int = 0
+    frames: Annotated[int, Ge(0)] = 0
     """Frames of the rollout (0: 4000); with --data, the maximum number to read (0: all)."""
     out: Path = Path("runs/encoder")
     """Run folder; the bundle is written to OUT/bundle."""
     name: str = ""
     """Name of the bundle; default: from the data's folder, as hover-encoder from data/hover, or
     from the environment."""
-    size: tuple[int, int] | None = None
+    image_size: tuple[int, int] | None = None
     """Resize images to HEIGHT WIDTH; default: the images' own size."""
-    latent: int = 32
+    latent: Annotated[int, Ge(1), Le(4096)] = 32
     """Length of the latent vector."""
-    architecture: Literal["spatial_vae", "conv_vae"] = "spatial_vae"
-    """Network: spatial_vae finds keypoints, conv_vae is the usual stack of convolutions."""
-    steps: int = 20_000
+    steps: Annotated[int, Ge(1)] = 20_000
     """Training steps."""
-    batch_size: int = 64
+    batch_size: Annotated[int, Ge(2)] = 64
     """Frames per step."""
-    learning_rate: float = 1e-3
-    """Highest learning rate, after warm-up; decays to 0 along a cosine."""
-    beta: float = 1.0
+    beta: Annotated[float, Ge(0), Lt(1e6)] = 1.0
     """Weight of the KL divergence; a higher one gives fewer active, broader dimensions."""
-    warmup: float = 0.2
-    """Fraction of the steps over which beta rises from 0."""
-    sigma: float = 0.05
-    """Standard deviation of a pixel, from 0 to 1, that counts as noise."""
-    foreground: float = 0.0
+    foreground: Annotated[float, Ge(0), Le(1000)] = 0.0
     """Additional weight of pixels that differ from the mean image."""
-    rare: float = 10.0
+    rare: Annotated[float, Ge(1), Le(1000)] = 10.0
     """Maximum weight of pixels of a rare colour, so that small objects are reconstructed; 1 for
     none."""
-    denoise: float = 0.0
-    """Standard deviation of noise on the input only, from 0 to 1; 0 for none."""
-    places: float = 0.0
+    places: Annotated[float, Ge(0), Lt(1e6)] = 0.0
     """Weight of a linear position probe in the loss (squared error in mm), if the capture recorded
     positions; 0 uses no labels."""
-    seed: int = 0
+    int8: Int8 = "auto"
+    """Add an INT8 network. auto: if its latents agree with FP32's and it is faster on this
+    processor; on: if they agree, else the command fails; off: no."""
+    seed: Annotated[int, Ge(0)] = 0
     """Seed of the split, the initial weights, the order and the noise."""
-    threads: int = 0
-    """Threads of torch; 0 for OMP_NUM_THREADS, or else one per core that is free now."""
-    bf16: Literal["auto", "on", "off"] = "auto"
-    """Train in bfloat16 for the first three quarters; auto: if the processor supports it."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
     trust_run: bool = False
     """Import the package of an environment that only the run names, as in package:Id-v0. This runs
     its code. Without this option, you are asked."""
-
-
-@dataclass(frozen=True)
-class ImportEncoderConfig:
-    """Make a bundle from an encoder that was trained elsewhere.
-
-    Accepts an ONNX file, or a state dict with a function that builds its module.
-    Pass one image with the original encoder's latent: this verifies colour order, value range and
-    size.
-
-    Examples:
-        vinoreward import-encoder --model encoder.onnx --images frames --out bundles/mine \\
-            --golden frame.png --expected latent.npy
-        vinoreward import-encoder --model encoder.onnx --images frames --out bundles/mine \\
-            --crop 0 16 96 96
-        vinoreward import-encoder --model weights.pt --module mypackage.nets:make_encoder \\
-            --size 64 64 --posterior --images frames --out bundles/mine
-    """
-
-    model: Path
-    """An .onnx, or a state dict (.pt, .pth, .safetensors)."""
-    images: Path
-    """A folder of typical images: they define the bounds of the latent and the golden frames."""
-    out: Path
-    """The new bundle's folder."""
-    name: str | None = None
-    """Name of the bundle; default: the model file's name."""
-    module: str | None = None
-    """For a state dict: PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, which builds the module."""
-    size: tuple[int, int] | None = None
-    """HEIGHT WIDTH of the encoder's input, if the file does not define it."""
-    posterior: bool | None = None
-    """Whether it outputs means and log variances; default: from the file's outputs."""
-    latent: int | None = None
-    """Length of the latent vector, if the outputs do not define it."""
-    outputs: tuple[str, ...] = ()
-    """Names of the outputs: the vector, or means then log variances; default: the file's."""
-    color_order: Literal["RGB", "BGR"] = "RGB"
-    """Colour order in the encoder's training."""
-    layout: Literal["NCHW", "NHWC"] | None = None
-    """Layout of the encoder's input, if the file does not define it."""
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Per channel, in units of pixel / scale."""
-    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """Per channel, in units of pixel / scale."""
-    scale: float = 255.0
-    """Divisor of pixels: 255 for an encoder trained on 0 to 1, 1 for one trained on 0 to 255."""
-    crop: tuple[int, int, int, int] | None = None
-    """TOP LEFT HEIGHT WIDTH: crop each image first, as in training."""
-    resize: bool = True
-    """Resize images to the encoder's size; otherwise another size is an error."""
-    stretch: bool = False
-    """Allow images of another aspect ratio, if the encoder was trained on stretched ones. Otherwise
-    they are an error, because positions in the image would shift."""
-    golden: Path | None = None
-    """One image whose latent is known."""
-    expected: Path | None = None
-    """Its latent, a .npy file of D numbers (the means)."""
-    overwrite: bool = False
-    """Replace an existing bundle."""
 
 
 @dataclass(frozen=True)

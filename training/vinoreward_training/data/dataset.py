@@ -316,6 +316,12 @@ def size_for(image: ImageSpec) -> tuple[int, int] | None:
     return (image.height, image.width) if resized else None
 
 
+def same_aspect(size: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    """Return whether resizing keeps the aspect ratio within a pixel: sides are whole numbers."""
+    (height, width), (rows, columns) = size, wanted
+    return abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1
+
+
 def load_labelled(folder: Path, image: ImageSpec, success_label: str) -> Dataset:
     """Return :func:`load_dataset` with its images as a bundle's network takes them.
 

@@ -21,7 +21,6 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
     ConfigError,
     ModelNotFoundError,
-    QuantizationRefusedError,
     UselessClassifierError,
 )
 from vinoreward.files import read_json, sha256, write_json
@@ -34,14 +33,14 @@ from vinoreward_training.configs import (
     DemoConfig,
     FinetuneConfig,
     PlayConfig,
-    QuantizeConfig,
 )
+from vinoreward_training.data.dataset import load_labelled
 from vinoreward_training.data.provenance import HELD_OUT_SHARES
 from vinoreward_training.demo.report import CAPTIONS, SHIPPED, STAGES, compare, demo_sections
 from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train as train_policy
-from vinoreward_training.quantize.command import run as run_quantize
+from vinoreward_training.quantize.int8 import classifier_int8
 from vinoreward_training.runs.next_command import beside
 from vinoreward_training.runs.report import write_report
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder, reading
@@ -53,7 +52,7 @@ SCENES_SEED = 2
 FAILURE_SHARE = 2 / 3
 """Share of failures in a capture."""
 QUANTIZE_NEEDS = 200
-"""Held-out frames below which ``vinoreward quantize`` refuses to compare decisions."""
+"""Held-out frames below which decisions of INT8 are not compared."""
 SPARE = 1.2
 """Factor above the average need: the split goes by a hash, so its parts differ in size."""
 Facts = dict[str, Any]
@@ -226,8 +225,8 @@ class Demo:
                 weights=config.weights,
                 epochs=config.epochs or 0,
                 learning_rate=self.learning_rate,
-                augment=0.1,
                 target_fpr=config.target_fpr,
+                int8="off",
                 seed=config.seed,
             )
         )
@@ -240,15 +239,13 @@ class Demo:
 
     def quantize(self) -> Facts:
         """Add INT8, or note why the gate refuses it."""
-        try:
-            run_quantize(QuantizeConfig(bundle=self.bundle, data=self.data))
-        except QuantizationRefusedError as error:
-            # The gate's refusal is a result too: the report shows it.
-            print(f"INT8 refused, going on with FP32: {error}")
-            return {"int8": f"refused, FP32 is used. {error}"}
+        bundle = Bundle.load(self.bundle)
+        dataset = load_labelled(self.data, bundle.spec.image, "success")
+        result = classifier_int8(bundle, dataset, "auto")
+        print(f"INT8: {result}")
         gate = Bundle.load(self.bundle).spec.quantization
         if gate is None:
-            return {"int8": "none"}
+            return {"int8": result}
         text = f"passed the gate: {gate.flips} of {gate.frames} decisions differ from FP32"
         looks = gate.detail.get("second_looks_held_out")
         if isinstance(looks, float):

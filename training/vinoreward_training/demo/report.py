@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.capture.hover import fresh_scenes
-from vinoreward_training.classifier.evaluation import average_precision, evaluate_classifier
+from vinoreward_training.classifier.evaluation import average_precision, per_category, rates
 from vinoreward_training.configs import DemoConfig
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import Section
@@ -55,10 +55,13 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
     wrong, claim = [], ""
     for name, source in (("shipped", SHIPPED), ("this demo's", str(bundle))):
         with Classifier(source) as classifier:
-            judged = evaluate_classifier(classifier, images, labels, kinds)
+            # One by one, as in an environment.
+            each = [classifier.probability(images[at : at + 1]) for at in range(count)]
             chosen = dict(classifier.bundle.spec.decision.chosen_for)
             threshold, precision = classifier.threshold, classifier.precision
-        counts, scores = judged.rates, judged.probabilities.astype(np.float64)
+        probabilities = np.concatenate(each)
+        claims = probabilities >= np.float32(threshold)
+        counts, scores = rates(claims, labels), probabilities.astype(np.float64)
         failures = counts.false_positives + counts.true_negatives
         for quantity, value in {
             "precision": precision.upper(),
@@ -71,11 +74,11 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
             "average precision (no threshold)": f"{average_precision(scores, labels):.4f}",
         }.items():
             rows.setdefault(quantity, {"": quantity})[name] = value
-        for row in judged.categories:
+        for row in per_category(claims, labels, kinds.tolist()):
             kind = str(row["category"])
             first = {"kind": kind, "scenes": row["frames"]}
             categories.setdefault(kind, first)[name] = row["wrong"]
-        wrong.append(judged.decisions != (labels == 1))
+        wrong.append(claims != (labels == 1))
         claim = claim_sentence(chosen, counts.false_positives, failures)
     return {
         "rows": list(rows.values()),

@@ -1,1 +1,1 @@
-"""State encoders: trained, imported, judged, saved as bundles."""
+"""State encoders: trained, tested, saved as bundles."""

@@ -19,10 +19,10 @@ from vinoreward.files import atomic_path
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames
 from vinoreward_training.data.dataset_files import Indices, read_about
-from vinoreward_training.encoder.networks import Vae
+from vinoreward_training.encoder.networks import ARCHITECTURE, Vae
 from vinoreward_training.encoder.probe import ProbeError, bounds, mean_std, probe_places
-from vinoreward_training.encoder.training import decode, encode
-from vinoreward_training.runs.fit import export_checked, spread, weights_of
+from vinoreward_training.encoder.training import SIGMA, decode, encode
+from vinoreward_training.runs.fit import export_checked, subsample, weights_of
 from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
 
@@ -54,7 +54,7 @@ class _Measured:
 
 
 def _measure(vae: Vae, frames: Frames, train: Indices, test: Indices) -> _Measured:
-    """Encode frames, fit the probe on training ones and judge it on the test part."""
+    """Encode frames, fit the probe on training ones and test it on the test part."""
     fitted = train[:: max(1, -(-len(train) // PROBE_FRAMES))]
     which = np.concatenate([fitted, test])
     mean, log_variance = encode(vae.encoder, frames.images[which])
@@ -171,13 +171,13 @@ def make_bundle(
     train, _, test = parts
     measured = _measure(vae, frames, train, test)
     figures = measured.test
-    golden = spread(frames.images, test, GOLDEN_FRAMES)
-    compared = spread(frames.images, test, 64)
+    golden = subsample(frames.images, test, GOLDEN_FRAMES)
+    compared = subsample(frames.images, test, 64)
     difference = export_encoder(vae.encoder, folder / "model.onnx", compared)
     # Latents (N, D) float32 to images (N, 3, H, W) from 0 to 1.
     decoder, latent = vae.decoder.to(memory_format=torch.contiguous_format), config.latent
     write_onnx(decoder, torch.zeros(2, latent), folder / "decoder.onnx", "latent", "images")
-    shown = spread(frames.images, test, SHOWN_FRAMES)
+    shown = subsample(frames.images, test, SHOWN_FRAMES)
     drawn = [
         *_draw(folder / "images", vae, shown, measured.mean),
         _draw_losses(folder / "images" / "losses.png", history),
@@ -190,7 +190,7 @@ def make_bundle(
         latent_size=config.latent,
         image=frames.image(mean=MEAN, std=STD),
         encoding=measured.encoding,
-        architecture=config.architecture,
+        architecture=ARCHITECTURE,
         metrics={
             "held_out": figures,
             "probe": {error.name: asdict(error) for error in measured.errors},
@@ -231,13 +231,12 @@ def make_bundle(
             Section(
                 "What it is",
                 facts={
-                    "network": f"{config.architecture}, {height}x{width} pixels to "
+                    "network": f"{ARCHITECTURE}, {height}x{width} pixels to "
                     f"{config.latent} numbers (mean and log variance of each), FP32",
                     "trained on": f"{len(train)} frames, dataset {frames.sha256[:12]}, seed "
                     f"{config.seed}",
                     "steps": f"{config.steps} of {config.batch_size} frames",
-                    "loss": f"sum of squares / (2 * {config.sigma:g}^2) + {config.beta:g} * KL"
-                    + labels,
+                    "loss": f"sum of squares / (2 * {SIGMA:g}^2) + {config.beta:g} * KL" + labels,
                     "pixel weights": f"rare colours up to {config.rare:g}, foreground + "
                     f"{config.foreground:g}",
                     "exported network's largest difference from torch": f"{difference:.2g}",
@@ -246,7 +245,7 @@ def make_bundle(
             Section(
                 "What the numbers know",
                 "A linear map from the latent to places on the table, fitted on training frames "
-                "and judged on frames of other episodes. Frames without the thing are left out."
+                "and tested on frames of other episodes. Frames without the thing are left out."
                 if measured.errors
                 else "Where things are was not recorded with these images, so nothing is known "
                 "about how well this encoder serves control; only how well images are made from "

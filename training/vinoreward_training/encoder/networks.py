@@ -12,47 +12,20 @@ from vinoreward.backends.torch_networks import (
     KEYPOINTS,
     axes_of,
     build_encoder,
-    channels_of,
-    halvings,
     map_sizes,
 )
 
+ARCHITECTURE = "spatial_vae"
 COARSE_CHANNELS = 16
 """Of the decoder's maps without keypoints."""
 
 
-def _odd(small: tuple[int, int], large: tuple[int, int]) -> tuple[int, int]:
+def _missing(small: tuple[int, int], large: tuple[int, int]) -> tuple[int, int]:
     """Return the rows and columns that twice ``small`` is short of ``large``."""
     return large[0] - 2 * small[0], large[1] - 2 * small[1]
 
 
 class Decoder(nn.Module):
-    """From a latent vector (N, D) to an image (N, 3, H, W) in units of 0 to 1."""
-
-    average: Tensor
-
-    def __init__(self, height: int, width: int, latent_size: int) -> None:
-        super().__init__()
-        self._sizes = [*halvings(height, width)[::-1], (height, width)]
-        channels = [*channels_of(len(self._sizes) - 1)[::-1], 3]
-        self._start = (channels[0], *self._sizes[0])
-        self.head = nn.Linear(latent_size, channels[0] * self._sizes[0][0] * self._sizes[0][1])
-        layers: list[nn.Module] = []
-        for index, (before, after) in enumerate(itertools.pairwise(channels)):
-            odd = _odd(self._sizes[index], self._sizes[index + 1])
-            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=odd)]
-        self.layers = nn.Sequential(*layers)
-        self.register_buffer("average", torch.zeros(3, height, width))
-
-    def forward(self, latent: Tensor) -> Tensor:
-        """Return images (N, 3, H, W) for latent vectors (N, D)."""
-        planes = self.head(latent).view(-1, *self._start)
-        # The mean image need not be learned: see Vae.set_average.
-        image: Tensor = self.layers(planes) + self.average
-        return image
-
-
-class SpatialDecoder(nn.Module):
     """From a latent vector (N, D) to an image, through blobs: the mirror of SpatialEncoder.
 
     A linear layer gives each blob's position and strength; the blobs are drawn into maps, and
@@ -83,8 +56,11 @@ class SpatialDecoder(nn.Module):
         layers: list[nn.Module] = [nn.Conv2d(keypoints + COARSE_CHANNELS, 64, 3, 1, 1)]
         channels = [64, *[32] * (len(sizes) - 2), 3]
         for index, (before, after) in enumerate(itertools.pairwise(channels)):
-            odd = _odd(sizes[index], sizes[index + 1])
-            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=odd)]
+            missing = _missing(sizes[index], sizes[index + 1])
+            layers += [
+                nn.ReLU(),
+                nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=missing),
+            ]
         self.layers = nn.Sequential(*layers)
         down, across = axes_of(*self._map)
         self.register_buffer("across", across, persistent=False)
@@ -110,9 +86,7 @@ class SpatialDecoder(nn.Module):
 class Vae(nn.Module):
     """Encoder, from images (N, 3, H, W) to (N, 2 D), and decoder, trained together."""
 
-    def __init__(
-        self, encoder: nn.Module, decoder: Decoder | SpatialDecoder, latent_size: int
-    ) -> None:
+    def __init__(self, encoder: nn.Module, decoder: Decoder, latent_size: int) -> None:
         super().__init__()
         self.latent_size = latent_size
         self.encoder = encoder
@@ -132,8 +106,7 @@ class Vae(nn.Module):
         return self.decoder(latent).float(), mean, log_variance
 
 
-def build_vae(architecture: str, height: int, width: int, latent_size: int) -> Vae:
+def build_vae(height: int, width: int, latent_size: int) -> Vae:
     """Build an untrained encoder and its decoder; see :func:`build_encoder`."""
-    encoder = build_encoder(architecture, height, width, 2 * latent_size)
-    kind = Decoder if architecture == "conv_vae" else SpatialDecoder
-    return Vae(encoder, kind(height, width, latent_size), latent_size)
+    encoder = build_encoder(ARCHITECTURE, height, width, 2 * latent_size)
+    return Vae(encoder, Decoder(height, width, latent_size), latent_size)

@@ -1,7 +1,7 @@
 """Bounds of latent vectors, and a linear probe of the places in them.
 
 A policy that sees the latent has to find gripper and object in it. The plainest measure of how hard
-that is: a linear map from the latent to each place, fitted on training frames, judged on held-out
+that is: a linear map from the latent to each place, fitted on training frames, tested on held-out
 ones. Pure functions of arrays.
 """
 
@@ -92,7 +92,7 @@ def fit_probe(latents: Floats, places: Floats) -> Probe:
     return Probe(weights, target_middle - middle @ weights, count)
 
 
-def judge_probe(probe: Probe, name: str, latents: Floats, places: Floats) -> ProbeError:
+def probe_error(probe: Probe, name: str, latents: Floats, places: Floats) -> ProbeError:
     """Compare what the probe reads from latents (N, D) with the true places (N, P) in metres."""
     shown = np.isfinite(places).all(1)
     truth = places[shown].astype(np.float64)
@@ -118,11 +118,11 @@ def judge_probe(probe: Probe, name: str, latents: Floats, places: Floats) -> Pro
 def probe_places(
     latents: Floats, places: Mapping[str, Floats], train: Indices, test: Indices
 ) -> list[ProbeError]:
-    """Fit on the frames ``train`` and judge on ``test``, of other episodes, each thing by itself.
+    """Fit on the frames ``train`` and test on ``test``, of other episodes, each thing by itself.
 
     ``latents`` (N, D) are means; ``places`` are (N, P) metres by name, NaN where a thing is absent.
     """
     return [
-        judge_probe(fit_probe(latents[train], truth[train]), name, latents[test], truth[test])
+        probe_error(fit_probe(latents[train], truth[train]), name, latents[test], truth[test])
         for name, truth in places.items()
     ]

@@ -16,9 +16,11 @@ from vinoreward_envs.camera.spec import resized
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames, load_frames, split_frames
 from vinoreward_training.data.dataset_files import Indices, rendered, say_parts
-from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_train
+from vinoreward_training.encoder.int8 import encoder_int8
+from vinoreward_training.runs.bounds import check_bounds
+from vinoreward_training.runs.next_command import again, bundle_name, to_train
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import Settings, refuse
+from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import make_env, naming
 
 ROLLOUT_FRAMES = 4000
@@ -26,40 +28,20 @@ SETTINGS = Settings(TrainVaeConfig)
 
 
 def _check(config: TrainVaeConfig) -> None:
+    check_bounds(config)
     if (config.data is None) == (config.env is None):
         raise ConfigError(
-            f"--data is {config.data} and --env is {config.env}. Expected one of them: a folder of "
-            "images or an environment to collect them in."
+            f"`data` is {config.data} and `env` is {config.env}. Expected one of them: a folder of "
+            "images or an environment to collect them in.",
+            field="data",
         )
-    refuse(
-        "train-vae",
-        config,
-        {
-            "frames": config.frames < 0,
-            "latent": not 1 <= config.latent <= 4096,
-            "steps": config.steps < 1,
-            "batch_size": config.batch_size < 2,
-            "learning_rate": not 0 < config.learning_rate < 1,
-            "beta": not 0 <= config.beta < 1e6,
-            "warmup": not 0 <= config.warmup <= 1,
-            "sigma": not 0 < config.sigma <= 1,
-            "foreground": not 0 <= config.foreground <= 1000,
-            "rare": not 1 <= config.rare <= 1000,
-            "denoise": not 0 <= config.denoise <= 1,
-            "places": not 0 <= config.places < 1e6,
-            "threads": config.threads < 0,
-            "seed": config.seed < 0,
-        },
-    )
-    if config.size is not None:
-        _check_size(config.size)
+    if config.image_size is not None:
+        _check_size(config.image_size)
 
 
 def _check_size(size: tuple[int, ...]) -> None:
     if not all(32 <= side <= 1024 for side in size):
-        raise ConfigError(
-            f"--size {size[0]} {size[1]} cannot work. Expected sides of 32 to 1024 pixels."
-        )
+        raise ConfigError(field="image_size", value=size, expected="sides of 32 to 1024 pixels")
 
 
 def _rollout(config: TrainVaeConfig) -> Frames:
@@ -78,7 +60,7 @@ def _rollout(config: TrainVaeConfig) -> Frames:
         episode = 0
         for index in tqdm(range(count), desc=f"rollout of {env_id}", unit="frame"):
             original = rendered(env, env_id)
-            image = original if config.size is None else resized(original, *config.size)
+            image = original if config.image_size is None else resized(original, *config.image_size)
             changed |= image is not original
             if index == 0:
                 images = np.empty((count, *image.shape), dtype=np.uint8)
@@ -127,9 +109,9 @@ def _train(config: TrainVaeConfig, frames: Frames, parts: Sequence[Indices], fol
     from vinoreward_training.encoder.training import VaeFit
     from vinoreward_training.runs.fit import prepare_torch
 
-    prepare_torch(config)
+    prepare_torch(config.seed)
     height, width = frames.images.shape[1:3]
-    vae = build_vae(config.architecture, height, width, config.latent)
+    vae = build_vae(height, width, config.latent)
     fit = VaeFit(vae, frames, parts[0], parts[1], config, folder)
     fit.show("train-vae")
     make_bundle(config, frames, parts, folder, vae, fit.history)
@@ -145,24 +127,20 @@ def run(config: TrainVaeConfig) -> int:
         if config.data is None:
             frames = _rollout(config)
         else:
-            frames = load_frames(config.data, size=config.size, limit=config.frames)
+            frames = load_frames(config.data, size=config.image_size, limit=config.frames)
         _check_size(frames.images.shape[1:3])
         if config.places > 0 and not frames.places:
             raise ConfigError(
-                f"--places {config.places:g} was given, but {frames.source} records no places. "
+                f"found `places={config.places:g}`, but {frames.source} records no places. "
                 "Expected a capture whose metadata.csv has columns NAME_x and NAME_y; leave "
-                "--places out to train on images alone."
+                "`places` out to train on images alone.",
+                field="places",
             )
         parts = split_frames(frames, seed=config.seed)
         known = ", ".join(frames.places) or "nothing"
         say_parts(frames.images, parts, f"; places known of: {known}")
         _train(config, frames, parts, folder)
         bundle = Bundle.load(folder / "bundle", verify=False)
-        held_out = len(parts[1]) + len(parts[2])
-        following = (
-            to_train(bundle.path, bundle.spec)
-            if config.data is None
-            else after_bundle(bundle.path, bundle.spec, config.data, held_out, 0)
-        )
-        print(f"next: {following}")
+        print(f"INT8: {encoder_int8(bundle, frames, parts, config.int8)}")
+        print(f"next: {to_train(bundle.path, bundle.spec)}")
     return 0

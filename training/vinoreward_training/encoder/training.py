@@ -36,10 +36,12 @@ COMMON = 0.01
 """Share of all pixels from which a colour is not rare."""
 LEVELS = 8
 """Per channel, when colours are counted."""
-RECIPE = (
-    "batch_size", "learning_rate", "seed", "bf16", "steps", "beta", "warmup", "sigma",
-    "foreground", "rare", "denoise", "places",
-)  # fmt: skip
+LEARNING_RATE = 1e-3
+WARMUP = 0.2
+"""Fraction of the steps over which beta rises from 0."""
+SIGMA = 0.05
+"""Standard deviation of a pixel, from 0 to 1, that counts as noise."""
+RECIPE = ("batch_size", "seed", "steps", "beta", "foreground", "rare", "places")
 """Options that a checkpoint records: the same when resuming."""
 
 Floats = npt.NDArray[np.float32]
@@ -117,12 +119,12 @@ class PixelWeights:
         return weights * self.rarity[torch.from_numpy(_colours(images))][:, None]
 
 
-def reconstruction(made: Tensor, targets: Tensor, weights: Tensor | float, sigma: float) -> Tensor:
-    """Return the weighted sum of squares over 2 sigma squared, mean over the batch.
+def reconstruction(made: Tensor, targets: Tensor, weights: Tensor | float) -> Tensor:
+    """Return the weighted sum of squares over 2 ``SIGMA`` squared, mean over the batch.
 
     Images are (N, 3, H, W) from 0 to 1, weights (N, 1, H, W) or one number.
     """
-    return (weights * (made - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * sigma**2)
+    return (weights * (made - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * SIGMA**2)
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
@@ -190,17 +192,18 @@ class VaeFit(Fit):
             parameters += self.reader.parameters()
         super().__init__(
             vae,
-            torch.optim.Adam(parameters, lr=config.learning_rate),
+            torch.optim.Adam(parameters, lr=LEARNING_RATE),
             train,
-            config,
             folder,
             steps=config.steps,
             every=RECORD_EVERY,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            resume=config.resume,
         )
 
     def _about(self) -> dict[str, Any]:
         recipe = {name: getattr(self.config, name) for name in RECIPE}
-        recipe |= {"batch_size": self._batch_size, "bf16": self._bf16}
         return {"frames": self._frames.sha256, "recipe": recipe}
 
     def _check(self, about: Mapping[str, Any], path: Path) -> None:
@@ -216,25 +219,21 @@ class VaeFit(Fit):
             )
 
     def _rate(self, step: int) -> float:
-        highest, steps = self.config.learning_rate, self.config.steps
+        steps = self.config.steps
         warm = min(1.0, (step + 1) / min(200, max(1, steps // 5)))
-        return highest * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+        return LEARNING_RATE * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
 
     def _beta(self) -> float:
-        rise = self.config.warmup * self.config.steps
+        rise = WARMUP * self.config.steps
         return self.config.beta * (min(1.0, self.step / rise) if rise > 0 else 1.0)
 
     def _loss(self, batch: Indices, random: torch.Generator) -> tuple[Tensor, Record]:
         config, images = self.config, self._frames.images[batch]
         targets = planes(images)
-        seen = targets
-        if config.denoise > 0:
-            noise = torch.randn(targets.shape, generator=random)
-            seen = (targets + config.denoise * noise).clamp(0, 1)
         latent_noise = torch.randn((len(images), self.vae.latent_size), generator=random)
         with self._half():
-            made, mean, log_variance = self.vae(normalised(seen), latent_noise)
-        image = reconstruction(made, targets, self._weights.of(images, targets), config.sigma)
+            made, mean, log_variance = self.vae(normalised(targets), latent_noise)
+        image = reconstruction(made, targets, self._weights.of(images, targets))
         divergences = divergence(mean, log_variance)
         loss = image + self._beta() * divergences.sum()
         parts = {"reconstruction": float(image.detach()), "kl": float(divergences.detach().sum())}
@@ -257,9 +256,7 @@ class VaeFit(Fit):
                 made, mean, log_variance = self.vae(normalised(targets), noise)
                 weights = self._weights.of(part, targets)
                 share = len(part) / len(images)
-                totals["reconstruction"] += share * float(
-                    reconstruction(made, targets, weights, self.config.sigma)
-                )
+                totals["reconstruction"] += share * float(reconstruction(made, targets, weights))
                 totals["squared_error"] += share * float(((made - targets) ** 2).mean())
                 per_number += share * divergence(mean, log_variance)
         totals["kl"] = float(per_number.sum())

@@ -1,4 +1,4 @@
-"""What a mending trains on: labelled images, beside those of the old data."""
+"""What a mending trains on: labelled images, in addition to the old data."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,8 @@ from vinoreward_training.runs.next_command import FEW
 
 CATEGORY = "labelled"
 LEAST_TRAINED = 5
-"""Fewest of them to train on; the others check."""
-_CHECKED = 0.2
+"""Fewest labelled images to train on."""
+_HELD_OUT = 0.2
 """Share of the labelled images that are not trained on, by hash."""
 
 
@@ -36,7 +37,7 @@ class Labelled:
     labels: Indices
     """``(N,)``, 1 for success."""
     train: npt.NDArray[np.bool_]
-    """``(N,)`` those to train on; the others check."""
+    """``(N,)`` those to train on; the others are held out."""
     sentence: str
 
 
@@ -52,25 +53,27 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
     expected = bundle.spec.image
     if expected.views:
         raise ConfigError(
-            f"{bundle.spec.name} looks at several images. Expected a bundle of one; label a "
-            "capture of this kind, and finetune."
+            field="bundle",
+            value=bundle.spec.name,
+            expected="one that scores a single image",
+            remedy="label a capture of several views, and finetune",
         )
     images, labels, said = [], [], []
     for folder in folders:
         by_truth = not (folder / LABELS).is_file() and (folder / CLAIMS / TABLE).is_file()
-        given = labels_by_truth(folder) if by_truth else read_labels(folder / LABELS)
+        answers = labels_by_truth(folder) if by_truth else read_labels(folder / LABELS)
         place = inside(folder, CLAIMS) if (folder / CLAIMS).is_dir() else folder
         size = expected.height, expected.width
-        found = labelled_images(place, given, size, crop=expected.crop)
+        found = labelled_images(place, answers, size, crop=expected.crop)
         images.append(found.images)
         labels.append(found.labels)
-        against = len(contradictions(given))
         said.append(
             f"{folder}: {len(found.labels)} labels, {int(found.labels.sum())} of them successes; "
-            f"{against} contradict each other and are left out; {agreement(given)}"
+            f"{len(contradictions(answers))} contradict each other and are left out; "
+            f"{agreement(answers)}"
         )
     every = np.concatenate(images)
-    # The same expected may have been labelled in two folders; its last label counts.
+    # The same image may have been labelled in two folders; its last label counts.
     digests = [hashlib.sha256(image.tobytes()).hexdigest() for image in every]
     last = {digest: index for index, digest in enumerate(digests)}
     kept = np.array(sorted(last.values()), np.int64)
@@ -79,7 +82,7 @@ def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
             f"{', '.join(map(str, folders))} hold {len(kept)} labelled images. Expected at least "
             f"{FEW}; label more: vinoreward label."
         )
-    train = np.array([int(digests[index][:8], 16) / 2**32 >= _CHECKED for index in kept])
+    train = np.array([int(digests[index][:8], 16) / 2**32 >= _HELD_OUT for index in kept])
     return Labelled(every[kept], np.concatenate(labels)[kept], train, "\n".join(said))
 
 
@@ -88,16 +91,15 @@ def keep_held_out(labelled: Labelled, dataset: Dataset) -> Labelled:
 
     DatasetError if too few are left to train on.
     """
-    given = [image.tobytes() for image in labelled.images]
-    wanted, others = set(given), np.concatenate(split_by_episode(dataset)[1:])
-    held_out = wanted.intersection(dataset.images[index].tobytes() for index in others)
-    new = np.array([image not in held_out for image in given], np.bool_)
+    others = np.concatenate(split_by_episode(dataset)[1:])
+    held_out = {dataset.images[index].tobytes() for index in others}
+    new = np.array([image.tobytes() not in held_out for image in labelled.images], np.bool_)
     train = labelled.train & new
     if train.sum() < LEAST_TRAINED:
         raise DatasetError(
             f"{train.sum()} of {len(train)} labelled images can be trained on: {(~new).sum()} "
             f"are in the validation or test part of {dataset.folder}, and {(new & ~train).sum()} "
-            f"are kept to check. Expected at least {LEAST_TRAINED}; label images of its training "
+            f"are held out. Expected at least {LEAST_TRAINED}; label images of its training "
             "part, or new ones."
         )
     return dataclasses.replace(labelled, train=train)
@@ -106,55 +108,54 @@ def keep_held_out(labelled: Labelled, dataset: Dataset) -> Labelled:
 def read_data(folder: Path, image: ImageSpec, success_label: str) -> Dataset:
     """Return the labelled images of a folder, cut and resized as a bundle's network takes them.
 
-    Raises:
-        DatasetError: the folder is damaged, or its images are of another size.
+    DatasetError: the folder is damaged, or its images are of another size.
     """
-    wanted = image.height, image.width
+    expected = image.height, image.width
+    size = expected if image.resize != "none" else None
     dataset = load_dataset(
-        folder,
-        size=wanted if image.resize != "none" else None,
-        crop=image.crop,
-        success_label=success_label,
-        skip_broken=True,
+        folder, size=size, crop=image.crop, success_label=success_label, skip_broken=True
     )
-    if (found := dataset.images.shape[1:3]) != wanted:
+    if (found := dataset.images.shape[1:3]) != expected:
         raise DatasetError(
             f"{folder} has images of {found[0]}x{found[1]} pixels (height x width). Expected "
-            f"{wanted[0]}x{wanted[1]}, as the bundle's network takes them; give the images that "
-            "it was trained on, or others of that size."
+            f"{expected[0]}x{expected[1]}, as the bundle's network takes them; give the images "
+            "that it was trained on, or others of that size."
         )
     return dataset
 
 
-def chosen_of(dataset: Dataset, indices: Indices) -> Dataset:
+def subset(dataset: Dataset, indices: Indices) -> Dataset:
     """Return some images of a dataset."""
     digest = hashlib.sha256(dataset.sha256.encode() + indices.tobytes())
+    names = ("images", "labels", "episodes", "categories", "distances")
+    parts: dict[str, Any] = {name: getattr(dataset, name)[indices] for name in names}
     return dataclasses.replace(
         dataset,
-        images=dataset.images[indices],
-        labels=dataset.labels[indices],
-        episodes=dataset.episodes[indices],
-        categories=dataset.categories[indices],
-        distances=dataset.distances[indices],
         files=tuple(dataset.files[index] for index in indices.tolist()),
         sha256=digest.hexdigest(),
+        **parts,
     )
 
 
-def joined(
+def extended(
     dataset: Dataset, images: npt.NDArray[np.uint8], labels: Indices, category: str = CATEGORY
 ) -> Dataset:
     """Return a dataset with more images behind the others, an episode each."""
     count = len(labels)
     digest = hashlib.sha256(dataset.sha256.encode() + images.tobytes())
-    first = int(dataset.episodes.max()) + 1
+    more: dict[str, Any] = {
+        "images": images,
+        "labels": labels,
+        "episodes": int(dataset.episodes.max()) + 1 + np.arange(count),
+        "categories": np.full(count, category),
+        "distances": np.full(count, np.nan),
+    }
+    every: dict[str, Any] = {
+        name: np.concatenate([getattr(dataset, name), one]) for name, one in more.items()
+    }
     return dataclasses.replace(
         dataset,
-        images=np.concatenate([dataset.images, images]),
-        labels=np.concatenate([dataset.labels, labels]),
-        episodes=np.concatenate([dataset.episodes, first + np.arange(count)]),
-        categories=np.concatenate([dataset.categories, np.full(count, category)]),
-        distances=np.concatenate([dataset.distances, np.full(count, np.nan)]),
         files=(*dataset.files, *(f"{category}/{index}" for index in range(count))),
         sha256=digest.hexdigest(),
+        **every,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,14 +17,14 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import inside
 from vinoreward.errors import needed_for
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.audit.battery import look
+from vinoreward_training.audit.checks import score_images
 from vinoreward_training.classifier.finetune import check_sample_size
-from vinoreward_training.classifier.guard import of_rooms
+from vinoreward_training.classifier.ood import trained_on_corruptions
 from vinoreward_training.configs import FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.mending.examples import PARTS, Examples, ExampleSource
-from vinoreward_training.mending.labelled import Labelled, chosen_of, joined
+from vinoreward_training.mending.labelled import Labelled, extended, subset
 from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.run_folder import made
 
@@ -44,6 +44,20 @@ IMAGES = 24000
 A network that was trained on few images loses in one pass what it regains in some."""
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a classifier is trained on."""
+
+    replay: int = 12000
+    """At most so many of the old training images are used."""
+    share: float | None = None
+    """Share of the labels in a training step; None: see :func:`share_of_labels`."""
+    epochs: int = 0
+    """Passes over as many images as are used; 0: as many as come to ``IMAGES``."""
+    learning_rate: float = 2e-4
+    """Highest learning rate, after warm-up."""
+
+
 def refit(
     config: MendConfig,
     bundle: Bundle,
@@ -51,6 +65,7 @@ def refit(
     labelled: Labelled,
     folder: Path,
     source: ExampleSource | None = None,
+    recipe: Recipe | None = None,
 ) -> Bundle:
     """Train from the bundle's weights on its old data and the labels; return the new bundle.
 
@@ -64,74 +79,81 @@ def refit(
         from vinoreward_training.classifier.networks import build_for, normalization
         from vinoreward_training.runs.fit import prepare_torch
 
-    spec = bundle.spec
-    weights = inside(bundle.path, WEIGHTS)
+    recipe, weights = recipe or Recipe(), inside(bundle.path, WEIGHTS)
     before = training.read_record(weights)
     train, validation, test = split_by_episode(dataset)
     unseen = training.check_unseen(before, weights, dataset, (train, validation, test))
-    both = joined(dataset, labelled.images, labelled.labels)
-    random = np.random.default_rng([config.seed, 0x3E4D])
+    both = extended(dataset, labelled.images, labelled.labels)
     new = len(dataset.labels) + np.flatnonzero(labelled.train)
-    share = config.share
+    record = training.record_of(both, new, started=True, before=before)
+    share = recipe.share
     if share is None:
         # Half for the labels and half for the examples, which show the same faults.
         share = share_of_labels(bundle, labelled) * (1.0 if source is None else 0.5)
+    fit_config = _fit_config(config, recipe, bundle, weights, folder)
+    # What it was not trained for would cost it more than a few steps can teach.
+    corruptions = trained_on_corruptions(bundle.spec.metrics)
+    if config.target_fpr is not None:
+        check_sample_size(fit_config, dataset, validation)
+    prepare_torch(config.seed)
+    height, width = dataset.images.shape[1:3]
+    net = build_for(fit_config, height, width, [])
+    module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config.network)))
+    random = np.random.default_rng([config.seed, 0x3E4D])
+    some = validation[:: max(1, len(validation) // recipe.replay)]
+    history: list[dict[str, float]] = []
+    epochs, count = 0, 1 if source is None else PARTS
+    for part in range(count):
+        replayed = np.sort(random.permutation(train)[: recipe.replay // count])
+        place, images, kinds, checked = folder, both, [replayed, new], some
+        if source is not None:
+            place = made(folder / f"part{part + 1}")
+            examples = source.draw(partial(log_odds_of, module), place, part)
+            images, (replayed, ours, checked, drawn) = with_examples(
+                both, (replayed, new, some), examples
+            )
+            kinds = [replayed, ours, drawn]
+        chosen = np.concatenate(kinds)
+        passes = recipe.epochs or passes_over(len(chosen), count)
+        fit = training.ClassifierFit(
+            module,
+            images,
+            chosen,
+            checked,
+            replace(fit_config, epochs=passes),
+            place,
+            corrupted=training.CORRUPTED if corruptions else 0.0,
+            shares=shares_of(kinds, share),
+        )
+        fit.show("mend" if source is None else f"mend, part {part + 1} of {count}")
+        history, epochs = history + fit.history, epochs + passes
+        named = replace(images, sha256=both.sha256)
+        record = training.record_of(named, chosen, started=True, before=record)
+    parts = (np.concatenate([train, new]), validation, test)
+    recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
+    fit_config = replace(fit_config, epochs=epochs)
+    about = folder, module, history, record, unseen, recall
+    make_bundle(fit_config, both, parts, *about, corruptions=corruptions)
+    return Bundle.load(folder / "bundle")
+
+
+def _fit_config(
+    config: MendConfig, recipe: Recipe, bundle: Bundle, weights: Path, folder: Path
+) -> FinetuneConfig:
+    spec = bundle.spec
     chosen_for = spec.decision.chosen_for if spec.decision is not None else {}
-    fit_config = FinetuneConfig(
+    return FinetuneConfig(
         data=config.data,
         out=folder,
         name=spec.name,
         network=spec.architecture or "",
         weights=weights,
-        learning_rate=config.learning_rate,
+        learning_rate=recipe.learning_rate,
         target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
-        # What it was not trained for would cost it more than a few steps can teach.
-        shifts=FinetuneConfig.shifts if of_rooms(spec.metrics) else 0.0,
         success_label=config.success_label,
         seed=config.seed,
-        threads=config.threads,
         resume=config.resume,
     )
-    if config.target_fpr is not None:
-        check_sample_size(fit_config, dataset, validation)
-    prepare_torch(fit_config)
-    height, width = dataset.images.shape[1:3]
-    net = build_for(fit_config, height, width, [])
-    module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config)))
-    some = validation[:: max(1, len(validation) // config.replay)]
-    history: list[dict[str, float]] = []
-    record = training.record_of(both, new, started=True, before=before)
-    epochs, count = 0, 1 if source is None else PARTS
-    for part in range(count):
-        replayed = np.sort(random.permutation(train)[: config.replay // count])
-        place, shown, kinds, checked = folder, both, [replayed, new], some
-        if source is not None:
-            place = made(folder / f"part{part + 1}")
-            examples = source.examples(partial(log_odds_of, module), place, part)
-            shown, (replayed, ours, checked, drawn) = with_examples(
-                both, (replayed, new, some), examples
-            )
-            kinds = [replayed, ours, drawn]
-        chosen = np.concatenate(kinds)
-        here = config.epochs or passes(len(chosen), count)
-        fit = training.ClassifierFit(
-            module,
-            shown,
-            chosen,
-            checked,
-            replace(fit_config, epochs=here),
-            place,
-            shares=shares_of(kinds, share),
-        )
-        fit.show("mend" if source is None else f"mend, part {part + 1} of {count}")
-        history, epochs = history + fit.history, epochs + here
-        named = replace(shown, sha256=both.sha256)
-        record = training.record_of(named, chosen, started=True, before=record)
-    parts = (np.concatenate([train, new]), validation, test)
-    recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
-    fit_config = replace(fit_config, epochs=epochs)
-    make_bundle(fit_config, both, parts, folder, module, history, record, unseen, recall)
-    return Bundle.load(folder / "bundle")
 
 
 def log_odds_of(module: nn.Module, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
@@ -156,12 +178,12 @@ def with_examples(
 ) -> tuple[Dataset, list[Indices]]:
     """Return parts of a dataset with the examples behind them, and the new indices of each.
 
-    The other images stay out: a copy of all would take their memory again.
+    The other images stay out: a copy of all would take their memory twice.
     """
-    some = chosen_of(dataset, np.concatenate(parts))
+    some = subset(dataset, np.concatenate(parts))
     ends = np.cumsum([0, *map(len, parts), len(examples.labels)]).tolist()
     indices = [np.arange(first, last) for first, last in pairwise(ends)]
-    return joined(some, examples.images, examples.labels, EXAMPLES), indices
+    return extended(some, examples.images, examples.labels, EXAMPLES), indices
 
 
 def shares_of(kinds: Sequence[Indices], share: float) -> npt.NDArray[np.float64]:
@@ -172,11 +194,10 @@ def shares_of(kinds: Sequence[Indices], share: float) -> npt.NDArray[np.float64]
     drawn = SHARE_OF_EXAMPLES * (1 - share) if any(map(len, kinds[2:])) else 0.0
     pairs = zip(kinds, (1 - share - drawn, share, drawn)[: len(kinds)], strict=True)
     every = np.concatenate([np.full(len(one), part / max(1, len(one))) for one, part in pairs])
-    shares: npt.NDArray[np.float64] = every / every.sum()
-    return shares
+    return np.asarray(every / every.sum())
 
 
-def passes(images: int, parts: int = 1) -> int:
+def passes_over(images: int, parts: int = 1) -> int:
     """Return how often to go over so many images in one of some parts."""
     return max(1, IMAGES // (parts * images))
 
@@ -188,15 +209,16 @@ def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:
     are among the labels.
     """
     some = labelled.train
-    with contextlib.closing(Classifier(of_cut_images(bundle), precision="fp32")) as classifier:
-        right = look(classifier, labelled.images[some]).claims == labelled.labels[some]
+    right = _claims(bundle, labelled.images[some]) == labelled.labels[some]
     wrong = 1 - float(right.mean()) if len(right) else 0.0
     return max(LEAST_SHARE, MOST_SHARE * wrong)
 
 
 def _recall(bundle: Bundle, dataset: Dataset, part: Indices) -> float:
     """Return the share of the successes of a part of the data that a bundle claims."""
-    cut = of_cut_images(bundle)
-    with contextlib.closing(Classifier(cut, precision="fp32")) as classifier:
-        claims = look(classifier, dataset.images[part[dataset.labels[part] == 1]]).claims
-    return float(claims.mean())
+    return float(_claims(bundle, dataset.images[part[dataset.labels[part] == 1]]).mean())
+
+
+def _claims(bundle: Bundle, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    with contextlib.closing(Classifier(of_cut_images(bundle), precision="fp32")) as classifier:
+        return score_images(classifier, images).claimed

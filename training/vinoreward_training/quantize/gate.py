@@ -1,8 +1,8 @@
-"""The gates of ``vinoreward quantize``: does INT8 decide, or encode, as FP32 does?
+"""The gates of INT8: does it decide, or encode, as FP32 does?
 
-Pure functions of outputs. With a second look (see :mod:`vinoreward.rewards.classifier`) a decision
-flips only if INT8 is a band's width or more on the wrong side of the threshold. One half of the
-held-out frames gives the band, the other half shows what it achieves.
+Pure functions of outputs. FP32 scores images in a band around the threshold again, see
+:mod:`vinoreward.rewards.classifier`, so a decision flips only if INT8 is at least the band's width
+on the wrong side. One half of the held-out frames chooses the band, the other half tests it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from vinoreward.rewards.classifier import threshold_distance
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import Encoding
-    from vinoreward_training.configs import QuantizeConfig
 
+MAX_SECOND_LOOKS = 0.25
+"""Largest share of held-out frames that FP32 scores again; INT8 gains little above it."""
+BOUNDARY = 1000
+"""Frames closest to the threshold in the comparison; as many random ones are added."""
 BAND_MARGIN = 1.25
 """Width of the band over the farthest flip: a few frames do not show the very farthest."""
 NEARLY_ALL = 0.95
@@ -65,15 +68,24 @@ class GateResult:
     band: float | None
     """Half-width of the second look in log-odds; None if INT8 needs none."""
     flips: Flips
-    """With the second look (as it will be used), on the boundary-rich set."""
+    """With second looks, on the boundary-rich set."""
     alone: Flips
-    """Without it, on the same frames."""
+    """Without them, on the same frames."""
     looks_boundary: float
     """Share of second looks on the boundary-rich set."""
     looks_all: float
     """Share of second looks on all frames of the half."""
     by_backend: dict[str, Flips]
-    """Each backend's flips with the second look."""
+    """Each backend's flips with second looks."""
+
+    def __str__(self) -> str:
+        if self.band is None:
+            return f"INT8 alone flips {self.flips} of the decisions and needs no second look"
+        return (
+            f"INT8 alone flips {self.alone} of the decisions next to the threshold; with FP32 "
+            f"within {self.band:.3g} log-odds of it {self.flips}, for {self.looks_all:.1%} of all "
+            "held-out frames"
+        )
 
 
 def count_flips(before: Bools, after: Bools) -> Flips:
@@ -82,22 +94,20 @@ def count_flips(before: Bools, after: Bools) -> Flips:
     return Flips(count, len(before), clopper_pearson(count, len(before), 0.95, "upper")[1])
 
 
-def boundary_rich(
-    log_odds: Floats, threshold: float, *, boundary: int, seed: int
-) -> npt.NDArray[np.int64]:
+def boundary_rich(log_odds: Floats, threshold: float, *, boundary: int) -> npt.NDArray[np.int64]:
     """Choose the ``boundary`` frames closest to the threshold and as many random others.
 
     At most half of the frames count as close. ``log_odds`` are (N,) of the FP32 network.
     """
     order = np.argsort(np.abs(log_odds - threshold), kind="stable")
     close = min(boundary, len(order) // 2)
-    others = np.random.default_rng([seed, 0x1E8]).permutation(order[close:])
+    others = np.random.default_rng([0, 0x1E8]).permutation(order[close:])
     return np.sort(np.concatenate([order[:close], others[:close]]))
 
 
-def halves(episodes: npt.NDArray[np.int64], *, seed: int) -> Bools:
+def halves(episodes: npt.NDArray[np.int64]) -> Bools:
     """Return (N,) bool, True for the frames of a random half of the episodes (N,)."""
-    numbers = np.random.default_rng([seed, 0xBA2D]).permutation(np.unique(episodes))
+    numbers = np.random.default_rng([0, 0xBA2D]).permutation(np.unique(episodes))
     return np.isin(episodes, numbers[: len(numbers) // 2])
 
 
@@ -126,37 +136,45 @@ def gate(
     after: Mapping[str, Floats],
     first: Bools,
     threshold: float,
-    config: QuantizeConfig,
     *,
+    max_flips: float,
+    max_second_looks: float = MAX_SECOND_LOOKS,
+    boundary: int = BOUNDARY,
     decided: Bools | None = None,
     translation_band: float = 0.0,
 ) -> GateResult:
-    """Choose the band on the frames ``first`` (N,) bool and judge it on the others, or refuse.
+    """Choose the band on the frames ``first`` (N,) bool and test it on the others, or refuse.
 
     INT8 decides alone, without a band, if its own flips are below the limit with confidence.
-    ``before`` (FP32) and, per backend, ``after`` (INT8) are (N,) log-odds, as is ``threshold``.
-    ``decided`` (N,) is how FP32 decides, if not by ``before`` alone: within ``translation_band`` of
-    the threshold by translation averages. FP32 then judges all frames in that band, and INT8 never
-    decides alone.
-    ``config.max_flips`` limits the boundary-rich set, ``max_second_looks`` all judged frames.
+
+    Args:
+        before: (N,) log-odds of FP32.
+        after: those of INT8, per backend.
+        first: which frames choose the band.
+        threshold: in log-odds.
+        max_flips: limit of the share of flips on the boundary-rich set.
+        max_second_looks: limit of the share of tested frames that FP32 scores again.
+        boundary: frames closest to the threshold in the comparison.
+        decided: (N,) how FP32 decides, if not by ``before`` alone: within ``translation_band`` of
+            the threshold by translation averages. INT8 then never decides alone there.
+        translation_band: see ``decided``.
     """
-    max_flips, boundary = config.max_flips, config.boundary
     rest = np.flatnonzero(~first)
-    judged = rest[boundary_rich(before[rest], threshold, boundary=boundary, seed=config.seed)]
+    tested = rest[boundary_rich(before[rest], threshold, boundary=boundary)]
     decided = before >= threshold if decided is None else decided
-    claims, frames = int(decided[judged].sum()), len(judged)
+    claims, frames = int(decided[tested].sum()), len(tested)
     if min(claims, frames - claims) <= max_flips * frames:
         raise QuantizationRefusedError(
             f"FP32 claims success on {claims} of the {frames} frames to compare, so an INT8 "
             f"network that decides all images alike would flip at most {max_flips:.2%} and pass. "
             "Expected more frames of both decisions; the bundle is unchanged and stays FP32. "
-            "Quantize on images like those the classifier was trained on, or train it again if "
+            "Calibrate on images like those the classifier was trained on, or train it again if "
             "it claims nothing there."
         )
 
     def flips_of(decisions: Mapping[str, Bools]) -> tuple[dict[str, Flips], Flips]:
         flips = {
-            name: count_flips(decided[judged], each[judged]) for name, each in decisions.items()
+            name: count_flips(decided[tested], each[tested]) for name, each in decisions.items()
         }
         return flips, max(flips.values(), key=lambda each: each.share)
 
@@ -164,33 +182,33 @@ def gate(
     by_backend, alone = flips_of(claimed)
     if alone.high <= max_flips and not translation_band:
         return GateResult(None, alone, alone, 0.0, 0.0, by_backend)
-    band = choose_band(
-        before[first], {name: values[first] for name, values in after.items()}, threshold,
-        boundary=boundary,
-    )  # fmt: skip
+    chosen_on = {name: values[first] for name, values in after.items()}
+    band = choose_band(before[first], chosen_on, threshold, boundary=boundary)
     band = max(band, translation_band)
-    again = {name: threshold_distance(values, threshold) < band for name, values in after.items()}
+    looks = {name: threshold_distance(values, threshold) < band for name, values in after.items()}
     by_backend, flips = flips_of(
-        {name: np.where(again[name], decided, each) for name, each in claimed.items()}
+        {name: np.where(looks[name], decided, each) for name, each in claimed.items()}
     )
-    looks_all = max(float(mask[rest].mean()) for mask in again.values())
+    looks_all = max(float(mask[rest].mean()) for mask in looks.values())
     if flips.share > max_flips:
         counts = ", ".join(f"{name} {each.count}" for name, each in by_backend.items())
         raise QuantizationRefusedError(
             f"INT8 flips {flips} of the decisions although FP32 looks again within "
             f"{band:.3g} log-odds of the threshold ({counts}; without a second look "
             f"{alone}). Expected at most {max_flips:.2%}; the bundle is unchanged and stays "
-            "FP32. Train longer or on more frames, or accept more with --max-flips."
+            "FP32. Train longer or on more frames, or accept more with calibrate --max-flips.",
+            field="max_flips",
         )
-    if looks_all > config.max_second_looks:
+    if looks_all > max_second_looks:
         raise QuantizationRefusedError(
             f"INT8 is unsure (within {band:.3g} log-odds of the threshold) about "
             f"{looks_all:.1%} of the held-out frames, and FP32 would have to look at them again. "
-            f"Expected at most {config.max_second_looks:.1%}, above which INT8 gains little; the "
-            "bundle is unchanged and stays FP32. Train longer or on more frames, or accept more "
-            "with --max-second-looks or --max-flips."
+            f"Expected at most {max_second_looks:.1%}, above which INT8 gains little; the bundle "
+            "is unchanged and stays FP32. Train longer or on more frames, or add INT8 all the same "
+            "with `int8=on`.",
+            field="int8",
         )
-    looks_boundary = max(float(mask[judged].mean()) for mask in again.values())
+    looks_boundary = max(float(mask[tested].mean()) for mask in looks.values())
     return GateResult(band, flips, alone, looks_boundary, looks_all, by_backend)
 
 
@@ -236,15 +254,14 @@ def gate_latents(
 
     ``fp32_mm`` is the probe's mean error by name on FP32 latents; ``posterior`` is for the message.
     """
-    unit = UNITS[posterior]
     for backend, one in by_backend.items():
         if one.share > MAX_MOVED:
             raise QuantizationRefusedError(
                 f"INT8 moves the latent of {one.beyond} of {one.frames} held-out frames "
-                f"({one.share:.1%}) by more than one {unit} on {backend}, {one.mean_units:.2f} "
-                f"of it on average. Expected at most {MAX_MOVED:.0%} of the frames; the bundle is "
-                "unchanged and stays FP32. Train with a higher --beta, which makes the posterior "
-                "broader, or give more --calibration frames."
+                f"({one.share:.1%}) by more than one {UNITS[posterior]} on {backend}, "
+                f"{one.mean_units:.2f} of it on average. Expected at most {MAX_MOVED:.0%} of the "
+                "frames; the bundle is unchanged and stays FP32. Train with a higher `beta`, which "
+                "makes the posterior broader."
             )
         for name, error in one.probe_mm.items():
             limit = fp32_mm[name] + max(MORE_MM, MORE_SHARE * fp32_mm[name])
@@ -253,6 +270,6 @@ def gate_latents(
                     f"a linear probe reads the place of the {name} {error:.2f} mm off from INT8 "
                     f"latents on {backend}, and {fp32_mm[name]:.2f} mm off from FP32 ones. Expected"
                     f" at most {limit:.2f} mm; the bundle is unchanged and stays FP32. Train "
-                    "longer, or give more --calibration frames."
+                    "longer, or on more frames."
                 )
     return max(by_backend.values(), key=lambda one: (one.share, one.mean_units))

@@ -44,20 +44,16 @@ def quantize_onnx(
         model: FP32 ``.onnx`` file whose one input is uint8 ``(N, H, W, 3)``, or what
             ``preprocess`` makes of that.
         out: the ``.onnx`` file to write, atomically.
-        frames: calibration images ``(N, H, W, 3)`` uint8 of every kind that the network will
-            see. The first 300 are used.
+        frames: calibration images ``(N, H, W, 3)`` uint8; the first 300 are used.
         exact_bias: correct each layer's bias by running the network quantized so far, instead of
             estimating the shift per layer. Slower to quantize, equally fast to run; for encoders.
         preprocess: how images become the input of a network that takes floats.
 
     Raises:
-        InputError: the frames are not uint8 images of the network's size.
-        ModelNotFoundError, ModelCorruptError, ModelRefusedError: as of ``Bundle.from_model``.
+        InputError: the frames are not images of the network's size.
         QuantizationRefusedError: NNCF cannot quantize this network.
-        MissingExtraError: NNCF or onnx is not installed.
-        RunFolderError: the file cannot be written.
+        VinorewardError: those of ``Bundle.from_model``.
     """
-    _check_frames(frames)
 
     def prepared(frame: NDArray[np.uint8]) -> NDArray[Any]:
         return frame if preprocess is None else preprocess_numpy(frame, preprocess)
@@ -116,13 +112,3 @@ def _left_in_floats(network: Any) -> list[str]:
         return []
     outer = nodes[: convolutions[0]] + nodes[convolutions[-1] :]
     return [node.name for node in outer if node.name]
-
-
-def _check_frames(frames: NDArray[np.uint8]) -> None:
-    if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4:
-        raise InputError(
-            f"the calibration frames are {getattr(frames, 'dtype', type(frames).__name__)} of "
-            f"shape {getattr(frames, 'shape', None)}. Expected uint8 images (N, H, W, 3)."
-        )
-    if len(frames) == 0:
-        raise InputError("there are no calibration frames. Expected at least one image.")

@@ -1,9 +1,8 @@
-"""Model cards of bundles, and changes of saved ones: an INT8 network, a guard, a calibration."""
+"""Model cards of bundles, and changes of saved ones: an INT8 network, a calibration."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,7 @@ import yaml
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import Golden
-from vinoreward.bundles.locate import CARD_FILE, GOLDEN_FILE, GUARD_FILE, INT8_FILE, readable
+from vinoreward.bundles.locate import CARD_FILE, GOLDEN_FILE, INT8_FILE, readable
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Quantization
 from vinoreward.errors import BundleError
@@ -95,19 +94,6 @@ def add_int8(
         dataclasses.replace(bundle.golden, logits_int8=golden_logits_int8),
         card or card_of(bundle.path),
     )
-
-
-def with_guard(bundle: Bundle, guard: bytes, metrics: Mapping[str, Any], sentence: str) -> Path:
-    """Add or replace a saved bundle's guard; return the folder.
-
-    ``guard`` is the content of ``guard.npz``, ``metrics`` what is known of it, ``sentence`` the
-    same in words, for a card with a line on the guard. Errors as :func:`add_int8`.
-    """
-    card = card_of(bundle.path)
-    if card is not None:
-        card = re.sub(r"(?m)^- guard: .*$", lambda _: f"- guard: {sentence}", card, count=1)
-    spec = dataclasses.replace(bundle.spec, metrics=bundle.spec.metrics | {"guard": dict(metrics)})
-    return update_bundle(bundle, spec, {GUARD_FILE: guard}, bundle.golden, card)
 
 
 def update_bundle(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ from vinoreward.errors import ModelCorruptError, OutputError
 from vinoreward.files import save_state
 from vinoreward.processes import interrupt_between
 from vinoreward_actors.actor_learner.learners.networks import has_bf16
-from vinoreward_training.configs import FinetuneConfig, TrainVaeConfig
 from vinoreward_training.runs.machine import free_cores, freed_memory_kept
 from vinoreward_training.runs.run_folder import read_tensors
 
@@ -38,10 +36,10 @@ Floats = npt.NDArray[np.float32]
 Images = npt.NDArray[np.uint8]
 
 
-def prepare_torch(config: FinetuneConfig | TrainVaeConfig) -> None:
+def prepare_torch(seed: int) -> None:
     """Set torch's threads and seed; call it before a network is built."""
-    torch.set_num_threads(config.threads or free_cores())
-    torch.manual_seed(config.seed)
+    torch.set_num_threads(free_cores())
+    torch.manual_seed(seed)
 
 
 class Fit(abc.ABC):
@@ -49,16 +47,19 @@ class Fit(abc.ABC):
 
     A subclass defines a step's loss, the learning rate, an evaluation, a check of checkpoints, and
     the constants below. It may set ``reader``, a module that is trained too but not exported,
-    before this one's ``__init__``.
+    before this one's ``__init__``. Where the processor has bfloat16, the first three quarters of
+    the steps use it.
 
     Args:
         module: trained in place.
         optimiser: of its parameters.
         train: numbers of the frames to train on.
-        config: of the command.
-        folder: holds the checkpoint and TensorBoard's files.
+        folder: holds the checkpoint.
         steps: in all.
         every: steps between evaluations.
+        batch_size: frames per step.
+        seed: of the order of frames.
+        resume: continue from the checkpoint, if there is one.
         patience: epochs without a better score before training stops; None: never.
         shares: (N,) how often each frame is drawn; None: each once an epoch.
     """
@@ -76,11 +77,13 @@ class Fit(abc.ABC):
         module: nn.Module,
         optimiser: torch.optim.Optimizer,
         train: Indices,
-        config: FinetuneConfig | TrainVaeConfig,
         folder: Path,
         *,
         steps: int,
         every: int,
+        batch_size: int,
+        seed: int,
+        resume: bool,
         patience: int | None = None,
         shares: npt.NDArray[np.float64] | None = None,
     ) -> None:
@@ -89,10 +92,8 @@ class Fit(abc.ABC):
         self.step = 0
         self.history: list[Record] = []
         """One record per evaluation."""
-        self._batch_size, self._seed = min(config.batch_size, len(train)), config.seed
-        self._bf16 = config.bf16 == "on" or (
-            config.bf16 == "auto" and has_bf16(torch.device("cpu"))
-        )
+        self._batch_size, self._seed = min(batch_size, len(train)), seed
+        self._bf16 = has_bf16(torch.device("cpu"))
         self._optimiser = optimiser
         self._train, self._shares = train, shares
         self._folder = folder
@@ -100,8 +101,8 @@ class Fit(abc.ABC):
         self._best: dict[str, Tensor] = {}
         self._best_loss, self._best_epoch = math.inf, -1
         self._order: tuple[int, Indices] | None = None
-        self._per_epoch = steps_per_epoch(train, config.batch_size)
-        if config.resume:
+        self._per_epoch = steps_per_epoch(train, batch_size)
+        if resume:
             self._load()
 
     @abc.abstractmethod
@@ -121,7 +122,7 @@ class Fit(abc.ABC):
 
     @abc.abstractmethod
     def _about(self) -> dict[str, Any]:
-        """Return what a checkpoint says beside weights and step."""
+        """Return what a checkpoint says besides weights and step."""
 
     @abc.abstractmethod
     def _check(self, about: Mapping[str, Any], path: Path) -> None:
@@ -195,7 +196,7 @@ class Fit(abc.ABC):
         if not math.isfinite(losses["loss"]):
             raise OutputError(
                 f"the loss is {losses['loss']} after step {self.step}. Expected a finite number; "
-                "lower --learning-rate, or start again from the last checkpoint."
+                "lower `learning_rate`, or start again from the last checkpoint."
             )
         return losses
 
@@ -246,39 +247,19 @@ class Fit(abc.ABC):
         return self._patience is not None and waited >= self._patience
 
     def show(self, title: str, until: int | None = None) -> None:
-        """Train with a progress bar and TensorBoard; see :meth:`run`."""
+        """Train with a progress bar; see :meth:`run`."""
         if until is not None and self.step >= until:
             return
-        from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
         size = self._batch_size
-        with (
-            contextlib.closing(SummaryWriter(str(self._folder / "tensorboard"))) as writer,
-            tqdm(
-                total=(until or self.steps) * size,
-                initial=self.step * size,
-                desc=title,
-                unit="frame",
-                smoothing=0.05,
-            ) as bar,
-        ):
-
-            def on_step(step: int, parts: Record) -> None:
-                bar.update(size)
-                if step % 10 == 0:
-                    for name, value in parts.items():
-                        writer.add_scalar(f"train/{name}", value, step)
-                    writer.add_scalar("learning/rate", self._rate(step), step)
+        total, done = (until or self.steps) * size, self.step * size
+        with tqdm(total=total, initial=done, desc=title, unit="frame", smoothing=0.05) as bar:
 
             def on_record(record: Record) -> None:
                 bar.set_postfix({name: f"{record[name]:.4g}" for name in self.POSTFIX})
-                place = int(record.get("epoch", self.step))
-                for name, value in record.items():
-                    if name.startswith("val_"):
-                        writer.add_scalar(name.replace("_", "/", 1), value, place)
 
-            self.run(on_step, on_record, until)
+            self.run(lambda step, parts: bar.update(size), on_record, until)
 
 
 def predict(
@@ -306,8 +287,8 @@ def steps_per_epoch(train: Indices, batch_size: int) -> int:
     return max(1, len(train) // batch_size)
 
 
-def spread(images: Images, indices: npt.NDArray[np.int64], count: int) -> Images:
-    """Return at most ``count`` of the images with these indices, at equal distances."""
+def subsample(images: Images, indices: npt.NDArray[np.int64], count: int) -> Images:
+    """Return at most ``count`` of the images with these indices, evenly spaced."""
     return images[indices[:: max(1, len(indices) // count)][:count]]
 
 

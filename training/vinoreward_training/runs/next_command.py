@@ -19,7 +19,7 @@ import gymnasium as gym
 
 from vinoreward.errors import VinorewardError
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
-from vinoreward_training.data.provenance import LEAST_AUDITED, LEAST_HELD_OUT
+from vinoreward_training.data.provenance import LEAST_AUDITED
 from vinoreward_training.runs.run_folder import CONFIG
 from vinoreward_training.runs.settings import given, read_yaml
 from vinoreward_training.tasks.environments import names_function, naming
@@ -124,18 +124,17 @@ def after_capture(data: Path) -> str:
 
 
 def after_bundle(
-    bundle: Path, spec: BundleSpec, data: Path, held_out: int, tested: int, label: str = "success"
+    bundle: Path, spec: BundleSpec, data: Path, tested: int, label: str = "success"
 ) -> str:
-    """Return the first of quantize, audit and train for which a bundle's data are enough.
+    """Return the audit of a classifier, or the training where its data are too few for one.
 
-    ``held_out`` images are there to compare INT8 on, 0 once it is quantized. ``tested`` test
-    episodes have a success, or a failure if they are fewer. ``label`` is that of successes.
+    ``tested`` test episodes have a success, or a failure if they are fewer. ``label`` is that of
+    successes.
     """
-    name = "quantize" if held_out >= LEAST_HELD_OUT[spec.kind] else "audit"
-    if name == "audit" and tested < LEAST_AUDITED:
+    if tested < LEAST_AUDITED:
         return to_train(bundle, spec)
     more = [] if label == "success" else ["--success-label", label]
-    return command(name, "--bundle", _from_here(bundle), "--data", data, *more)
+    return command("audit", "--bundle", _from_here(bundle), "--data", data, *more)
 
 
 def to_more_images(data: Path, frames: int) -> str:

@@ -159,9 +159,9 @@ def _section(section: Section) -> str:
     if section.rows:
         parts.append(_table(section.rows))
     if section.images:
-        beside = len(section.images) > 1
+        several = len(section.images) > 1
         shown_images = "\n".join(
-            _image(path, section.captions.get(path.name, path.name), beside=beside)
+            _image(path, section.captions.get(path.name, path.name), several=several)
             for path in map(Path, section.images)
         )
         parts.append(f'<div class="images">\n{shown_images}\n</div>')
@@ -214,7 +214,7 @@ def shown(value: object) -> str:
     return str(value)
 
 
-def _image(path: Path, caption: str, *, beside: bool) -> str:
+def _image(path: Path, caption: str, *, several: bool) -> str:
     kind = MEDIA_TYPES.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(
@@ -232,7 +232,7 @@ def _image(path: Path, caption: str, *, beside: bool) -> str:
         media = f'<video src="{source}" controls loop muted></video>'
     else:
         media = f'<img src="{source}" alt="{name}">'
-        size = _class("half" if beside and _width(path) <= HALF_WIDTH else "")
+        size = _class("half" if several and _width(path) <= HALF_WIDTH else "")
     return f"<figure{size}>{media}<figcaption>{name}</figcaption></figure>"
 
 
@@ -325,7 +325,7 @@ def rolling_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np
 
 def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
     """Return a matplotlib figure of a size in inches."""
-    # The object interface: nothing global, no display, safe beside a user's own pyplot.
+    # The object interface: nothing global, no display, safe with a user's own pyplot.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -346,7 +346,7 @@ def prepare_figures() -> None:
         return
 
     def load() -> None:
-        # What is missing, or named wrongly, new_figure tells again.
+        # What is missing, or named wrongly, new_figure reports.
         with contextlib.suppress(ImportError, ConfigError):
             new_figure()
 
@@ -369,7 +369,7 @@ def draw_curve(
     """
     figure = new_figure(8, 4.5, dpi=120)
     axes = figure.add_subplot()
-    # The dashed line is drawn over the other, so that both are seen where they agree.
+    # The dashed line is drawn over the other, so that both show where they agree.
     for name, label, colour, mark, dashes in (
         ("true", "true, by the simulator", "#1b6ca8", "o", "-"),
         ("claimed", "claimed by the classifier", "#d95f02", "s", "--"),

@@ -35,9 +35,7 @@ def describe(path: Path, facts: ClassifierFacts, run: Run, *, trusted: bool) -> 
     columns = network.columns(index)
     labels = tuple(facts.get("labels") or network.info.get("labels", ()))
     success_label = facts.get("success_label")
-    image = network.image_spec(
-        facts, "from_model", labels=labels or None, success_label=success_label
-    )
+    image = network.image_spec(facts, labels=labels or None, success_label=success_label)
     makers = _makers(network.model.output(index))
     output = given or _output_of(columns, makers)
     _check_labels(path, columns, output, labels)
@@ -71,13 +69,15 @@ def _check_labels(path: Path, columns: int | None, output: Output, labels: tuple
     if single and len(labels) != 2:
         raise ConfigError(
             f"{path} has one output, but there are {len(labels)} labels {labels}. Expected two; "
-            "give labels= with that of a low output first and that of a high one second."
+            "give `labels` with that of a low output first and that of a high one second.",
+            field="labels",
         )
     if columns not in (None, 1 if single else len(labels)):
         expected = f"one output for {output!r}" if single else "one label per output"
         raise ConfigError(
             f"{path} has {columns} outputs, but there are {len(labels)} labels {labels}. Expected "
-            f"{expected}; give labels= in the order of the outputs, or correct output=."
+            f"{expected}; give `labels` in the order of the outputs, or correct `output`.",
+            field="labels",
         )
 
 
@@ -122,6 +122,7 @@ def _check_values(
         return
     kinds = ("probability", "logit") if output in ONE_COLUMN else ("probabilities", "logits")
     raise ConfigError(
-        f"{path} returns numbers {found}. Expected to know whether these are probabilities "
-        f"or logits, which its graph does not say; give output={kinds[0]!r} or output={kinds[1]!r}."
+        f"{path} returns numbers {found}. Expected to know whether these are probabilities or "
+        f"logits, which its graph does not say; give `output={kinds[0]}` or `output={kinds[1]}`.",
+        field="output",
     )

@@ -40,7 +40,7 @@ def describe(path: Path, facts: EncoderFacts, run: Run, *, trusted: bool) -> Bun
     network = NetworkFile(path, trusted=trusted)
     chosen = _outputs_of(path, network.model, facts.get("outputs"))
     columns = [network.columns(index) for index in chosen]
-    image = network.image_spec(facts, "from_encoder")
+    image = network.image_spec(facts)
     size, posterior = _latent_of(path, columns, facts.get("latent_size"), facts.get("posterior"))
     bounds: dict[str, Any] = {}
     for key, unbounded in (("low", -UNBOUNDED), ("high", UNBOUNDED)):
@@ -91,8 +91,9 @@ def _outputs_of(
     if len(set(known)) != len(chosen) or not 1 <= len(known) <= 2:
         raise ConfigError(
             f"{path} has the outputs {', '.join('/'.join(each) or '?' for each in names)}, and "
-            f"outputs is {outputs!r}. Expected one, or two different ones, means first and natural "
-            "log variances second; name or number them, or call them mu and logvar."
+            f"`outputs` is {outputs!r}. Expected one, or two different ones, means first and "
+            "natural log variances second; name or number them, or call them mu and logvar.",
+            field="outputs",
         )
     return known
 
@@ -115,10 +116,11 @@ def _latent_of(
     if posterior is None or not fits or (pair and (not posterior or columns[0] != columns[-1])):
         raise ConfigError(
             f"{path} returns {' and '.join(str(each or 'any') for each in columns)} numbers per "
-            f"image, with latent_size={latent_size} and posterior={posterior}. Expected as many as "
-            "the latent size with posterior=False, or twice as many with posterior=True: means and "
-            "as many log variances, side by side or in two outputs; give one of these, or a "
-            "latent_size= that fits, or name the outputs with outputs=."
+            f"image; latent_size is {latent_size} and posterior is {posterior}. Expected as many "
+            "as the latent size with `posterior=False`, or twice as many with `posterior`: means "
+            "and as many log variances, side by side or in two outputs; give one of these, or a "
+            "`latent_size` that fits, or name the outputs with `outputs`.",
+            field="posterior",
         )
     return size, posterior
 
@@ -149,8 +151,8 @@ def _check_golden(
     cause = (
         f"with {remedies[0]} it is right"
         if remedies
-        else "no other colour order, range or usual normalisation is right either: check mean, std "
-        "and scale, the image's file format, and whether the vector is the mean"
+        else "no other colour order, range or usual normalisation is right either: check `mean`, "
+        "`std` and `scale`, the image's file format, and whether the vector is the mean"
     )
     raise BundleParityError(
         f"the golden image gives {row(vector, 6)} in {path}. Expected {row(expected, 6)}; {cause}."
@@ -165,14 +167,18 @@ def other_images(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
     image = spec.image
     ranges: dict[str, tuple[float, Any, Any]] = {
         "": (image.scale, image.mean, image.std),
-        "scale=255, mean 0 and std 1": (255.0, (0, 0, 0), (1, 1, 1)),
-        "scale=255, mean 0.5 and std 0.5": (255.0, (0.5,) * 3, (0.5,) * 3),
-        "scale=1, mean 0 and std 1": (1.0, (0, 0, 0), (1, 1, 1)),
-        "scale=255 and ImageNet's mean and std": (255.0, IMAGENET_MEAN, IMAGENET_STD),
+        "`scale=255`, `mean=0 0 0` and `std=1 1 1`": (255.0, (0, 0, 0), (1, 1, 1)),
+        "`scale=255`, `mean=0.5 0.5 0.5` and `std=0.5 0.5 0.5`": (255.0, (0.5,) * 3, (0.5,) * 3),
+        "`scale=1`, `mean=0 0 0` and `std=1 1 1`": (1.0, (0, 0, 0), (1, 1, 1)),
+        "`scale=255`, `mean=0.485 0.456 0.406` and `std=0.229 0.224 0.225`": (
+            255.0,
+            IMAGENET_MEAN,
+            IMAGENET_STD,
+        ),
     }
     orders: tuple[Literal["RGB", "BGR"], ...] = ("RGB", "BGR")
     for (name, (scale, mean, std)), order in itertools.product(ranges.items(), orders):
-        words = [name, f"color_order={order!r}" if order != image.color_order else ""]
+        words = [name, f"`color_order={order}`" if order != image.color_order else ""]
         if any(words) and not image.in_graph:
             changed = dataclasses.replace(image, scale=scale, mean=mean, std=std, color_order=order)
             yield " and ".join(filter(None, words)), dataclasses.replace(spec, image=changed)

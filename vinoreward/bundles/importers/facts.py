@@ -139,10 +139,10 @@ class NetworkFile:
             )
         return None if target[1].is_dynamic else int(target[1].get_length())
 
-    def image_spec(self, given: ImageFacts, method: str, **also: object) -> ImageSpec:
+    def image_spec(self, given: ImageFacts, **also: object) -> ImageSpec:
         """Return the network's image specification, from its file and the caller's arguments.
 
-        Messages name ``method`` of Bundle; values of ``also`` that are None are missing too.
+        Values of ``also`` that are None are missing too.
         """
         path, info = self.path, self.info
         kind = self.model.input(0).element_type.get_type_name()
@@ -162,10 +162,11 @@ class NetworkFile:
             unlike = [key for key, value in fixed.items() if facts.get(key, value) != value]
             if useless := [*scaling, *unlike]:
                 raise ConfigError(
-                    f"{path} takes uint8 images, so {', '.join(f'{key}=' for key in useless)} "
+                    f"{path} takes uint8 images, so {', '.join(f'`{key}`' for key in useless)} "
                     "would never be applied. Expected RGB in NHWC where the graph converts images "
                     "itself; leave out the argument, or export the network with an input of "
-                    "float32, or with a transposition and channel reversal inside the graph."
+                    "float32, or with a transposition and channel reversal inside the graph.",
+                    field=useless[0],
                 )
             facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
         needed = {key: facts.get(key) for key in ("layout", "height", "width")} | also
@@ -173,8 +174,8 @@ class NetworkFile:
         if missing := [key for key, value in needed.items() if value is None]:
             raise ConfigError(
                 f"{path} does not say {', '.join(missing)}. Expected these facts, which cannot be "
-                f"guessed; give Bundle.{method} the arguments "
-                f"{', '.join(f'{name}=' for name in missing)}."
+                f"guessed; give {', '.join(f'`{name}`' for name in missing)}.",
+                field=missing[0],
             )
         with describing(path):
             known: dict[str, Any] = {key: facts[key] for key in _OF_IMAGE if key in facts}

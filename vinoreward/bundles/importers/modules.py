@@ -63,7 +63,8 @@ def export_module(
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{name} does not run on floats of shape {shape}: {error} Expected a module from "
-            "images to vectors; correct height and width, or give the encoder alone."
+            "images to vectors; correct `height` and `width`, or give the encoder alone.",
+            field="height",
         ) from error
     parts = list(output) if isinstance(output, (tuple, list)) else [output]
     kinds = [tuple(getattr(part, "shape", ())) or type(part).__name__ for part in parts]

@@ -1,24 +1,33 @@
-"""``calibrate --average-shifts``: near the threshold a score is a mean over shifted images."""
+"""``calibrate``: threshold, translation averages, OOD detector, and what it finds wrong."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tiny_network as tiny
+from foreign_networks import LABELS, MEAN, SIZE, STD, Colours, to_onnx
+from foreign_networks import draw as draw_colours
 from PIL import Image
 from toy_environments import HEIGHT, WIDTH, save_column_bundle
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
-from vinoreward.rewards.classifier import Classifier, sigmoid
+from vinoreward.errors import ImageMismatchError, TooFewNegativesError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.ood import guard_of
+from vinoreward_training import importing
 from vinoreward_training.classifier import calibrate
-from vinoreward_training.classifier.dead_camera import judged
+from vinoreward_training.classifier.camera_failure import logits_by_family
+from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.cli import main
-from vinoreward_training.configs import QuantizeConfig
+from vinoreward_training.configs import CalibrateConfig, ImportConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
-from vinoreward_training.quantize.command import compare
+from vinoreward_training.quantize.int8 import compare
 
 
 def draw(folder: Path, noise: float, seed: int = 1) -> Path:
@@ -45,8 +54,18 @@ def test_the_means_better_the_rates_and_the_bundle_says_so(
 ) -> None:
     """And a further calibration goes on as it was only if asked."""
     path, recalls = save_column_bundle(tmp_path / "bundle").path, {}
-    words = ["calibrate", "--bundle", str(path), "--data", str(data), "--target-fpr", "0.05"]
-    for name, options in {"means": ["--average-shifts"], "own": []}.items():
+    words = [
+        "calibrate",
+        "--bundle",
+        str(path),
+        "--data",
+        str(data),
+        "--target-fpr",
+        "0.05",
+        "--int8",
+        "off",
+    ]
+    for name, options in {"means": ["--average-translations"], "own": []}.items():
         assert main([*words, *options]) == 0
         said = capsys.readouterr().out
         bundle = Bundle.load(path)
@@ -80,7 +99,7 @@ def as_it_reports(bundle: Bundle, data: Path, said: str) -> float:
         claimed = claims(dataset.images[test]) > 0
         assert (claimed & truth).sum() == metrics["test"]["true_positives"]
         assert (claimed & ~truth).sum() == metrics["test"]["false_positives"]
-        dead = judged(claims, dataset, test, 2, 0)
+        dead = logits_by_family(claims, dataset, test, 2, 0)
         counts = {family: int(each.sum()) for family, each in dead.items()}
         assert counts == metrics["dead_camera"]["by_family"]
         chosen_for = decision.chosen_for
@@ -106,46 +125,9 @@ def test_what_is_reported_is_what_the_classifier_does(
     """Few claims beside the band, dead cameras beyond it, a test frame that is farthest away."""
     path = save_column_bundle(tmp_path / "bundle").path
     data = draw(tmp_path / "data", noise=noise, seed=seed)
-    words = ["--data", str(data), "--target-fpr", rate, "--average-shifts"]
+    words = ["--data", str(data), "--target-fpr", rate, "--average-translations", "--int8", "off"]
     assert main(["calibrate", "--bundle", str(path), *words]) == 0
     as_it_reports(Bundle.load(path), data, capsys.readouterr().out)
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What stands for an evaluation: its threshold is above all dead-camera frames."""
-
-    decision: Decision
-
-    @staticmethod
-    def of(scores: calibrate._Scores) -> Found:
-        highest = max(0.0, *(float(each[:, 1].max()) for each in scores.dead[0].values()))
-        return Found(Decision(threshold=float(sigmoid(np.array(highest)))))
-
-
-@pytest.mark.parametrize(("dead", "widest"), [(-4.0, 0.5), (5.0, 5.0)])
-def test_the_band_holds_a_dead_camera_only_where_it_would_move_the_threshold(
-    dead: float, widest: float
-) -> None:
-    def logits(*odds: float) -> np.ndarray:
-        return np.stack([np.zeros(len(odds)), np.array(odds)], axis=1)
-
-    def scores(frames: np.ndarray, dead: float) -> calibrate._Scores:
-        return calibrate._Scores(frames, ({"noise": logits(dead)}, {"noise": logits(-3.0)}))
-
-    own, means = logits(-7.0, -0.5, 0.2, 7.0), logits(-7.0, 0.1, 0.3, 7.0)
-    found = calibrate._with_shifts(
-        Found.of,  # type: ignore[arg-type]
-        scores(own, dead),
-        scores(means, -2.0),
-        1,
-        np.arange(4),
-    )
-    assert found is not None and found.decision.threshold == 0.5
-    assert (
-        found.decision.translation_band == pytest.approx(widest)
-        and found.decision.translation_band > widest
-    )
 
 
 @pytest.mark.slow
@@ -157,19 +139,86 @@ def test_int8_is_compared_on_images_that_are_cut_already(tmp_path: Path) -> None
     image = dataclasses.replace(made.spec.image, crop=(1, 2, HEIGHT, WIDTH))
     bundle = dataclasses.replace(made, spec=dataclasses.replace(made.spec, image=image))
     whole = np.random.default_rng(0).integers(0, 256, (400, HEIGHT + 3, WIDTH + 5, 3), np.uint8)
-    config = QuantizeConfig(max_second_looks=1.0, boundary=100)
-    images = bundle.prepare(whole)
-    found = compare(config, bundle, bundle.network("fp32"), images, np.arange(400))
+    images, network = bundle.prepare(whole), bundle.network("fp32")
+    found = compare(bundle, network, images, np.arange(400), max_second_looks=1.0)
     assert found.flips.count == 0 and found.band is not None and found.band >= 2.0
 
 
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, and a network that knows them."""
+    folder = tmp_path_factory.mktemp("foreign")
+    draw_colours(folder / "data", 240)
+    to_onnx(Colours(2), folder / "two.onnx")
+    return folder
+
+
+def imported(foreign: Path, out: Path, **changes: Any) -> CalibrateConfig:
+    """Import the network; return the command that calibrates it."""
+    given = {"labels": LABELS, "mean": MEAN, "std": STD, **changes}
+    importing.run(ImportConfig(model=foreign / "two.onnx", out=out, **given))
+    return CalibrateConfig(bundle=out, data=foreign / "data", target_fpr=0.05, int8="off")
+
+
 @pytest.mark.slow
-def test_means_that_change_nothing_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"color_order": "BGR"}, "import with --color-order RGB"),
+        ({"success_label": "failure"}, "--success-label success (the label is inverted)"),
+        ({"scale": 1.0}, "import with --scale 255"),
+    ],
+)
+def test_what_was_described_wrongly_is_named(
+    foreign: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    cause: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(calibrate, "translations", lambda images: (images,) * 3)
-    path = save_column_bundle(tmp_path / "bundle").path
-    words = ["--data", str(data), "--target-fpr", "0.05", "--average-shifts"]
-    assert main(["calibrate", "--bundle", str(path), *words]) == 0
-    assert "change no decision" in capsys.readouterr().out
-    assert Bundle.load(path).spec.decision.translation_band is None
+    assert calibrate.run(imported(foreign, tmp_path / "bundle", **changes)) == USELESS
+    said = capsys.readouterr().out
+    assert "verdict: useless" in said and cause in said and "INT8" not in said
+    assert Bundle.load(tmp_path / "bundle").spec.metrics["verdict"]["level"] == "useless"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_calibrated_bundle_has_a_detector_of_its_images(foreign: Path, tmp_path: Path) -> None:
+    config = imported(foreign, tmp_path / "bundle")
+    assert calibrate.run(config) == 0
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert bundle.spec.decision.chosen_for["target_fpr"] == 0.05
+    assert bundle.spec.metrics["test"]["recall"] > 0.9 and len(bundle.golden.images) == 8
+    assert "clean test frames are out of distribution" in (bundle.path / "README.md").read_text()
+    images, detector = load_dataset(foreign / "data").images, guard_of(bundle)
+    assert detector is not None and (detector.ood_score(images) > 1).mean() < 0.05
+    assert (detector.ood_score(np.zeros_like(images)) > 1).all()
+    # A new calibration on too few episodes for one leaves none, and says why.
+    few = dataclasses.replace(config, data=draw_colours(tmp_path / "few", 110), target_fpr=0.3)
+    assert calibrate.run(few) in (0, USELESS)
+    after = Bundle.load(tmp_path / "bundle")
+    assert guard_of(after) is None
+    assert "it takes 20 episodes" in after.spec.metrics["guard"]["why"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_data_that_do_not_fit_change_nothing(
+    foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = imported(foreign, tmp_path / "bundle")
+    before = tiny.snapshot(tmp_path / "bundle")
+    few = dataclasses.replace(config, target_fpr=0.02)
+    with pytest.raises(TooFewNegativesError, match="Expected at least 149") as caught:
+        calibrate.run(few)
+    assert caught.value.field == "target_fpr"
+    data = tmp_path / "data"
+    for path in shutil.copytree(foreign / "data", data).rglob("*.png"):
+        Image.open(path).crop((0, 0, 16, 32)).save(path)
+    with pytest.raises(TooFewNegativesError):
+        calibrate.run(dataclasses.replace(few, data=data))
+    assert "images of 32 x 16 are squeezed to 32 x 40" in capsys.readouterr().out
+    assert tiny.snapshot(tmp_path / "bundle") == before
+    strict = imported(foreign, tmp_path / "strict", resize=False)
+    with pytest.raises(ImageMismatchError, match=f"Expected {SIZE[0]} x {SIZE[1]}"):
+        calibrate.run(dataclasses.replace(strict, data=data))

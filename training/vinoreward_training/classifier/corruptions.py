@@ -1,8 +1,7 @@
-"""What happens to a camera and its light in a real room, done to images.
+"""Corruptions: changes of a camera's images in use that keep the label.
 
-A shift keeps the label: a success under less light is one. An audit's strengths are from what a
-working day brings to what somebody should notice; a training's are the former, so that a classifier
-works in a real room.
+An audit's strengths go from what a working day brings to what somebody should notice; a training's
+are the former.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _SALT = 0xA0D17
 
 
 @dataclass(frozen=True)
-class Shift:
-    """One kind of change, at several strengths."""
+class Corruption:
+    """One kind of corruption, at several strengths."""
 
     name: str
     strengths: tuple[float, ...]
@@ -34,7 +33,7 @@ class Shift:
     apply: Callable[[Images, float, Random], Images]
     """Of one image (H, W, 3) uint8 and a strength."""
     trained: tuple[float, float] | None = None
-    """Least and largest strength in training; None for a shift that is not trained."""
+    """Least and largest strength in training; None where it is not trained."""
 
 
 def _rounded(values: npt.NDArray[np.float32]) -> Images:
@@ -109,62 +108,70 @@ def _turned(image: Images, degrees: float, random: Random) -> Images:
     return np.asarray(turned)[edge : edge + height, edge : edge + width]
 
 
-SHIFTS: tuple[Shift, ...] = (
-    Shift("less light", (0.85, 0.7, 0.5), "times the light", _light, (0.7, 1.0)),
-    Shift("more light", (1.15, 1.3, 1.6), "times the light", _light, (1.0, 1.3)),
-    Shift("warmer light", (0.1, 0.2, 0.4), "more red, less blue", _cast, (0.0, 0.2)),
-    Shift("colder light", (-0.1, -0.2, -0.4), "more red, less blue", _cast, (-0.2, 0.0)),
-    Shift("blur", (0.005, 0.01, 0.02), "of the height", _blur, (0.0, 0.01)),
-    Shift("JPEG", (50, 20, 8), "quality", _jpeg, (20, 90)),
-    Shift("noise", (5, 12, 25), "grey levels", _noise, (0.0, 12.0)),
-    Shift("occlusion", (0.02, 0.05, 0.12), "of the image", _occlusion, (0.002, 0.02)),
-    Shift("camera moved", (0.01, 0.03, 0.08), "of the width", _moved, (0.0, 0.01)),
-    Shift("camera turned", (1, 3, 8), "degrees", _turned, (0.0, 1.0)),
-    Shift("red and blue swapped", (1,), "", _swapped),
+CORRUPTIONS: tuple[Corruption, ...] = (
+    Corruption("less light", (0.85, 0.7, 0.5), "times the light", _light, (0.7, 1.0)),
+    Corruption("more light", (1.15, 1.3, 1.6), "times the light", _light, (1.0, 1.3)),
+    Corruption("warmer light", (0.1, 0.2, 0.4), "more red, less blue", _cast, (0.0, 0.2)),
+    Corruption("colder light", (-0.1, -0.2, -0.4), "more red, less blue", _cast, (-0.2, 0.0)),
+    Corruption("blur", (0.005, 0.01, 0.02), "of the height", _blur, (0.0, 0.01)),
+    Corruption("JPEG", (50, 20, 8), "quality", _jpeg, (20, 90)),
+    Corruption("noise", (5, 12, 25), "grey levels", _noise, (0.0, 12.0)),
+    Corruption("occlusion", (0.02, 0.05, 0.12), "of the image", _occlusion, (0.002, 0.02)),
+    Corruption("camera moved", (0.01, 0.03, 0.08), "of the width", _moved, (0.0, 0.01)),
+    Corruption("camera turned", (1, 3, 8), "degrees", _turned, (0.0, 1.0)),
+    Corruption("red and blue swapped", (1,), "", _swapped),
 )
-TRAINED = tuple(shift for shift in SHIFTS if shift.trained is not None)
+TRAINED = tuple(one for one in CORRUPTIONS if one.trained is not None)
 SECOND = 0.4
-"""Share of the shifted images in training that are shifted twice."""
+"""Share of the corrupted images in training that are corrupted twice."""
 
 
-def shifted(
-    shift: Shift, strength: float, images: Images, *, seed: int, views: Sequence[View] = ()
+def _applied(
+    corruption: Corruption, strength: float, image: Images, seed: int, views: Sequence[View]
 ) -> Images:
-    """Return images (N, H, W, 3) after a shift, drawn from the seed; the same in each view."""
-    random = np.random.default_rng(
-        [_SALT, seed, zlib.crc32(shift.name.encode()), shift.strengths.index(strength)]
-    )
+    """Return one image after a corruption, the same in each of its views."""
     ends = np.cumsum([view.height for view in views])[:-1].tolist()
-    changed = np.empty_like(images)
-    for image, result in zip(images, changed, strict=True):
-        parts = np.split(image, ends) if ends else [image]
-        drawn = int(random.integers(2**32))  # the same befalls all views
-        result[...] = np.concatenate(
-            [shift.apply(part, strength, np.random.default_rng(drawn)) for part in parts]
-        )
-    return changed
+    parts = np.split(image, ends) if ends else [image]
+    return np.concatenate(
+        [corruption.apply(part, strength, np.random.default_rng(seed)) for part in parts]
+    )
 
 
-def in_rooms(
+def corrupted(
+    corruption: Corruption,
+    strength: float,
+    images: Images,
+    *,
+    seed: int,
+    views: Sequence[View] = (),
+) -> Images:
+    """Return images (N, H, W, 3) after a corruption, drawn from the seed; the same in each view."""
+    place = corruption.strengths.index(strength)
+    random = np.random.default_rng([_SALT, seed, zlib.crc32(corruption.name.encode()), place])
+    seeds = [int(random.integers(2**32)) for _ in images]
+    changed = [
+        _applied(corruption, strength, image, drawn, views)
+        for image, drawn in zip(images, seeds, strict=True)
+    ]
+    return np.stack(changed) if changed else images.copy()
+
+
+def randomly_corrupted(
     images: Images,
     share: float,
     random: Random,
     views: Sequence[View] = (),
-    shifts: Sequence[Shift] = TRAINED,
+    corruptions: Sequence[Corruption] = TRAINED,
 ) -> Images:
-    """Return images (N, H, W, 3), a ``share`` of them after one or two ``shifts`` as in training.
+    """Return images (N, H, W, 3), a ``share`` of them after one or two corruptions as in training.
 
-    The same befalls all views of an image.
+    They are the same in each view.
     """
     changed = images.copy()
-    ends = np.cumsum([view.height for view in views])[:-1].tolist()
     for index in np.flatnonzero(random.random(len(images)) < share):
-        count = min(1 + int(random.random() < SECOND), len(shifts))
-        for number in random.choice(len(shifts), count, replace=False):
-            shift = shifts[number]
-            strength, drawn = random.uniform(*shift.trained or (0, 0)), int(random.integers(2**32))
-            parts = np.split(changed[index], ends) if ends else [changed[index]]
-            changed[index] = np.concatenate(
-                [shift.apply(part, strength, np.random.default_rng(drawn)) for part in parts]
-            )
+        count = min(1 + int(random.random() < SECOND), len(corruptions))
+        for number in random.choice(len(corruptions), count, replace=False):
+            one = corruptions[number]
+            strength, drawn = random.uniform(*one.trained or (0, 0)), int(random.integers(2**32))
+            changed[index] = _applied(one, strength, changed[index], drawn, views)
     return changed

@@ -1,0 +1,267 @@
+"""What a classifier claims on corrupted images, and on those of a failing or frozen camera."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vinoreward.images import View
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.frozen import CLAIMED, distance, visible_change
+from vinoreward_training.audit.checks import (
+    PARTS,
+    Check,
+    Claims,
+    Floats,
+    Images,
+    Subject,
+    share_check,
+)
+from vinoreward_training.classifier.camera_failure import FAMILIES, UNSEEN_FAMILIES, held_out
+from vinoreward_training.classifier.corruptions import CORRUPTIONS, Corruption, corrupted
+from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
+
+DEAD_CLAIMED = 0.001
+"""Largest share of a failing camera's frames that may be claimed."""
+FALSELY_CLAIMED = 0.01
+"""Largest share of failures that may be claimed under a corruption."""
+KEPT = 0.9
+"""Smallest share of the successes claimed on clean images that must be claimed when corrupted."""
+NOTICED = 0.95
+"""Or the OOD detector must withhold this share of the images."""
+ALARMS = 0.01
+"""Largest share of clean images that the OOD detector may withhold."""
+FAILING_CAMERAS = (*FAMILIES, *UNSEEN_FAMILIES)
+FROZEN = (
+    *(("frozen", 1.0), ("frozen top", 0.5), ("frozen bottom", 0.5), ("frozen left", 0.5)),
+    *(("stale blocks", 0.5), ("ghost", 0.7)),
+)
+"""What a frozen camera shows of an earlier success, and how much of it."""
+ALIKE_PAIRS = 0.05
+"""Share of the failures left out as they look most like the earlier success: a frozen camera cannot
+be told from a working one there."""
+STRONGEST_FIRST: tuple[tuple[Corruption | None, float | None], ...] = (
+    (None, None),
+    *(
+        (one, one.strengths[-n])
+        for n in range(1, 1 + max(len(each.strengths) for each in CORRUPTIONS))
+        for one in CORRUPTIONS
+        if n <= len(one.strengths)
+    ),
+)
+"""Clean images, then each corruption at its strongest, which finds faults first."""
+_ORDER = [("", None), *((one.name, each) for one in CORRUPTIONS for each in one.strengths), *FROZEN]
+_PART = 0xA0D1
+"""Number of :func:`held_out`'s frames that only an audit draws."""
+
+
+@dataclass(frozen=True)
+class CorruptionRow:
+    """What is claimed under one corruption."""
+
+    corruption: str
+    strength: float | None
+    """None for clean images."""
+    unit: str
+    rates: Rates
+    """Of claims that the OOD detector lets pass."""
+    network: Rates
+    """Of the network's claims."""
+    flips: int | None = None
+    """Decisions of the network that differ from FP32's; None where FP32 decides."""
+    withheld: int | None = None
+    """Images that the OOD detector withholds; None without one."""
+
+    @property
+    def name(self) -> str:
+        """What was done, in words."""
+        if self.strength is None:
+            return "no corruption"
+        return (
+            f"{self.corruption} ({self.strength:g} {self.unit})" if self.unit else self.corruption
+        )
+
+    @property
+    def failures(self) -> int:
+        """How many images show no success."""
+        return self.rates.false_positives + self.rates.true_negatives
+
+    @property
+    def successes(self) -> int:
+        """How many images show a success."""
+        return self.rates.true_positives + self.rates.false_negatives
+
+    @property
+    def noticed(self) -> bool:
+        """Whether the OOD detector notices: its upper 95 % bound reaches ``NOTICED``."""
+        images = self.failures + self.successes
+        return self.withheld is not None and (
+            clopper_pearson(self.withheld, images, 0.95, "upper")[1] >= NOTICED
+        )
+
+    def checks(self, clean: CorruptionRow) -> Iterator[Check]:
+        """Yield the checks of false claims, and of successes missed without a sign."""
+        wrong, failures = self.rates.false_positives, f"failures claimed under {self.name}"
+        found = f"it claims {wrong} of {self.failures} failures under {self.name}"
+        sentence = f"{found}; at most {FALSELY_CLAIMED:.0%} may be"
+        yield share_check(sentence, wrong, self.failures, FALSELY_CLAIMED, measure=failures)
+        if self.strength is None:
+            return
+        least, missed = KEPT * clean.rates.recall, self.network.false_negatives
+        yield Check(
+            f"under {self.name} it claims {self.network.true_positives} of {self.successes} "
+            f"successes, {clean.rates.true_positives} on clean images, and gives no sign of it",
+            failed=self.network.recall_high < least and not self.noticed,
+            miss=True,
+            measure=f"successes missed under {self.name} without a sign",
+            value=0.0 if self.noticed else missed / max(1, self.successes),
+            bar=1 - least,
+            of=self.successes,
+        )
+
+
+@dataclass
+class CorruptionReport:
+    """Claims under each corruption, and of a failing camera."""
+
+    rows: list[CorruptionRow] = field(default_factory=list)
+    """Clean images first."""
+    failing_camera: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Family of a failing camera's frames to (claimed, frames)."""
+
+    @property
+    def failing_camera_total(self) -> tuple[int, int]:
+        """(claimed, frames) of all failing cameras."""
+        claimed, frames = np.array(list(self.failing_camera.values()) or [(0, 0)]).sum(axis=0)
+        return int(claimed), int(frames)
+
+    def checks(self) -> Iterator[Check]:
+        """Yield all checks."""
+        claimed, frames = self.failing_camera_total
+        worst = max(self.failing_camera, key=lambda name: self.failing_camera[name][0], default="")
+        of_worst = self.failing_camera.get(worst, (0, 0))
+        sentence = (
+            f"it claims {claimed} of {frames} frames of a failing camera (most of {worst!r}: "
+            f"{of_worst[0]} of {of_worst[1]}); at most {DEAD_CLAIMED:.1%} may be"
+        )
+        measure = "failing-camera frames claimed"
+        yield share_check(sentence, claimed, frames, DEAD_CLAIMED, measure=measure)
+        if not self.rows:
+            return
+        clean = self.rows[0]
+        sentence = (
+            f"it claims {clean.rates.true_positives} of {clean.successes} successes on clean "
+            f"images; at least {GOOD_RECALL:.0%} must be"
+        )
+        yield Check(sentence, clean.rates.recall_high < GOOD_RECALL, miss=True)
+        images, alarms = clean.successes + clean.failures, clean.withheld or 0
+        sentence = (
+            f"its guard finds {alarms} of {images} clean images out of distribution; at most "
+            f"{ALARMS:.0%} may be"
+        )
+        yield share_check(sentence, alarms, images, ALARMS, miss=True)
+        for row in self.rows:
+            yield from row.checks(clean)
+
+
+def corrupt(
+    subject: Subject,
+    images: Images,
+    success: Claims,
+    report: CorruptionReport,
+    views: tuple[View, ...] = (),
+    corruptions: tuple[tuple[Corruption | None, float | None], ...] = STRONGEST_FIRST,
+) -> Iterator[str]:
+    """Score images (N, H, W, 3) under each corruption; yield what was done.
+
+    ``success`` (N,) is their truth, ``views`` are the images' parts. Rows stay in the order of a
+    report, whatever the order of ``corruptions``.
+    """
+    for corruption, strength in corruptions:
+        name, unit, changed = "", "", images
+        if corruption is not None and strength is not None:
+            name, unit = corruption.name, corruption.unit
+            changed = corrupted(corruption, strength, images, seed=subject.seed, views=views)
+        scores = subject.score(changed)
+        done = f"{name} {strength:g}" if strength is not None else "clean images"
+        wrong = scores.rewarded & ~success
+        subject.false_positives.add(changed[wrong], scores.probability[wrong], done)
+        labels = success.astype(np.int64)
+        rewarded, network = rates(scores.rewarded, labels), rates(scores.claimed, labels)
+        withheld = None if scores.withheld is None else int(scores.withheld.sum())
+        flips = subject.flips(changed, scores)
+        row = CorruptionRow(name, strength, unit, rewarded, network, flips, withheld)
+        report.rows = sorted([*report.rows, row], key=_place)
+        yield done
+
+
+def _place(row: CorruptionRow) -> int:
+    return _ORDER.index((row.corruption, row.strength))
+
+
+def _frozen_images(new: Images, old: Images, random: np.random.Generator) -> Iterator[Images]:
+    """Yield what a camera shows of two moments, (N, H, W, 3), in the order of ``FROZEN``."""
+    count, height, width = new.shape[:3]
+    y, x = np.indices((height, width))[..., None]
+    yield old
+    for places in (y < height // 2, y >= height // 2, x < width // 2):
+        yield np.where(places, old, new)
+    stale = (random.random((count, PARTS, PARTS)) < 0.5)[:, y * PARTS // height, x * PARTS // width]
+    yield np.where(stale, old, new)
+    yield np.rint(0.7 * old + 0.3 * new.astype(np.float32)).astype(np.uint8)
+
+
+def freeze_camera(
+    subject: Subject, images: Images, success: Claims, report: CorruptionReport
+) -> Iterator[str]:
+    """Score failures of which a camera shows, in whole or in part, a success earlier.
+
+    The frozen-camera check of a learned reward is applied as if the observation had said that the
+    state is another one. As :func:`corrupt`.
+    """
+    random = np.random.default_rng([_PART, subject.seed])
+    new = images[~success]
+    old = images[success][random.integers(success.sum(), size=len(new))]
+    usual = np.median(images, axis=0).astype(np.uint8).reshape(1, -1)
+
+    def change(after: Images, before: Images) -> Floats:
+        flat, other = after.reshape(len(after), -1), before.reshape(len(before), -1)
+        return visible_change(distance(flat, usual), distance(other, usual), distance(flat, other))
+
+    real = change(new, old)
+    least = np.quantile(real, ALIKE_PAIRS)
+    new, old = new[real >= least], old[real >= least]
+    nothing = np.zeros(len(new), np.int64)
+    frozen = zip(FROZEN, _frozen_images(new, old, random), strict=True)
+    for (name, strength), changed in frozen:
+        scores, moved = subject.score(changed), change(changed, old)
+        withheld = (moved < CLAIMED * least) & (scores.claimed | (moved == 0))
+        withheld |= False if scores.withheld is None else scores.withheld
+        network, rewarded = (rates(scores.claimed & one, nothing) for one in (True, ~withheld))
+        flips, count = subject.flips(changed, scores), int(withheld.sum())
+        row = CorruptionRow(name, strength, "of the earlier image", rewarded, network, flips, count)
+        report.rows = sorted([*report.rows, row], key=_place)
+        yield name
+
+
+def fail_camera(
+    subject: Subject,
+    images: Images,
+    success: Claims,
+    report: CorruptionReport,
+    views: tuple[View, ...] = (),
+    *,
+    frames: int,
+) -> Iterator[str]:
+    """Score at least ``frames`` images of a failing camera, of all kinds; as :func:`corrupt`."""
+    failures, count = np.flatnonzero(~success), -(-frames // len(FAILING_CAMERAS))
+    options: dict[str, Any] = {"seed": subject.seed, "families": FAILING_CAMERAS, "views": views}
+    for family, damaged in held_out(_PART, images, failures, count=count, **options):
+        scores, done = subject.score(damaged), f"failing camera: {family}"
+        wrong = scores.rewarded
+        subject.false_positives.add(damaged[wrong], scores.probability[wrong], done)
+        report.failing_camera[family] = int(wrong.sum()), len(wrong)
+        yield done

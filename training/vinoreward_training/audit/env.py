@@ -1,0 +1,192 @@
+"""The environment of an audit: how it is played, and what an audit may change in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.entry_points import named_function
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.interventions import Intervention, SearchSpace
+from vinoreward.wrappers.true_success import Truth
+from vinoreward_actors.actor_learner.acting.environments import as_config_error
+from vinoreward_training.audit.checks import Images, Subject
+from vinoreward_training.audit.states import apart, offered_by
+from vinoreward_training.configs import AuditConfig, MendConfig
+from vinoreward_training.data.dataset import size_for
+from vinoreward_training.data.dataset_files import image_reader
+from vinoreward_training.runs.next_command import OF_AUDIT
+from vinoreward_training.runs.settings import refuse_ignored
+from vinoreward_training.tasks.environments import (
+    dependencies_named,
+    has_own_reward,
+    make_env,
+    truth_reader,
+)
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+LEAST_CLAIMS = 10
+"""Fewer claims say nothing."""
+UNDONE = 0.5
+"""Grey levels that two images of the same state may differ by, on average."""
+_OFFER = (
+    "a function of the environment that returns a list of vinoreward.Intervention and "
+    "vinoreward.SearchSpace; mend it"
+)
+
+
+def difference(one: Images, other: Images) -> float:
+    """Return the mean difference of two images in grey levels."""
+    return float(np.abs(one.astype(np.float64) - other).mean())
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A policy to be trained on the reward under audit."""
+
+    env: gym.Env[Any, Any]
+    """Gives that reward."""
+    algorithm: str
+    arguments: Mapping[str, Any]
+    steps: int
+    truth: Truth | None = None
+    """Reads the truth from ``info``; None: from the usual keys."""
+
+
+@dataclass
+class Episode:
+    """An episode played until a success was claimed."""
+
+    first: Images
+    """Image of the reset."""
+    actions: list[Any] = field(default_factory=list)
+    claim: tuple[Any, Images] | None = None
+    """Observation and image of the claim; None if there was none."""
+
+
+@dataclass(frozen=True)
+class AuditEnv:
+    """An environment that an audit plays in, changes and searches."""
+
+    env: gym.Env[Any, Any]
+    take: Callable[[Any], Images]
+    """Returns its image, given an observation."""
+    act: Callable[[Any], Any] | None = None
+    """Plays, given an observation; None plays at random."""
+    interventions: tuple[Intervention, ...] = ()
+    spaces: tuple[SearchSpace, ...] = ()
+    truth: Truth = field(default_factory=Truth)
+    learner: Learner | None = None
+
+    def play(self, subject: Subject, random: np.random.Generator, steps: int) -> Episode:
+        """Play an episode until a success is claimed, for at most so many steps.
+
+        The frames of one episode resemble each other, so that one claim of each is enough.
+        """
+        observation, _ = self.env.reset(seed=int(random.integers(2**31)))
+        episode, ended = Episode(self.take(observation)), False
+        while not ended and len(episode.actions) < steps:
+            action = self.env.action_space.sample() if self.act is None else self.act(observation)
+            episode.actions.append(action)
+            observation, _, terminated, truncated, _ = self.env.step(action)
+            image = self.take(observation)
+            if subject.score(image[None]).rewarded[0]:
+                episode.claim = observation, image
+            ended = bool(terminated or truncated or episode.claim)
+        return episode
+
+
+def open_env(
+    config: AuditConfig | MendConfig, bundle: Bundle, closing: contextlib.ExitStack
+) -> AuditEnv | None:
+    """Return the environment that the options name; None without ``env``.
+
+    ``closing`` closes it.
+
+    Raises:
+        ConfigError: options without an environment, or one that no audit can use.
+    """
+    if config.env is None:
+        command = "an audit" if isinstance(config, AuditConfig) else "mending"
+        options = ("env_kwargs", *OF_AUDIT, "learn_steps", "examples")
+        known = [name for name in options if hasattr(config, name)]
+        refuse_ignored(config, known, f"{command} without --env")
+        return None
+    if bundle.spec.image.views:
+        raise ConfigError(
+            field="env",
+            value=config.env,
+            expected=f"none with {bundle.spec.name}, which scores several images",
+            remedy="leave `env` out, and audit with `pairs`",
+        )
+    from vinoreward_training.capture.policies import open_policy
+
+    arguments: dict[str, Any] = {"render_mode": "rgb_array", **config.env_kwargs}
+    if has_own_reward(config.env):
+        arguments = {"backend": "oracle", "bundle": bundle, **arguments}
+    with dependencies_named(config.env):
+        env = make_env(config.env, arguments, truth=config.truth)
+        closing.callback(env.close)
+        take = image_reader(env, config.env, config.image_source, size_for(bundle.spec.image))
+        # An environment that cannot render is refused now, not after minutes.
+        take(env.reset(seed=config.seed)[0])
+    interventions, spaces = _offered(config, env)
+    if config.image_source != "render" and (interventions or spaces):
+        raise ConfigError(
+            field="image_source",
+            value=config.image_source,
+            expected="render with interventions or search spaces, as an observation does not show "
+            "a change before the next step",
+        )
+    return AuditEnv(
+        env,
+        take,
+        None if config.policy is None else open_policy(config.policy, env, closing),
+        interventions,
+        spaces,
+        truth_reader(config.truth_key, config.truth),
+    )
+
+
+def _offered(
+    config: AuditConfig | MendConfig, env: gym.Env[Any, Any]
+) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+    """Return what ``interventions`` names, or what the environment offers itself."""
+    if config.interventions is None:
+        return offered_by(env.unwrapped)
+    offer = named_function(config.interventions, "interventions", "a function of an environment")
+    with as_config_error(f"--interventions {config.interventions} fails", _OFFER):
+        offered = offer(env.unwrapped)
+    return apart(offered, config.interventions)
+
+
+def open_learner(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack) -> Learner:
+    """Return a policy as ``vinoreward train`` would build it, on the reward under audit."""
+    from vinoreward_training.policy.train import SETTINGS
+
+    source = {} if config.image_source == "render" else {"image_source": config.image_source}
+    env = make_env(
+        config.env or "",
+        config.env_kwargs,
+        backend=config.backend,
+        bundle=str(bundle.path),
+        precision=config.precision,
+        wrap_bundle=not has_own_reward(config.env or ""),
+        truth=config.truth,
+        truth_key=config.truth_key,
+        accept_foreign_images=True,  # the audit finds out whether the bundle suits them
+        **source,  # type: ignore[arg-type]
+    )
+    closing.callback(env.close)
+    settings = SETTINGS.of(env=config.env, env_kwargs=config.env_kwargs)
+    # A reader of its own: under a learned reward the truth may have another key.
+    truth = truth_reader(config.truth_key, config.truth)
+    name, arguments = str(settings.algorithm), settings.algorithm_kwargs
+    return Learner(env, name, arguments, config.learn_steps, truth)
