@@ -29,8 +29,7 @@ from vinoreward_training.data.dataset import (
     load_labelled,
     split_by_episode,
 )
-from vinoreward_training.data.dataset_files import stack_images
-from vinoreward_training.runs.machine import free_memory
+from vinoreward_training.data.dataset_files import free_memory, stack_images
 
 
 def image(path: Path, value: int, size: tuple[int, int] = (16, 20)) -> None:

@@ -53,8 +53,8 @@ class LearnedPolicy:
 def learn(learner: Learner, report: LearnedPolicy, seed: int) -> Iterator[str]:
     """Train a policy in an environment that gives the learned reward; yield what is done next."""
     from stable_baselines3.common.logger import Logger
-    from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
 
+    from vinoreward.wrappers.sb3 import ClaimedVsTrue
     from vinoreward_training.policy.checkpoint import build_model
 
     steps = learner.steps

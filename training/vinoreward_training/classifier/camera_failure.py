@@ -142,7 +142,7 @@ class _Failure:
             if self.random.random() < 0.5:
                 lost = lost[::-1]
         else:
-            lost = self.random.random(self.height) < self.random.uniform(0.1, 1)
+            lost = np.less(self.random.random(self.height), self.random.uniform(0.1, 1))
         kind = self.random.integers(4)
         if kind == 3:
             return pixels[np.maximum.accumulate(np.where(lost, 0, rows))]

@@ -173,27 +173,3 @@ def freed_memory_kept() -> Iterator[None]:
         mallopt(_MMAP_THRESHOLD, 32 * 2**20)
         mallopt(_TRIM_THRESHOLD, 64 * 2**20)
         trim(0)
-
-
-def free_memory() -> int | None:
-    """Return the bytes of memory that this process can still have; None if not known.
-
-    The least of what the machine has and what its control group (a container's limit) allows.
-    """
-    available = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available.append(int(line.split()[1]) * 1024)
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            most, now = ((group / name).read_text(encoding="ascii") for name in (limit, used))
-            # The files' cache counts as used and is given back where it is needed.
-            stat = ((group / limit).parent / "memory.stat").read_text(encoding="ascii")
-            facts = dict(line.split()[:2] for line in stat.splitlines())
-            available.append(int(most) - int(now) + int(facts.get("inactive_file", 0)))
-    return max(0, min(available)) if available else None
