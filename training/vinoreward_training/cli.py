@@ -118,16 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = [name, *from_hub(name, arguments[1:])]
         # Imported here, so that the top-level help appears at once.
-        from vinoreward_training.runs.settings import Settings, command_line
+        from vinoreward_training.runs.settings import Settings
 
         place, kind = known[name]
         module = importlib.import_module(place)
         prog = f"vinoreward {name}"
-        settings: Settings[Any] | None = getattr(module, "SETTINGS", None)
-        if settings is None:
-            config = command_line(kind, arguments[1:], prog=prog)
-        else:
-            config = settings.parse(arguments[1:], prog=prog)
+        settings: Settings[Any] = getattr(module, "SETTINGS", None) or Settings(kind)
+        config = settings.parse(arguments[1:], prog=prog)
         with terminated_like_interrupted():
             status = int(module.run(config))
         sys.stdout.flush()  # raises BrokenPipeError here and not when Python exits

@@ -52,11 +52,12 @@ from vinoreward_training.audit.replays import Replays, play_again
 from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.audit.search import STATES, Searched, spaces_searched
 from vinoreward_training.configs import AuditConfig
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, image_reader, save_image
 from vinoreward_training.data.seen import LEAST_AUDITED as LEAST
 from vinoreward_training.data.seen import unseen
-from vinoreward_training.runs.next_command import bundle_name, command, free, to_train
+from vinoreward_training.runs.next_command import bundle_name, command, to_train, unique_path
 from vinoreward_training.runs.report import Row, write_report, write_table
 from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import refuse_ignored
@@ -64,7 +65,9 @@ from vinoreward_training.tasks.environments import (
     dependencies_named,
     has_own_reward,
     make_env,
+    make_plain,
     truth_reader,
+    with_truth,
 )
 
 if TYPE_CHECKING:
@@ -350,7 +353,7 @@ def audit(
 def run(config: AuditConfig) -> int:
     """Audit, write the report; return 0, or ``UNSAFE``."""
     bundle = Bundle.load(config.bundle)
-    out = config.out or free(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
+    out = config.out or unique_path(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
     if (out / "audit.json").exists():
         raise ConfigError(
             f"{out} already holds an audit. Expected a new folder; choose another with --out."
@@ -416,7 +419,7 @@ def environment_of(
     if config.env is None:
         names = (
             "env_kwargs", "policy", "interventions", "image_source", "robot_state", "truth",
-            "truth_key", "states", "learn_steps",
+            "states", "learn_steps",
         )  # fmt: skip
         refuse_ignored(config, names, "an audit without --env")
         return {}
@@ -436,7 +439,7 @@ def environment_of(
     if has_own_reward(config.env):
         given = {"backend": "oracle", "bundle": bundle, **given}
     with dependencies_named(config.env):
-        env = make_env(config.env, given, truth=config.truth)
+        env = with_truth(make_plain(config.env, **given), config.truth)
         closing.callback(env.close)
         # What it lacks to draw with is told now, not after minutes.
         observation, _ = env.reset(seed=config.seed)
@@ -445,7 +448,7 @@ def environment_of(
         "env": env,
         "image_source": config.image_source,
         "robot": config.robot_state,
-        "truth": truth_reader(config.truth_key, config.truth),
+        "truth": truth_reader(config.truth),
     }
     if config.policy is not None:
         arguments["act"] = open_policy(config.policy, env, closing)
@@ -481,23 +484,20 @@ def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack
     """Return a policy as ``vinoreward train`` would build it, on the reward under audit."""
     from vinoreward_training.policy.train import SETTINGS
 
-    own = has_own_reward(config.env or "")
-    source = {} if config.image_source == "render" else {"image_source": config.image_source}
-    env = make_env(
-        config.env or "",
-        config.env_kwargs,
+    task = RewardedTask(
+        env=config.env or "",
+        env_kwargs=config.env_kwargs,
         backend=config.backend,
         bundle=str(bundle.path),
         precision=config.precision,
-        wrap_bundle=not own,
         truth=config.truth,
-        truth_key=config.truth_key,
+        image_source=(config.image_source,),
         accept_foreign_images=True,  # whether it suits these is what an audit finds out
-        **source,  # type: ignore[arg-type]
     )
+    env = make_env(task)
     closing.callback(env.close)
     settings = SETTINGS.of(env=config.env, env_kwargs=config.env_kwargs)
     # A reader of its own: where a learned reward claims, another key has the truth.
-    truth = truth_reader(config.truth_key, config.truth)
+    truth = truth_reader(config.truth)
     name, arguments = str(settings.algorithm), settings.algorithm_kwargs
     return Learning(env, name, arguments, config.learn_steps, truth)

@@ -17,7 +17,6 @@ from vinoreward.files import write_json
 from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_image
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
 from vinoreward.rewards.truth import Truth
-from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, IMAGE_HEIGHT, IMAGE_WIDTH
 from vinoreward_envs.scene import HoverScene
@@ -43,9 +42,9 @@ from vinoreward_training.data.seen import HELD_OUT_SHARES
 from vinoreward_training.data.videos import find_videos, read_labels, take_images
 from vinoreward_training.runs.next_command import (
     after_capture,
-    again,
-    capture_again,
     command,
+    resume_capture,
+    resume_command,
 )
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse_ignored
@@ -59,6 +58,7 @@ from vinoreward_training.tasks.environments import (
     takes_no_mode,
     truth_reader,
     tupled,
+    with_truth,
 )
 
 FORMAT = "vinoreward image folder 1"
@@ -95,7 +95,7 @@ def _make(config: CaptureConfig) -> Any:
     from gymnasium.error import Error
 
     options: dict[str, Any] = {name: tupled(item) for name, item in config.env_kwargs.items()}
-    if "render" in config.image_source:
+    if "render" in sources_of(config):
         options = {"render_mode": "rgb_array", **options}
     try:
         spec = find_spec(config.env)
@@ -110,7 +110,7 @@ def _make(config: CaptureConfig) -> Any:
                 "PandaHover id, whose images it is about; leave --fidelity out."
             )
         env = make_plain(config.env, **options)
-        return env if config.truth is None else TrueSuccess(env, config.truth)
+        return with_truth(env, config.truth)
     except (Error, ImportError, TypeError) as error:
         if missing := not_importable(config.env, error):
             raise ConfigError(f"found no {config.env!r} ({error}).{missing}") from error
@@ -137,30 +137,27 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     # What wrappers and the environment's own judge compare with the bundle's.
     drawn = getattr(env.unwrapped, "image_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
-    truth_named = config.truth is not None or config.truth_key not in (None, "true_success")
-    several = config.image_source != ("render",) or config.stack > 1
+    truth_named = config.truth not in (None, "true_success")
+    several = sources_of(config) != ("render",) or config.stack > 1
     played = truth_named or several or config.policy is not None
     if is_hover(env.spec) and not played:
         return env.unwrapped.scene, env, about
     return None, env, about
 
 
-SETTINGS = Settings(CaptureConfig, functions=("policy",))
+def sources_of(config: CaptureConfig) -> tuple[str, ...]:
+    """Return where the images of a capture are."""
+    return config.image_source or ("render",)
 
 
-def _check(config: CaptureConfig) -> None:
-    if config.frames < 2 or config.seed < 0 or min(config.image_size or (16,)) < 16:
-        raise ConfigError(
-            f"frames={config.frames}, seed={config.seed}, image_size={config.image_size}. "
-            "Expected at least 2 frames, a seed of 0 or more and images of 16x16 or more."
-        )
-    count = config.stack * len(config.image_source)
+def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig:
+    count = config.stack * len(sources_of(config))
     if config.image_size is not None and math.prod(config.image_size) * count > MAX_PIXELS:
-        height, width = config.image_size
         raise ConfigError(
-            f"found --image-size {height} {width} for {count} images in an image. Expected "
-            f"images of at most {MAX_PIXELS} pixels in all, as no larger ones are read again; "
-            "give a smaller --image-size."
+            field="image_size",
+            value=config.image_size,
+            expected=f"{count} images of at most {MAX_PIXELS} pixels in all",
+            remedy="give a smaller `image_size`",
         )
     sources = ("fidelity", "from_lerobot", "from_video")
     given = [f"--{name.replace('_', '-')}" for name in sources if getattr(config, name) is not None]
@@ -177,17 +174,12 @@ def _check(config: CaptureConfig) -> None:
             "that is played; leave them out, or put the images below each other yourself and "
             "name the views in dataset.json (docs/datasets.md)."
         )
-    if not config.resume:  # an older version may have recorded what it ignored
-        _check_used(config)
-    if not 1 <= config.stack <= MAX_VIEWS or not 1 <= len(config.image_source) <= MAX_VIEWS:
+    _check_used(config)
+    if len(config.image_source) > MAX_VIEWS:
         raise ConfigError(
-            f"found --stack {config.stack} and {len(config.image_source)} sources. Expected 1 to "
-            f"{MAX_VIEWS} of either."
+            field="image_source", value=config.image_source, expected=f"at most {MAX_VIEWS}"
         )
-    names = ("per_episode", "patience", "save_every", "failures_per_success")
-    if min(getattr(config, name) for name in names) < 1:
-        found = ", ".join(f"{name}={getattr(config, name)}" for name in names)
-        raise ConfigError(f"{found}. Expected numbers of at least 1.")
+    return config
 
 
 def _check_used(config: CaptureConfig) -> None:
@@ -205,38 +197,26 @@ _NEEDS: Mapping[str, str] = {
     "label_column": "from_lerobot", "label_above": "from_lerobot", "label_frame": "from_lerobot",
     "noise": "policy",
 }  # fmt: skip
-_OF_PLAY = ("env_kwargs", "image_source", "stack", "truth_key", "truth")
+_OF_PLAY = ("env_kwargs", "image_source", "stack", "truth")
 _OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix")
 _IGNORES: Mapping[str, tuple[str, ...]] = {
     "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": _OF_PLAY,
 }  # fmt: skip
 
 
-def _check_same(
-    config: CaptureConfig,
-    scene: Mapping[str, Any],
-    how: Mapping[str, Any],
-    before: Mapping[str, Any],
+def _check_scene(
+    config: CaptureConfig, scene: Mapping[str, Any], before: Mapping[str, Any]
 ) -> None:
-    """Refuse to resume a capture of something else."""
-    pairs = {name: (before.get(name), getattr(config, name)) for name in ("seed", "env")}
+    """Refuse to resume a capture of another scene."""
     # "drawn" marks the article's images and is missing in all others.
-    for name in {*scene, *({"drawn"} & set(before["scene"]))}:
-        pairs[f"scene {name}"] = before["scene"].get(name), scene.get(name)
-    for name in ("truth_key", "truth", "per_episode", "failures_per_success"):
-        if name in before and getattr(config, name) is not None:
-            pairs[name] = before[name], getattr(config, name)
-    for name, value in how.items():
-        pairs[name] = before.get(name, _DEFAULTS[name]), value
-    differing = sorted((name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
+    names = {*scene, *({"drawn"} & set(before["scene"]))}
+    differing = sorted(name for name in names if before["scene"].get(name) != scene.get(name))
     if differing:
+        name = differing[0]
         raise ConfigError(
-            f"{config.out} was captured with "
-            + ", ".join(f"{name} {old!r}" for name, old, _ in differing)
-            + ", now asked for "
-            + ", ".join(f"{name} {new!r}" for name, _, new in differing)
-            + ". Expected the same when resuming; repeat the old options or choose another folder "
-            "with --out."
+            f"{config.out} was captured with the scene's {name} {before['scene'].get(name)!r}, now "
+            f"it is {scene.get(name)!r}. Expected the same when resuming; repeat the old options, "
+            "or choose another folder with `out`."
         )
 
 
@@ -262,8 +242,6 @@ def _mix(config: CaptureConfig) -> dict[str, float]:
             f"found --mix {_words(config.mix)}. Expected shares of 0 or more for some of "
             f"{', '.join(MIX)}, and not of random alone, as in --mix {_words(MIX)}."
         )
-    if not 0 < config.noise <= 1:
-        raise ConfigError(f"found --noise {config.noise}. Expected a share above 0, at most 1.")
     return {name: share for name, share in mix.items() if share > 0}
 
 
@@ -275,7 +253,7 @@ def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
     """Return how images are made and who plays, as ``dataset.json`` has it."""
     return {
         "env_kwargs": config.env_kwargs,
-        "image_source": one[0] if len(one := config.image_source) == 1 else [*one],
+        "image_source": one[0] if len(one := sources_of(config)) == 1 else [*one],
         "stack": config.stack,
         "image_size": None if size is None else [*size],
         "policy": config.policy,
@@ -305,10 +283,8 @@ def _describe(
     if truth is not None:
         about["per_episode"] = config.per_episode
         about["failures_per_success"] = config.failures_per_success
-        if config.truth is not None:
-            about["truth"] = config.truth
-        elif truth.key is not None:
-            about["truth_key"] = truth.key
+        if (named := config.truth or truth.key) is not None:
+            about["truth"] = named
     about |= {
         **known,
         **table.lengths(),
@@ -331,7 +307,6 @@ def _holds_nothing(folder: Path) -> bool:
 
 def run(config: CaptureConfig) -> int:
     """Capture; return 0. Ctrl-C saves the images so far and raises KeyboardInterrupt."""
-    _check(config)
     if is_lerobot(config.out):
         raise ConfigError(
             f"{config.out} holds a LeRobot dataset. Expected a new folder; choose another with "
@@ -344,7 +319,7 @@ def run(config: CaptureConfig) -> int:
     from tqdm import tqdm
 
     mix, policy = _mix(config), config.policy
-    line = capture_again(config)
+    line = resume_capture(config)
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
         closing.callback((scene if env is None else env).close)
@@ -354,7 +329,7 @@ def run(config: CaptureConfig) -> int:
         begun = _holds_nothing(config.out)
         before = read_about(config.out) if config.resume and not begun else {}
         if before:
-            _check_same(config, about, how, before)
+            _check_scene(config, about, before)
         act = None if policy is None else open_policy(policy, env, closing)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
@@ -362,13 +337,16 @@ def run(config: CaptureConfig) -> int:
             truth, play = None, None
             table = Table(folder, whole_episodes=scene is None)
             if scene is None:
-                truth = truth_reader(config.truth_key or before.get("truth_key"), config.truth)
-                if len(config.image_source) > 1 or config.stack > 1:
-                    env = SeveralViews(env, config.env, config.image_source, config.stack, sizes)
+                truth, sources = (
+                    truth_reader(config.truth or before.get("truth")),
+                    sources_of(config),
+                )
+                if len(sources) > 1 or config.stack > 1:
+                    env = SeveralViews(env, config.env, sources, config.stack, sizes)
                     how["views"] = [asdict(view) for view in env.views]
                     take: Callable[[Any], Any] = env.image
                 else:
-                    take = image_reader(env, config.env, config.image_source[0], size)
+                    take = image_reader(env, config.env, sources[0], size)
                 play = Play(take, env, config, truth, tqdm.write, act, mix)
                 work = play.fill(table)
             else:
@@ -391,7 +369,7 @@ def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]],
     if env is None or is_hover(env.spec):
         return {}, {}
     observation, _ = env.reset(seed=0)
-    takes = {one: image_reader(env, config.env, one, None) for one in config.image_source}
+    takes = {one: image_reader(env, config.env, one, None) for one in sources_of(config)}
     own = {one: take(observation).shape[:2] for one, take in takes.items()}
     if config.image_size is not None:
         return own, dict.fromkeys(own, config.image_size)
@@ -466,11 +444,6 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
 
 def _videos(config: CaptureConfig, source: Path) -> int:
     """Take the images of videos; return 0."""
-    if not (math.isfinite(config.video_fps) and 0 < config.video_fps <= 1000):
-        raise ConfigError(
-            f"found --video-fps {config.video_fps}. Expected images per second of a video, above "
-            "0 and at most 1000."
-        )
     videos = find_videos(source)
     own = [video.size for video in videos]
     size = config.image_size or chosen_size(own)
@@ -516,7 +489,7 @@ def _converted(
     total: int,
 ) -> Table:
     """Write the images of recordings; return the table of them."""
-    line = again("capture", config.out)
+    line = resume_command("capture", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         table = Table(folder)
         describe = partial(_describe, config, table, known, None)
@@ -553,3 +526,13 @@ def _summary(config: CaptureConfig, table: Table) -> str:
         frames = math.ceil(len(table.rows) * needed / deciding / 1000) * 1000
         text += f" For 1 % it takes {needed}: --resume --frames {frames}."
     return text
+
+
+SETTINGS = Settings(
+    CaptureConfig,
+    fixed=(
+        "env", "env_kwargs", "truth", "image_source", "stack", "fidelity", "policy", "mix", "noise",
+        "per_episode", "failures_per_success", "seed",
+    ),
+    check=_check,
+)  # fmt: skip

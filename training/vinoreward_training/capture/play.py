@@ -27,7 +27,7 @@ from vinoreward_training.capture.free_camera import wandering_camera
 from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row
-from vinoreward_training.runs.next_command import capture_again
+from vinoreward_training.runs.next_command import resume_capture
 
 LONGEST = 10_000
 """Steps after which an episode is abandoned."""
@@ -265,8 +265,7 @@ class Play:
 
     def _truth_option(self) -> str:
         """Return the option that tells the truth, as it was given or found."""
-        given = self._config.truth
-        return f"--truth-key {self._truth.key}" if given is None else f"--truth {given}"
+        return f"--truth {self._config.truth or self._truth.key}"
 
     def _advice(self, missing: str) -> str:
         """Return what to try where a label is not found."""
@@ -399,7 +398,7 @@ class Play:
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
         if balance.kept_successes and balance.kept_failures:
-            line = capture_again(self._config, "--patience", str(10 * self._config.patience))
+            line = resume_capture(self._config, "--patience", str(10 * self._config.patience))
             rest = f"{kept} are kept; continue with: {line} (or begin anew)"
         else:
             # Images of one label are no dataset, and would stand in the way of the next try.

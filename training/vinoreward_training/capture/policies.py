@@ -36,7 +36,7 @@ from vinoreward_training.policy.checkpoint import (
     load_policy,
     read_description,
 )
-from vinoreward_training.tasks.environments import names_function
+from vinoreward_training.tasks.trust import names_function
 
 Act = Callable[[Any], Any]
 """Returns the action for one observation."""
@@ -109,9 +109,9 @@ def _of_run(folder: Path, env: gym.Env[Any, Any], closing: contextlib.ExitStack)
     if is_of_actors(folder):
         return _of_actors(folder, env, closing)
     description = read_description(folder)
-    if description.get("encoder") is not None:
+    if description.encoder is not None:
         raise ConfigError(
-            f"the policy in {folder} acts on latents of the encoder {description['encoder']}, "
+            f"the policy in {folder} acts on latents of the encoder {description.encoder}, "
             "which a capture does not compute. Expected one that acts on the environment's own "
             "observations; write a function that encodes, and give FILE.py:FUNCTION."
         )

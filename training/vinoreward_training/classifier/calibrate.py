@@ -50,8 +50,8 @@ from vinoreward_training.data.dataset import (
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.seen import SPLIT, origin_of
 from vinoreward_training.runs.imports import as_options
-from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import markdown, own_bundle
+from vinoreward_training.tasks.recorded import recorded_task
 
 SAMPLE = 100
 """Frames of each class on which other descriptions of the network are tried."""
@@ -345,7 +345,7 @@ def _write(
         metrics=spec.metrics | result.metrics | {"guard": guard.metrics},
         # The rates hold for what drew these images.
         image=dataclasses.replace(spec.image, scene=dataset.scene or spec.image.scene),
-        dataset=before | origin(read_about(config.data)) | {"calibrated_on": on},
+        dataset=before | recorded_task(read_about(config.data)) | {"calibrated_on": on},
     )
     intro = (
         "A success classifier: one camera image in, the probability of success out. Calibrated by"

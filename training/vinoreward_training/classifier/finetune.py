@@ -28,7 +28,12 @@ from vinoreward_training.data.dataset import (
     telling_numbers,
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_table, say_parts
-from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_more_images
+from vinoreward_training.runs.next_command import (
+    after_bundle,
+    bundle_name,
+    resume_command,
+    to_more_images,
+)
 from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import Settings, refuse
 
@@ -158,7 +163,7 @@ def run(config: FinetuneConfig) -> int:
     _check(config)
     check_network(config)  # before the data are read
     config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
-    line = again("finetune", config.out)
+    line = resume_command("finetune", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         dataset = load_dataset(
             config.data,

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from vinoreward_training.configs.policies import Scalar
+from annotated_types import Ge, Gt, Le
+
+from vinoreward.images import MAX_VIEWS
+from vinoreward_training.configs.task import RUNS_CODE, Count, Scalar, Share, Task
+
+Side = Annotated[int, Ge(16), Le(10_000)]
+"""Height or width of an image."""
 
 
-@dataclass(frozen=True)
-class CaptureConfig:
+@dataclass(frozen=True, kw_only=True)
+class CaptureConfig(Task):
     """Write labelled images of successes, near misses and traps.
 
     The result is an image folder (``success/``, ``failure/``) with a table, ``metadata.csv``.
@@ -18,7 +24,7 @@ class CaptureConfig:
     Examples:
         vinoreward capture --out data/hover --frames 6000
         vinoreward capture --resume --out data/hover --frames 20000
-        vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth-key at_goal
+        vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth at_goal
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
@@ -29,44 +35,35 @@ class CaptureConfig:
             --out data/pick
     """
 
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "out", "env", "truth", "frames", "image_source", "image_size", "policy", "env_kwargs",
+        "from_video", "labels", "from_lerobot", "seed", "resume",
+    )  # fmt: skip
+
     out: Path = Path("data/hover")
     """Folder to write."""
     env: str = "PandaHoverRandom-v0"
     """Gymnasium id. In PandaHover and environments derived from its class, the capture places arm
     and object directly; in others it acts at random."""
-    frames: int = 6000
+    frames: Annotated[int, Ge(2)] = 6000
     """Number of images."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0)] = 0
     """Frame i depends only on the seed and i; in other environments, episode i does."""
     resume: bool = False
     """Continue the capture in --out with its recorded configuration, or add --frames to it."""
     trust_run: bool = False
     """Import the package of an environment that only the run names, as in package:Id-v0. This runs
     its code. Without this option, you are asked."""
-    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
-    """Arguments of the environment: name value name value ... A value may be a list or a table, as
-    in "{'distance': 1.2}"; max_episode_steps is one of any environment's."""
-    image_source: tuple[str, ...] = ("render",)
-    """Where the images are: render, obs (the observation) or obs:KEY (one entry of it). Several
-    cameras, as obs:front obs:wrist, are put below each other, for a classifier that sees them
-    all; not of recordings."""
-    stack: int = 1
+    stack: Annotated[int, Ge(1), Le(MAX_VIEWS)] = 1
     """Images of each camera in an image: of its last steps, for a task that a single image does
     not show."""
-    image_size: tuple[int, int] | None = None
+    image_size: tuple[Side, Side] | None = None
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
     PIL, as the bundle does too (default: longer side at most 160)."""
     fidelity: Literal["article"] | None = None
     """article: the hover images of ``fidelity="article"``, rendered at 960x720 with full meshes and
     resized by PIL to --image-size."""
-    truth_key: str | None = None
-    """Key of the truth in ``info``; by default the first of true_success, is_success, success and
-    succeed that exists. With another key than true_success, the capture acts at random also in an
-    environment derived from PandaHover."""
-    truth: str | None = None
-    """Instead of a key, a function of the environment, as package.module:function or
-    file.py:function. It gets the environment inside all wrappers and returns True or False."""
-    policy: str | None = None
+    policy: Annotated[str | None, RUNS_CODE] = None
     """Who plays: a zip of Stable-Baselines3 (only plain data is read of it; one trained with
     VecNormalize needs a function, see docs/datasets.md), a folder of vinoreward train or actors, or
     a function of the observation that gives the action, FILE.py:FUNCTION or
@@ -74,17 +71,17 @@ class CaptureConfig:
     mix: dict[str, float] = field(default_factory=dict)
     """With --policy, shares of the episodes, which are played at random, by the policy, or by the
     policy with random steps; default: random 1 policy 1 noisy 2."""
-    noise: float = 0.3
+    noise: Share = 0.3
     """Share of random steps in a noisy episode."""
-    per_episode: int = 4
+    per_episode: Count = 4
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""
-    failures_per_success: int = 4
+    failures_per_success: Count = 4
     """Maximum failures per success. Where successes are rare, a capture keeps one failure for each
     episode played rather than one for each success."""
-    patience: int = 200
+    patience: Count = 200
     """Stop after this many episodes in a row without an image to keep."""
-    save_every: int = 500
+    save_every: Count = 500
     """Save after this many images."""
     from_video: Path | None = None
     """Instead of acting: take images from this video or folder of videos, --frames at most. Each
@@ -93,7 +90,7 @@ class CaptureConfig:
     """With --from-video, a CSV table of times in seconds: video,start,end,label, with success or
     failure. Default: labels.csv beside the videos, or else the folders success/ and failure/ that
     they are in."""
-    video_fps: float = 5.0
+    video_fps: Annotated[float, Gt(0), Le(1000)] = 5.0
     """Images per second of a video."""
     from_lerobot: Path | None = None
     """Instead of acting: take images from this LeRobotDataset v3.0 folder, --frames at most."""
@@ -466,10 +463,8 @@ class AuditConfig:
     robot_state: tuple[int, ...] = ()
     """With --env: numbers of the observation, from 0, that are the robot's own state. The report
     says how much of the log-odds they explain."""
-    truth_key: str | None = None
-    """Key of the truth in info, as in capture."""
     truth: str | None = None
-    """Instead of a key, a function of the environment, as in capture."""
+    """Key of info or function that tells the truth, as in capture."""
     image_source: str = "render"
     """The environment's image: render, obs or obs:KEY."""
     out: Path | None = None
@@ -536,10 +531,8 @@ class MendConfig:
     """Who plays in the audits, as in capture; default: at random."""
     interventions: str | None = None
     """As in audit."""
-    truth_key: str | None = None
-    """Key of the truth in info, as in capture."""
     truth: str | None = None
-    """Instead of a key, a function of the environment, as in capture."""
+    """Key of info or function that tells the truth, as in capture."""
     image_source: str = "render"
     """The environment's image: render, obs or obs:KEY."""
     examples: bool = True

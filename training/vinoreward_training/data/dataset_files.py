@@ -149,7 +149,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         steps = about.get("episode_steps")
         if steps is not None and (type(steps) is not int or not 0 < steps < 2**31):
             raise ValueError("episode_steps is no whole number above 0")
-        for name in ("env", "truth_key", "truth"):
+        for name in ("env", "truth"):
             if not isinstance(about.get(name, ""), str):
                 raise ValueError(f"{name} is no text")
     except (OSError, ValueError) as error:

@@ -42,7 +42,7 @@ from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train as train_policy
 from vinoreward_training.quantize.command import run as run_quantize
-from vinoreward_training.runs.next_command import beside
+from vinoreward_training.runs.next_command import sibling_path
 from vinoreward_training.runs.report import write_report
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder, reading
 
@@ -300,7 +300,9 @@ class Demo:
     def next_commands(self) -> list[tuple[str, str]]:
         """Return (command, what it does) pairs of what to try after the demo."""
         # Folders of their own: the commands' usual ones may hold an earlier run.
-        profile, random = (("--out", beside(self.folder, word)) for word in ("profile", "random"))
+        profile, random = (
+            ("--out", sibling_path(self.folder, word)) for word in ("profile", "random")
+        )
         bundle = ("--bundle", self.bundle)
         play = ("play", "--run", self.policy, "--episodes", 500, "--seed", 5000)
         train = ("train", "--env", "PandaHoverRandom-v0", *bundle, *random)

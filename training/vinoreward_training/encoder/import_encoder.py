@@ -20,7 +20,8 @@ from vinoreward_training.data.dataset import FRAME_SHARES, LOWEST_COUNT, load_fr
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.encoder.probe import bounds, mean_std
 from vinoreward_training.runs.imports import in_options
-from vinoreward_training.runs.next_command import after_bundle, origin
+from vinoreward_training.runs.next_command import after_bundle
+from vinoreward_training.tasks.recorded import recorded_task
 
 MAX_IMAGES = 500
 """To measure the bounds of the latent on."""
@@ -134,7 +135,7 @@ def run(config: ImportEncoderConfig) -> int:
     """Describe, check, measure bounds and save; return 0."""
     with tempfile.TemporaryDirectory() as folder, in_options():
         bundle = _described(config, Path(folder) / "model.onnx")
-        dataset = {**bundle.spec.dataset, **origin(read_about(config.images))}
+        dataset = {**bundle.spec.dataset, **recorded_task(read_about(config.images))}
         images = _typical(config, bundle.spec.image)
         encoding = _measured(bundle, images)
         spec = dataclasses.replace(bundle.spec, dataset=dataset, encoding=encoding)

@@ -32,7 +32,7 @@ from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.judgement import judged
 from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, refit
-from vinoreward_training.runs.next_command import OF_AUDIT, after_mending, mend_again
+from vinoreward_training.runs.next_command import OF_AUDIT, after_mending, resume_mend
 from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import refuse, refuse_ignored
 
@@ -79,7 +79,7 @@ def run(config: MendConfig) -> int:
     one_each(dataset, allowed, LEAST_AUDITED, config.seed)
     with contextlib.ExitStack() as closing:
         source = source_of(config, old, closing)
-        again = mend_again(config)
+        again = resume_mend(config)
         with RunFolder(config.out, config, resume=config.resume, again=again) as folder:
             new = refit(config, old, dataset, labelled, made(folder / CANDIDATE), source)
             closing.close()  # the audits have environments of their own

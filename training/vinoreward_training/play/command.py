@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from vinoreward.errors import (
     ModelNotFoundError,
 )
 from vinoreward.files import read_json, write_json
-from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_actors import policies
 from vinoreward_actors.actor_learner.acting.environments import as_config_error, check_spaces
 from vinoreward_actors.actor_learner.acting.evaluation import Player, evaluation_backend
@@ -29,20 +27,22 @@ from vinoreward_actors.command.build import evaluation_options
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.tasks.lookup import make_task
 from vinoreward_envs.human import has_display
-from vinoreward_training.configs import PlayConfig
+from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
-from vinoreward_training.policy.checkpoint import OF_ENV, discount, load_policy, read_description
+from vinoreward_training.policy.checkpoint import discount, load_policy, read_description
 from vinoreward_training.policy.evaluate import Evaluation, Moment, Policy, evaluate, rate_row
 from vinoreward_training.runs.next_command import to_mend
 from vinoreward_training.runs.report import Section, write_report
-from vinoreward_training.runs.run_folder import plain, refuse_links
+from vinoreward_training.runs.run_folder import plain
 from vinoreward_training.tasks.environments import (
-    agree_to_import,
     dependencies_named,
     make_env,
     truth_reader,
+    with_truth,
 )
+from vinoreward_training.tasks.recorded import same_environment
+from vinoreward_training.tasks.trust import agree_to_run
 
 MAX_TABLE = 20
 """Maximum number of episodes in the report's table."""
@@ -58,6 +58,10 @@ class Opened:
     model: Policy
     description: dict[str, Any]
     """The run's description of the policy."""
+    task: str
+    """Its environment."""
+    truth: str | None
+    """What tells the truth."""
     unfilmed: str = ""
     """Why the environment cannot render; empty if it can, or need not."""
     most_frames: int | None = None
@@ -86,11 +90,6 @@ class PlayResult:
 def play(config: PlayConfig) -> PlayResult:
     """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder."""
     filmed = 0 if config.human else min(config.film, config.episodes)
-    if config.film < 0 or config.episodes < 1:
-        raise ConfigError(
-            f"found {config.episodes} episodes, {config.film} to film. Expected at least 1, and "
-            "not fewer than 0 to film; change --episodes or --film."
-        )
     film_path = config.run / "play.gif" if config.out is None else config.out
     if filmed:
         check_film_path(film_path)
@@ -99,8 +98,6 @@ def play(config: PlayConfig) -> PlayResult:
             "found no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Expected one for "
             "--human; leave it out to get a film, or run under a desktop or xvfb-run."
         )
-    if config.run.is_dir():
-        refuse_links(config.run)
     with contextlib.ExitStack() as stack:
         opened = _open(config, "human" if config.human else "rgb_array" if filmed else None, stack)
         filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed, opened.most_frames)
@@ -130,19 +127,20 @@ def _open(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> 
     description = read_description(config.run)
     if config.compressed:
         raise ConfigError(
-            f"found --compressed, but {config.run} is a run of vinoreward train, which has only "
-            "one policy. Expected a run of vinoreward actors; leave it out."
+            field="compressed",
+            expected=f"a run of vinoreward actors, as {config.run} has only one policy",
+            remedy="leave it out",
         )
-    if config.env is None:
-        recorded = config.run / "policy.json"
-        agree_to_import(description.get("env"), recorded, trust_run=config.trust_run)
-    _, truth = _truth(config, description)
-    if truth is not None and config.truth is None:
-        recorded = config.run / "policy.json"
-        agree_to_import(truth, recorded, trust_run=config.trust_run, option="--truth")
-    env = _make(config, description, mode)
+    task = _task(config, description)
+    recorded = config.run / "policy.json"
+    for name in ("env", "truth"):
+        if getattr(config, name) is None:
+            named = getattr(task, name)
+            agree_to_run(named, recorded, trust_run=config.trust_run, field=name)
+    env = make_env(task, render_mode=mode, gamma=discount(description.algorithm_kwargs))
     stack.callback(env.close)
-    return Opened(env, load_policy(config.run, env), description)
+    model = load_policy(config.run, env)
+    return Opened(env, model, read_json(recorded), task.env, task.truth)
 
 
 def _played(
@@ -154,9 +152,8 @@ def _played(
     ends: list[dict[str, object]] = []
     returns: list[float] = []
     total = 0.0
-    name = str(opened.description.get("env") or opened.description.get("task"))
     with (
-        dependencies_named(name),
+        dependencies_named(opened.task),
         tqdm(
             total=config.episodes, desc="play", unit="episode", disable=not config.progress
         ) as bar,
@@ -171,33 +168,25 @@ def _played(
                 ends.append({**_end(moment), "return": round(returns[-1], 4)})
                 bar.update()
 
-        truth = truth_reader(*_truth(config, opened.description))
+        truth = truth_reader(opened.truth)
         found = evaluate(opened.model, opened.env, config.episodes, config.seed, watch, truth=truth)
     return dataclasses.replace(found, mean_return=float(np.mean(returns))), returns, ends
 
 
-def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | None) -> Any:
-    if config.encoder is not None and description.get("encoder") is None:
+def _task(config: PlayConfig, trained: TrainConfig) -> TrainConfig:
+    """Return the task of a training with what the command line changes."""
+    if config.encoder is not None and trained.encoder is None:
         raise ConfigError(
-            f"found --encoder {config.encoder}, but the policy in {config.run} was trained without "
-            "one. Expected none; leave it out."
+            field="encoder",
+            value=config.encoder,
+            expected=f"none, as the policy in {config.run} was trained without one",
+            remedy="leave it out",
         )
-    # Runs of the first versions have not all of these.
-    settings = {name: description[name] for name in OF_ENV if name in description}
-    for name in ("backend", "bundle", "encoder", "accept_foreign_images"):
-        settings[name] = getattr(config, name) or settings.get(name)
-    settings["truth_key"], settings["truth"] = _truth(config, description)
-    settings["gamma"] = discount(description["algorithm_kwargs"])
-    env = description["env"] if config.env is None else config.env
-    options = description["env_kwargs"] if env == description["env"] else {}
-    return make_env(env, {**options, **config.env_kwargs}, render_mode=render_mode, **settings)
-
-
-def _truth(config: PlayConfig, description: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return key and function of the truth: the command line's, else those of training."""
-    if config.truth_key is not None or config.truth is not None:
-        return config.truth_key, config.truth
-    return description.get("truth_key"), description.get("truth")
+    names = ("env", "truth", "backend", "bundle", "encoder", "accept_foreign_images")
+    changes: dict[str, Any] = {name: value for name in names if (value := getattr(config, name))}
+    same = config.env is None or same_environment(config.env, trained.env)
+    kwargs = {**(trained.env_kwargs if same else {}), **config.env_kwargs}
+    return dataclasses.replace(trained, **changes, env_kwargs=kwargs)
 
 
 class _Greedy:
@@ -228,9 +217,10 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
     for name in ("backend", "bundle", "encoder"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"found --{name} with a run of vinoreward actors, whose environment has its own "
-                f"options. Expected those; leave it out, or try --env-kwargs {name} "
-                f"{getattr(config, name)}."
+                field=name,
+                value=getattr(config, name),
+                expected="none with a run of vinoreward actors, whose task has its own options",
+                remedy=f"leave it out, or try `env_kwargs={name} {getattr(config, name)}`",
             )
     file = "compressed.json" if config.compressed else "policy.json"
     if config.compressed and not (config.run / file).is_file():
@@ -240,11 +230,10 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
             "one."
         )
     policy = policies.load_policy(config.run / file)
-    task, options, backend, recorded_truth = _recorded(config)
-    truth_key, truth = _truth(config, recorded_truth)
+    task, options, backend, truth = _recorded(config)
     options = {**options, **config.env_kwargs}
     env, unfilmed = _make_task(task, options, mode)
-    env = env if truth is None else TrueSuccess(env, truth)
+    env = with_truth(env, truth)
     stack.callback(env.close)
     check_spaces(env, policy.spec)
     backend = policy.backend if config.compressed else evaluation_backend(backend)
@@ -255,32 +244,31 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
         "file": file,
         "version": policy.version,
         "backend": backend,
-        "truth_key": truth_key,
         "truth": truth,
     }
-    return Opened(env, _Greedy(player), description, unfilmed, MOST_FRAMES)
+    return Opened(env, _Greedy(player), description, task, truth, unfilmed, MOST_FRAMES)
 
 
-def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, dict[str, str | None]]:
-    """Return task, options, backend, and what says the truth: the run's, or the command line's."""
+def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, str | None]:
+    """Return task, options, backend and truth: the run's, or the command line's."""
     if (config.run / "config.yaml").is_file():
         # Use the run's task only if the command line names no other.
         trusted = config.trust_run or config.env is not None
         named = {} if config.truth is None else {"truth": config.truth}
         run = actors_settings.SETTINGS.of(out=config.run, resume=True, trust_run=trusted, **named)
-        same = config.env is None or config.env == run.task
-        if same and config.truth is None and run.truth is not None:
-            recorded = config.run / "config.yaml"
-            agree_to_import(run.truth, recorded, trust_run=config.trust_run, option="--truth")
+        same = config.env is None or same_environment(config.env, run.task)
         options = evaluation_options(run) if same else {}
-        recorded_truth = {"truth_key": run.truth_key, "truth": run.truth} if same else {}
-        return config.env or run.task, options, run.backend, recorded_truth
+        truth = run.truth or run.truth_key if same else config.truth
+        if same and config.truth is None:
+            recorded = config.run / "config.yaml"
+            agree_to_run(truth, recorded, trust_run=config.trust_run, field="truth")
+        return config.env or run.task, options, run.backend, truth
     if config.env is None:
         raise ConfigError(
             f"{config.run} has a policy, but no config.yaml with its task. Expected the one that "
-            "vinoreward actors writes; name the task with --env and --env-kwargs."
+            "vinoreward actors writes; name the task with `env` and `env_kwargs`."
         )
-    return config.env, {}, ActorsConfig.backend, {}
+    return config.env, {}, ActorsConfig.backend, config.truth
 
 
 def _make_task(

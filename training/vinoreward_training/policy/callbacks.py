@@ -24,7 +24,7 @@ from vinoreward.rewards.alarms import (
 from vinoreward.wrappers.sb3 import claimed_image
 from vinoreward.wrappers.sb3_callback import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
-from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
+from vinoreward_training.policy.checkpoint import resume_train, save_checkpoint
 from vinoreward_training.policy.claims import ClaimSample
 from vinoreward_training.policy.evaluate import Evaluation, evaluate, evaluate_batch
 from vinoreward_training.policy.pausing import how_to_go_on, wait
@@ -97,7 +97,7 @@ class RunCallback(ClaimedVsTrue):
         final_env: gym.Env[Any, Any] | BatchedVecEnv | None = None,
     ) -> None:
         tested = config.on_alarm != "off"
-        super().__init__(config.truth_key)
+        super().__init__(truth_reader(config.truth).key)
         self.folder = folder
         self.trust = TrustMonitor(
             false=FalseClaimAlarm() if tested else None,
@@ -124,7 +124,7 @@ class RunCallback(ClaimedVsTrue):
         self._next_evaluation = _next_multiple(start, config.eval_every)
         self._next_checkpoint = _next_multiple(start, config.checkpoint_every)
         self._last_checkpoint: int | None = start if start else None
-        self.truth = truth_reader(config.truth_key, config.truth)
+        self.truth = truth_reader(config.truth)
         self._bar = tqdm(
             total=config.timesteps, initial=start, unit="step", disable=not config.progress,
             desc="train",
@@ -195,7 +195,7 @@ class RunCallback(ClaimedVsTrue):
     def _alarmed(self) -> None:
         """Stop or wait after an alarm, as configured."""
         self._alarms_before = self.alarm_count
-        line = train_again(self.folder, self._config.env, self._config.truth)
+        line = resume_train(self.folder, self._config.env, self._config.truth)
         if self._config.on_alarm == "stop":
             self.say(f"Stopped at step {self.num_timesteps} by the alarm. Continue with: {line}")
             raise Alarmed

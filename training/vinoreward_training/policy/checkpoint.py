@@ -22,10 +22,10 @@ from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward.files import check_counts, check_names, read_json, save_state, write_json
 from vinoreward.wrappers.sources import parts_below
 from vinoreward_training.configs import TrainConfig
-from vinoreward_training.runs.next_command import again, recorded, short_text
+from vinoreward_training.runs.next_command import recorded, resume_command
 from vinoreward_training.runs.run_folder import read_tensors
-from vinoreward_training.runs.settings import typed
-from vinoreward_training.tasks.environments import naming
+from vinoreward_training.runs.settings import checked
+from vinoreward_training.tasks.trust import trust_args
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 
 ALGORITHMS = ("SAC", "TD3", "DDPG", "DQN", "PPO", "A2C")
 OFF_POLICY = ("SAC", "TD3", "DDPG", "DQN")
-OF_ENV = (
-    "backend", "bundle", "precision", "wrap_bundle", "encoder", "encoder_sha256", "frame_stack",
-    "accept_foreign_images", "success_reward", "step_reward", "truth", "truth_key",
-    "image_source", "reward_mode", "hold", "exit_threshold", "on_ood",
-)  # fmt: skip
-"""Settings that ``make_env`` takes by the same name, and a policy's description records."""
-_DESCRIBED = (
-    "algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision",
-    "wrap_bundle",
-)  # fmt: skip
-"""Keys that every version has written of a policy."""
 _COUNTERS = ("_n_updates", "_episode_num", "_n_calls", "postponed")
 _REPLAY = (
     "observations", "next_observations", "actions", "rewards", "dones", "timeouts", "terminated",
@@ -439,43 +428,35 @@ def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, An
     write_json(folder / "policy.json", {"schema_version": 1, **description})
 
 
-def train_again(folder: Path, env: str | None, truth: str | None) -> str:
+def resume_train(folder: Path, env: str | None, truth: str | None) -> str:
     """Return the command that continues a stopped training."""
-    return again("train", folder, *naming(env), *naming(truth, "--truth"))
+    return resume_command("train", folder, *trust_args(env), *trust_args(truth, "--truth"))
 
 
-def read_description(folder: Path) -> dict[str, Any]:
-    """Read ``policy.json``."""
+def read_description(folder: Path) -> TrainConfig:
+    """Read ``policy.json``: the settings of the training that concern its policy."""
     path = folder / "policy.json"
     if not path.exists():
         known = recorded(folder)
         # Stopped before its first checkpoint it has settings; an algorithm is a training's alone.
         if "algorithm" in known or (folder / "checkpoint.pt").is_file():
-            named = [
-                value if short_text(value := known.get(name)) else None for name in ("env", "truth")
-            ]
+            again = resume_train(folder, known.get("env"), known.get("truth"))
             raise ModelNotFoundError(
                 f"the training in {folder} was stopped before it wrote a policy. Expected one that "
-                f"has ended; continue with: {train_again(folder, *named)}"
+                f"has ended; continue with: {again}"
             )
         raise ModelNotFoundError(
-            f"no policy in {folder}. Expected a folder that `vinoreward train --out` or "
-            "`vinoreward actors --out` wrote; train first, or name the folder with --run."
+            f"no policy in {folder}. Expected a folder that vinoreward train or vinoreward actors "
+            "wrote; train first, or name the folder with `run`."
         )
     try:
         description = read_json(path)
-        if not isinstance(description, dict) or description.get("schema_version") != 1:
-            raise ModelCorruptError("it is not of schema version 1")
-        missing = [name for name in _DESCRIBED if name not in description]
-        if missing:
-            raise ModelCorruptError(f"it does not say {', '.join(missing)}")
-        del description["schema_version"]
-        return {"schema_version": 1, **typed(TrainConfig, description)}
-    except ConfigError as error:
-        raise ModelCorruptError(f"{path} cannot be used: {error}") from error
+        if not isinstance(description, dict) or description.pop("schema_version", None) != 1:
+            raise ConfigError("it is not of schema version 1")
+        return checked(TrainConfig, description)
     except (OSError, ValueError) as error:
         raise ModelCorruptError(
-            f"{path} cannot be read: {error}. Expected what `vinoreward train` writes of a policy; "
+            f"{path} cannot be read: {error}. Expected what vinoreward train writes of a policy; "
             "restore the file or train anew."
         ) from error
 
@@ -484,12 +465,12 @@ def load_policy(folder: Path, env: gym.Env[Any, Any]) -> BaseAlgorithm:
     """Load the policy of a run folder for an environment with the spaces it was trained on."""
     description = read_description(folder)
     state = read_tensors(folder / "policy.pt")
-    arguments = {**description["algorithm_kwargs"]}
-    if description["algorithm"] in OFF_POLICY:
+    arguments = {**description.algorithm_kwargs}
+    if description.algorithm in OFF_POLICY:
         arguments["buffer_size"] = 1
-    elif description["algorithm"] == "PPO":
+    elif description.algorithm == "PPO":
         arguments |= {"n_steps": 2, "batch_size": 2}  # it learns nothing more
-    model = build_model(description["algorithm"], env, arguments, seed=0)
+    model = build_model(description.algorithm, env, arguments, seed=0)
     try:
         model.policy.load_state_dict(state)
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:

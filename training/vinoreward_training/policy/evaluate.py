@@ -73,7 +73,7 @@ class Evaluation:
         where = f" (info[{self.truth_key!r}])" if self.true is not None and self.truth_key else ""
         return [
             f"claimed success: {self.claimed or 'not known'}",
-            f"true success:    {self.true or 'not known (see --truth-key)'}{where}",
+            f"true success:    {self.true or 'not known (see --truth)'}{where}",
         ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +19,21 @@ from vinoreward.files import read_json, write_json
 from vinoreward.machine import usable_cores
 from vinoreward.processes import interrupt_between, thread_limits
 from vinoreward.rewards.alarms import TITLES
+from vinoreward_envs.making import ORACLE
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.configs.policies import Learner
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.policy.checkpoint import (
     ALGORITHMS,
-    OF_ENV,
     build_model,
     discount,
     policy_for,
     restore_checkpoint,
+    resume_train,
     save_policy,
     suited_algorithms,
-    train_again,
 )
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
 from vinoreward_training.runs.next_command import (
@@ -49,20 +49,22 @@ from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
 from vinoreward_training.runs.settings import (
     PRESETS,
     Settings,
+    checked,
     merged,
     read_yaml,
     refuse_ignored,
-    typed,
 )
 from vinoreward_training.tasks.environments import (
-    check_bundle_used,
     dependencies_named,
+    find_bundle,
     has_own_reward,
+    is_rewarded,
     load_encoder,
     make_env,
     network_sha256,
 )
 from vinoreward_training.tasks.many import make_batch, make_envs, sibling_env
+from vinoreward_training.tasks.recorded import task_of_bundle
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -74,15 +76,9 @@ _RATES = ("claimed", "true")
 MOST_EVALUATED_AT_ONCE = 32
 """Environments of a batch in which a policy is evaluated, but no more than it is trained in: for
 images of another number a network would be compiled anew."""
-MAX_SAMPLE = 100_000
-"""Claims that a run may keep images of."""
 _ONLY = {"fused": "SAC", "skrl": "PPO"}
 """Learner to the only algorithm that it has."""
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
-_POSITIVE = (
-    "timesteps", "eval_every", "eval_episodes", "final_episodes", "checkpoint_every", "frame_stack",
-    "num_envs", "hold",
-)  # fmt: skip
 
 
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,19 +123,17 @@ def _presets(*names: str) -> dict[str, Any]:
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
     if before is not None and before.encoder is None and config.encoder is not None:
         raise ConfigError(
-            f"found encoder={config.encoder!r}, but the run in {config.out} has none. "
-            "Expected none; leave it out, or start another run with --out."
-        )
-    if config.stop_when_solved is not None and not 0 < config.stop_when_solved <= 1:
-        raise ConfigError(
-            f"found stop_when_solved={config.stop_when_solved!r}. Expected a share of episodes "
-            "above 0 and up to 1, or None to use every step; change --stop-when-solved."
+            field="encoder",
+            value=config.encoder,
+            expected=f"none, as the run in {config.out} has none",
+            remedy="leave it out, or start another run with `out`",
         )
     if config.exit_threshold is not None and config.hold == 1:
         raise ConfigError(
-            f"found exit_threshold={config.exit_threshold:g} with hold=1, where the first claim "
-            "is a success and nothing follows. Expected --hold above 1; add it, or leave "
-            "--exit-threshold out."
+            field="exit_threshold",
+            value=config.exit_threshold,
+            expected="`hold` above 1, as after the first claim nothing follows",
+            remedy="add it, or leave `exit_threshold` out",
         )
     if before is None:
         config = _with_algorithm(config)
@@ -152,14 +146,17 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
     """Return the settings with an algorithm that takes the environment's actions, or raise."""
     actions: gym.Space[Any] = gym.spaces.Box(-1, 1)  # of ours
     if not has_own_reward(config.env):
-        with contextlib.closing(make_env(config.env, config.env_kwargs)) as env:
+        plain_task = RewardedTask(env=config.env, env_kwargs=config.env_kwargs)
+        with contextlib.closing(make_env(plain_task)) as env:
             actions = env.action_space
     suited = suited_algorithms(actions)
     algorithm = config.algorithm or _ONLY.get(config.learner or "sb3", suited[0])
     if algorithm in ALGORITHMS and algorithm not in suited:
         raise ConfigError(
-            f"found --algorithm {algorithm}, but {config.env} takes actions from {actions}. "
-            f"Expected {' or '.join(suited)}; leave --algorithm out for {suited[0]}."
+            field="algorithm",
+            value=algorithm,
+            expected=f"{' or '.join(suited)}, as {config.env} takes actions from {actions}",
+            remedy=f"leave `algorithm` out for {suited[0]}",
         )
     preset = {} if isinstance(actions, gym.spaces.Box) else _presets(algorithm)
     arguments = merged(preset.get("algorithm_kwargs", {}), config.algorithm_kwargs)
@@ -168,25 +165,13 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
 
 SETTINGS: Settings[TrainConfig] = Settings(
     TrainConfig,
-    limits={
-        **dict.fromkeys(_POSITIVE, (1, math.inf)),
-        "threads": (1, 1000),
-        "sample_claims": (0, MAX_SAMPLE),
-        "earliest_success": (1, math.inf),
-    },
     fixed=(
-        "env",
-        "algorithm",
-        "learner",
-        "seed",
-        "frame_stack",
-        "num_envs",
-        "hold",
-        "exit_threshold",
+        "env", "algorithm", "learner", "seed", "frame_stack", "num_envs", "hold", "exit_threshold",
     ),
+    task=task_of_bundle,
     preset=_preset,
     check=_checked,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -212,18 +197,19 @@ def train(config: TrainConfig) -> TrainResult:
     """
     if config.timesteps is None:
         raise ConfigError(
-            "timesteps is None. Expected a number of steps; name it, or let SETTINGS.of(...) take "
-            "the preset's."
+            field="timesteps",
+            value=None,
+            expected="a number of steps",
+            remedy="name it, or let SETTINGS.of(...) take the preset's",
         )
     config = dataclasses.replace(config, learner=_learner(vars(config)))
     if config.encoder is not None:
         encoder = load_encoder(config.encoder, config.encoder_sha256)
         config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
-    check_bundle_used(config.env, config.bundle, wrap_bundle=config.wrap_bundle)
     _check_reward_used(config)
     _check_learner(config)
-    if config.bundle is not None and config.backend != "oracle":
-        spec = Bundle.load(config.bundle).spec
+    if config.bundle is not None and config.backend != ORACLE:
+        spec = Bundle.load(find_bundle(config.bundle)).spec
         refuse_useless(config.bundle, spec.metrics, force=config.force)
         if GUARD_FILE not in spec.files and config.on_ood != "ignore":
             print(
@@ -237,7 +223,7 @@ def train(config: TrainConfig) -> TrainResult:
                 raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     if config.device not in ("cpu", "auto"):
         check_device(config.device)
-    line = train_again(config.out, config.env, config.truth)
+    line = resume_train(config.out, config.env, config.truth)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         finished = _finished(folder, config)
         if finished is not None:
@@ -251,37 +237,22 @@ def train(config: TrainConfig) -> TrainResult:
             return _train(config, folder)
 
 
-_OF_OURS = ("hold", "exit_threshold", "on_ood")
-"""Options of the learned reward that environments of ours take too."""
-
-
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
-    own = has_own_reward(config.env)
-    if config.wrap_bundle and not own:
-        if config.backend == "oracle" and not config.resume:
-            refuse_ignored(
-                config,
-                ("reward_mode", "hold", "exit_threshold", "on_ood"),
-                "the truth as reward, --backend oracle,",
-            )
+    if config.resume:
         return
-    names = ["image_source", "reward_mode", "hold", "exit_threshold", "on_ood"]
-    # Earlier versions recorded what they ignored. Printed commands wrap whatever is not ours, also
-    # what is derived from PandaHover.
-    if not (config.resume or config.wrap_bundle):
-        names += ["success_reward", "step_reward"]
-    for name in names:
-        value = getattr(config, name)
-        if value != getattr(TrainConfig, name) and not (own and name in _OF_OURS):
-            option = f"--{name.replace('_', '-')}"
-            value = " ".join(value) if isinstance(value, tuple) else value
-            what = "pays its own reward and looks at its own images" if own else "has none"
-            cure = "leave it out" if own else "add --wrap-bundle and --bundle, or leave it out"
-            raise ConfigError(
-                f"found {option} {value}, an option of a learned reward, but {config.env} {what}. "
-                f"Expected a reward that --wrap-bundle puts around the environment; {cure}."
-            )
+    of_reward = ("reward_mode", "hold", "exit_threshold", "on_ood")
+    of_ours = ("hold", "exit_threshold", "on_ood")
+    paid = ("success_reward", "step_reward")
+    if not is_rewarded(config):
+        by = f"a training on the own reward of {config.env}, without a bundle,"
+        refuse_ignored(config, (*of_reward, *paid), by)
+    elif has_own_reward(config.env):
+        by = f"{config.env}, which pays its own reward,"
+        others = {"image_source", *of_reward, *paid} - {*of_ours}
+        refuse_ignored(config, sorted(others), by)
+    elif config.backend == ORACLE:
+        refuse_ignored(config, of_reward, "the truth as reward, with `backend=oracle`,")
 
 
 def _check_learner(config: TrainConfig) -> None:
@@ -289,8 +260,10 @@ def _check_learner(config: TrainConfig) -> None:
     only = _ONLY.get(config.learner or "sb3", config.algorithm)
     if config.algorithm != only:
         raise ConfigError(
-            f"found --learner {config.learner} with --algorithm {config.algorithm}. Expected "
-            f"{only}; change it, or use --learner sb3."
+            field="algorithm",
+            value=config.algorithm,
+            expected=f"{only} for `learner={config.learner}`",
+            remedy="change it, or use `learner=sb3`",
         )
 
 
@@ -350,7 +323,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
 
 
 def _make(config: TrainConfig) -> Any:
-    return make_env(config.env, config.env_kwargs, **_of_env(config))
+    return make_env(config, gamma=discount(config.algorithm_kwargs))
 
 
 def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
@@ -359,9 +332,7 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
         env, counts = _make_all(config), (config.eval_episodes, config.final_episodes)
         try:
             often, final = (
-                sibling_env(
-                    env, min(MOST_EVALUATED_AT_ONCE, env.num_envs, count), **_of_env(config)
-                )
+                sibling_env(env, min(MOST_EVALUATED_AT_ONCE, env.num_envs, count), config)
                 for count in counts
             )
         except VinorewardError:
@@ -378,21 +349,17 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
 
 def _make_all(config: TrainConfig) -> Any:
     if config.vec_env == "batched":
-        kwargs = {**config.env_kwargs}
+        task = config
         if config.learner != "sb3" and (device := _device(config)) != "cpu":
             # On a processor NumPy's arrays and the learner's tensors are the same memory.
-            kwargs |= {"array": "torch", "device": device}
-        return make_batch(config.num_envs, config.env, kwargs, **_of_env(config))
+            kwargs = {**config.env_kwargs, "array": "torch", "device": device}
+            task = dataclasses.replace(config, env_kwargs=kwargs)
+        return make_batch(config.num_envs, task)
     processes = config.vec_env == "subproc" and config.num_envs > 1
     if processes:
         print(crowd(config.num_envs, usable_cores()))
-    return make_envs(
-        config.num_envs,
-        config.env,
-        config.env_kwargs,
-        processes=processes,
-        **_of_env(config),
-    )
+    gamma = discount(config.algorithm_kwargs)
+    return make_envs(config.num_envs, config, processes=processes, gamma=gamma)
 
 
 def _device(config: TrainConfig) -> str:
@@ -413,11 +380,6 @@ def crowd(count: int, cores: int) -> str:
     if count > cores:
         said += f". They share {cores} core{'s' if cores > 1 else ''}"
     return f"{said}."
-
-
-def _of_env(config: TrainConfig) -> dict[str, Any]:
-    named = {name: getattr(config, name) for name in OF_ENV}
-    return {**named, "gamma": discount(config.algorithm_kwargs)}
 
 
 def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
@@ -443,7 +405,8 @@ def _conclude(
 
 
 def _description(config: TrainConfig) -> dict[str, Any]:
-    names = ("algorithm", "algorithm_kwargs", "learner", "env", "env_kwargs", *OF_ENV, "seed")
+    of_task = [one.name for one in dataclasses.fields(RewardedTask)]
+    names = ("algorithm", "algorithm_kwargs", "learner", *of_task, "seed")
     return {name: plain(getattr(config, name)) for name in names}
 
 
@@ -460,13 +423,12 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
         summary = read_json(path)
         final = summary["final"]
         claimed, true = (
-            None if final[name] is None else Rate(**typed(Rate, final[name])) for name in _RATES
+            None if final[name] is None else checked(Rate, final[name]) for name in _RATES
         )
-        # Runs of the first version do not name the key of the truth.
         rest = {name: value for name, value in final.items() if name not in _RATES}
-        evaluation = Evaluation(claimed, true, **typed(Evaluation, rest))
-        known = {"folder": folder, **{name: summary[name] for name in _SUMMARISED}}
-        result = TrainResult(**typed(TrainResult, known), final=evaluation)
+        evaluation = Evaluation(claimed, true, **rest)
+        known = {name: summary[name] for name in _SUMMARISED}
+        result = TrainResult(folder=folder, final=evaluation, **known)
         evaluation.lines()
     solved = result.solved_at is not None and config.stop_when_solved is not None
     if not solved and result.steps < (config.timesteps or 0):
@@ -560,8 +522,7 @@ def check_device(name: str) -> None:
     # Without a number it is the current one of its kind.
     if name not in {"auto", *present, *(device.split(":")[0] for device in present)}:
         raise UnknownDeviceError(
-            f"found the torch device {name!r}. Expected one of those present, "
-            f"{', '.join(present)}, or auto; change --device."
+            field="device", value=name, expected=f"one of {', '.join(present)}, or auto"
         )
 
 
@@ -583,7 +544,7 @@ def run(config: TrainConfig) -> int:
     following = to_play(folder, policy)
     # Where no claims were kept there is nothing to mend with.
     kept = (folder / CLAIMS / TABLE).is_file()
-    learned = config.backend != "oracle" and (config.wrap_bundle or has_own_reward(config.env))
+    learned = config.backend != ORACLE and is_rewarded(config)
     if not solved and kept and ((folder / ALARMS).is_file() or final.cheats):
         print(f"watch:  {following}")
         print("Some claims are no successes, or may be none: mend the classifier with them.")
@@ -603,7 +564,7 @@ def _against_truth(folder: Path) -> str | None:
         learned = folder.with_name(folder.name.removesuffix(ON_TRUTH))
         runs = learned, folder.with_name(f"{learned.name}{ON_TRUTH}")
         one, other = (read_json(run / "summary.json") for run in runs)
-        rate, on_truth = (Rate(**typed(Rate, each["final"]["true"])) for each in (one, other))
+        rate, on_truth = (checked(Rate, each["final"]["true"]) for each in (one, other))
         if one["solved_at"] is not None:
             return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
