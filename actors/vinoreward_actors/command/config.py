@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from vinoreward_training.configs.task import RUNS_CODE, Count, Scalar, Seed, Threads
+from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Scalar, Seed, Threads
 from vinoreward_training.runs.settings import YamlText
 
 Natural = Annotated[int, Ge(0), Le(10**12)]
@@ -104,13 +104,11 @@ class ActorsConfig:
     """Transitions sampled per inserted transition, for algorithms with a replay."""
     learner: dict[str, Scalar] = field(default_factory=dict)
     """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95."""
-    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
-    truth_key: str | None = None
-    """Key of the truth in info, for true success; None: found automatically."""
     truth: Annotated[str | None, RUNS_CODE] = None
-    """Instead of a key, a function of the environment, as package.module:function or
-    file.py:function. It gets the environment inside all wrappers and returns True or False."""
+    """How the true success is known: a key of info, or a function of the environment inside all
+    wrappers, as package.module:function or file.py:function. None: found automatically."""
     on_alarm: Literal["tell", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
     environment tells), show a tenth of their images out of distribution for the guard, or end

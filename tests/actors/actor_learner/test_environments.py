@@ -164,7 +164,7 @@ class TestSteps:
                 played = evaluator.play(random_policy(TWO), range(3), "numpy")
             assert (played.true is None) == (expected[0] is None)
         wrong = Environments(replace(named, truth_key="nothing"), TWO, 1, 0)
-        with pytest.raises(ConfigError, match=r"without 'nothing' \(it has at_goal.*--truth-key"):
+        with pytest.raises(ConfigError, match=r"without 'nothing' \(it has at_goal.*truth"):
             for _ in range(9):
                 wrong.step(np.zeros(1, np.int64))
 

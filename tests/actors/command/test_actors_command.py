@@ -52,9 +52,9 @@ def test_a_truth_key_that_the_task_lacks_is_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    assert main(["actors", *SMALL, "--truth-key", "at_goal", "--out", str(out)]) == 1
+    assert main(["actors", *SMALL, "--truth", "at_goal", "--out", str(out)]) == 1
     said = capsys.readouterr().err
-    assert "without 'at_goal'" in said and "--truth-key" in said
+    assert "without 'at_goal'" in said and "--truth" in said
 
 
 @pytest.mark.slow
@@ -63,8 +63,8 @@ def test_a_training_reads_the_truth_that_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
     task = ["--task", "faulty_environments:NumberedTelling-v0", "--network", "1x8", *FEW]
     steps = ["--steps", "600", "--evaluate-every", "0", "--backend", "numpy", "--no-progress"]
-    assert main(["actors", *task, *steps, "--truth-key", "at_goal", "--out", str(out)]) == 0
-    assert yaml.safe_load((out / "config.yaml").read_text())["truth_key"] == "at_goal"
+    assert main(["actors", *task, *steps, "--truth", "at_goal", "--out", str(out)]) == 0
+    assert yaml.safe_load((out / "config.yaml").read_text())["truth"] == "at_goal"
     assert rows_of(out, "final")[0]["full"]["true"] is not None
     assert any(row["true"] is not None for row in rows_of(out, "train"))
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le
 
 from vinoreward.images import MAX_VIEWS
-from vinoreward_training.configs.task import RUNS_CODE, Count, Scalar, Share, Task
+from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Share, Task
 
 Side = Annotated[int, Ge(16), Le(10_000)]
 """Height or width of an image."""
@@ -447,7 +447,7 @@ class AuditConfig:
     env: str | None = None
     """An environment to play in. Where the classifier claims a success, its cause is taken away:
     by what the environment offers (audit_interventions), or --interventions."""
-    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
     policy: str | None = None
     """Who plays, as in capture; default: at random."""
@@ -525,7 +525,7 @@ class MendConfig:
     recall that the bundle has on the validation part of --data."""
     env: str | None = None
     """An environment for the audits, as in audit."""
-    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
     policy: str | None = None
     """Who plays in the audits, as in capture; default: at random."""
@@ -720,24 +720,22 @@ class DemoConfig:
 
     out: Path = Path("runs/demo")
     """Folder for all files."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of every stage; the images always differ from those of the shipped bundle."""
     from_scratch: bool = False
     """Start the classifier from random weights. It then needs 24000 images and 8 epochs (unless
     --frames and --epochs are given): about 15 minutes on two cores."""
-    weights: Path | None = None
-    """Start the classifier from these weights (.safetensors) instead of the shipped bundle's."""
-    frames: int | None = None
+    frames: Count | None = None
     """Images to capture; None is 5000, from scratch 24000."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Epochs; None is 2, from scratch 8."""
     target_fpr: float = 0.02
     """False-positive rate of the threshold; 1 % needs more images."""
-    scenes: int = 1000
+    scenes: Annotated[int, Ge(8)] = 1000
     """New scenes for the comparison with the shipped classifier."""
     env: str = "PandaHover-v0"
     """Training environment; PandaHoverRandom-v0 takes some minutes more."""
-    timesteps: int | None = None
+    timesteps: Count | None = None
     """Maximum training steps; None is the preset's. Training stops when the task is solved."""
-    episodes: int = 100
+    episodes: Count = 100
     """Episodes of the final evaluation."""

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from vinoreward_training.configs.task import Count, RewardedTask, Scalar, Seed, Share, Task, Threads
+from vinoreward_training.configs.task import (
+    Arguments,
+    Count,
+    RewardedTask,
+    Seed,
+    Share,
+    Task,
+    Threads,
+)
 
 Learner = Literal["sb3", "fused", "skrl"]
 
@@ -72,7 +80,7 @@ class TrainConfig(RewardedTask):
     process, for those that take less than a millisecond per step; or batched, one object that
     steps, draws and judges all at once on all cores, for PandaHover and its siblings, with a
     preset of its own that trains in seconds."""
-    algorithm_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    algorithm_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the algorithm, as Stable-Baselines3 names them."""
     eval_every: Count = 500
     """Steps between evaluations."""
@@ -125,7 +133,7 @@ class PlayConfig:
     """Play the compressed policy of a run of vinoreward actors instead of the full one."""
     env: str | None = None
     """Another environment (or task of actors) with the same spaces; None: as in training."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment that override those of training: name value name value ..."""
     truth: str | None = None
     """How the true success is known, as in train; None: as in training."""

@@ -13,6 +13,20 @@ from vinoreward.rewards.decision import OodAction, RewardMode
 RUNS_CODE: Final = "its module is imported"
 """Marks options that may name code; what a file names there is run only if the user agrees."""
 Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class _AnyValues:
+    """Lets a table hold lists and tables: a file's, or those that a command line writes as text."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema())
+
+
+Arguments = Annotated[dict[str, Scalar], _AnyValues()]
+"""Arguments of an environment or algorithm: a table of names and values."""
 Count = Annotated[int, Ge(1), Le(10**12)]
 """A number of things of which there is at least one; more than the limit is a typo."""
 Seed = Annotated[int, Ge(0), Lt(2**32)]
@@ -31,7 +45,7 @@ class Task:
 
     env: Annotated[str, RUNS_CODE] = "PandaHover-v0"
     """Gymnasium id; package:Id-v0 imports the package first."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment: name value name value ... A value may be a list or a table, as
     in "{'distance': 1.2}"; max_episode_steps is one of any environment's."""
     truth: Annotated[str | None, RUNS_CODE] = None

@@ -22,6 +22,7 @@ from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfi
 from vinoreward_training.data.seen import LEAST_AUDITED, LEAST_HELD_OUT
 from vinoreward_training.runs.run_folder import CONFIG
 from vinoreward_training.runs.settings import non_default_options, read_yaml
+from vinoreward_training.tasks.environments import find_bundle
 from vinoreward_training.tasks.recorded import recorded_task, short_text
 from vinoreward_training.tasks.trust import names_function, trust_args
 
@@ -202,6 +203,7 @@ def _bundle_of(run: Mapping[str, Any]) -> str | None:
 
 def _to_mend(bundle: str, labels: Path) -> str:
     """Return the command that mends a bundle with its images and all labels that it got."""
+    bundle = str(find_bundle(bundle))
     own = recorded(Path(bundle).parent)
     data = own.get("data")
     known = short_text(data) and Path(str(data)).is_dir()

@@ -151,6 +151,7 @@ class Settings(Generic[_Config]):
         task: Mapping[str, Any] = {}
         if (found := self.task({**settings, **named})) is not None:
             record, task = found
+            task = {name: value for name, value in task.items() if name in self.names}
             sources = {**dict.fromkeys(task, record), **sources}
         preset = self.preset({**defaults, **task, **settings, **named})
         return merged(defaults, preset, task, settings), sources
