@@ -192,17 +192,16 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
 
     from vinoreward.rewards.classifier import Classifier
     from vinoreward_training.audit.battery import look
-    from vinoreward_training.policy.checkpoint import OF_ENV, load_policy, read_description
-    from vinoreward_training.policy.evaluate import Moment, evaluate
+    from vinoreward_training.policy.checkpoint import load_policy, read_description
+    from vinoreward_training.policy.evaluate import EvalStep, evaluate
     from vinoreward_training.tasks.environments import make_env
 
-    about = read_description(run)
-    env = make_env(about["env"], about["env_kwargs"], **{name: about[name] for name in OF_ENV})
+    env = make_env(read_description(run))
     by_truth: dict[bool, list[Any]] = {False: [], True: []}
 
-    def watch(moment: Moment) -> None:
-        if moment.last and moment.claimed:
-            by_truth[bool(moment.true)].append(env.render())
+    def watch(step: EvalStep) -> None:
+        if step.last and step.claimed:
+            by_truth[bool(step.true)].append(env.render())
 
     evaluate(load_policy(run, env), env, PLAYED, seed, watch)
     env.close()
