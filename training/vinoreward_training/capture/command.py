@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_image
@@ -106,8 +108,10 @@ def _make(config: CaptureConfig) -> Any:
                 options.setdefault("backend", "oracle")  # it needs no bundle to take images
         elif config.fidelity is not None:
             raise ConfigError(
-                f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
-                "PandaHover id, whose images it is about; leave --fidelity out."
+                field="fidelity",
+                value=config.fidelity,
+                expected=f"none, as the images of {config.env} are its own",
+                remedy="leave it out",
             )
         env = make_plain(config.env, **options)
         return with_truth(env, config.truth)
@@ -118,7 +122,7 @@ def _make(config: CaptureConfig) -> Any:
             raise ConfigError(f"{config.env} cannot be captured.{missing}") from error
         raise ConfigError(
             f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
-            "package:Name-v0 whose environment takes these arguments; change --env-kwargs. One "
+            "package:Name-v0 whose environment takes these arguments; change `env_kwargs`. One "
             "derived from PandaHover best passes on what it does not know: def __init__(self, "
             "**kwargs)."
         ) from error
@@ -159,26 +163,22 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
             expected=f"{count} images of at most {MAX_PIXELS} pixels in all",
             remedy="give a smaller `image_size`",
         )
-    sources = ("fidelity", "from_lerobot", "from_video")
-    given = [f"--{name.replace('_', '-')}" for name in sources if getattr(config, name) is not None]
-    given = ["--policy", *given] if given and config.policy is not None else given
+    sources = ("policy", "fidelity", "from_lerobot", "from_video")
+    given = [name for name in sources if getattr(config, name) is not None]
     if len(given) > 1:
         raise ConfigError(
-            f"found {' and '.join(given)}. Expected one of them, as images come from play, from "
-            "placed scenes or from recordings; leave the others out."
-        )
-    if given and (config.stack != 1 or len(config.image_source) > 1):
-        views = f"--stack {config.stack}" if config.stack != 1 else "several --image-source"
-        raise ConfigError(
-            f"found {given[0]} and {views}. Expected one view, as several are of an environment "
-            "that is played; leave them out, or put the images below each other yourself and "
-            "name the views in dataset.json (docs/datasets.md)."
+            field=given[0],
+            value=getattr(config, given[0]),
+            expected=f"no `{given[1]}` beside it, as images come from play, from placed scenes or "
+            "from recordings",
+            remedy="leave one of them out",
         )
     _check_used(config)
     if len(config.image_source) > MAX_VIEWS:
         raise ConfigError(
             field="image_source", value=config.image_source, expected=f"at most {MAX_VIEWS}"
         )
+    _mix(config)
     return config
 
 
@@ -186,19 +186,19 @@ def _check_used(config: CaptureConfig) -> None:
     """Refuse an option that would be ignored."""
     for name, needed in _NEEDS.items():
         if getattr(config, needed) is None:
-            refuse_ignored(config, (name,), f"a capture without --{needed.replace('_', '-')}")
+            refuse_ignored(config, (name,), f"a capture without `{needed}`")
     for other, names in _IGNORES.items():
-        if getattr(config, other) != getattr(CaptureConfig, other):
-            refuse_ignored(config, names, f"a capture with --{other.replace('_', '-')}")
+        if getattr(config, other) is not None:
+            refuse_ignored(config, names, f"a capture with `{other}`")
 
 
 _NEEDS: Mapping[str, str] = {
     "labels": "from_video", "video_fps": "from_video", "camera": "from_lerobot",
     "label_column": "from_lerobot", "label_above": "from_lerobot", "label_frame": "from_lerobot",
-    "noise": "policy",
+    "noise": "policy", "mix": "policy",
 }  # fmt: skip
 _OF_PLAY = ("env_kwargs", "image_source", "stack", "truth")
-_OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix")
+_OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode")
 _IGNORES: Mapping[str, tuple[str, ...]] = {
     "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": _OF_PLAY,
 }  # fmt: skip
@@ -207,63 +207,44 @@ _IGNORES: Mapping[str, tuple[str, ...]] = {
 def _check_scene(
     config: CaptureConfig, scene: Mapping[str, Any], before: Mapping[str, Any]
 ) -> None:
-    """Refuse to resume a capture of another scene."""
-    # "drawn" marks the article's images and is missing in all others.
-    names = {*scene, *({"drawn"} & set(before["scene"]))}
-    differing = sorted(name for name in names if before["scene"].get(name) != scene.get(name))
-    if differing:
-        name = differing[0]
-        raise ConfigError(
-            f"{config.out} was captured with the scene's {name} {before['scene'].get(name)!r}, now "
-            f"it is {scene.get(name)!r}. Expected the same when resuming; repeat the old options, "
-            "or choose another folder with `out`."
-        )
-
-
-_DEFAULTS: Mapping[str, Any] = {
-    "env_kwargs": {}, "image_source": "render", "image_size": None, "stack": 1,
-    "policy": None, "mix": {}, "noise": None,
-}  # fmt: skip
+    """Refuse to resume a capture of another scene, as its environment may have changed."""
+    for name, value in scene.items():
+        if (old := before["scene"].get(name)) != value:
+            raise ConfigError(
+                f"{config.out} was captured with the scene's {name} {old!r}, now it is {value!r}. "
+                "Expected the same when resuming; choose another folder with `out`."
+            )
 
 
 def _mix(config: CaptureConfig) -> dict[str, float]:
     """Return the chances of the players, in their usual order; refuse what cannot be."""
     if config.policy is None:
-        if config.mix:
-            raise ConfigError(
-                f"found --mix {_words(config.mix)} without --policy. Expected a policy to mix "
-                "random play with; add --policy, or leave --mix out."
-            )
         return {"random": 1.0}
     mix = {name: config.mix.get(name, 0.0) for name in MIX} if config.mix else dict(MIX)
     wrong = set(config.mix) - set(MIX) or min(mix.values()) < 0
     if wrong or not math.isfinite(sum(mix.values())) or mix["policy"] + mix["noisy"] <= 0:
         raise ConfigError(
-            f"found --mix {_words(config.mix)}. Expected shares of 0 or more for some of "
-            f"{', '.join(MIX)}, and not of random alone, as in --mix {_words(MIX)}."
+            field="mix",
+            value=config.mix,
+            expected=f"shares of 0 or more for some of {', '.join(MIX)}, and not of random alone",
         )
     return {name: share for name, share in mix.items() if share > 0}
 
 
-def _words(mix: Mapping[str, float]) -> str:
-    return " ".join(f"{name} {share:g}" for name, share in mix.items())
-
-
 def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
-    """Return how images are made and who plays, as ``dataset.json`` has it."""
-    return {
+    """Return how images are made and who plays, as ``dataset.json`` has it: what is not usual."""
+    one, several = sources_of(config)[0], len(sources_of(config)) > 1
+    played = config.policy is not None
+    how = {
         "env_kwargs": config.env_kwargs,
-        "image_source": one[0] if len(one := sources_of(config)) == 1 else [*one],
-        "stack": config.stack,
+        "image_source": [*sources_of(config)] if several else one if one != "render" else None,
+        "stack": config.stack if config.stack > 1 else None,
         "image_size": None if size is None else [*size],
         "policy": config.policy,
-        "mix": {} if config.policy is None else _mix(config),
-        "noise": None if config.policy is None else config.noise,
+        "mix": _mix(config) if played else None,
+        "noise": config.noise if played else None,
     }
-
-
-def _asked(how: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in how.items() if value != _DEFAULTS.get(name)}
+    return {name: value for name, value in how.items() if value}
 
 
 def _describe(
@@ -308,16 +289,12 @@ def _holds_nothing(folder: Path) -> bool:
 def run(config: CaptureConfig) -> int:
     """Capture; return 0. Ctrl-C saves the images so far and raises KeyboardInterrupt."""
     if is_lerobot(config.out):
-        raise ConfigError(
-            f"{config.out} holds a LeRobot dataset. Expected a new folder; choose another with "
-            "--out."
-        )
+        expected = "a new folder, as this one holds a LeRobot dataset"
+        raise ConfigError(field="out", value=str(config.out), expected=expected)
     if config.from_lerobot is not None:
         return _recordings(config, config.from_lerobot)
     if config.from_video is not None:
         return _videos(config, config.from_video)
-    from tqdm import tqdm
-
     mix, policy = _mix(config), config.policy
     line = resume_capture(config)
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
@@ -337,10 +314,7 @@ def run(config: CaptureConfig) -> int:
             truth, play = None, None
             table = Table(folder, whole_episodes=scene is None)
             if scene is None:
-                truth, sources = (
-                    truth_reader(config.truth or before.get("truth")),
-                    sources_of(config),
-                )
+                truth, sources = truth_reader(config.truth), sources_of(config)
                 if len(sources) > 1 or config.stack > 1:
                     env = SeveralViews(env, config.env, sources, config.stack, sizes)
                     how["views"] = [asdict(view) for view in env.views]
@@ -351,9 +325,9 @@ def run(config: CaptureConfig) -> int:
                 work = play.fill(table)
             else:
                 work = _hover(config, scene, env, about, table)
-            known = {"scene": about, "env": config.env, **_asked(how)}
+            known = {"scene": about, "env": config.env, **how}
             describe = partial(_describe, config, table, known, truth)
-            _fill(config, lambda: len(table.rows), table.save, work, describe, config.frames, play)
+            _fill(config, table, work, describe, config.frames, play)
     if play is not None and policy is not None:
         print(play.by_player())
     print(_summary(config, table))
@@ -381,22 +355,16 @@ def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]],
 
 def _fill(
     config: CaptureConfig,
-    count: Callable[[], int],
-    save: Callable[[], None],
+    table: Table,
     work: Iterator[int],
     describe: Callable[[bool], None],
     total: int,
     play: Play | None = None,
 ) -> None:
-    """Do the work and save now and then; ``describe`` takes whether it is complete.
-
-    ``count`` says how many images there are.
-    """
-    from tqdm import tqdm
-
+    """Do the work and save now and then; ``describe`` takes whether it is complete."""
     # Written first, so that a capture killed at any moment can be read and resumed.
     describe(False)
-    saved, complete = count(), False
+    saved, complete = len(table.rows), False
     try:
         with tqdm(total=total, initial=saved, desc="capture", unit="frame") as bar:
             if play is not None:
@@ -405,12 +373,12 @@ def _fill(
                 bar.update(added)
                 if play is not None:
                     bar.set_postfix_str(play.rate, refresh=added == 0)
-                if count() >= saved + config.save_every:
-                    save()
-                    saved = count()
+                if len(table.rows) >= saved + config.save_every:
+                    table.save()
+                    saved = len(table.rows)
         complete = True
     finally:
-        save()
+        table.save()
         describe(complete)
 
 
@@ -424,7 +392,7 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     known = {
         "scene": source.scene,
         "lerobot": {"labels": str(labels), "fps": source.fps},
-        **_asked(_how(config, None if sized.image_size == own else sized.image_size)),
+        **_how(config, None if sized.image_size == own else sized.image_size),
     }
     _check_recorded(config, known)
     print(
@@ -450,7 +418,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
     known = {
         "scene": {"videos": source.resolve().name},
         "video_fps": config.video_fps,
-        **_asked(_how(config, None if {*own} == {size} else size)),
+        **_how(config, None if {*own} == {size} else size),
     }
     _check_recorded(config, known)
     marks = read_labels(source, config.labels, videos, config.video_fps)
@@ -470,16 +438,12 @@ def _videos(config: CaptureConfig, source: Path) -> int:
 def _check_recorded(config: CaptureConfig, known: Mapping[str, Any]) -> None:
     """Refuse to resume with recordings that are read otherwise than before."""
     before = read_about(config.out) if config.resume else {}
-    differing = [
-        f"{key} {before.get(key)}, now {known.get(key)}"
-        for key in (*known, *_DEFAULTS)
-        if before and before.get(key) != known.get(key)
-    ]
-    if differing:
-        raise ConfigError(
-            f"{config.out} was captured with {'; '.join(differing)}. Expected the same when "
-            "resuming; repeat the old options or choose another folder with --out."
-        )
+    for key in (*known, "image_size") if before else ():
+        if before.get(key) != known.get(key):
+            raise ConfigError(
+                f"{config.out} was captured with {key} {before.get(key)}, now {known.get(key)}. "
+                "Expected the same when resuming; choose another folder with `out`."
+            )
 
 
 def _converted(
@@ -493,7 +457,7 @@ def _converted(
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         table = Table(folder)
         describe = partial(_describe, config, table, known, None)
-        _fill(config, lambda: len(table.rows), table.save, work(table), describe, total)
+        _fill(config, table, work(table), describe, total)
     return table
 
 
@@ -531,8 +495,8 @@ def _summary(config: CaptureConfig, table: Table) -> str:
 SETTINGS = Settings(
     CaptureConfig,
     fixed=(
-        "env", "env_kwargs", "truth", "image_source", "stack", "fidelity", "policy", "mix", "noise",
-        "per_episode", "failures_per_success", "seed",
+        "env", "env_kwargs", "truth", "image_source", "image_size", "stack", "fidelity", "policy",
+        "mix", "noise", "per_episode", "failures_per_success", "seed",
     ),
     check=_check,
 )  # fmt: skip

@@ -191,7 +191,7 @@ class Play:
         """Those of them with a success."""
 
     def _long(self, steps: int) -> None:
-        """Show that a long episode goes on; say once what ends such."""
+        """Show that a long episode goes on; say once what would end it."""
         self.show(f"{self.rate}, the next is at step {steps}")
         limited = self._env.spec is not None and self._env.spec.max_episode_steps
         if steps == LONG and not limited and not self._warned:
@@ -269,10 +269,9 @@ class Play:
 
     def _advice(self, missing: str) -> str:
         """Return what to try where a label is not found."""
-        option = self._truth_option().split()[0]
         if missing == "failure":
             play = "more random play (--mix random 2 policy 1), or "
-            return f"{'' if self._act is None else play}another {option} or --env"
+            return f"{'' if self._act is None else play}another --truth or --env"
         steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
         longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
         policy = (
@@ -280,7 +279,7 @@ class Play:
             "Stable-Baselines3 or a run folder"
         )
         better = policy if self._act is None else "a better --policy, or more of it in --mix"
-        return f"{better}; longer episodes ({longer}); another {option} or --env"
+        return f"{better}; longer episodes ({longer}); another --truth or --env"
 
     def fill(self, table: Table) -> Iterator[int]:
         """Add images until both labels have enough; yield after each episode how many it added.

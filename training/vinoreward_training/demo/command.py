@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import (
-    ConfigError,
-    ModelNotFoundError,
-    QuantizationRefusedError,
-    UselessClassifierError,
-)
-from vinoreward.files import read_json, sha256, write_json
+from vinoreward.errors import ConfigError, QuantizationRefusedError, UselessClassifierError
+from vinoreward.files import read_json, write_json
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.capture.command import run as run_capture
 from vinoreward_training.classifier.finetune import USELESS
@@ -42,7 +35,7 @@ from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train as train_policy
 from vinoreward_training.quantize.command import run as run_quantize
-from vinoreward_training.runs.next_command import sibling_path
+from vinoreward_training.runs.next_command import command, sibling_path
 from vinoreward_training.runs.report import write_report
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder, reading
 
@@ -60,49 +53,28 @@ Facts = dict[str, Any]
 
 
 def settled(config: DemoConfig) -> DemoConfig:
-    """Return the checked configuration with its defaults; from scratch, ``weights`` stays None."""
-    if config.from_scratch and config.weights is not None:
-        raise ConfigError(
-            f"found --from-scratch and --weights {config.weights}. Expected one of them; leave out "
-            "the other."
-        )
-    shipped = config.weights is None and not config.from_scratch
-    weights = Bundle.load(SHIPPED).path / "model.safetensors" if shipped else config.weights
-    if weights is not None and not weights.is_file():
-        remedy = "correct --weights or leave it out to start from the shipped bundle."
-        if shipped:
-            remedy = "install vinoreward again, or add --from-scratch."
-        raise ModelNotFoundError(
-            f"there are no weights at {weights}. Expected a .safetensors file; {remedy}"
-        )
+    """Return the configuration with its defaults; refuse too few images."""
     frames = config.frames or (24_000 if config.from_scratch else 5000)
     epochs = config.epochs or (8 if config.from_scratch else 2)
-    config = dataclasses.replace(config, weights=weights, frames=frames, epochs=epochs)
-    for name, least in {"epochs": 1, "episodes": 1, "scenes": 8, "seed": 0}.items():
-        if getattr(config, name) < least:
-            raise ConfigError(
-                f"found --{name} {getattr(config, name)}. Expected at least {least}; ask for more."
-            )
     validation, test = HELD_OUT_SHARES
     # Twice as many: an episode may be a mistake, and the split is random.
     needed = 2 * negatives_needed(config.target_fpr)
     fewest = max(needed / validation / FAILURE_SHARE, SPARE * QUANTIZE_NEEDS / (validation + test))
     if frames < fewest:
         raise ConfigError(
-            f"{frames} frames leave about {int(frames * validation * FAILURE_SHARE)} failures to "
-            f"choose the threshold by. Expected about {needed} for a false-positive rate of "
-            f"{config.target_fpr:g}: ask for --frames {int(fewest) + 1} or more, or accept a "
-            "higher --target-fpr."
+            field="frames",
+            value=frames,
+            expected=f"at least {int(fewest) + 1}, to choose a threshold for a false-positive rate "
+            f"of {config.target_fpr:g} by about {needed} failures",
+            remedy="ask for more, or accept a higher `target_fpr`",
         )
-    return config
+    return dataclasses.replace(config, frames=frames, epochs=epochs)
 
 
 def fixed(config: DemoConfig) -> dict[str, Any]:
     """Return the settings that a resumed demo cannot change."""
     names = ("seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes")
-    weights = config.weights
-    digest = None if weights is None else sha256(weights)
-    return {**{name: getattr(config, name) for name in names}, "weights_sha256": digest}
+    return {name: getattr(config, name) for name in (*names, "from_scratch")}
 
 
 class Stages:
@@ -115,15 +87,14 @@ class Stages:
         self.facts: Facts = {}
         for stamp in sorted(self._folder.glob("*.json")):
             before = _read(stamp, settings=dict)["settings"]
-            if names := [n for n in {**before, **settings} if before.get(n) != settings.get(n)]:
-                there, asked = (
-                    ", ".join(f"{name} {values.get(name)}" for name in names)
-                    for values in (before, settings)
-                )
-                raise ConfigError(
-                    f"{folder} holds a demo with {there}; now asked for {asked}. Expected the same "
-                    "when continuing; choose another folder with --out."
-                )
+            for name, value in settings.items():
+                if before.get(name) != value:
+                    raise ConfigError(
+                        field=name,
+                        value=value,
+                        expected=f"{before.get(name)!r}, as the demo in {folder} has it",
+                        remedy="repeat it to go on, or choose another folder with `out`",
+                    )
 
     def begin(self) -> None:
         """Record the settings."""
@@ -132,22 +103,16 @@ class Stages:
     def stage(self, name: str, work: Callable[[], Facts], *, keep: bool = True) -> None:
         """Run ``work``, which returns facts, unless it ended before; ``keep=False``: always."""
         title = f"[{list(STAGES).index(name) + 1}/{len(STAGES)}] {name}"
-        stamp, part = self._folder / f"{name}.json", self._folder / "spent" / f"{name}.json"
+        stamp = self._folder / f"{name}.json"
         if stamp.is_file():
             facts, seconds = _read(stamp, facts=dict, seconds=float).values()
             print(f"{title}: done before ({seconds:.0f} s)", flush=True)
         else:
             print(f"{title} …", flush=True)
-            # The time of a stopped stage counts too.
-            before = _read(part, seconds=float)["seconds"] if part.is_file() else 0.0
             began = time.perf_counter()
-            try:
-                with _without_next():
-                    facts = work()
-            except KeyboardInterrupt:
-                write_json(part, {"seconds": before + time.perf_counter() - began})
-                raise
-            seconds = before + time.perf_counter() - began
+            with _without_next():
+                facts = work()
+            seconds = time.perf_counter() - began
             if keep:
                 record = {"settings": self._settings, "seconds": seconds, "facts": facts}
                 write_json(stamp, record)
@@ -198,16 +163,9 @@ class Demo:
     @property
     def start(self) -> str:
         """What the classifier starts from, in words."""
-        if self.config.weights is None:
+        if self.config.from_scratch:
             return "random weights (--from-scratch)"
-        if Bundle.load(SHIPPED).path in self.config.weights.parents:
-            return f"the weights of the shipped bundle {SHIPPED}"
-        return f"the weights in {self.config.weights}"
-
-    @property
-    def learning_rate(self) -> float:
-        """Of the classifier: low for pretrained weights, which a high rate would undo."""
-        return 1.5e-3 if self.config.from_scratch else 1e-4
+        return f"the weights of the shipped bundle {SHIPPED}"
 
     def capture(self) -> Facts:
         """Take the images."""
@@ -223,9 +181,10 @@ class Demo:
                 **_resumed(self.classifier),
                 data=self.data,
                 name="demo-classifier",
-                weights=config.weights,
+                weights=None if config.from_scratch else _shipped_weights(),
                 epochs=config.epochs or 0,
-                learning_rate=self.learning_rate,
+                # Low for pretrained weights, which a high rate would undo.
+                learning_rate=1.5e-3 if config.from_scratch else 1e-4,
                 augment=0.1,
                 target_fpr=config.target_fpr,
                 seed=config.seed,
@@ -250,15 +209,12 @@ class Demo:
         if gate is None:
             return {"int8": "none"}
         text = f"passed the gate: {gate.flips} of {gate.frames} decisions differ from FP32"
-        looks = gate.detail.get("second_looks_held_out")
-        if isinstance(looks, float):
-            text += f"; FP32 looks again at {looks:.1%} of the held-out frames"
         return {"int8": text}
 
     def check(self) -> Facts:
         """Compare the classifier with the shipped one on scenes that neither has seen."""
         scenes = self.config.scenes
-        print(f"{scenes} fresh scenes, judged by the shipped and by this demo's classifier …")
+        print(f"{scenes} fresh scenes, scored by the shipped and by this demo's classifier …")
         comparison = compare(self.bundle, scenes, SCENES_SEED + self.config.seed)
         for row in comparison["rows"]:
             name, *values = row.values()
@@ -311,7 +267,11 @@ class Demo:
             (play, "count more episodes"),
             (train, "the object moves in every episode"),
         ]
-        return [(f"{program()} {shlex.join(map(str, words))}", what) for words, what in commands]
+        return [(command(*words), what) for words, what in commands]
+
+
+def _shipped_weights() -> Path:
+    return Bundle.load(SHIPPED).path / "model.safetensors"
 
 
 def _resumed(folder: Path) -> dict[str, Any]:
@@ -351,13 +311,3 @@ def run(config: DemoConfig) -> int:
         "\nnext:\n" + "\n".join(f"  {words}" for words, _ in demo.next_commands())
     )
     return 0
-
-
-def program() -> str:
-    """Return how this program is called: by its bare name if that finds the same one."""
-    called = Path(sys.argv[0])
-    if called.name != "vinoreward" or not called.is_file():
-        return "vinoreward"
-    on_path = shutil.which("vinoreward")
-    same = on_path is not None and Path(on_path).resolve() == called.resolve()
-    return "vinoreward" if same else shlex.quote(str(called))

@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from tqdm import tqdm
 
 from vinoreward.errors import (
     ConfigError,
@@ -31,7 +32,7 @@ from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
 from vinoreward_training.policy.checkpoint import discount, load_policy, read_description
-from vinoreward_training.policy.evaluate import Evaluation, Moment, Policy, evaluate, rate_row
+from vinoreward_training.policy.evaluate import EvalStep, Evaluation, Policy, evaluate, rate_row
 from vinoreward_training.runs.next_command import to_mend
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import plain
@@ -59,9 +60,8 @@ class Opened:
     description: dict[str, Any]
     """The run's description of the policy."""
     task: str
-    """Its environment."""
+    """The environment's id."""
     truth: str | None
-    """What tells the truth."""
     unfilmed: str = ""
     """Why the environment cannot render; empty if it can, or need not."""
     most_frames: int | None = None
@@ -95,11 +95,13 @@ def play(config: PlayConfig) -> PlayResult:
         check_film_path(film_path)
     if config.human and not has_display():
         raise MissingDisplayError(
-            "found no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Expected one for "
-            "--human; leave it out to get a film, or run under a desktop or xvfb-run."
+            field="human",
+            expected="a display, as DISPLAY or WAYLAND_DISPLAY name it",
+            remedy="leave it out to get a film, or run under a desktop or xvfb-run",
         )
+    mode = "human" if config.human else "rgb_array" if filmed else None
     with contextlib.ExitStack() as stack:
-        opened = _open(config, "human" if config.human else "rgb_array" if filmed else None, stack)
+        opened = (_open_actors if is_of_actors(config.run) else _open)(config, mode, stack)
         filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed, opened.most_frames)
         stack.callback(filmer.close)
         found, returns, ends = _played(config, opened, filmer)
@@ -107,30 +109,18 @@ def play(config: PlayConfig) -> PlayResult:
     if filmer.frames:
         seconds = filmer.frame_seconds
         film = save_film(film_path, filmer.frames, filmer.lasts, frame_seconds=seconds)
-    write_json(
-        config.run / "play.json",
-        {
-            "config": plain(config),
-            "policy": opened.description,
-            "evaluation": plain(found),
-            "returns": returns,
-        },
-    )
+    record = {"config": config, "policy": opened.description, "evaluation": found}
+    write_json(config.run / "play.json", {**plain(record), "returns": returns})
     report = _report(config, found, ends, film)
     return PlayResult(found, film, report, tuple(returns), opened.unfilmed)
 
 
 def _open(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> Opened:
-    """Open a run of either kind; the stack closes it."""
-    if is_of_actors(config.run):
-        return _open_actors(config, mode, stack)
+    """Return the policy of a training with its environment; the stack closes it."""
     description = read_description(config.run)
     if config.compressed:
-        raise ConfigError(
-            field="compressed",
-            expected=f"a run of vinoreward actors, as {config.run} has only one policy",
-            remedy="leave it out",
-        )
+        expected = f"a run of vinoreward actors, as {config.run} has only one policy"
+        raise ConfigError(field="compressed", expected=expected, remedy="leave it out")
     task = _task(config, description)
     recorded = config.run / "policy.json"
     for name in ("env", "truth"):
@@ -147,25 +137,19 @@ def _played(
     config: PlayConfig, opened: Opened, filmer: Filmer
 ) -> tuple[Evaluation, list[float], list[dict[str, object]]]:
     """Return the evaluation, and the return and the report's row of each episode."""
-    from tqdm import tqdm
-
     ends: list[dict[str, object]] = []
     returns: list[float] = []
     total = 0.0
-    with (
-        dependencies_named(opened.task),
-        tqdm(
-            total=config.episodes, desc="play", unit="episode", disable=not config.progress
-        ) as bar,
-    ):
+    bar = tqdm(total=config.episodes, desc="play", unit="episode", disable=not config.progress)
+    with dependencies_named(opened.task), bar:
 
-        def watch(moment: Moment) -> None:
+        def watch(step: EvalStep) -> None:
             nonlocal total
-            filmer(moment)
-            total = moment.reward if moment.step == 0 else total + moment.reward
-            if moment.last:
+            filmer(step)
+            total = step.reward if step.step == 0 else total + step.reward
+            if step.last:
                 returns.append(total)
-                ends.append({**_end(moment), "return": round(returns[-1], 4)})
+                ends.append({**_end(step), "return": round(total, 4)})
                 bar.update()
 
         truth = truth_reader(opened.truth)
@@ -176,12 +160,8 @@ def _played(
 def _task(config: PlayConfig, trained: TrainConfig) -> TrainConfig:
     """Return the task of a training with what the command line changes."""
     if config.encoder is not None and trained.encoder is None:
-        raise ConfigError(
-            field="encoder",
-            value=config.encoder,
-            expected=f"none, as the policy in {config.run} was trained without one",
-            remedy="leave it out",
-        )
+        expected = f"none, as the policy in {config.run} was trained without one"
+        raise ConfigError(field="encoder", value=config.encoder, expected=expected)
     names = ("env", "truth", "backend", "bundle", "encoder", "accept_foreign_images")
     changes: dict[str, Any] = {name: value for name in names if (value := getattr(config, name))}
     same = config.env is None or same_environment(config.env, trained.env)
@@ -258,7 +238,7 @@ def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, str | None]
         run = actors_settings.SETTINGS.of(out=config.run, resume=True, trust_run=trusted, **named)
         same = config.env is None or same_environment(config.env, run.task)
         options = evaluation_options(run) if same else {}
-        truth = run.truth or run.truth_key if same else config.truth
+        truth = run.truth if same else config.truth
         if same and config.truth is None:
             recorded = config.run / "config.yaml"
             agree_to_run(truth, recorded, trust_run=config.trust_run, field="truth")
@@ -295,17 +275,14 @@ def _make_task(
     return make_task(task, **options), why
 
 
-def _end(moment: Moment) -> dict[str, object]:
-    row: dict[str, object] = {"episode": moment.episode + 1, "steps": moment.step}
-    row |= {
-        name: value
-        for name, value in (("claimed", moment.claimed), ("true", moment.true))
-        if value is not None
-    }
-    if "reward_prob" in moment.info:
-        row["P(success)"] = float(moment.info["reward_prob"])
-    if "distance" in moment.info:
-        row["distance in cm"] = round(100 * float(moment.info["distance"]), 2)
+def _end(step: EvalStep) -> dict[str, object]:
+    row: dict[str, object] = {"episode": step.episode + 1, "steps": step.step}
+    known = (("claimed", step.claimed), ("true", step.true))
+    row |= {name: value for name, value in known if value is not None}
+    if "reward_prob" in step.info:
+        row["P(success)"] = float(step.info["reward_prob"])
+    if "distance" in step.info:
+        row["distance in cm"] = round(100 * float(step.info["distance"]), 2)
     return row
 
 
@@ -317,32 +294,24 @@ def _report(
     differ = f"{len(wrong)} of {len(both)} episodes" + (", the first:" if wrong else ".")
     if not both:
         differ = "Not known: no episode has both a claim and a truth."
-    return write_report(
-        config.run / "play.html",
-        f"Playing {config.run.name}",
-        [
-            Section(
-                "Success",
-                "Success of an episode is that of its last state. Claimed is what the classifier "
-                "said, true is what the simulator knows. Intervals are Clopper-Pearson.",
-                [
-                    rate_row("claimed by the classifier", found.claimed),
-                    rate_row("true, by the simulator", found.true),
-                ],
-            ),
-            Section(
-                "Episodes",
-                f"Mean return {found.mean_return:.2f}, mean length {found.mean_length:.2f} steps.",
-            ),
-            *([Section("Film", images=[film])] if film is not None else []),
-            Section(
-                "Where claim and truth differ",
-                differ,
-                wrong[:MAX_TABLE],
-            ),
-            Section(f"The first {min(MAX_TABLE, len(ends))} episodes", rows=ends[:MAX_TABLE]),
-        ],
+    about = (
+        "Success of an episode is that of its last state. Claimed is what the classifier said, "
+        "true is what the simulator knows. Intervals are Clopper-Pearson."
     )
+    rates = [
+        rate_row("claimed by the classifier", found.claimed),
+        rate_row("true, by the simulator", found.true),
+    ]
+    mean = f"Mean return {found.mean_return:.2f}, mean length {found.mean_length:.2f} steps."
+    sections = [
+        Section("Success", about, rates),
+        Section("Episodes", mean),
+        *([Section("Film", images=[film])] if film is not None else []),
+        Section("Where claim and truth differ", differ, wrong[:MAX_TABLE]),
+        Section(f"The first {min(MAX_TABLE, len(ends))} episodes", rows=ends[:MAX_TABLE]),
+    ]
+    title = f"Playing {config.run.name}"
+    return write_report(config.run / "play.html", title, sections)
 
 
 def run(config: PlayConfig) -> int:
@@ -358,7 +327,7 @@ def run(config: PlayConfig) -> int:
         print(f"no film: {result.unfilmed}")
     print(f"report: {result.report}")
     if result.evaluation.cheats:
-        print("The policy is paid for claims that are no successes: mend its classifier.")
+        print("The policy is rewarded for claims that are no successes: mend its classifier.")
         if (config.run / CLAIMS / TABLE).is_file():
             print(f"next:   {to_mend(config.run, truths_of(config.run))}")
     elif result.evaluation.claimed is not None and result.evaluation.true is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import gymnasium as gym
 from tqdm import tqdm
 
-from vinoreward.errors import DatasetError, RunFolderError
-from vinoreward.files import read_json, shown, write_json
+from vinoreward.errors import DatasetError
+from vinoreward.files import read_json, write_json
 from vinoreward.rewards.alarms import (
     TESTS,
     Ended,
@@ -37,6 +36,7 @@ from vinoreward_training.runs.report import (
     read_table,
     write_table,
 )
+from vinoreward_training.runs.run_folder import reading
 from vinoreward_training.sb3 import BatchedVecEnv
 from vinoreward_training.tasks.environments import truth_reader
 
@@ -49,26 +49,18 @@ ALARMS = "alarms.csv"
 IN_ORDER = ("--order", "drawn")
 """Options of ``vinoreward label`` with which few labels say much of all claims."""
 LABELS_EVERY = 20.0
-"""Seconds between two looks at the labels."""
+"""Seconds between two readings of the labels."""
 CLOCK = "clock.json"
 """Seconds of a run up to its checkpoint."""
 
 
 def read_clock(folder: Path) -> tuple[float, float]:
     """Return the seconds of learning and of evaluating up to the checkpoint; 0 if not recorded."""
-    try:
-        clock = read_json(folder / CLOCK)
-        learning, evaluating = float(clock["seconds"]), float(clock["evaluation_seconds"])
-        if not (0 <= learning < math.inf and 0 <= evaluating < math.inf):
-            raise ValueError(f"found {learning} and {evaluating} seconds")
-        return learning, evaluating
-    except FileNotFoundError:
+    if not (path := folder / CLOCK).is_file():
         return 0.0, 0.0
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise RunFolderError(
-            f"{folder / CLOCK} cannot be read ({shown(error)}). Expected the seconds that a run "
-            "has learned; remove the file to continue without them."
-        ) from error
+    with reading(path, "the seconds that a run has learned; remove the file to go on without them"):
+        clock = read_json(path)
+        return float(clock["seconds"]), float(clock["evaluation_seconds"])
 
 
 class Solved(Exception):
@@ -186,7 +178,7 @@ class RunCallback(ClaimedVsTrue):
             )
             self.checkpoint_now()
         self._check_interrupt(self._stopped)
-        self.look_at_labels()
+        self.read_labels()
         if self.solved_at is not None:
             raise Solved
         if self.alarm_count > self._alarms_before:
@@ -210,7 +202,7 @@ class RunCallback(ClaimedVsTrue):
             self._began = (self._began or began) + time.perf_counter() - began
             self.say(f"Going on from step {self.num_timesteps}.")
 
-    def look_at_labels(self, *, now: bool = False) -> None:
+    def read_labels(self, *, now: bool = False) -> None:
         """Read what people have labelled meanwhile, every few seconds or ``now``."""
         if self.claims is None or (not now and time.perf_counter() < self._next_labels):
             return
@@ -222,8 +214,8 @@ class RunCallback(ClaimedVsTrue):
         for name, value in self.trust.readings().items():
             self.logger.record(f"trust/{name}", value)
         self.say(
-            f"{bound.labels} labels of claims: surely {bound.low:.0%} to {bound.high:.0%} of the "
-            "claims are successes."
+            f"{bound.labels} labels of claims: {bound.low:.0%} to {bound.high:.0%} of the claims "
+            "are successes (95 % interval)."
         )
 
     def _labelled(self) -> PrecisionBound | None:
@@ -236,10 +228,7 @@ class RunCallback(ClaimedVsTrue):
 
     def _note(self, info: Mapping[str, Any], ood: bool | None = None) -> None:
         super()._note(info, ood)
-        self._sample(info)
-
-    def _sample(self, info: Mapping[str, Any]) -> None:
-        """Keep the image of the last episode's claim if the sample wants it."""
+        # Keep the image of the episode's claim if the sample wants it.
         row, episode = self.episodes[-1], len(self.episodes) - 1
         drawn = self.claims.wants(episode) if self.claims is not None and row["claimed"] else None
         if self.claims is None or drawn is None:
@@ -303,13 +292,10 @@ class RunCallback(ClaimedVsTrue):
             self._bar.set_description(f"evaluate {done} of {episodes}")
 
         show(0)
-        try:
-            truth = self.truth
-            if isinstance(env, BatchedVecEnv):
-                return evaluate_batch(self.model, env, episodes, seed, truth=truth, ended=show)
-            return evaluate(self.model, env, episodes, seed, truth=truth, ended=show)
-        finally:
-            self._bar.set_description("train")
+        run: Any = evaluate_batch if isinstance(env, BatchedVecEnv) else evaluate
+        found: Evaluation = run(self.model, env, episodes, seed, truth=self.truth, ended=show)
+        self._bar.set_description("train")
+        return found
 
     def reaches_goal(self, result: Evaluation) -> bool:
         """Return whether the true success is high enough to stop."""
@@ -317,19 +303,13 @@ class RunCallback(ClaimedVsTrue):
         return goal is not None and result.true is not None and result.true.value >= goal
 
     def _note_evaluation(self, result: Evaluation) -> None:
-        rates = {"claimed": result.claimed, "true": result.true}
-        known = {name: rate for name, rate in rates.items() if rate is not None}
-        self.evaluations.append(
-            {
-                "step": self.num_timesteps,
-                "episodes": next((rate.trials for rate in known.values()), None),
-                **{name: None if rate is None else rate.value for name, rate in rates.items()},
-                "mean_return": result.mean_return,
-                "mean_length": result.mean_length,
-            }
-        )
-        for name, rate in known.items():
-            self.logger.record(f"eval/{name}_success", rate.value)
+        row: Row = {"step": self.num_timesteps, "episodes": None, "claimed": None, "true": None}
+        for name, rate in (("claimed", result.claimed), ("true", result.true)):
+            if rate is not None:
+                row |= {"episodes": rate.trials, name: rate.value}
+                self.logger.record(f"eval/{name}_success", rate.value)
+        row |= {"mean_return": result.mean_return, "mean_length": result.mean_length}
+        self.evaluations.append(row)
         self.logger.record("eval/mean_return", result.mean_return)
         self.logger.dump(self.num_timesteps)
         self.write_tables()

@@ -29,7 +29,6 @@ from vinoreward_training.policy.checkpoint import (
     ALGORITHMS,
     build_model,
     discount,
-    policy_for,
     restore_checkpoint,
     resume_train,
     save_policy,
@@ -67,18 +66,15 @@ from vinoreward_training.tasks.many import make_batch, make_envs, sibling_env
 from vinoreward_training.tasks.recorded import task_of_bundle
 
 if TYPE_CHECKING:
-    from stable_baselines3.common.base_class import BaseAlgorithm
 
     from vinoreward_training.policy.callbacks import RunCallback
 
 
-_RATES = ("claimed", "true")
 MOST_EVALUATED_AT_ONCE = 32
 """Environments of a batch in which a policy is evaluated, but no more than it is trained in: for
 images of another number a network would be compiled anew."""
 _ONLY = {"fused": "SAC", "skrl": "PPO"}
 """Learner to the only algorithm that it has."""
-_SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 
 
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,15 +94,15 @@ def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learner(settings: Mapping[str, Any]) -> Learner:
-    """Return what trains: what is asked for, else what the preset of a batch says, else SB3.
+    """Return what trains: what is named, else what the preset of a batch says, else SB3.
 
     The preset is of SAC on a processor: on CUDA its learner would move the batch there.
     """
-    asked: Learner | None = settings["learner"]
-    told = settings["vec_env"], settings["algorithm"] or "SAC", settings["device"]
-    if asked is None and told == ("batched", "SAC", "cpu"):
-        asked = _presets(f"{_name(settings)}.batched").get("learner")
-    return asked or "sb3"
+    named: Learner | None = settings["learner"]
+    how = settings["vec_env"], settings["algorithm"] or "SAC", settings["device"]
+    if named is None and how == ("batched", "SAC", "cpu"):
+        named = _presets(f"{_name(settings)}.batched").get("learner")
+    return named or "sb3"
 
 
 def _name(settings: Mapping[str, Any]) -> str:
@@ -122,12 +118,8 @@ def _presets(*names: str) -> dict[str, Any]:
 
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
     if before is not None and before.encoder is None and config.encoder is not None:
-        raise ConfigError(
-            field="encoder",
-            value=config.encoder,
-            expected=f"none, as the run in {config.out} has none",
-            remedy="leave it out, or start another run with `out`",
-        )
+        expected = f"none, as the run in {config.out} has none"
+        raise ConfigError(field="encoder", value=config.encoder, expected=expected)
     if config.exit_threshold is not None and config.hold == 1:
         raise ConfigError(
             field="exit_threshold",
@@ -150,7 +142,11 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
         with contextlib.closing(make_env(plain_task)) as env:
             actions = env.action_space
     suited = suited_algorithms(actions)
-    algorithm = config.algorithm or _ONLY.get(config.learner or "sb3", suited[0])
+    only = _ONLY.get(config.learner or "sb3")
+    algorithm = config.algorithm or only or suited[0]
+    if only is not None and algorithm != only:
+        expected = f"{only} for `learner={config.learner}`"
+        raise ConfigError(field="algorithm", value=algorithm, expected=expected)
     if algorithm in ALGORITHMS and algorithm not in suited:
         raise ConfigError(
             field="algorithm",
@@ -195,27 +191,23 @@ def train(config: TrainConfig) -> TrainResult:
 
     On Ctrl-C a checkpoint is written first.
     """
-    if config.timesteps is None:
+    if config.timesteps is None or config.learner is None:
         raise ConfigError(
             field="timesteps",
-            value=None,
-            expected="a number of steps",
-            remedy="name it, or let SETTINGS.of(...) take the preset's",
+            value=config.timesteps,
+            expected="all settings, as SETTINGS.of(...) completes them",
         )
-    config = dataclasses.replace(config, learner=_learner(vars(config)))
     if config.encoder is not None:
         encoder = load_encoder(config.encoder, config.encoder_sha256)
         config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
-    _check_reward_used(config)
-    _check_learner(config)
+    if not config.resume:
+        _check_reward_used(config)
     if config.bundle is not None and config.backend != ORACLE:
         spec = Bundle.load(find_bundle(config.bundle)).spec
         refuse_useless(config.bundle, spec.metrics, force=config.force)
         if GUARD_FILE not in spec.files and config.on_ood != "ignore":
-            print(
-                f"{spec.name} has no guard: nothing tells images that it cannot judge. Give it "
-                f"one: {command('guard', '--bundle', config.bundle, '--data', ITS_DATA)}"
-            )
+            line = command("guard", "--bundle", config.bundle, "--data", ITS_DATA)
+            print(f"{spec.name} has no guard against images out of distribution. Add one: {line}")
     with needed_for("training", "train"):
         for library in ("stable_baselines3", "torch"):
             # Found and not yet imported: environments load their networks meanwhile.
@@ -226,45 +218,29 @@ def train(config: TrainConfig) -> TrainResult:
     line = resume_train(config.out, config.env, config.truth)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         finished = _finished(folder, config)
-        if finished is not None:
-            if finished.solved_at is not None and finished.steps < (config.timesteps or 0):
-                print(
-                    f"the goal was reached at step {finished.solved_at}; to go on to step "
-                    f"{config.timesteps}, add --stop-when-solved None"
-                )
-            return finished
-        with dependencies_named(config.env):
-            return _train(config, folder)
+        if finished is None:
+            with dependencies_named(config.env):
+                return _train(config, folder)
+        if finished.solved_at is not None and finished.steps < config.timesteps:
+            print(
+                f"the goal was reached at step {finished.solved_at}; to go on to step "
+                f"{config.timesteps}, add --stop-when-solved None"
+            )
+        return finished
 
 
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
-    if config.resume:
-        return
     of_reward = ("reward_mode", "hold", "exit_threshold", "on_ood")
-    of_ours = ("hold", "exit_threshold", "on_ood")
-    paid = ("success_reward", "step_reward")
+    rewards = ("success_reward", "step_reward")
     if not is_rewarded(config):
         by = f"a training on the own reward of {config.env}, without a bundle,"
-        refuse_ignored(config, (*of_reward, *paid), by)
+        refuse_ignored(config, (*of_reward, *rewards), by)
     elif has_own_reward(config.env):
         by = f"{config.env}, which pays its own reward,"
-        others = {"image_source", *of_reward, *paid} - {*of_ours}
-        refuse_ignored(config, sorted(others), by)
+        refuse_ignored(config, ("image_source", "reward_mode", *rewards), by)
     elif config.backend == ORACLE:
         refuse_ignored(config, of_reward, "the truth as reward, with `backend=oracle`,")
-
-
-def _check_learner(config: TrainConfig) -> None:
-    """Refuse what only Stable-Baselines3 itself can do."""
-    only = _ONLY.get(config.learner or "sb3", config.algorithm)
-    if config.algorithm != only:
-        raise ConfigError(
-            field="algorithm",
-            value=config.algorithm,
-            expected=f"{only} for `learner={config.learner}`",
-            remedy="change it, or use `learner=sb3`",
-        )
 
 
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
@@ -276,9 +252,8 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
 
     torch.set_num_threads(config.threads)
     total = config.timesteps or 0
-    callback: RunCallback | None = None
-    closing = contextlib.ExitStack()
-    try:
+    with contextlib.ExitStack() as closing:
+        closing.callback(_close, evaluation_env, env)
         model = build_model(
             config.algorithm,
             env,
@@ -288,7 +263,9 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             replay_size=max(total, 1000),
             learner=config.learner or "sb3",
         )
-        _say_policy(config, env)
+        if config.encoder is not None:
+            size = (env.observation_space.shape or (0,))[0]
+            print(f"the policy sees {size} numbers of the encoder {config.encoder}")
         checkpoint = folder / "checkpoint.pt"
         if config.resume and checkpoint.is_file():
             restore_checkpoint(checkpoint, model)
@@ -298,6 +275,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
                 folder, evaluation_env, config, check_interrupt=check, start=start,
                 final_env=final_env,
             )  # fmt: skip
+            closing.callback(callback.close)
             logs = str(made(folder / "logs" / f"from_{start}"))
             model.set_logger(configure(logs, ["tensorboard", "csv"]))
             closing.callback(model.logger.close)
@@ -307,19 +285,24 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             else:
                 callback.init_callback(model)
             seconds = callback.seconds
-            callback.look_at_labels(now=True)
+            callback.read_labels(now=True)
             callback.checkpoint_now()
-        result = _conclude(model, callback, folder, seconds)
-        save_policy(folder, model, _description(config))
-    finally:
-        if callback is not None:
-            callback.close()
-        closing.close()
-        evaluation_env.close()  # it may draw with what belongs to the other
-        with contextlib.suppress(EOFError, OSError):  # processes that a stop has ended
-            env.close()
+        final = callback.final or callback.evaluate_finally(note=True)
+        steps, solved = callback.solved_at or int(model.num_timesteps), callback.solved_at
+        if solved is None and callback.reaches_goal(final):
+            solved = steps
+        result = TrainResult(folder, steps, solved, final, seconds, callback.evaluation_seconds)
+        of_task = [one.name for one in dataclasses.fields(RewardedTask)]
+        names = ("algorithm", "algorithm_kwargs", "learner", *of_task, "seed")
+        save_policy(folder, model, {name: plain(getattr(config, name)) for name in names})
     _write_summary(config, callback, result)
     return result
+
+
+def _close(evaluation_env: Any, env: Any) -> None:
+    evaluation_env.close()  # it may draw with what belongs to the other
+    with contextlib.suppress(EOFError, OSError):  # processes that a stop has ended
+        env.close()
 
 
 def _make(config: TrainConfig) -> Any:
@@ -357,7 +340,7 @@ def _make_all(config: TrainConfig) -> Any:
         return make_batch(config.num_envs, task)
     processes = config.vec_env == "subproc" and config.num_envs > 1
     if processes:
-        print(crowd(config.num_envs, usable_cores()))
+        print(cpu_summary(config.num_envs, usable_cores()))
     gamma = discount(config.algorithm_kwargs)
     return make_envs(config.num_envs, config, processes=processes, gamma=gamma)
 
@@ -371,43 +354,12 @@ def _device(config: TrainConfig) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def crowd(count: int, cores: int) -> str:
-    """Return what a training says of its environments' processes and the cores they share."""
-    limits = thread_limits()
-    threads = limits["OMP_NUM_THREADS"]
+def cpu_summary(count: int, cores: int) -> str:
+    """Return what a training prints of its environments' processes and their cores."""
+    threads = thread_limits()["OMP_NUM_THREADS"]
     each = "1 thread" if threads == "1" else f"{threads} threads, as OMP_NUM_THREADS says"
-    said = f"{count} environments in processes of their own, each of which computes on {each}"
-    if count > cores:
-        said += f". They share {cores} core{'s' if cores > 1 else ''}"
-    return f"{said}."
-
-
-def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
-    if config.encoder is not None:
-        size = (env.observation_space.shape or (0,))[0]
-        print(f"the policy sees {size} numbers of the encoder {config.encoder}")
-    elif "policy" not in config.algorithm_kwargs:
-        chosen = policy_for(env.observation_space)
-        if chosen == "CnnPolicy":
-            print("the observation is an image: Stable-Baselines3's CnnPolicy learns from it")
-
-
-def _conclude(
-    model: BaseAlgorithm, callback: RunCallback, folder: Path, seconds: float
-) -> TrainResult:
-    final = callback.final or callback.evaluate_finally(note=True)
-    steps = callback.solved_at or int(model.num_timesteps)
-    solved = callback.solved_at
-    if solved is None and callback.reaches_goal(final):
-        solved = steps
-    model.logger.close()
-    return TrainResult(folder, steps, solved, final, seconds, callback.evaluation_seconds)
-
-
-def _description(config: TrainConfig) -> dict[str, Any]:
-    of_task = [one.name for one in dataclasses.fields(RewardedTask)]
-    names = ("algorithm", "algorithm_kwargs", "learner", *of_task, "seed")
-    return {name: plain(getattr(config, name)) for name in names}
+    shared = f" They share {cores} core{'s' if cores > 1 else ''}." if count > cores else ""
+    return f"{count} environments, each in a process that computes on {each}.{shared}"
 
 
 def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
@@ -415,101 +367,68 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
     path = folder / "summary.json"
     if not config.resume or not path.is_file():
         return None
-    expected = (
-        "what vinoreward train writes at a run's end; remove it and go on with --resume, which "
-        "writes it again"
-    )
-    with reading(path, expected):
+    with reading(path, "what vinoreward train writes at a run's end; remove it and --resume"):
         summary = read_json(path)
-        final = summary["final"]
-        claimed, true = (
-            None if final[name] is None else checked(Rate, final[name]) for name in _RATES
-        )
-        rest = {name: value for name, value in final.items() if name not in _RATES}
-        evaluation = Evaluation(claimed, true, **rest)
-        known = {name: summary[name] for name in _SUMMARISED}
-        result = TrainResult(folder=folder, final=evaluation, **known)
-        evaluation.lines()
+        rates = {name: summary["final"].pop(name) for name in ("claimed", "true")}
+        found = {name: one and checked(Rate, one) for name, one in rates.items()}
+        final = Evaluation(**found, **summary["final"])
+        names = ("steps", "solved_at", "seconds", "evaluation_seconds")
+        result = TrainResult(folder, final=final, **{name: summary[name] for name in names})
     solved = result.solved_at is not None and config.stop_when_solved is not None
-    if not solved and result.steps < (config.timesteps or 0):
-        return None
-    return result
+    return result if solved or result.steps >= (config.timesteps or 0) else None
 
 
 def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResult) -> None:
     """Write ``learning_curve.png``, ``report.html`` and ``summary.json`` into the run folder."""
-    folder = result.folder
+    folder, final, raised = result.folder, result.final, callback.raised
     title = f"{config.algorithm} on {config.env}, seed {config.seed}"
     curve = draw_curve(
         folder / "learning_curve.png", title, callback.episodes, callback.evaluations
     )
-    rates = [
-        rate_row("claimed by the classifier", result.final.claimed),
-        rate_row("true, by the simulator", result.final.true),
-    ]
-    solved = "not reached" if result.solved_at is None else result.solved_at
-    write_report(
-        folder / "report.html",
-        f"Training: {title}",
-        [
-            Section(
-                "Result",
-                f"The last policy over {config.final_episodes} fresh episodes; success is that of "
-                "each episode's last state.",
-                rates,
-            ),
-            Section(
-                "In figures",
-                facts={
-                    "steps": result.steps,
-                    "goal reached at step": solved,
-                    **{
-                        f"alarms of {title} at steps": (
-                            ", ".join(map(str, callback.raised[test][:10])) or "none"
-                        )
-                        for test, title in TITLES.items()
-                    },
-                    **_labelled(callback),
-                    "seconds of learning": round(result.seconds, 1),
-                    "of which evaluations": round(result.evaluation_seconds, 1),
-                    "mean return": result.final.mean_return,
-                    "mean episode length": result.final.mean_length,
-                },
-            ),
-            Section(
-                "Learning curve",
-                "Thin: the last 50 training episodes. Thick: evaluations. Where claimed and true "
-                "part, the policy has found a way to fool the classifier.",
-                images=[curve],
-            ),
-            Section("Evaluations", rows=callback.evaluations),
-            configuration(config),
-        ],
-    )
-    write_json(
-        folder / "summary.json",
-        {
-            **plain(result),
-            "folder": ".",
-            "timesteps": config.timesteps,
-            "alarms": callback.raised["false"],
-            "ood_alarms": callback.raised["ood"],
-            "early_alarms": callback.raised["early"],
-            "precision_alarms": callback.raised["precision"],
-            "labelled_claims": plain(callback.trust.bound),
-        },
-    )
-
-
-def _labelled(callback: RunCallback) -> dict[str, str]:
-    """Return for the report what people said of the sampled claims."""
-    bound = callback.trust.bound
-    if bound is None:
-        return {}
-    return {
-        "labelled claims that are successes": f"{bound.successes} of {bound.labels}",
-        "so surely of all claims": f"{bound.low:.0%} to {bound.high:.0%}",
+    facts: dict[str, object] = {
+        "steps": result.steps,
+        "goal reached at step": "not reached" if result.solved_at is None else result.solved_at,
     }
+    for test, name in TITLES.items():
+        facts[f"alarms of {name} at steps"] = ", ".join(map(str, raised[test][:10])) or "none"
+    if (bound := callback.trust.bound) is not None:
+        facts["labelled claims that are successes"] = f"{bound.successes} of {bound.labels}"
+        facts["successes among all claims, 95 % interval"] = f"{bound.low:.0%} to {bound.high:.0%}"
+    facts |= {
+        "seconds of learning": round(result.seconds, 1),
+        "of which evaluations": round(result.evaluation_seconds, 1),
+        "mean return": final.mean_return,
+        "mean episode length": final.mean_length,
+    }
+    rates = [
+        rate_row("claimed by the classifier", final.claimed),
+        rate_row("true, by the simulator", final.true),
+    ]
+    about = (
+        f"The last policy over {config.final_episodes} fresh episodes; success is that of each "
+        "episode's last state."
+    )
+    about_curve = (
+        "Thin: the last 50 training episodes. Thick: evaluations. Where claimed and true part, the "
+        "policy has found a way to fool the classifier."
+    )
+    sections = [
+        Section("Result", about, rates),
+        Section("In figures", facts=facts),
+        Section("Learning curve", about_curve, images=[curve]),
+        Section("Evaluations", rows=callback.evaluations),
+        configuration(config),
+    ]
+    write_report(folder / "report.html", f"Training: {title}", sections)
+    alarms = {
+        "alarms": raised["false"],
+        "ood_alarms": raised["ood"],
+        "early_alarms": raised["early"],
+        "precision_alarms": raised["precision"],
+        "labelled_claims": plain(bound),
+    }
+    summary = {**plain(result), "folder": ".", "timesteps": config.timesteps, **alarms}
+    write_json(folder / "summary.json", summary)
 
 
 def check_device(name: str) -> None:
@@ -539,8 +458,7 @@ def run(config: TrainConfig) -> int:
         print(line)
     if result.solved_at is not None:
         print(f"solved at step {result.solved_at}")
-    print(f"curve:  {folder / 'learning_curve.png'}")
-    print(f"report: {folder / 'report.html'}")
+    print(f"curve:  {folder / 'learning_curve.png'}\nreport: {folder / 'report.html'}")
     following = to_play(folder, policy)
     # Where no claims were kept there is nothing to mend with.
     kept = (folder / CLAIMS / TABLE).is_file()
@@ -560,15 +478,16 @@ def run(config: TrainConfig) -> int:
 
 def _against_truth(folder: Path) -> str | None:
     """Return what the same run on the truth says of a failed one; None unless both are there."""
-    try:
-        learned = folder.with_name(folder.name.removesuffix(ON_TRUTH))
-        runs = learned, folder.with_name(f"{learned.name}{ON_TRUTH}")
-        one, other = (read_json(run / "summary.json") for run in runs)
-        rate, on_truth = (checked(Rate, each["final"]["true"]) for each in (one, other))
-        if one["solved_at"] is not None:
-            return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    learned = folder.with_name(folder.name.removesuffix(ON_TRUTH))
+    paths = [run / "summary.json" for run in (learned, learned.with_name(learned.name + ON_TRUTH))]
+    if not all(path.is_file() for path in paths):
         return None
+    with reading(paths[0], "what vinoreward train writes at a run's end"):
+        one, other = map(read_json, paths)
+        rates = [each["final"]["true"] for each in (one, other)]
+        if one["solved_at"] is not None or None in rates:
+            return None
+        rate, on_truth = (checked(Rate, each) for each in rates)
     cause, other = ("reward", "learner") if on_truth.low > rate.high else ("learner", "reward")
     both = f"true success is {rate} on the learned reward, {on_truth} on the truth"
     return f"The {cause}, not the {other}: {both}."
