@@ -121,7 +121,7 @@ def test_attributes_are_the_batch_s() -> None:
         assert env.env_is_wrapped(Monitor) == [False] * 3
         env.set_attr("mark", 7)
         assert env.get_attr("mark") == [7, 7, 7]
-        with pytest.raises(ConfigError, match="Expected all of them"):
+        with pytest.raises(ConfigError, match="all environments of a batch"):
             env.set_attr("mark", 8, indices=[1])
 
 

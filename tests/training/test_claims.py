@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -214,21 +213,3 @@ def test_a_half_written_label_is_waited_for_and_a_damaged_one_is_told(tmp_path: 
     with pytest.raises(DatasetError, match="line 1"):
         sample.labelled()
     assert sample.labelled() is None, "told once"
-
-
-def test_a_strangers_table_does_no_harm(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 5, seed=1)
-    for episode in range(3):
-        claim(sample, episode)
-    sample.write()
-    table = tmp_path / "claims" / "claims.csv"
-    outside = tmp_path.parent / f"{tmp_path.name}.png"
-    shutil.copy(tmp_path / "claims" / "000001.png", outside)
-    lines = table.read_text().splitlines()
-    lines += [f"../../{outside.name},1,9,0.5,,,0.1", "x,nan,inf,0.5,,,0.1", "x,1,-7,,,,0.2"]
-    table.write_text("\n".join(lines) + "\n")
-    again = ClaimSample(tmp_path, 5, seed=1, until=1000)
-    assert {one.episode for one in again._claims.values()} == {0, 1, 2}
-    claim(again, 4)
-    again.write()
-    assert outside.is_file() and kept(tmp_path) == [0, 1, 2, 4]
