@@ -66,7 +66,6 @@ from vinoreward_training.tasks.many import make_batch, make_envs, sibling_env
 from vinoreward_training.tasks.recorded import task_of_bundle
 
 if TYPE_CHECKING:
-
     from vinoreward_training.policy.callbacks import RunCallback
 
 
