@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import itertools
 import json
 import math
 import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -25,7 +24,7 @@ from vinoreward.errors import ConfigError, DatasetError, RunFolderError
 from vinoreward.images import ImageSpec, prepare
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.auditing import AROUND, HEIGHTS
-from vinoreward_envs.camera.spec import camera_eye, resized
+from vinoreward_envs.camera.spec import camera_eye
 from vinoreward_envs.constants import (
     HOVER_HEIGHT,
     OBJECT_MARGIN,
@@ -34,14 +33,12 @@ from vinoreward_envs.constants import (
     WORKSPACE_LOW,
 )
 from vinoreward_envs.panda_hover import PandaHoverEnv
-from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture import command as capture
 from vinoreward_training.capture.hover import (
     CATEGORIES,
     NEAR_MISS_DISTANCE,
     category_of,
     draw,
-    hover_frame,
 )
 from vinoreward_training.capture.play import Balance, choose
 from vinoreward_training.cli import main
@@ -363,62 +360,6 @@ def test_play_without_one_of_the_labels_is_said_early_and_leaves_the_folder_usab
         captured(tmp_path / "x", env=LINE, frames=4)
 
 
-def test_a_function_that_never_holds_is_named_as_it_was_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def never(env):\n    return False\n")
-    with pytest.raises(DatasetError, match=r"gave no success \(--truth .*mine\.py:never\)"):
-        captured(tmp_path / "x", env=LINE, truth=f"{file}:never", frames=8, patience=21)
-    assert f"with --truth {file}:never" in capsys.readouterr().out
-
-
-def test_advice_is_given_once_where_successes_are_rare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Rare(Line):
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            self.lucky = (seed or 1) % 40 == 0
-            return super().reset(seed=seed)
-
-        def step(self, action: int) -> Any:
-            obs, reward, *_ = super().step(action)
-            return obs, reward, False, True, {"at_goal": self.lucky}
-
-    captured(tmp_path, env=registered(Rare), truth="at_goal", frames=16, patience=2000)
-    wins = sorted(int(row["episode"]) for row in rows_of(tmp_path) if row["label"] == "success")
-    # Several long waits, one advice.
-    assert sum(after - before > 20 for before, after in itertools.pairwise(wins)) > 1
-    assert capsys.readouterr().out.count("in a row gave no success") == 1
-
-
-def test_a_capture_that_gives_up_with_both_labels_goes_on_with_more_patience(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Thrice(Line):
-        """Its first seeds succeed."""
-
-        seeds: ClassVar[dict[int | None, int]] = {}
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            self.lucky = self.seeds.setdefault(seed, len(self.seeds)) < 3
-            return super().reset(seed=seed)
-
-        def step(self, action: int) -> Any:
-            return (*super().step(action)[:3], True, {"at_goal": self.lucky})
-
-    out = tmp_path / "thrice"
-    words = ["capture", "--env", registered(Thrice), "--truth", "at_goal", "--frames", "20"]
-    words += ["--patience", "20", "--out", str(out)]
-    for patience in (200, 2000):
-        assert main(words) == 1
-        error = capsys.readouterr().err
-        said = re.search(r" failures are kept; continue with: (.*) \(or", error)
-        assert said is not None, error
-        assert said[1] == f"vinoreward capture --resume --out {out} --patience {patience}"
-        words = shlex.split(said[1])[1:]
-
-
 def told_by(place: np.ndarray, labels: np.ndarray) -> float:
     """How often the better guess of the label from the goal's place alone is right."""
     return sum(
@@ -529,17 +470,6 @@ def test_arguments_may_be_lists_and_tables_and_are_given_again(tmp_path: Path) -
     assert recorded_task(read_about(tmp_path))["env_kwargs"] == recorded
 
 
-def test_the_usual_names_of_the_truth_are_found(tmp_path: Path) -> None:
-    class Usual(Goals):
-        def step(self, action: int) -> Any:
-            *rest, info = super().step(action)
-            return (*rest, {"distance": 1.0, "is_success": np.float32(info["there"])})
-
-    captured(tmp_path, env=registered(Usual), frames=40, failures_per_success=1)
-    about = read_about(tmp_path)
-    assert about["truth"] == "is_success" and about["counts"]["success"] == 20
-
-
 def test_near_misses_lie_close_before_a_success() -> None:
     truths = [False] * 50 + [True] * 3 + [False] * 30
     balance = Balance(frames=200, quota=4, kept_successes=8)
@@ -553,21 +483,12 @@ def test_near_misses_lie_close_before_a_success() -> None:
         assert len(chosen) <= 7
 
 
-def test_episodes_of_one_step_give_both_labels_from_as_many_episodes(tmp_path: Path) -> None:
-    class Once(Line):
-        def step(self, action: int) -> Any:
-            obs, reward, *_ = super().step(action)
-            return obs, reward, True, False, {"at_goal": self.at == 1}
-
-    data = captured(tmp_path, env=registered(Once), truth="at_goal", frames=60)
-    assert data.labels.sum() == 30 and len(np.unique(data.episodes)) == 60
-
-
 @pytest.mark.parametrize("stops", [[10], [40, 41, 20]])
 def test_played_episodes_resumed_are_as_if_never_stopped(
     tmp_path: Path, stops: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {"env": GOALS, "truth": "there", "frames": 120, "save_every": 7}
+    given: dict[str, Any] = {"env": GOALS, "truth": "there", "frames": 120}
+    monkeypatch.setattr(capture, "SAVE_EVERY", 7)
     whole, out = captured(tmp_path / "whole", **given), tmp_path / "a"
     left, draw = [0], Goals.render
 
@@ -747,35 +668,6 @@ def test_a_derived_hover_environment_may_fix_its_arguments(tmp_path: Path) -> No
     assert [has_own_reward(one) for one in (DIM, OWN, "PandaHover-v0")] == [False, False, True]
 
 
-def test_an_environments_own_description_of_its_images_is_recorded(tmp_path: Path) -> None:
-    class Described(Goals):
-        image_scene = {"camera": "above", "height": 16}  # noqa: RUF012
-
-    data = captured(tmp_path, env=registered(Described), truth="there", frames=20)
-    assert data.scene == {"camera": "above", "height": 16}
-
-
-def test_the_articles_images_are_drawn_large_and_resized_as_its_environment_does(
-    tmp_path: Path,
-) -> None:
-    data = captured(tmp_path, frames=3, fidelity="article")
-    assert data.images.shape == (3, 96, 128, 3) and data.scene["drawn"] == "960x720"
-    assert (data.scene["height"], data.scene["width"], data.scene["mesh"]) == (96, 128, "full")
-    scene = HoverScene(camera=capture.article_camera())
-    try:
-        for episode, image in zip(data.episodes, data.images, strict=True):
-            drawn = hover_frame(scene, 0, int(episode)).image
-            assert drawn.shape == (720, 960, 3)
-            np.testing.assert_array_equal(resized(drawn, 96, 128), image)
-    finally:
-        scene.close()
-    # Images of two kinds in one folder would be a data set of neither.
-    with pytest.raises(ConfigError) as error:
-        captured(tmp_path, frames=6, resume=True, fidelity=None)
-    assert error.value.field == "fidelity"
-    assert len(captured(tmp_path, frames=6, resume=True).images) == 6  # as it was recorded
-
-
 # --- what is refused ----------------------------------------------------------------------------
 
 
@@ -793,16 +685,13 @@ def test_the_articles_images_are_drawn_large_and_resized_as_its_environment_does
         ("--policy p.py:act --mix expert 1", "mix"),
         ("--policy p.py:act --mix random 1", "mix"),
         ("--policy p.py:act --mix policy -1 random 2", "mix"),
-        ("--policy p.py:act --fidelity article", "policy"),
         ("--policy p.py:act --from-video v", "policy"),
         ("--from-lerobot d --from-video v", "from_lerobot"),
         ("--from-lerobot d --stack 2", "stack"),
-        ("--fidelity article --image-source obs:a obs:b", "image_source"),
         ("--labels times.csv", "labels"),
         ("--label-column done", "label_column"),
         ("--from-video v --truth a.py:f", "truth"),
         ("--from-lerobot d --env-kwargs a 1", "env_kwargs"),
-        (f"--env {GOALS} --fidelity article", "fidelity"),
         (f"--env {TWO} --image-source obs:back", None),
         (f"--env {TWO} --image-source obs:place", None),
         (f"--env {TWO} --env-kwargs colour red", None),

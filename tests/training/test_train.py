@@ -229,7 +229,7 @@ def test_sac_solves_the_task_and_stops(tmp_path: Path) -> None:
 )
 def test_other_algorithms_by_name(tmp_path: Path, algorithm: str, more: dict[str, Any]) -> None:
     small = {"policy_kwargs": {"net_arch": [16]}, **more}
-    changes = {"timesteps": 128, "eval_every": 64, "checkpoint_every": 64}
+    changes = {"timesteps": 128, "eval_every": 64}
     first = config(tmp_path / "run", algorithm=algorithm, algorithm_kwargs=small, **changes)
     assert train(first).steps == 128
     assert train(SETTINGS.of(out=tmp_path / "run", resume=True, timesteps=192)).steps == 192

@@ -19,9 +19,6 @@ from vinoreward.files import write_json
 from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_image
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
 from vinoreward.rewards.truth import Truth
-from vinoreward_envs.camera.spec import CameraSpec, resized
-from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, IMAGE_HEIGHT, IMAGE_WIDTH
-from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import Play
 from vinoreward_training.capture.policies import open_policy
@@ -64,33 +61,26 @@ from vinoreward_training.tasks.environments import (
 )
 
 FORMAT = "vinoreward image folder 1"
+SAVE_EVERY = 500
+"""Images between two savings of the table."""
 MIX: Mapping[str, float] = {"random": 1.0, "policy": 1.0, "noisy": 2.0}
 """Shares of the episodes by who plays them, where there is a policy."""
 
 
-def _hover(
-    config: CaptureConfig, scene: Any, env: Any, spec: Mapping[str, Any], table: Table
-) -> Iterator[int]:
-    """Place arm and object in a scene, or in an environment that has one."""
+def _hover(config: CaptureConfig, env: Any, table: Table) -> Iterator[int]:
+    """Place arm and object in a hover environment."""
     done = {int(row["episode"]) for row in table.rows.values()}
     for index in range(config.frames):
         if index in done:
             continue
-        frame = hover_frame(scene, config.seed, index, env)
+        frame = hover_frame(env, config.seed, index)
         row = make_row(f"{index:06d}.png", frame.success, frame.category, index, config.seed)
         row["gripper_x"], row["gripper_y"] = (f"{value:.6f}" for value in frame.gripper)
         if frame.object is not None:
             row["object_x"], row["object_y"] = (f"{value:.6f}" for value in frame.object)
         row["distance"] = f"{frame.distance:.6f}"
-        # The article's images are rendered larger than they are saved.
-        image = resized(frame.image, spec["height"], spec["width"]) if env is None else frame.image
-        table.add([(image, row)])
+        table.add([(frame.image, row)])
         yield 1
-
-
-def article_camera() -> CameraSpec:
-    """Return the camera of the article's setting: 960x720, full meshes."""
-    return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer="fast", mesh="full")
 
 
 def _make(config: CaptureConfig) -> Any:
@@ -106,13 +96,6 @@ def _make(config: CaptureConfig) -> Any:
                 options["image_size"] = config.image_size
             if has_own_reward(config.env):
                 options.setdefault("backend", "oracle")  # it needs no bundle to take images
-        elif config.fidelity is not None:
-            raise ConfigError(
-                field="fidelity",
-                value=config.fidelity,
-                expected=f"none, as the images of {config.env} are its own",
-                remedy="leave it out",
-            )
         env = make_plain(config.env, **options)
         return with_truth(env, config.truth)
     except (Error, ImportError, TypeError) as error:
@@ -128,25 +111,11 @@ def _make(config: CaptureConfig) -> Any:
         ) from error
 
 
-def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (scene or None, environment or None, what draws the images)."""
-    env = _make(config)
-    if config.fidelity == "article":
-        env.close()
-        spec = article_camera()
-        height, width = config.image_size or (IMAGE_HEIGHT, IMAGE_WIDTH)
-        # "drawn" keeps a bundle trained on these from environments with other images.
-        saved = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
-        return HoverScene(camera=spec), None, {**spec.as_dict(), **saved}
-    # What wrappers and the environment's own judge compare with the bundle's.
-    drawn = getattr(env.unwrapped, "image_scene", None)
-    about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
-    truth_named = config.truth not in (None, "true_success")
-    several = sources_of(config) != ("render",) or config.stack > 1
-    played = truth_named or several or config.policy is not None
-    if is_hover(env.spec) and not played:
-        return env.unwrapped.scene, env, about
-    return None, env, about
+def _is_placed(config: CaptureConfig, env: Any) -> bool:
+    """Return whether arm and object are placed: in a hover environment with its own truth."""
+    one_view = sources_of(config) == ("render",) and config.stack == 1
+    own = config.truth in (None, "true_success") and config.policy is None
+    return is_hover(env.spec) and one_view and own
 
 
 def sources_of(config: CaptureConfig) -> tuple[str, ...]:
@@ -163,14 +132,13 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
             expected=f"{count} images of at most {MAX_PIXELS} pixels in all",
             remedy="give a smaller `image_size`",
         )
-    sources = ("policy", "fidelity", "from_lerobot", "from_video")
+    sources = ("policy", "from_lerobot", "from_video")
     given = [name for name in sources if getattr(config, name) is not None]
     if len(given) > 1:
         raise ConfigError(
             field=given[0],
             value=getattr(config, given[0]),
-            expected=f"no `{given[1]}` beside it, as images come from play, from placed scenes or "
-            "from recordings",
+            expected=f"no `{given[1]}` beside it, as images come from play or from recordings",
             remedy="leave one of them out",
         )
     _check_used(config)
@@ -197,18 +165,16 @@ _NEEDS: Mapping[str, str] = {
     "label_column": "from_lerobot", "label_above": "from_lerobot", "label_frame": "from_lerobot",
     "noise": "policy", "mix": "policy",
 }  # fmt: skip
-_OF_PLAY = ("env_kwargs", "image_source", "stack", "truth")
-_OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode")
+_OF_ENVIRONMENT = ("env", "env_kwargs", "image_source", "stack", "truth", "per_episode")
 _IGNORES: Mapping[str, tuple[str, ...]] = {
-    "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": _OF_PLAY,
+    "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT,
 }  # fmt: skip
 
 
-def _check_scene(
-    config: CaptureConfig, scene: Mapping[str, Any], before: Mapping[str, Any]
-) -> None:
+def _check_scene(config: CaptureConfig, scene: Mapping[str, Any]) -> None:
     """Refuse to resume a capture of another scene, as its environment may have changed."""
-    for name, value in scene.items():
+    before = read_about(config.out)
+    for name, value in scene.items() if before else ():
         if (old := before["scene"].get(name)) != value:
             raise ConfigError(
                 f"{config.out} was captured with the scene's {name} {old!r}, now it is {value!r}. "
@@ -298,22 +264,27 @@ def run(config: CaptureConfig) -> int:
     mix, policy = _mix(config), config.policy
     line = resume_capture(config)
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
-        scene, env, about = _open(config)
-        closing.callback((scene if env is None else env).close)
+        env = _make(config)
+        closing.callback(env.close)
+        placed = _is_placed(config, env)
+        # What wrappers compare with the bundle's.
+        drawn = getattr(env.unwrapped, "image_scene", None)
+        scene = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
         own, sizes = _sizes(config, env)
         size = next(iter(sizes.values()), None)
         how = _how(config, None if sizes == own else size)
         begun = _holds_nothing(config.out)
-        before = read_about(config.out) if config.resume and not begun else {}
-        if before:
-            _check_scene(config, about, before)
+        if config.resume and not begun:
+            _check_scene(config, scene)
         act = None if policy is None else open_policy(policy, env, closing)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
             truth, play = None, None
-            table = Table(folder, whole_episodes=scene is None)
-            if scene is None:
+            table = Table(folder, whole_episodes=not placed)
+            if placed:
+                work = _hover(config, env, table)
+            else:
                 truth, sources = truth_reader(config.truth), sources_of(config)
                 if len(sources) > 1 or config.stack > 1:
                     env = SeveralViews(env, config.env, sources, config.stack, sizes)
@@ -323,9 +294,7 @@ def run(config: CaptureConfig) -> int:
                     take = image_reader(env, config.env, sources[0], size)
                 play = Play(take, env, config, truth, tqdm.write, act, mix)
                 work = play.fill(table)
-            else:
-                work = _hover(config, scene, env, about, table)
-            known = {"scene": about, "env": config.env, **how}
+            known = {"scene": scene, "env": config.env, **how}
             describe = partial(_describe, config, table, known, truth)
             _fill(config, table, work, describe, config.frames, play)
     if play is not None and policy is not None:
@@ -340,7 +309,7 @@ def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]],
 
     None of the hover scene, which draws at any size.
     """
-    if env is None or is_hover(env.spec):
+    if is_hover(env.spec):
         return {}, {}
     observation, _ = env.reset(seed=0)
     takes = {one: image_reader(env, config.env, one, None) for one in sources_of(config)}
@@ -373,7 +342,7 @@ def _fill(
                 bar.update(added)
                 if play is not None:
                     bar.set_postfix_str(play.rate, refresh=added == 0)
-                if len(table.rows) >= saved + config.save_every:
+                if len(table.rows) >= saved + SAVE_EVERY:
                     table.save()
                     saved = len(table.rows)
         complete = True
@@ -495,7 +464,7 @@ def _summary(config: CaptureConfig, table: Table) -> str:
 SETTINGS = Settings(
     CaptureConfig,
     fixed=(
-        "env", "env_kwargs", "truth", "image_source", "image_size", "stack", "fidelity", "policy",
+        "env", "env_kwargs", "truth", "image_source", "image_size", "stack", "policy",
         "mix", "noise", "per_episode", "failures_per_success", "seed",
     ),
     check=_check,

@@ -29,7 +29,6 @@ class CaptureConfig(Task):
             --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             obs:wrist
-        vinoreward capture --out data/article --fidelity article
         vinoreward capture --from-video recordings --labels times.csv --out data/mine
         vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
             --out data/pick
@@ -60,9 +59,6 @@ class CaptureConfig(Task):
     image_size: tuple[Side, Side] | None = None
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
     PIL, as the bundle does too (default: longer side at most 160)."""
-    fidelity: Literal["article"] | None = None
-    """article: the hover images of ``fidelity="article"``, rendered at 960x720 with full meshes and
-    resized by PIL to --image-size."""
     policy: Annotated[str | None, RUNS_CODE] = None
     """Who plays: a zip of Stable-Baselines3 (only plain data is read of it; one trained with
     VecNormalize needs a function, see docs/datasets.md), a folder of vinoreward train or actors, or
@@ -81,8 +77,6 @@ class CaptureConfig(Task):
     episode played rather than one for each success."""
     patience: Count = 200
     """Stop after this many episodes in a row without an image to keep."""
-    save_every: Count = 500
-    """Save after this many images."""
     from_video: Path | None = None
     """Instead of acting: take images from this video or folder of videos, --frames at most. Each
     video is an episode."""

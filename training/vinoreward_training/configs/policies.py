@@ -90,8 +90,6 @@ class TrainConfig(RewardedTask):
     """Episodes of the final evaluation, which also confirms that the task is solved."""
     stop_when_solved: Share | None = 0.95
     """Stop at this fraction of true success, if the final evaluation confirms it; None: never."""
-    checkpoint_every: Count = 1000
-    """Steps between checkpoints."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
     trust_run: bool = False

@@ -114,7 +114,8 @@ class RunCallback(ClaimedVsTrue):
         self._config = config
         self._check_interrupt = check_interrupt
         self._next_evaluation = _next_multiple(start, config.eval_every)
-        self._next_checkpoint = _next_multiple(start, config.checkpoint_every)
+        self._checkpoint_every = max(1000, (config.timesteps or 0) // 20)
+        self._next_checkpoint = _next_multiple(start, self._checkpoint_every)
         self._last_checkpoint: int | None = start if start else None
         self.truth = truth_reader(config.truth)
         self._bar = tqdm(
@@ -173,9 +174,7 @@ class RunCallback(ClaimedVsTrue):
             self._next_evaluation = _next_multiple(self.num_timesteps, self._config.eval_every)
             self.evaluate_now()
         if self.num_timesteps >= self._next_checkpoint:
-            self._next_checkpoint = _next_multiple(
-                self.num_timesteps, self._config.checkpoint_every
-            )
+            self._next_checkpoint = _next_multiple(self.num_timesteps, self._checkpoint_every)
             self.checkpoint_now()
         self._check_interrupt(self._stopped)
         self.read_labels()
