@@ -556,27 +556,6 @@ def test_where_successes_are_rare_their_episodes_give_more_failures(tmp_path: Pa
     assert about["episode_steps"] == 40 and about["success_lasts"] is False
 
 
-def test_a_long_episode_shows_that_it_goes_on_and_what_would_end_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Endless(Goals):
-        render = Line.render
-
-        def step(self, action: int) -> Any:
-            obs, reward, _, _, info = super().step(action)
-            return obs, reward, False, self.steps == 1100, info
-
-    monkeypatch.setenv("TQDM_MININTERVAL", "0")
-    given: dict[str, Any] = {"env": registered(Endless), "truth": "there", "frames": 12}
-    captured(tmp_path / "e", **given)
-    said = capsys.readouterr()
-    assert said.out.count("has lasted 1000 steps. Nothing limits them") == 1
-    assert "--env-kwargs max_episode_steps" in said.out
-    assert "0% of 0 episodes succeed, the next is at step 1100" in said.err
-    captured(tmp_path / "l", **given, env_kwargs={"max_episode_steps": 1200})
-    assert "has lasted" not in capsys.readouterr().out
-
-
 def test_the_error_rate_that_the_episodes_support_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

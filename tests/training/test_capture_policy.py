@@ -26,7 +26,7 @@ from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
-from vinoreward.errors import ConfigError, DatasetError, ModelCorruptError
+from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward_actors.policies import save_policy as save_actors_policy
 from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.policies.spec import mlp
@@ -184,13 +184,6 @@ def test_a_seed_gives_the_same_images_of_a_policy_also_after_a_stop(
     assert error.value.field == "mix"
 
 
-def test_the_mix_decides_who_plays(tmp_path: Path, script: Path) -> None:
-    out = tmp_path / "a"
-    capture.run(config(out, f"{script}:act", frames=40, mix={"noisy": 3.0}, noise=0.5))
-    assert {row["player"] for row in rows_of(out)} == {"noisy"}
-    assert read_about(out)["mix"] == {"noisy": 3.0}
-
-
 @pytest.mark.parametrize(
     ("policy", "found"),
     [
@@ -208,18 +201,6 @@ def test_a_policy_that_cannot_play_is_refused_and_the_folder_stays_usable(
     with pytest.raises(ConfigError, match=found):
         capture.run(config(out, policy.format(script=script)))
     assert capture.run(config(out, f"{script}:act", frames=8)) == 0
-
-
-def test_a_capture_without_a_success_ends_early_and_says_what_helps(
-    tmp_path: Path, script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short: dict[str, Any] = {"frames": 400, "patience": 30, "env_kwargs": {"max_episode_steps": 7}}
-    with pytest.raises(DatasetError, match=r"played at random gave no success.*--policy FILE.py"):
-        capture.run(CaptureConfig(out=tmp_path / "a", env=named(Towards), **short))
-    said = capsys.readouterr().out
-    assert "20 episodes" in said and "--env-kwargs max_episode_steps 14" in said
-    with pytest.raises(DatasetError, match=r"by random, policy, noisy gave no.*a better --policy"):
-        capture.run(config(tmp_path / "a", f"{script}:act", **short))
 
 
 # --- policies in files --------------------------------------------------------------------------
@@ -382,23 +363,6 @@ def test_folders_of_train_and_of_actors_play(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="acts on latents of the encoder panda-hover-encoder"):
         actions_in(trained, named(Towards))
-
-
-def test_who_names_the_functions_of_a_run_is_not_asked(tmp_path: Path, script: Path) -> None:
-    with script.open("a", encoding="utf-8") as stream:
-        stream.write("\n\ndef there(env):\n    return env.at == env.goal\n")
-    words = ["--policy", f"{script}:act", "--truth", f"{script}:there"]
-    words += ["--out", str(tmp_path / "a")]
-    first = ["--env", named(Towards), "--frames", "8"]
-    assert main(["capture", *first, *words]) == 0
-    assert main(["capture", "--resume", "--frames", "16", *words]) == 0
-    assert main(["capture", "--resume", "--frames", "24", *words[:2], *words[4:]]) == 1
-
-
-def test_shares_of_a_recorded_mix_are_numbers(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("policy: model.zip\nmix: {policy: much}\n")
-    with pytest.raises(ConfigError, match=r"found mix="):
-        capture.SETTINGS.of(out=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(

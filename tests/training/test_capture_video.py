@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.data.dataset_files import read_about
-from vinoreward_training.data.videos import decoded, find_videos
 
 HEAD = "video,start,end,label"
 
@@ -206,18 +204,6 @@ def test_videos_of_several_sizes_are_taken_at_the_most_common_made_smaller(
     config = CaptureConfig(out=tmp_path / "x", from_video=tmp_path / "large.mp4", labels=labels)
     capture.run(config)
     assert load_dataset(tmp_path / "x").images.shape[1:3] == (100, 160)
-
-
-def test_a_video_of_ten_bits_shows_what_one_of_eight_does(tmp_path: Path) -> None:
-    path = film(tmp_path / "eight.mp4")
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-pix_fmt", "yuv420p10le"]
-    subprocess.run([*command, str(tmp_path / "ten.mp4")], check=True, capture_output=True)
-    eight, ten = (
-        dict(decoded(video, 2, dict.fromkeys(range(8)))) for video in find_videos(tmp_path)
-    )
-    assert eight.keys() == ten.keys() == set(range(8))
-    for index, image in eight.items():
-        assert np.abs(image.astype(int) - ten[index]).mean() < 4
 
 
 def test_broken_and_absent_videos_are_told_in_a_sentence(tmp_path: Path, videos: Path) -> None:

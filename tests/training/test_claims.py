@@ -131,27 +131,6 @@ def test_a_label_just_given_and_one_of_later_steps_keep_their_images(tmp_path: P
     assert len(episodes_of(tmp_path / "claims")) > 30
 
 
-def test_while_the_log_cannot_be_read_nothing_is_removed(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 3, seed=1)
-    for episode in range(60):
-        claim(sample, episode)
-    sample.write()
-    before = episodes_of(tmp_path / "claims")
-    label(tmp_path, dict.fromkeys(before, "success"))
-    log = tmp_path / "labels.jsonl"
-    whole = log.read_bytes()
-    log.write_bytes(b"{}\n" + whole)
-    for episode in range(60, 2000):
-        claim(sample, episode)
-    sample.write()
-    assert before < episodes_of(tmp_path / "claims")
-    log.write_bytes(b"".join(whole.splitlines(keepends=True)[:1]))  # and two are taken back
-    for episode in range(2000, 9000):
-        claim(sample, episode)
-    sample.write()
-    assert len(episodes_of(tmp_path / "claims")) in (3, 4)
-
-
 def in_order(sample: ClaimSample) -> list[int]:
     return [one.episode for one in sorted(sample._claims.values(), key=lambda one: one.drawn)]
 

@@ -311,19 +311,6 @@ def test_what_was_stopped_goes_on_with_all_that_it_needs() -> None:
     assert resume_capture(known) == "vinoreward capture --resume --out d"
 
 
-def test_a_mended_bundle_is_audited_as_it_was() -> None:
-    bare = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),))
-    config = dataclasses.replace(
-        bare, env="Pendulum-v1", env_kwargs={"g": 9.0}, truth="up.py:up", success_label="good",
-        policy="up.py:act", image_source="obs",
-    )  # fmt: skip
-    assert after_mending(Path("new"), config) == (
-        "vinoreward audit --bundle new --data d --seed 1 --success-label good --env Pendulum-v1 "
-        "--env-kwargs g 9.0 --policy up.py:act --truth up.py:up --image-source obs"
-    )
-    assert after_mending(Path("new"), bare) == "vinoreward audit --bundle new --data d --seed 1"
-
-
 class Walled(gym.Env[Any, Any]):
     """Takes the arguments of a run."""
 

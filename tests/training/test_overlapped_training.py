@@ -178,34 +178,6 @@ def test_an_error_of_either_ends_the_training_and_leaves_the_batch_usable(
         assert np.isfinite(env.step(np.zeros((4, 2), np.float32))[0]).all()
 
 
-class Watched(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
-    """Notes of each step its thread, the busy cores and how often threads switch."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        self.seen: list[tuple[bool, int, bool]] = []
-
-    def step(self, actions: Any) -> Any:
-        alone = threading.current_thread() is threading.main_thread()
-        hover: Any = self.unwrapped
-        self.seen.append((alone, hover.busy_cores, sys.getswitchinterval() > 1e-3))
-        return self.env.step(actions)
-
-
-def test_a_core_is_the_learner_s_while_it_trains_and_only_then() -> None:
-    with batch("openvino") as inner:
-        watched = Watched(inner.batch)
-        model_of(OverlappedTraining.of(SAC), BatchedVecEnv(watched)).learn(80)
-        assert set(watched.seen) == {(True, 0, True), (False, 1, False)}
-        # Of a rollout of several steps the first has gradient steps; the others have all cores.
-        watched.seen.clear()
-        several = model_of(OverlappedTraining.of(SAC), BatchedVecEnv(watched), train_freq=3)
-        several.learn(96)
-        assert sum(not alone for alone, *_ in watched.seen) == (96 - 24) // 12 - 1
-        hover: Any = inner.batch.unwrapped
-        assert hover.busy_cores == 0
-
-
 def test_a_class_is_extended_once_and_only_where_there_are_gradient_steps() -> None:
     extended = OverlappedTraining.of(SAC)
     assert extended.__name__ == "SAC" and OverlappedTraining.of(extended) is extended

@@ -10,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from actor_runs import trained
 from backend_policies import in_int8
 from PIL import Image
 from task_runs import evaluator
@@ -216,15 +215,3 @@ def test_the_suites_are_played(tmp_path: Path, task: str, package: str) -> None:
     assert found["policy"]["env_kwargs"] == {"max_steps": 20}
     assert found["evaluation"]["mean_length"] == 20
     assert (run / "play.gif").exists() == pong
-
-
-@pytest.mark.slow
-def test_the_two_commands_one_after_the_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    summary = trained(tmp_path / "run", 300, "--compress", "quantize: int8")
-    assert summary["steps"] >= 300
-    for more in ([], ["--compressed"]):
-        words = ["play", "--run", str(tmp_path / "run"), "--episodes", "3", "--film", "1"]
-        assert main([*words, "--no-progress", *more]) == 0
-        assert "mean return: " in capsys.readouterr().out

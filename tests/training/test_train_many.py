@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +233,6 @@ OWN: dict[str, Any] = {"bundle": None, "success_reward": 100.0, "step_reward": -
         # Other processes have not registered it.
         ({"env": "VinorewardTestOnlyOne-v0", **OWN, "vec_env": "subproc"},
          r"processes of their own.*--vec-env dummy"),
-        ({"env": "VinorewardTestTold-v0", **OWN}, r"'told.mission' of the observation is Text"),
         ({"env": "VinorewardTestTold-v0", **OWN, "num_envs": 1, "algorithm": "PPO"},
          r"'told.mission' of the observation is Text"),
     ],
@@ -342,12 +340,12 @@ def test_the_callback_tells_of_each_alarm_or_stops(bundle: Bundle, kind: str) ->
     """False claims end most episodes; images are out of distribution in one environment of two."""
 
     def trained(**options: Any) -> ClaimedVsTrue:
-        makers: list[Callable[[], Any]] = [lambda: toy_environments.Corridor("image")] * 2
         if kind == "ood":
-            makers = [lambda: OutOfDistribution(30), lambda: OutOfDistribution(None)]
-        env: Any = DummyVecEnv(makers)
-        if kind == "false":
-            env = VecLearnedReward(env, bundle, image_source="obs")
+            one, other = (lambda: OutOfDistribution(30)), (lambda: OutOfDistribution(None))
+            env: Any = DummyVecEnv([one, other])
+        else:
+            envs = make_vec_env(lambda: toy_environments.Corridor("image"), n_envs=2)
+            env = VecLearnedReward(envs, bundle, image_source="obs")
         record = ClaimedVsTrue(**options)
         DQN("MlpPolicy", env, learning_starts=1000, **SMALL).learn(400, record)
         env.close()

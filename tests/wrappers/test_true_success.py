@@ -178,11 +178,6 @@ def test_the_oracle_pays_the_truth_alone(truths: str) -> None:
     raise AssertionError("it never got there")
 
 
-def test_an_id_without_its_package_says_how_to_name_it(capsys: Any) -> None:
-    with pytest.raises(ConfigError, match="--env gym_pusht:gym_pusht/PushT-v0"):
-        make_env(RewardedTask(env="gym_pusht/PushT-v0"))
-
-
 def test_tasks_of_dm_control_tell_their_truth(tmp_path: Path) -> None:
     pytest.importorskip("shimmy")
     (tmp_path / "near.py").write_text(

@@ -41,7 +41,7 @@ class CaptureConfig(Task):
 
     out: Path = Path("data/hover")
     """Folder to write."""
-    env: str = "PandaHoverRandom-v0"
+    env: Annotated[str, RUNS_CODE] = "PandaHoverRandom-v0"
     """Gymnasium id. In PandaHover and environments derived from its class, the capture places arm
     and object directly; in others it acts at random."""
     frames: Annotated[int, Ge(2)] = 6000
