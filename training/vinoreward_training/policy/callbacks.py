@@ -302,7 +302,12 @@ class RunCallback(ClaimedVsTrue):
         return goal is not None and result.true is not None and result.true.value >= goal
 
     def _note_evaluation(self, result: Evaluation) -> None:
-        row: Row = {"step": self.num_timesteps, "episodes": None, "claimed": None, "true": None}
+        row: dict[str, Any] = {
+            "step": self.num_timesteps,
+            "episodes": None,
+            "claimed": None,
+            "true": None,
+        }
         for name, rate in (("claimed", result.claimed), ("true", result.true)):
             if rate is not None:
                 row |= {"episodes": rate.trials, name: rate.value}

@@ -153,11 +153,11 @@ def _check_simple(kind: Any, algorithm: str | None, given: Mapping[str, Any]) ->
             continue  # tables, and what takes several forms
         allowed = {*kinds, int} if float in kinds else set(kinds)
         if type(value) not in allowed:
-            kinds = sorted(each.__name__ for each in kinds)
+            names = " or ".join(sorted(each.__name__ for each in kinds))
             raise ConfigError(
                 field="algorithm_kwargs",
                 value={name: value},
-                expected=f"{' or '.join(kinds)} for {algorithm}'s {name}",
+                expected=f"{names} for {algorithm}'s {name}",
             )
 
 

@@ -220,7 +220,7 @@ def train(config: TrainConfig) -> TrainResult:
         if finished is None:
             with dependencies_named(config.env):
                 return _train(config, folder)
-        if finished.solved_at is not None and finished.steps < config.timesteps:
+        if finished.solved_at is not None and finished.steps < (config.timesteps or 0):
             print(
                 f"the goal was reached at step {finished.solved_at}; to go on to step "
                 f"{config.timesteps}, add --stop-when-solved None"
@@ -368,9 +368,7 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
         return None
     with reading(path, "what vinoreward train writes at a run's end; remove it and --resume"):
         summary = read_json(path)
-        rates = {name: summary["final"].pop(name) for name in ("claimed", "true")}
-        found = {name: one and checked(Rate, one) for name, one in rates.items()}
-        final = Evaluation(**found, **summary["final"])
+        final = checked(Evaluation, summary["final"])
         names = ("steps", "solved_at", "seconds", "evaluation_seconds")
         result = TrainResult(folder, final=final, **{name: summary[name] for name in names})
     solved = result.solved_at is not None and config.stop_when_solved is not None
