@@ -270,16 +270,3 @@ def test_both_curves_of_a_learned_reward_and_where_the_truth_is_from(
         assert rows and all(row["claimed"] and row["true"] for row in rows)
     board = " ".join(path.read_text("latin-1") for path in out.rglob("events.out.*"))
     assert "rollout/claimed_success" in board and "rollout/true_success" in board
-
-
-def test_evaluations_that_take_most_of_the_time_are_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("vinoreward_training.policy.callbacks.LONG_EVALUATIONS", 0.0)
-    idle = {**SMALL, "learning_starts": 1000}  # acts at random: learning takes no time
-    train(config(tmp_path / "run", eval_episodes=40, algorithm_kwargs=idle))
-    said = capsys.readouterr().out
-    assert said.count("Evaluations took") == 1
-    assert "--eval-every 500, --eval-episodes 10." in said
-    train(config(tmp_path / "rare", eval_every=10_000, algorithm_kwargs=idle))
-    assert "Evaluations took" not in capsys.readouterr().out

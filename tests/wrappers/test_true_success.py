@@ -156,7 +156,7 @@ def test_a_flag_of_any_library_is_read(value: Any, success: bool) -> None:
 
 @pytest.mark.parametrize("value", [-0.066, 0.5, 2, "yes", None, [True, True], torch.ones(2)])
 def test_a_distance_or_a_list_is_no_truth(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"info\['reward_dist'\].*--truth"):
+    with pytest.raises(ConfigError, match=r"info\['reward_dist'\].*truth"):
         Truth("reward_dist")({"reward_dist": value})
 
 

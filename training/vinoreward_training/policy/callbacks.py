@@ -42,12 +42,8 @@ from vinoreward_training.tasks.environments import truth_reader
 
 EVAL_SEED = 10_000
 """First seed of evaluations, far from those of training."""
-LONG_EVALUATIONS = 60.0
-"""Seconds of evaluations without which nothing is said about them."""
 ALARMS = "alarms.csv"
 """Steps at which alarms were raised, with a 1 in the column of the test."""
-IN_ORDER = ("--order", "drawn")
-"""Options of ``vinoreward label`` with which few labels say much of all claims."""
 LABELS_EVERY = 20.0
 """Seconds between two readings of the labels."""
 CLOCK = "clock.json"
@@ -63,12 +59,8 @@ def read_clock(folder: Path) -> tuple[float, float]:
         return float(clock["seconds"]), float(clock["evaluation_seconds"])
 
 
-class Solved(Exception):
-    """Ends a training whose task is solved."""
-
-
-class Alarmed(Exception):
-    """Ends a training whose claims are no longer true successes."""
+class TrainingEnded(Exception):
+    """Ends a training whose task is solved, or by an alarm."""
 
 
 class RunCallback(ClaimedVsTrue):
@@ -104,7 +96,6 @@ class RunCallback(ClaimedVsTrue):
         self._alarms_before = self.alarm_count
         self.evaluations: list[Row] = []
         self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
-        self._advised = False
         self.solved_at: int | None = None
         self.final: Evaluation | None = None
         self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
@@ -166,7 +157,9 @@ class RunCallback(ClaimedVsTrue):
         self.say(text)
         if self.claims is not None and len(self.claims):
             self.claims.write()
-            self.say(f"Images of the claims: {command('label', '--run', self.folder, *IN_ORDER)}")
+            # In this order few labels say much of all claims.
+            line = command("label", "--run", self.folder, "--order", "drawn")
+            self.say(f"Images of the claims: {line}")
 
     def _on_rollout_start(self) -> None:
         """Evaluate, write a checkpoint or stop when due; every transition is in the buffer now."""
@@ -179,7 +172,7 @@ class RunCallback(ClaimedVsTrue):
         self._check_interrupt(self._stopped)
         self.read_labels()
         if self.solved_at is not None:
-            raise Solved
+            raise TrainingEnded
         if self.alarm_count > self._alarms_before:
             self._alarmed()
 
@@ -189,7 +182,7 @@ class RunCallback(ClaimedVsTrue):
         line = resume_train(self.folder, self._config.env, self._config.truth)
         if self._config.on_alarm == "stop":
             self.say(f"Stopped at step {self.num_timesteps} by the alarm. Continue with: {line}")
-            raise Alarmed
+            raise TrainingEnded
         if self._config.on_alarm == "pause":
             self.checkpoint_now()
             self.say(
@@ -260,19 +253,6 @@ class RunCallback(ClaimedVsTrue):
                 self.solved_at, self.final = self.num_timesteps, result
         self._note_evaluation(result)
         self.evaluation_seconds += time.perf_counter() - began
-        self._advise_on_evaluations()
-
-    def _advise_on_evaluations(self) -> None:
-        """Say once that long episodes make the evaluations take most of the time."""
-        learning = self.seconds - self.evaluation_seconds
-        if self._advised or self.evaluation_seconds < max(LONG_EVALUATIONS, learning):
-            return
-        self._advised = True
-        self.say(
-            f"Evaluations took {self.evaluation_seconds:.0f} s, learning {learning:.0f} s. "
-            f"Fewer of them, or of fewer episodes: --eval-every {10 * self._config.eval_every}, "
-            f"--eval-episodes {max(1, self._config.eval_episodes // 4)}."
-        )
 
     def evaluate_finally(self, *, note: bool = False) -> Evaluation:
         """Evaluate over the final number of episodes, with seeds that no other evaluation uses.
@@ -302,12 +282,8 @@ class RunCallback(ClaimedVsTrue):
         return goal is not None and result.true is not None and result.true.value >= goal
 
     def _note_evaluation(self, result: Evaluation) -> None:
-        row: dict[str, Any] = {
-            "step": self.num_timesteps,
-            "episodes": None,
-            "claimed": None,
-            "true": None,
-        }
+        row: dict[str, Any] = dict.fromkeys(EVALUATION_COLUMNS)
+        row["step"] = self.num_timesteps
         for name, rate in (("claimed", result.claimed), ("true", result.true)):
             if rate is not None:
                 row |= {"episodes": rate.trials, name: rate.value}

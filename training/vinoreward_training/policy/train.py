@@ -247,7 +247,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
     import torch
     from stable_baselines3.common.logger import configure
 
-    from vinoreward_training.policy.callbacks import Alarmed, RunCallback, Solved
+    from vinoreward_training.policy.callbacks import RunCallback, TrainingEnded
 
     torch.set_num_threads(config.threads)
     total = config.timesteps or 0
@@ -279,7 +279,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             model.set_logger(configure(logs, ["tensorboard", "csv"]))
             closing.callback(model.logger.close)
             if start < total:
-                with contextlib.suppress(Solved, Alarmed):
+                with contextlib.suppress(TrainingEnded):
                     model.learn(total - start, callback=callback, reset_num_timesteps=False)
             else:
                 callback.init_callback(model)
