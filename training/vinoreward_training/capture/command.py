@@ -171,17 +171,6 @@ _IGNORES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def _check_scene(config: CaptureConfig, scene: Mapping[str, Any]) -> None:
-    """Refuse to resume a capture of another scene, as its environment may have changed."""
-    before = read_about(config.out)
-    for name, value in scene.items() if before else ():
-        if (old := before["scene"].get(name)) != value:
-            raise ConfigError(
-                f"{config.out} was captured with the scene's {name} {old!r}, now it is {value!r}. "
-                "Expected the same when resuming; choose another folder with `out`."
-            )
-
-
 def _mix(config: CaptureConfig) -> dict[str, float]:
     """Return the chances of the players, in their usual order; refuse what cannot be."""
     if config.policy is None:
@@ -274,8 +263,8 @@ def run(config: CaptureConfig) -> int:
         size = next(iter(sizes.values()), None)
         how = _how(config, None if sizes == own else size)
         begun = _holds_nothing(config.out)
-        if config.resume and not begun:
-            _check_scene(config, scene)
+        if not begun:
+            _check_recorded(config, {"scene": scene, **how})
         act = None if policy is None else open_policy(policy, env, closing)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
@@ -405,7 +394,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
 
 
 def _check_recorded(config: CaptureConfig, known: Mapping[str, Any]) -> None:
-    """Refuse to resume with recordings that are read otherwise than before."""
+    """Refuse to resume with images that are made otherwise than before."""
     before = read_about(config.out) if config.resume else {}
     for key in (*known, "image_size") if before else ():
         if before.get(key) != known.get(key):

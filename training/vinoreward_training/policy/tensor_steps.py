@@ -45,7 +45,8 @@ def tensor_step(env: VecEnv, actions: Tensor, device: torch.device) -> TensorSte
             last[i] = infos[i]["terminal_observation"]
             terminated[i] = not infos[i]["TimeLimit.truncated"]
         arrays = observations, rewards, last, terminated
-    return TensorStep(*map(tensor, arrays), dones, infos)
+    observations, rewards, last, terminated = map(tensor, arrays)
+    return TensorStep(observations, rewards, last, terminated, dones, infos)
 
 
 def refuse_others(model: Any, learner: str, only: dict[str, Any]) -> None:
