@@ -89,8 +89,6 @@ class Stepper:
 
 def amdahl_bound(total: float, part: float) -> float:
     """Return how many times faster ``total`` gets if ``part`` of it takes no time; may be inf."""
-    if not 0 <= part <= total or total <= 0:
-        raise ConfigError(f"{part} s of {total} s. Expected a part of a positive total.")
     return float("inf") if part == total else total / (total - part)
 
 
@@ -110,7 +108,7 @@ def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
 def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
     """Step an environment; return the seconds of each part, step by step.
 
-    Ours are timed inside; others are judged by the bundle, as in training. Where the images are
+    Ours are timed inside; others are scored by the bundle, as in training. Where the images are
     in the observation, to draw them is part of the motion.
     """
     from tqdm import tqdm
@@ -180,9 +178,10 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
         name = suited_algorithms(env.action_space)[0]
         if name == "PPO":
             raise ConfigError(
-                f"{config.env} takes actions from {env.action_space}, with which neither SAC nor "
-                "DQN learns. Expected a Box or Discrete space to time a learner's step; add "
-                "`learner=False` to time the rest."
+                field="learner",
+                value=True,
+                expected=f"actions of SAC or DQN, not {env.action_space}, to time a learner's step",
+                remedy="add `learner=False` to time the rest",
             )
         model: Any = build_model(name, env, {}, seed=config.seed, replay_size=500)
         model.learn(300)

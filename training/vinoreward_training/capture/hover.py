@@ -257,28 +257,20 @@ def fresh_category(index: int) -> str:
     return ("absent", "moved_after_arrival")[(index // 4) % 2]
 
 
-def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> list[HoverFrame]:
-    """Draw scenes that no capture has seen, for evaluation, with the default camera if None.
+def fresh_scenes(
+    count: int = 2000, seed: int = 1, *, camera: CameraSpec | None = None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
+    """Draw scenes that no capture has seen; the default camera if None.
 
-    Successes are uniform in the success disc and near misses uniform in the ring around it.
+    Successes are uniform in the success disc and near misses uniform in the ring around it. Returns
+    images (N, H, W, 3) uint8, labels (N,) int64 with 1 = success, and categories (N,).
     """
+    frames = []
     with contextlib.closing(HoverScene(camera=camera or CameraSpec())) as scene:
-        frames = []
         for index in range(count):
             category = fresh_category(index)
             random = np.random.default_rng([FRESH, seed, index])
             frames.append(take(scene, draw(category, random), category))
-        return frames
-
-
-def fresh_scenes(
-    count: int = 2000, seed: int = 1, *, camera: CameraSpec | None = None
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
-    """Draw :func:`fresh_frames` as arrays: images, labels and categories.
-
-    These are (N, H, W, 3) uint8, (N,) int64 with 1 = success, and (N,) strings.
-    """
-    frames = fresh_frames(count, seed, camera=camera)
     return (
         np.stack([frame.image for frame in frames]),
         np.array([frame.success for frame in frames], dtype=np.int64),
