@@ -174,7 +174,7 @@ class Unseeded(Goals):
 
     def step(self, action: int) -> Any:
         Unseeded.stepped += 1
-        return super().step(int(np.random.default_rng().integers(2)))
+        return super().step(int(np.random.default_rng(Unseeded.stepped).integers(2)))
 
 
 class Guess(Line):
