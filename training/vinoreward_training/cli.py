@@ -21,6 +21,7 @@ from vinoreward_training.runs.machine import extra_of
 
 _OWN = "vinoreward_training"
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
+    "reward": (f"{_OWN}.reward.command", configs.RewardConfig),
     "capture": (f"{_OWN}.capture.command", configs.CaptureConfig),
     "finetune": (f"{_OWN}.classifier.finetune", configs.FinetuneConfig),
     "import-classifier": (
