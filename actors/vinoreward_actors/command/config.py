@@ -106,11 +106,9 @@ class ActorsConfig:
     """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
-    truth_key: str | None = None
-    """Key of the truth in info, for true success; None: found automatically."""
     truth: Annotated[str | None, RUNS_CODE] = None
-    """Instead of a key, a function of the environment, as package.module:function or
-    file.py:function. It gets the environment inside all wrappers and returns True or False."""
+    """How the true success is known: a key of info, or a function of the environment, as
+    package.module:function or file.py:function. None: the usual keys, the first that is there."""
     on_alarm: Literal["tell", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
     environment tells), show a tenth of their images out of distribution for the guard, or end

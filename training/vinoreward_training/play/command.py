@@ -258,7 +258,7 @@ def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, str | None]
         run = actors_settings.SETTINGS.of(out=config.run, resume=True, trust_run=trusted, **named)
         same = config.env is None or same_environment(config.env, run.task)
         options = evaluation_options(run) if same else {}
-        truth = run.truth or run.truth_key if same else config.truth
+        truth = run.truth if same else config.truth
         if same and config.truth is None:
             recorded = config.run / "config.yaml"
             agree_to_run(truth, recorded, trust_run=config.trust_run, field="truth")
