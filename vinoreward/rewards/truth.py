@@ -33,7 +33,7 @@ def as_truth(value: Any, said: str) -> bool:
     if array.size != 1 or array.dtype.kind not in "buif" or array.item() not in (0, 1):
         raise ConfigError(
             f"{said} {value!r}. Expected true or false, or a single 1 or 0, for the truth about "
-            "success; name another key of info, or a function of the environment, as `truth`."
+            "success; name another key, or a function of the environment, with `truth`."
         )
     return bool(array.item())
 
@@ -64,7 +64,7 @@ class Truth:
                 raise ConfigError(
                     f"the environment gave an info without {self.key!r} (it has {_keys(info)}). "
                     "Expected the truth about success there; name one of these, or a function of "
-                    "the environment, as `truth`."
+                    "the environment, with `truth`."
                 )
             return None
         return as_truth(info[self.key], f"the environment gives, as info[{self.key!r}],")
@@ -73,8 +73,8 @@ class Truth:
         """Say that nothing is known of the truth, and what to do."""
         return (
             f"true success is not known: the environment's info has none of {', '.join(TRUTH_KEYS)}"
-            f" (it has {_keys(info)}). Name another key, or a function of the environment as "
-            "file.py:function, with --truth."
+            f" (it has {_keys(info)}). Name the key that has it, or a function of "
+            "the environment (file.py:function), with `truth`."
         )
 
 

@@ -268,7 +268,6 @@ def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
 
 def _environment(config: ActorsConfig, options: Mapping[str, Any]) -> EnvironmentSpec:
     kwargs = {"name": config.task, **options}
-    named = config.truth
-    if named is not None and names_function(named):
-        return EnvironmentSpec(FACTORY, kwargs, truth=named)
-    return EnvironmentSpec(FACTORY, kwargs, truth_key=named)
+    function = config.truth is not None and names_function(config.truth)
+    named = {"truth" if function else "truth_key": config.truth}
+    return EnvironmentSpec(FACTORY, kwargs, **named)

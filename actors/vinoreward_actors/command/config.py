@@ -107,8 +107,8 @@ class ActorsConfig:
     env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
     truth: Annotated[str | None, RUNS_CODE] = None
-    """How the true success is known: a key of info, or a function of the environment inside all
-    wrappers, as package.module:function or file.py:function. None: found automatically."""
+    """How the true success is known: a key of info, or a function of the environment, as
+    package.module:function or file.py:function. None: the usual keys, the first that is there."""
     on_alarm: Literal["tell", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
     environment tells), show a tenth of their images out of distribution for the guard, or end

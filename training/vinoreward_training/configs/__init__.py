@@ -21,6 +21,7 @@ from vinoreward_training.configs.policies import (
     ProfileConfig,
     TrainConfig,
 )
+from vinoreward_training.configs.reward import RewardConfig
 
 __all__ = [
     "AuditConfig",
@@ -37,6 +38,7 @@ __all__ = [
     "PlayConfig",
     "ProfileConfig",
     "QuantizeConfig",
+    "RewardConfig",
     "ScoreConfig",
     "TrainConfig",
     "TrainVaeConfig",
