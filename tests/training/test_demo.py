@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward.errors import ConfigError
 from vinoreward_training.cli import commands, main
 from vinoreward_training.configs import DemoConfig, QuantizeConfig
 from vinoreward_training.data.seen import LEAST_HELD_OUT
-from vinoreward_training.demo.command import CAPTURE_SEED, Demo, Stages, fixed, run, settled
+from vinoreward_training.demo.command import CAPTURE_SEED, Demo, run, settled
 from vinoreward_training.demo.report import STAGES, verdict
+from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
 
 TINY = {
@@ -166,39 +167,12 @@ def test_what_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_stage_that_ended_is_skipped_and_gives_its_facts_again(tmp_path: Path) -> None:
-    calls = []
-    for _ in range(2):
-        stages = Stages(tmp_path, {"seed": 0})
-        stages.stage("capture", lambda: calls.append(1) or {"fact": 3})
-        assert stages.facts == {"fact": 3}
-    assert calls == [1]
-
-
-def test_next_commands_of_stages_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def work() -> dict[str, object]:
-        print("kept\nnext: left out")
-        print("half", end="")
-        return {}
-
-    Stages(tmp_path, {}).stage("capture", work)
-    printed = capsys.readouterr().out
-    assert "kept\n" in printed
-    assert "half" in printed
-    assert "left out" not in printed
-
-
-def test_other_settings_and_a_broken_stamp_are_refused(tmp_path: Path, fewer_frames: None) -> None:
-    settings = fixed(settled(tiny(tmp_path)))
-    Stages(tmp_path, settings).begin()
-    Stages(tmp_path, settings)
-    with pytest.raises(ConfigError, match=r"found episodes=4\. Expected 2"):
-        Stages(tmp_path, fixed(settled(tiny(tmp_path, episodes=4))))
-    (tmp_path / "stages" / "capture.json").write_text("{", encoding="utf-8")
-    with pytest.raises(RunFolderError, match="remove it"):
-        Stages(tmp_path, settings)
+def test_a_demo_of_other_options_is_not_gone_on_with(tmp_path: Path, fewer_frames: None) -> None:
+    with RunFolder(tmp_path, tiny(tmp_path)):
+        pass
+    with pytest.raises(ConfigError) as error:
+        run(tiny(tmp_path, episodes=4))
+    assert error.value.field == "episodes"
 
 
 def test_more_and_fewer_mistakes_and_no_difference() -> None:

@@ -5,19 +5,13 @@ Runs our own commands, which resume. ``stages/NAME.json`` has the facts of a fin
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, QuantizationRefusedError, UselessClassifierError
-from vinoreward.files import read_json, write_json
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.capture.command import run as run_capture
 from vinoreward_training.classifier.finetune import USELESS
@@ -37,7 +31,9 @@ from vinoreward_training.policy.train import train as train_policy
 from vinoreward_training.quantize.command import run as run_quantize
 from vinoreward_training.runs.next_command import command, sibling_path
 from vinoreward_training.runs.report import write_report
-from vinoreward_training.runs.run_folder import CONFIG, RunFolder, reading
+from vinoreward_training.runs.run_folder import CONFIG, RunFolder
+from vinoreward_training.runs.settings import checked, read_yaml
+from vinoreward_training.runs.stages import Facts, Stages, resumed
 
 CAPTURE_SEED = 710_000
 """Added to the seed of the capture, so that no image is one that trained the shipped bundle."""
@@ -49,7 +45,6 @@ QUANTIZE_NEEDS = 200
 """Held-out frames below which ``vinoreward quantize`` refuses to compare decisions."""
 SPARE = 1.2
 """Factor above the average need: the split goes by a hash, so its parts differ in size."""
-Facts = dict[str, Any]
 
 
 def settled(config: DemoConfig) -> DemoConfig:
@@ -71,82 +66,28 @@ def settled(config: DemoConfig) -> DemoConfig:
     return dataclasses.replace(config, frames=frames, epochs=epochs)
 
 
-def fixed(config: DemoConfig) -> dict[str, Any]:
-    """Return the settings that a resumed demo cannot change."""
-    names = ("seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes")
-    return {name: getattr(config, name) for name in (*names, "from_scratch")}
+FIXED = (
+    "seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes",
+    "from_scratch",
+)  # fmt: skip
+"""Options that a demo that goes on cannot change."""
 
 
-class Stages:
-    """Runs each stage once: a finished one has a stamp, with the ``settings``, and is skipped."""
-
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self._folder = folder / "stages"
-        self._settings = settings
-        self.seconds: dict[str, float] = {}
-        self.facts: Facts = {}
-        for stamp in sorted(self._folder.glob("*.json")):
-            before = _read(stamp, settings=dict)["settings"]
-            for name, value in settings.items():
-                if before.get(name) != value:
-                    raise ConfigError(
-                        field=name,
-                        value=value,
-                        expected=f"{before.get(name)!r}, as the demo in {folder} has it",
-                        remedy="repeat it to go on, or choose another folder with `out`",
-                    )
-
-    def begin(self) -> None:
-        """Record the settings."""
-        write_json(self._folder / "begun.json", {"settings": self._settings})
-
-    def stage(self, name: str, work: Callable[[], Facts], *, keep: bool = True) -> None:
-        """Run ``work``, which returns facts, unless it ended before; ``keep=False``: always."""
-        title = f"[{list(STAGES).index(name) + 1}/{len(STAGES)}] {name}"
-        stamp = self._folder / f"{name}.json"
-        if stamp.is_file():
-            facts, seconds = _read(stamp, facts=dict, seconds=float).values()
-            print(f"{title}: done before ({seconds:.0f} s)", flush=True)
-        else:
-            print(f"{title} …", flush=True)
-            began = time.perf_counter()
-            with _without_next():
-                facts = work()
-            seconds = time.perf_counter() - began
-            if keep:
-                record = {"settings": self._settings, "seconds": seconds, "facts": facts}
-                write_json(stamp, record)
-            print(f"{title}: {seconds:.0f} s", flush=True)
-        self.seconds[name] = seconds
-        self.facts.update(facts)
-
-
-def _read(stamp: Path, **kinds: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return what a stamp records, each value as its kind."""
-    with reading(stamp, "what the demo writes; remove it to run that stage again"):
-        stored = read_json(stamp)
-        return {name: kind(stored[name]) for name, kind in kinds.items()}
-
-
-@contextlib.contextmanager
-def _without_next() -> Iterator[None]:
-    """Leave out the next commands that stages print: the next stage follows by itself."""
-    out, partial = sys.stdout, ""
-
-    def write(text: str) -> int:
-        nonlocal partial
-        *lines, partial = (partial + text).split("\n")
-        shown = [line for line in lines if not line.startswith(("next:", "Continue with:"))]
-        out.write("".join(f"{line}\n" for line in shown))
-        return len(text)
-
-    stream: Any = SimpleNamespace(write=write, flush=out.flush)
-    try:
-        with contextlib.redirect_stdout(stream):
-            yield
-    finally:
-        if partial:
-            write("\n")
+def _check_same(config: DemoConfig) -> None:
+    """Refuse to go on with a demo of other options."""
+    path = config.out / CONFIG
+    if not path.is_file():
+        return
+    names = [one.name for one in dataclasses.fields(DemoConfig)]
+    before = settled(checked(DemoConfig, read_yaml(path, names)))
+    for name in FIXED:
+        if (value := getattr(config, name)) != getattr(before, name):
+            raise ConfigError(
+                field=name,
+                value=value,
+                expected=f"{getattr(before, name)!r}, as the demo in {config.out} has it",
+                remedy="repeat it to go on, or choose another folder with `out`",
+            )
 
 
 class Demo:
@@ -170,7 +111,7 @@ class Demo:
     def capture(self) -> Facts:
         """Take the images."""
         frames, seed = self.config.frames or 0, CAPTURE_SEED + self.config.seed
-        run_capture(CaptureConfig(frames=frames, seed=seed, **_resumed(self.data)))
+        run_capture(CaptureConfig(frames=frames, seed=seed, **resumed(self.data)))
         return {}
 
     def finetune(self) -> Facts:
@@ -178,7 +119,7 @@ class Demo:
         config = self.config
         status = run_finetune(
             FinetuneConfig(
-                **_resumed(self.classifier),
+                **resumed(self.classifier),
                 data=self.data,
                 name="demo-classifier",
                 weights=None if config.from_scratch else _shipped_weights(),
@@ -228,7 +169,7 @@ class Demo:
         timesteps = {} if config.timesteps is None else {"timesteps": config.timesteps}
         result = train_policy(
             TRAIN.of(
-                **_resumed(self.policy),
+                **resumed(self.policy),
                 env=config.env,
                 bundle=str(self.bundle),
                 final_episodes=config.episodes,
@@ -274,21 +215,16 @@ def _shipped_weights() -> Path:
     return Bundle.load(SHIPPED).path / "model.safetensors"
 
 
-def _resumed(folder: Path) -> dict[str, Any]:
-    """Return the settings of a command that continues where it was stopped."""
-    return {"out": folder, "resume": (folder / CONFIG).is_file()}
-
-
 def run(config: DemoConfig) -> int:
     """Run what is left of the demo; return 0."""
     # Before torch is loaded: threads that spin while they wait slow others on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     asked, config = config, settled(config)
-    demo, stages = Demo(config, config.out), Stages(config.out, fixed(config))
+    _check_same(config)
+    demo, stages = Demo(config, config.out), Stages(config.out, list(STAGES))
     print(f"classifier starts from {demo.start}", flush=True)
     try:
         with RunFolder(config.out, asked, resume=True):
-            stages.begin()
             for name in list(STAGES)[:-1]:
                 stages.stage(name, getattr(demo, name))
             # Cheap, so it is never skipped.
