@@ -339,7 +339,9 @@ class OutOfDistribution(gym.Env[np.ndarray, int]):
 def test_the_callback_tells_of_each_alarm_or_stops(bundle: Bundle, kind: str) -> None:
     """False claims end most episodes; images are out of distribution in one environment of two."""
 
-    def trained(**options: Any) -> ClaimedVsTrue:
+    def trained(*, told: bool = True, **options: Any) -> ClaimedVsTrue:
+        if told:
+            options |= {"alarm": FalseClaimAlarm(), "ood_alarm": RateAlarm()}
         if kind == "ood":
             one, other = (lambda: OutOfDistribution(30)), (lambda: OutOfDistribution(None))
             env: Any = DummyVecEnv([one, other])
@@ -351,14 +353,13 @@ def test_the_callback_tells_of_each_alarm_or_stops(bundle: Bundle, kind: str) ->
         env.close()
         return record
 
-    alarms: dict[str, Any] = {"alarm": FalseClaimAlarm()}
     words = r"alarm at step \d+: \d+ of the last \d+ claimed"
     if kind == "ood":
-        alarms, words = {"ood_alarm": RateAlarm()}, r"of the last \d+ episodes show images unlike"
+        words = r"of the last \d+ episodes show images unlike"
     with pytest.warns(UserWarning, match=words):
-        told = trained(**alarms)
+        told = trained()
     with pytest.warns(UserWarning, match=words):
-        stopped = trained(**alarms, on_alarm="stop")
+        stopped = trained(on_alarm="stop")
     first = told.raised[kind][0]
     assert stopped.raised[kind] == [first] and stopped.episodes[-1]["step"] == first
     assert int(told.episodes[-1]["step"] or 0) > 380 > first
@@ -366,7 +367,7 @@ def test_the_callback_tells_of_each_alarm_or_stops(bundle: Bundle, kind: str) ->
         flags = [row["ood"] for row in told.episodes]
         assert sum(flags[:58]) == 0 and sum(flags[60:62]) == 1  # type: ignore[arg-type]
         assert 30 * 6 < first < 30 * 6 + 60 and not told.raised["false"]
-    assert trained().raised[kind] == []
+    assert trained(told=False).raised[kind] == []
 
 
 def test_a_training_tells_of_false_claims_stops_and_goes_on(
