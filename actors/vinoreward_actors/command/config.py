@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Scalar, Seed, Threads
+from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Threads
 from vinoreward_training.runs.settings import YamlText
 
 Natural = Annotated[int, Ge(0), Le(10**12)]
@@ -102,7 +102,7 @@ class ActorsConfig:
     --max-lag, unless the algorithm has a replay."""
     samples_per_insert: Annotated[float, Gt(0)] = 8.0
     """Transitions sampled per inserted transition, for algorithms with a replay."""
-    learner: dict[str, Scalar] = field(default_factory=dict)
+    learner: Arguments = field(default_factory=dict)
     """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95."""
     env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
