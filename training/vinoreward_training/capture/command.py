@@ -138,7 +138,7 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
         raise ConfigError(
             field=given[0],
             value=getattr(config, given[0]),
-            expected=f"no `{given[1]}` beside it, as images come from play or from recordings",
+            expected=f"no `{given[1]}` with it, as images come from play or from recordings",
             remedy="leave one of them out",
         )
     _check_used(config)
@@ -187,7 +187,7 @@ def _mix(config: CaptureConfig) -> dict[str, float]:
 
 
 def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
-    """Return how images are made and who plays, as ``dataset.json`` has it: what is not usual."""
+    """Return how images are made and who plays, as ``dataset.json`` has it, without defaults."""
     one, several = sources_of(config)[0], len(sources_of(config)) > 1
     played = config.policy is not None
     how = {
@@ -394,7 +394,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
 
 
 def _check_recorded(config: CaptureConfig, known: Mapping[str, Any]) -> None:
-    """Refuse to resume with images that are made otherwise than before."""
+    """Refuse to resume with another scene, or images taken in another way."""
     before = read_about(config.out) if config.resume else {}
     for key in (*known, "image_size") if before else ():
         if before.get(key) != known.get(key):

@@ -122,7 +122,7 @@ def choose(
     if not success.any():
         few = min(len(rest), balance.failed)
         return dict.fromkeys(random.choice(rest, few, replace=False).tolist(), "failed_episode")
-    # An episode that succeeds from the start has no failure to set beside its successes.
+    # An episode that succeeds from the start has no failure to go with its successes.
     successes = min(len(wins), max(1, len(rest)), balance.successes)
     chosen = dict.fromkeys(random.choice(wins, successes, replace=False).tolist(), "success")
     due = int(random.binomial(balance.failures(successes, rare=True), SAME_EPISODE))
@@ -310,10 +310,10 @@ class Play:
             barren = 0 if images else barren + 1
             if not advised and barren and barren == min(EARLY, patience - 1):
                 advised = True
-                told = ", ".join(sorted(map(str, self._info)))
+                keys = ", ".join(sorted(map(str, self._info)))
                 self._say(
                     f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
-                    f"{self._truth_option} (info has {told}). Capture gives up after {patience}. "
+                    f"{self._truth_option} (info has {keys}). Capture gives up after {patience}. "
                     f"What helps: {self._advice(balance.missing)}."
                 )
             if barren >= patience:

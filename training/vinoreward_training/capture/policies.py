@@ -225,8 +225,8 @@ def _scaled(path: Path, data: Mapping[str, Any]) -> str | None:
     if on_policy and data.get("_last_original_obs") is not None:
         return "it keeps an unscaled observation"
     for folder in (path.parent, path.with_suffix("")):  # RL Zoo has the latter
-        if (beside := next(folder.glob("*vecnormalize*.pkl"), None)) is not None:
-            return f"{beside} is beside it"
+        if (found := next(folder.glob("*vecnormalize*.pkl"), None)) is not None:
+            return f"{found} is beside it"
     return None
 
 

@@ -60,17 +60,16 @@ class TrainConfig(RewardedTask):
     config: Path | None = None
     """YAML file with these option names (underscores); the command line overrides it."""
     on_alarm: Literal["tell", "pause", "stop", "off"] = "tell"
-    """When surely more than 5 % of the episodes end with a claim that is no true success (where the
-    environment tells), show a tenth of their images out of distribution for the guard, or end
-    before --earliest-success, or surely too few of the labelled claims are successes: tell; pause,
-    too, until Enter is pressed or a file named continue appears in the run's folder; stop (go on
-    with --resume); or off."""
+    """What an alarm does: tell, pause (until Enter is pressed or a file named continue appears in
+    the run's folder), stop (go on with --resume), or off. It is raised when significantly more than
+    5 % of the episodes end with a false claim (where the truth is known), end with a claim before
+    --earliest-success or show a tenth of their images out of distribution; or when too few of the
+    labelled claims are true."""
     earliest_success: Count | None = None
     """First step of an episode at which a success is possible: an alarm for claims before it. None:
     no such alarm."""
     sample_claims: Annotated[int, Ge(0), Le(100_000)] = 200
-    """Claims drawn at random, each as likely, whose images are kept in claims/ for vinoreward label
-    --run. 0: none."""
+    """Claims, drawn at random, whose images are kept in claims/ for vinoreward label --run."""
     num_envs: Count = 1
     """Environments that are stepped together, with one classification of all their images per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per
@@ -78,7 +77,7 @@ class TrainConfig(RewardedTask):
     vec_env: Literal["subproc", "dummy", "batched"] = "subproc"
     """With --num-envs: subproc, one process per environment, for slow ones; dummy, all in this
     process, for those that take less than a millisecond per step; or batched, one object that
-    steps, draws and judges all at once on all cores, for PandaHover and its siblings, with a
+    steps, renders and scores all at once on all cores, for PandaHover and its siblings, with a
     preset of its own that trains in seconds."""
     algorithm_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the algorithm, as Stable-Baselines3 names them."""

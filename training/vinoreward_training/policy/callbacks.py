@@ -126,7 +126,7 @@ class RunCallback(ClaimedVsTrue):
             if row["precision"]:
                 self.raised["precision"].append(int(row["step"] or 0))
         self.trust.raised["precision"] = len(self.raised["precision"])
-        if self.raised["precision"]:  # told before; the same labels are no new alarm
+        if self.raised["precision"]:  # printed before: the same labels are no new alarm
             self.trust.bound = self._labelled()
 
     @property
@@ -244,7 +244,7 @@ class RunCallback(ClaimedVsTrue):
         print(f"\nStopped at step {self.num_timesteps}; the checkpoint is written.")
 
     def evaluate_now(self) -> None:
-        """Evaluate; if the task looks solved, confirm it over the final number of episodes."""
+        """Evaluate; if it reaches the goal, confirm it over the final number of episodes."""
         began = time.perf_counter()
         result = self._evaluated(self._evaluation_env, self._config.eval_episodes, EVAL_SEED)
         if self.reaches_goal(result):

@@ -139,7 +139,7 @@ class ClaimSample:
         """Return what the labels say of the precision; None if nothing new was labelled.
 
         Only labels of a random part count. People label what is most doubtful first, and doubtful
-        claims alone would make a good classifier look bad. So the claims are taken in the order of
+        claims alone would make a good classifier seem bad. So the claims are taken in the order of
         their random numbers, up to the first that nobody has labelled; those newer than the newest
         with a label are left out. Claims that were skipped, or called both, count as unclear.
 
@@ -213,6 +213,6 @@ class ClaimSample:
                     self._changed = True
                 continue
             true = None if row["true"] is None else int(row["true"])
-            told = row["probability"], row["ood_score"], true, float(row["drawn"] or 0)
-            self._claims[name] = Claim(name, step, episode, *told)
+            known = row["probability"], row["ood_score"], true, float(row["drawn"] or 0)
+            self._claims[name] = Claim(name, step, episode, *known)
             self._digests[name] = digest

@@ -62,7 +62,7 @@ class Evaluation:
 
     @property
     def cheats(self) -> bool:
-        """Whether surely more than 5 % of the episodes end with a false claim, as for the alarm."""
+        """Whether false claims significantly exceed 5 % of the episodes, as for the alarm."""
         if self.claimed is None or self.true is None:
             return False
         false = max(0, self.claimed.successes - self.true.successes)

@@ -32,7 +32,7 @@ def how_to_go_on(folder: Path) -> str:
 def wait(folder: Path, check: Callable[[], None]) -> None:
     """Return once Enter is pressed, or a file ``continue`` appears in the folder; remove it.
 
-    ``check`` is called every moment, and may raise. A file that was there before is no answer.
+    ``check`` is called meanwhile, and may raise. A file that was there before does not count.
     """
     file = folder / CONTINUE
     file.unlink(missing_ok=True)

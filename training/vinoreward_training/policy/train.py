@@ -236,7 +236,7 @@ def _check_reward_used(config: TrainConfig) -> None:
         by = f"a training on the own reward of {config.env}, without a bundle,"
         refuse_ignored(config, (*of_reward, *rewards), by)
     elif has_own_reward(config.env):
-        by = f"{config.env}, which pays its own reward,"
+        by = f"{config.env}, which has a reward of its own,"
         refuse_ignored(config, ("image_source", "reward_mode", *rewards), by)
     elif config.backend == ORACLE:
         refuse_ignored(config, of_reward, "the truth as reward, with `backend=oracle`,")

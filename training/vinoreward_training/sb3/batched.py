@@ -159,16 +159,16 @@ class BatchedVecEnv(VecEnv):
 
     def step_batch(self, actions: Any) -> BatchStep:
         """Take the actions ``(N, ...)``, an array or a tensor; return all of a step."""
-        observations, rewards, terminated, truncated, told = self._stepped(actions)
-        told = dict(told)
-        final, _ = told.pop("final_obs", None), told.pop("_final_obs", None)
+        observations, rewards, terminated, truncated, info = self._stepped(actions)
+        info = dict(info)
+        final, _ = info.pop("final_obs", None), info.pop("_final_obs", None)
         cut = on_host(truncated) & ~on_host(terminated)
         dones = np.asarray(on_host(terminated) | cut, np.bool_)
         self._returns += on_host(rewards)
         self._lengths += 1
-        infos = rows_of(told, self.num_envs)
-        for info in infos:
-            info["TimeLimit.truncated"] = False
+        infos = rows_of(info, self.num_envs)
+        for one in infos:
+            one["TimeLimit.truncated"] = False
         for i in np.flatnonzero(dones).tolist():
             ended: dict[str, Any] = infos[i].pop("final_info", {})
             del infos[i]["TimeLimit.truncated"]
