@@ -181,7 +181,7 @@ def test_on_a_terminal_the_user_is_asked(monkeypatch: pytest.MonkeyPatch, answer
 def test_what_needs_no_agreement() -> None:
     for name in (None, "CartPole-v1", "vinoreward:PandaHover-v0", "vinoreward_envs.x:Y-v0", "os:A"):
         agree_to_run(name, Path("run"), field="env")
-    for wrong in (3, "", "a b:C-v0", "a:B-v0\x1b[2J"):
+    for wrong in (3, "a b:C-v0", "a:B-v0\x1b[2J"):
         with pytest.raises(ConfigError) as error:
             agree_to_run(wrong, Path("run"), field="env")
         assert error.value.field == "env"
