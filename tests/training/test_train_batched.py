@@ -34,7 +34,7 @@ RANDOM = "PandaHoverRandom-v0"
         ("--vec-env batched --learner sb3", "sb3", 6, 16),
         ("--vec-env batched --device auto", "sb3", 6, 16),
         ("--vec-env batched --algorithm PPO", "sb3", None, 1024),
-        ("--vec-env batched --env PandaHoverPixels-v0", "sb3", 16, 16),
+        ("--vec-env batched --env PandaHoverPixels-v0", "sb3", 16, 32),
         ("", "sb3", None, 1),
     ],
 )

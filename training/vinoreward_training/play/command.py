@@ -47,8 +47,6 @@ from vinoreward_training.tasks.trust import agree_to_run
 
 MAX_TABLE = 20
 """Maximum number of episodes in the report's table."""
-MOST_FRAMES = 300
-"""Maximum frames of a film: a game has thousands of steps, and a frame takes half a megabyte."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,6 @@ class Opened:
     truth: str | None
     unfilmed: str = ""
     """Why the environment cannot render; empty if it can, or need not."""
-    most_frames: int | None = None
-    """Maximum of a film; None: episodes are short, so every step is filmed."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ def play(config: PlayConfig) -> PlayResult:
     mode = "human" if config.human else "rgb_array" if filmed else None
     with contextlib.ExitStack() as stack:
         opened = (_open_actors if is_of_actors(config.run) else _open)(config, mode, stack)
-        filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed, opened.most_frames)
+        filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed)
         stack.callback(filmer.close)
         found, returns, ends = _played(config, opened, filmer)
     film = None
@@ -226,7 +222,7 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
         "backend": backend,
         "truth": truth,
     }
-    return Opened(env, _Greedy(player), description, task, truth, unfilmed, MOST_FRAMES)
+    return Opened(env, _Greedy(player), description, task, truth, unfilmed)
 
 
 def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, str | None]:

@@ -19,10 +19,12 @@ from vinoreward_training.policy.evaluate import EvalStep
 
 FILM_WIDTH = 480
 STRIP_HEIGHT = 56
+MOST_FRAMES = 300
+"""Maximum frames of a film: a game has thousands of steps, and a frame takes half a megabyte."""
 FRAME_SECONDS = 0.25
-"""Seconds per frame of a short film."""
+"""Maximum seconds per frame."""
 SHORTEST = 0.04
-"""Minimum seconds per frame of a long film; viewers do not show less well."""
+"""Minimum seconds per frame; viewers do not show less well."""
 FILM_SUFFIXES = (".gif", ".mp4")
 _INK, _PAPER = (235, 237, 240), (24, 27, 32)
 _GOOD, _BAD = (110, 200, 120), (240, 120, 100)
@@ -31,15 +33,14 @@ _GOOD, _BAD = (110, 200, 120), (240, 120, 100)
 class Filmer:
     """Collects captioned frames of the first ``episodes`` of an environment that renders.
 
-    Films of more than ``most`` frames keep only every second, fourth, ... step and the last ones.
+    Films of more than ``MOST_FRAMES`` keep only every second, fourth, ... step and the last ones.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], episodes: int, most: int | None = None) -> None:
+    def __init__(self, env: gym.Env[Any, Any], episodes: int) -> None:
         self.frames: list[NDArray[np.uint8]] = []
         self.lasts: list[bool] = []
         self._stride = 1
         self._steps: list[int] = []
-        self._most = most
         self._env = env
         self._episodes = episodes
         self._camera: Any = None
@@ -51,16 +52,15 @@ class Filmer:
         self.frames.append(captioned(self._image(), step))
         self.lasts.append(step.last)
         self._steps.append(step.step)
-        if self._most is not None and len(self.frames) > self._most:
+        if len(self.frames) > MOST_FRAMES:
             self._thin()
 
     @property
     def frame_seconds(self) -> float:
-        """Seconds per frame: a long film runs at its environment's own speed."""
+        """Seconds per frame: the environment's own speed, where it tells."""
         rate = self._env.metadata.get("render_fps")
-        if self._most is None or not rate:
-            return FRAME_SECONDS
-        return min(max(self._stride / float(rate), SHORTEST), FRAME_SECONDS)
+        seconds = self._stride / float(rate) if rate else FRAME_SECONDS
+        return min(max(seconds, SHORTEST), FRAME_SECONDS)
 
     def close(self) -> None:
         """Free the film camera."""
