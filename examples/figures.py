@@ -194,7 +194,7 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
     from vinoreward_training.audit.battery import look
     from vinoreward_training.policy.checkpoint import load_policy, read_description
     from vinoreward_training.policy.evaluate import EvalStep, evaluate
-    from vinoreward_training.tasks.environments import make_env
+    from vinoreward_training.tasks.environments import find_bundle, make_env
 
     env = make_env(read_description(run))
     by_truth: dict[bool, list[Any]] = {False: [], True: []}
@@ -205,7 +205,7 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
 
     evaluate(load_policy(run, env), env, PLAYED, seed, watch)
     env.close()
-    with Classifier(bundle, precision="fp32") as classifier:
+    with Classifier(find_bundle(bundle), precision="fp32") as classifier:
         kept = {
             true: int(look(classifier, np.stack(some)).paid.sum()) if some else 0
             for true, some in by_truth.items()
@@ -224,17 +224,16 @@ def time_ratio(claims: Sequence[str], truth: Sequence[str], seed: int, rounds: i
     from stable_baselines3.common.base_class import BaseAlgorithm
 
     from vinoreward import ImageInInfo
-    from vinoreward_training.policy.checkpoint import OF_ENV, OFF_POLICY, build_model, discount
+    from vinoreward_training.policy.checkpoint import OFF_POLICY, build_model, discount
     from vinoreward_training.policy.train import SETTINGS
     from vinoreward_training.tasks.environments import make_env
 
     models: list[BaseAlgorithm] = []
     for words in (claims, truth):
         config = SETTINGS.parse([*words[1:], "--force"], prog="vinoreward train")
-        settings = {name: getattr(config, name) for name in OF_ENV}
         gamma = discount(config.algorithm_kwargs)
         mode = "rgb_array" if words is truth else None  # the learned reward asks for it itself
-        env = make_env(config.env, config.env_kwargs, **settings, gamma=gamma, render_mode=mode)
+        env = make_env(config, gamma=gamma, render_mode=mode)
         env = ImageInInfo(env) if words is truth else env
         early = {"learning_starts": 100} if config.algorithm in OFF_POLICY else {}
         kwargs = {**early, **config.algorithm_kwargs}
