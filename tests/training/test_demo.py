@@ -94,7 +94,7 @@ def test_the_demo_stopped_in_three_stages_goes_on_and_ends_with_all_it_promises(
 
     status, text = stop_when(command(out), r"finetune: +[1-9]\d*%", signal.SIGINT)
     assert status == 130, text
-    assert "Run the same command to go on" in text
+    assert "Continue with: vinoreward demo --out" in text
     assert (out / "stages" / "capture.json").is_file()
     assert not (out / "stages" / "finetune.json").exists()
     assert (out / "classifier" / "checkpoint.pt").is_file()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 
 from vinoreward.bundles.bundle import Bundle
@@ -29,10 +28,10 @@ from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train as train_policy
 from vinoreward_training.quantize.command import run as run_quantize
-from vinoreward_training.runs.next_command import command, sibling_path
+from vinoreward_training.runs.next_command import command, option_words, sibling_path
 from vinoreward_training.runs.report import write_report
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder
-from vinoreward_training.runs.settings import checked, read_yaml
+from vinoreward_training.runs.settings import checked, non_default_options, read_yaml
 from vinoreward_training.runs.stages import Facts, Stages, resumed
 
 CAPTURE_SEED = 710_000
@@ -223,18 +222,13 @@ def run(config: DemoConfig) -> int:
     _check_same(config)
     demo, stages = Demo(config, config.out), Stages(config.out, list(STAGES))
     print(f"classifier starts from {demo.start}", flush=True)
-    try:
-        with RunFolder(config.out, asked, resume=True):
-            for name in list(STAGES)[:-1]:
-                stages.stage(name, getattr(demo, name))
-            # Cheap, so it is never skipped.
-            stages.stage("report", lambda: demo.report(stages), keep=False)
-    except KeyboardInterrupt:
-        print(
-            f"\nStopped; what is done is kept in {config.out}. Run the same command to go on.",
-            file=sys.stderr,
-        )
-        raise
+    names = [one.name for one in dataclasses.fields(DemoConfig)]
+    line = command("demo", *option_words(non_default_options(asked, names)))
+    with RunFolder(config.out, asked, resume=True, again=line):
+        for name in list(STAGES)[:-1]:
+            stages.stage(name, getattr(demo, name))
+        # Cheap, so it is never skipped.
+        stages.stage("report", lambda: demo.report(stages), keep=False)
     print(
         f"\n{sum(stages.seconds.values()):.0f} s in all\n"
         f"true success:    {stages.facts['true']}\n"

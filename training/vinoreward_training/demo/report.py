@@ -134,11 +134,8 @@ def demo_sections(
         for name, value in spent.items()
     ]
     heads = ("command", "what it does")
-    versions = [
-        {"package": name, "version": version}
-        for name, version in machine["versions"].items()
-        if version
-    ]
+    versions = {name: version for name, version in machine["versions"].items() if version}
+    python = f"Python {machine['python']}{commit}, seed {config.seed}."
     return [
         Section(
             "Result",
@@ -146,9 +143,9 @@ def demo_sections(
             "is that of its last state: the gripper within 35 mm of the point above the object. "
             "The classifier's claims were the only reward in training; the simulator's truth was "
             "only watched, and decided when to stop.",
-            [{"what": what, "value": value} for what, value in result.items()],
-            film,
-            CAPTIONS,
+            images=film,
+            captions=CAPTIONS,
+            facts=result,
         ),
         Section(
             "Learning curve",
@@ -170,5 +167,7 @@ def demo_sections(
         Section("The classifier in images", "From its model card.", (), card, CAPTIONS),
         Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.{busy}", times),
         Section("What to try next", "", [dict(zip(heads, pair, strict=True)) for pair in commands]),
-        Section("Versions", f"Python {machine['python']}{commit}, seed {config.seed}.", versions),
+        Section(
+            "Versions", f"Python {machine['python']}{commit}, seed {config.seed}.", facts=versions
+        ),
     ]
