@@ -167,7 +167,5 @@ def demo_sections(
         Section("The classifier in images", "From its model card.", (), card, CAPTIONS),
         Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.{busy}", times),
         Section("What to try next", "", [dict(zip(heads, pair, strict=True)) for pair in commands]),
-        Section(
-            "Versions", f"Python {machine['python']}{commit}, seed {config.seed}.", facts=versions
-        ),
+        Section("Versions", python, facts=versions),
     ]
