@@ -190,21 +190,20 @@ def still_paid(run: Path, bundle: str, seed: int) -> dict[str, tuple[int, int]]:
 
     from vinoreward.rewards.classifier import Classifier
     from vinoreward_training.audit.checks import score_images
-    from vinoreward_training.policy.checkpoint import OF_ENV, load_policy, read_description
-    from vinoreward_training.policy.evaluate import Moment, evaluate
-    from vinoreward_training.tasks.environments import make_env
+    from vinoreward_training.policy.checkpoint import load_policy, read_description
+    from vinoreward_training.policy.evaluate import EvalStep, evaluate
+    from vinoreward_training.tasks.environments import find_bundle, make_env
 
-    about = read_description(run)
-    env = make_env(about["env"], about["env_kwargs"], **{name: about[name] for name in OF_ENV})
+    env = make_env(read_description(run))
     by_truth: dict[bool, list[Any]] = {False: [], True: []}
 
-    def watch(moment: Moment) -> None:
-        if moment.last and moment.claimed:
-            by_truth[bool(moment.true)].append(env.render())
+    def watch(step: EvalStep) -> None:
+        if step.last and step.claimed:
+            by_truth[bool(step.true)].append(env.render())
 
     evaluate(load_policy(run, env), env, PLAYED, seed, watch)
     env.close()
-    with Classifier(bundle, precision="fp32") as classifier:
+    with Classifier(find_bundle(bundle), precision="fp32") as classifier:
         kept = {
             true: int(score_images(classifier, np.stack(some)).rewarded.sum()) if some else 0
             for true, some in by_truth.items()
@@ -223,17 +222,16 @@ def time_ratio(claims: Sequence[str], truth: Sequence[str], seed: int, rounds: i
     from stable_baselines3.common.base_class import BaseAlgorithm
 
     from vinoreward import ImageInInfo
-    from vinoreward_training.policy.checkpoint import OF_ENV, OFF_POLICY, build_model, discount
+    from vinoreward_training.policy.checkpoint import OFF_POLICY, build_model, discount
     from vinoreward_training.policy.train import SETTINGS
     from vinoreward_training.tasks.environments import make_env
 
     models: list[BaseAlgorithm] = []
     for words in (claims, truth):
         config = SETTINGS.parse([*words[1:], "--force"], prog="vinoreward train")
-        settings = {name: getattr(config, name) for name in OF_ENV}
         gamma = discount(config.algorithm_kwargs)
         mode = "rgb_array" if words is truth else None  # the learned reward asks for it itself
-        env = make_env(config.env, config.env_kwargs, **settings, gamma=gamma, render_mode=mode)
+        env = make_env(config, gamma=gamma, render_mode=mode)
         env = ImageInInfo(env) if words is truth else env
         early = {"learning_starts": 100} if config.algorithm in OFF_POLICY else {}
         kwargs = {**early, **config.algorithm_kwargs}

@@ -12,6 +12,7 @@ from train_runs import config
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward_training.configs import TrainConfig
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.tasks.environments import make_env
 from vinoreward_training.tasks.many import make_envs
 
@@ -23,12 +24,13 @@ SMALL_DQN: dict[str, Any] = {
 }
 
 
-def toy_config(out: Path, bundle: Bundle, **changes: Any) -> TrainConfig:
+def toy_config(out: Path, bundle: Bundle, /, **changes: Any) -> TrainConfig:
     settings: dict[str, Any] = {
         "env": TOY,
         "backend": "openvino",
         "bundle": str(bundle.path),
-        "wrap_bundle": True,
+        "success_reward": 1.0,
+        "step_reward": 0.0,
         "algorithm": "DQN",
         "algorithm_kwargs": SMALL_DQN,
         "num_envs": 3,
@@ -38,11 +40,16 @@ def toy_config(out: Path, bundle: Bundle, **changes: Any) -> TrainConfig:
     return config(out, **{**settings, **changes})
 
 
-def one_by_one(count: int, actions: Any, *arguments: Any, **options: Any) -> list[list[Any]]:
+def toy_task(bundle: Bundle, **options: Any) -> RewardedTask:
+    given = {"env": TOY, "bundle": str(bundle.path), "success_reward": 1.0, "step_reward": 0.0}
+    return RewardedTask(**{**given, **options})
+
+
+def one_by_one(count: int, actions: Any, task: RewardedTask, **options: Any) -> list[list[Any]]:
     """The oracle: what each of ``count`` single environments pays and claims in a plain loop."""
     found = []
     for index in range(count):
-        with contextlib.closing(make_env(*arguments, **options)) as env:
+        with contextlib.closing(make_env(task, **options)) as env:
             env.reset(seed=7 + index)
             steps = []
             for action in actions[:, index]:
@@ -55,9 +62,9 @@ def one_by_one(count: int, actions: Any, *arguments: Any, **options: Any) -> lis
     return found
 
 
-def together(count: int, actions: Any, *arguments: Any, **options: Any) -> list[list[Any]]:
+def together(count: int, actions: Any, task: RewardedTask, **options: Any) -> list[list[Any]]:
     found: list[list[Any]] = [[] for _ in range(count)]
-    with contextlib.closing(make_envs(count, *arguments, **options)) as env:
+    with contextlib.closing(make_envs(count, task, **options)) as env:
         env.seed(7)
         env.reset()
         for row in actions:

@@ -128,10 +128,10 @@ SPEC = BundleSpec(
 def save_for(config: Any, dataset: Any, parts: Any, folder: Path) -> int:
     """Stand for the training in ``vinoreward finetune``: save a tiny network for its images."""
     from vinoreward_training.data.dataset_files import read_about
-    from vinoreward_training.runs.next_command import origin
+    from vinoreward_training.tasks.recorded import recorded_task
 
     image = dataset.image(mean=MEAN, std=STD)
-    about = {"sha256": dataset.sha256, **origin(read_about(config.data))}
+    about = {"sha256": dataset.sha256, **recorded_task(read_about(config.data))}
     spec = dataclasses.replace(SPEC, name=config.name, image=image, dataset=about)
     model = network(folder / "model.onnx", size=(image.height, image.width))
     images = dataset.images[:4]

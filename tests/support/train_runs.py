@@ -26,7 +26,6 @@ def config(out: Path, **changes: Any) -> TrainConfig:
         "eval_every": 50,
         "eval_episodes": 1,
         "final_episodes": 3,
-        "checkpoint_every": 60,
         "algorithm_kwargs": SMALL,
         "progress": False,
     }

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import csv
 import ctypes.util
-import dataclasses
 import json
 import os
 import pickle
@@ -22,8 +21,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import stable_baselines3
+from stable_baselines3 import PPO, SAC
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from torch import nn
 
-from vinoreward.errors import ConfigError, DatasetError, ModelCorruptError
+from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward_actors.policies import save_policy as save_actors_policy
 from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.policies.spec import mlp
@@ -172,36 +175,13 @@ def test_a_seed_gives_the_same_images_of_a_policy_also_after_a_stop(
     # A run's file runs no code that the user has not named.
     assert main(["capture", "--resume", "--out", str(out)]) == 1
     refused = capsys.readouterr().err
-    assert f"names the function {policy}" in refused and f"--policy {policy}" in refused
+    assert f"names {policy} as --policy" in refused
     assert main(shlex.split(line)) == 0
     assert (out / "metadata.csv").read_text() == (whole / "metadata.csv").read_text()
     assert load_dataset(out).sha256 == load_dataset(whole).sha256
-    with pytest.raises(ConfigError, match=r"mix .*now asked for mix"):
-        capture.run(capture.SETTINGS.of(out=out, resume=True, policy=policy, mix={"policy": 1.0}))
-
-
-def test_the_mix_decides_who_plays(tmp_path: Path, script: Path) -> None:
-    out = tmp_path / "a"
-    capture.run(config(out, f"{script}:act", frames=40, mix={"noisy": 3.0}, noise=0.5))
-    assert {row["player"] for row in rows_of(out)} == {"noisy"}
-    assert read_about(out)["mix"] == {"noisy": 3.0}
-
-
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        ({"mix": {"expert": 1.0}}, "--mix expert 1. Expected shares"),
-        ({"mix": {"random": 1.0}}, "--mix random 1. Expected shares"),
-        ({"mix": {"policy": -1.0, "random": 2.0}}, "--mix policy -1 random 2"),
-        ({"noise": 0.0}, "--noise 0.0. Expected a share above 0"),
-        ({"policy": None, "mix": {"random": 1.0}}, "without --policy"),
-        ({"fidelity": "article"}, "found --policy and --fidelity. Expected one"),
-    ],
-)
-def test_what_cannot_be_mixed_is_refused(tmp_path: Path, more: Any, found: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(found)):
-        capture.run(CaptureConfig(**{"out": tmp_path / "a", "policy": "p.py:act", **more}))
-    assert not (tmp_path / "a").exists()
+    with pytest.raises(ConfigError) as error:
+        capture.SETTINGS.of(out=out, resume=True, policy=policy, mix={"policy": 1.0})
+    assert error.value.field == "mix"
 
 
 @pytest.mark.parametrize(
@@ -223,24 +203,10 @@ def test_a_policy_that_cannot_play_is_refused_and_the_folder_stays_usable(
     assert capture.run(config(out, f"{script}:act", frames=8)) == 0
 
 
-def test_a_capture_without_a_success_ends_early_and_says_what_helps(
-    tmp_path: Path, script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short: dict[str, Any] = {"frames": 400, "patience": 30, "env_kwargs": {"max_episode_steps": 7}}
-    with pytest.raises(DatasetError, match=r"played at random gave no success.*--policy FILE.py"):
-        capture.run(CaptureConfig(out=tmp_path / "a", env=named(Towards), **short))
-    said = capsys.readouterr().out
-    assert "20 episodes" in said and "--env-kwargs max_episode_steps 14" in said
-    with pytest.raises(DatasetError, match=r"by random, policy, noisy gave no.*a better --policy"):
-        capture.run(config(tmp_path / "a", f"{script}:act", **short))
-
-
 # --- policies in files --------------------------------------------------------------------------
 
 
 def zipped(path: Path, algorithm: str, env: str, **arguments: Any) -> Any:
-    import stable_baselines3
-
     kind: Any = getattr(stable_baselines3, algorithm)
     model = kind("MlpPolicy", gymnasium.make(env), seed=1, **arguments)
     model.save(path)
@@ -249,10 +215,6 @@ def zipped(path: Path, algorithm: str, env: str, **arguments: Any) -> Any:
 
 def actions_in(policy: object, env_id: str) -> tuple[list[Any], list[Any]]:
     """Observations of an environment, and what ``--policy`` does there."""
-    import contextlib
-
-    from vinoreward_training.capture.policies import open_policy
-
     env = gymnasium.make(env_id)
     seen = [env.observation_space.sample() for _ in range(20)]
     with contextlib.ExitStack() as closing:
@@ -275,8 +237,6 @@ def actions_in(policy: object, env_id: str) -> tuple[list[Any], list[Any]]:
 def test_a_zip_of_sb3_acts_as_its_model_does(
     tmp_path: Path, algorithm: str, env: type[Towards], more: dict[str, Any]
 ) -> None:
-    from torch import nn
-
     size = {"buffer_size": 10} if algorithm in ("DQN", "SAC", "TD3") else {}
     net = {"net_arch": [9, 7], "activation_fn": nn.Tanh}
     path = tmp_path / "model.zip"
@@ -290,12 +250,6 @@ def test_a_zip_of_actions_that_begin_elsewhere_than_at_0_is_refused_with_its_cur
     tmp_path: Path,
 ) -> None:
     """SB3 saves such a model without a word, and plays 0 and 1 for 5 and 6."""
-    import contextlib
-
-    from stable_baselines3 import PPO
-
-    from vinoreward_training.capture.policies import open_policy
-
     space = gymnasium.spaces.Discrete(2, start=5)
     env = gymnasium.wrappers.TransformAction(gymnasium.make("CartPole-v1"), lambda a: a - 5, space)
     PPO("MlpPolicy", env, n_steps=8, batch_size=8).save(tmp_path / "model.zip")
@@ -309,9 +263,6 @@ def test_a_zip_of_actions_that_begin_elsewhere_than_at_0_is_refused_with_its_cur
 def test_a_zip_trained_on_scaled_observations_is_refused_and_the_docs_say_what_plays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project_root: Path
 ) -> None:
-    from stable_baselines3 import PPO, SAC
-    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-
     env = "Pendulum-v1"
     monkeypatch.chdir(tmp_path)
     scaling = VecNormalize(DummyVecEnv([lambda: gymnasium.make(env)]))
@@ -373,8 +324,6 @@ def test_a_policy_of_other_spaces_is_refused_before_anything_is_played(tmp_path:
 
 
 def test_a_zip_with_a_class_of_its_own_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    from torch import nn
-
     class Own(nn.ReLU):
         pass
 
@@ -396,10 +345,7 @@ def test_a_zip_with_a_class_of_its_own_or_a_damaged_one_is_refused(tmp_path: Pat
 
 def test_folders_of_train_and_of_actors_play(tmp_path: Path) -> None:
     model = zipped(tmp_path / "dqn.zip", "DQN", named(Towards), buffer_size=10)
-    described = {
-        "algorithm": "DQN", "algorithm_kwargs": {}, "env": named(Towards), "env_kwargs": {},
-        "backend": "openvino", "bundle": None, "precision": "auto", "wrap_bundle": False,
-    }  # fmt: skip
+    described = {"algorithm": "DQN", "env": named(Towards)}
     trained, actors = tmp_path / "trained", tmp_path / "actors"
     trained.mkdir()
     save_policy(trained, model, described)
@@ -417,46 +363,6 @@ def test_folders_of_train_and_of_actors_play(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="acts on latents of the encoder panda-hover-encoder"):
         actions_in(trained, named(Towards))
-
-
-def test_who_names_the_functions_of_a_run_is_not_asked(tmp_path: Path, script: Path) -> None:
-    with script.open("a", encoding="utf-8") as stream:
-        stream.write("\n\ndef there(env):\n    return env.at == env.goal\n")
-    words = [
-        "--policy",
-        f"{script}:act",
-        "--truth",
-        f"{script}:there",
-        "--out",
-        str(tmp_path / "a"),
-    ]
-    first = ["--env", named(Towards), "--frames", "8"]
-    assert main(["capture", *first, *words]) == 0
-    assert main(["capture", "--resume", "--frames", "16", *words]) == 0
-    assert main(["capture", "--resume", "--frames", "24", *words[:2], *words[4:]]) == 1
-
-
-def test_a_policy_may_be_of_a_package(
-    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    capture.run(config(tmp_path / "a", "towards:act", frames=8))
-    assert "towards" in sys.modules
-    del sys.modules["towards"]
-
-
-def test_shares_of_a_recorded_mix_are_numbers(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("policy: model.zip\nmix: {policy: much}\n")
-    with pytest.raises(ConfigError, match=r"mix=.*Expected a table of names and values"):
-        capture.SETTINGS.of(out=tmp_path, resume=True)
-
-
-def test_images_too_large_to_be_read_again_are_refused(tmp_path: Path, script: Path) -> None:
-    larger = config(tmp_path / "data", f"{script}:act", image_size=(4096, 4097))
-    with pytest.raises(ConfigError, match=r"--image-size 4096 4097 .* smaller --image-size"):
-        capture.run(larger)
-    with pytest.raises(ConfigError, match=r"for 2 images in an image"):
-        capture.run(dataclasses.replace(larger, image_size=(4096, 2049), stack=2))
 
 
 @pytest.mark.parametrize(

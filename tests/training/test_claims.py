@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,27 +131,6 @@ def test_a_label_just_given_and_one_of_later_steps_keep_their_images(tmp_path: P
     assert len(episodes_of(tmp_path / "claims")) > 30
 
 
-def test_while_the_log_cannot_be_read_nothing_is_removed(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 3, seed=1)
-    for episode in range(60):
-        claim(sample, episode)
-    sample.write()
-    before = episodes_of(tmp_path / "claims")
-    label(tmp_path, dict.fromkeys(before, "success"))
-    log = tmp_path / "labels.jsonl"
-    whole = log.read_bytes()
-    log.write_bytes(b"{}\n" + whole)
-    for episode in range(60, 2000):
-        claim(sample, episode)
-    sample.write()
-    assert before < episodes_of(tmp_path / "claims")
-    log.write_bytes(b"".join(whole.splitlines(keepends=True)[:1]))  # and two are taken back
-    for episode in range(2000, 9000):
-        claim(sample, episode)
-    sample.write()
-    assert len(episodes_of(tmp_path / "claims")) in (3, 4)
-
-
 def in_order(sample: ClaimSample) -> list[int]:
     return [one.episode for one in sorted(sample._claims.values(), key=lambda one: one.drawn)]
 
@@ -214,21 +192,3 @@ def test_a_half_written_label_is_waited_for_and_a_damaged_one_is_told(tmp_path: 
     with pytest.raises(DatasetError, match="line 1"):
         sample.labelled()
     assert sample.labelled() is None, "told once"
-
-
-def test_a_strangers_table_does_no_harm(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 5, seed=1)
-    for episode in range(3):
-        claim(sample, episode)
-    sample.write()
-    table = tmp_path / "claims" / "claims.csv"
-    outside = tmp_path.parent / f"{tmp_path.name}.png"
-    shutil.copy(tmp_path / "claims" / "000001.png", outside)
-    lines = table.read_text().splitlines()
-    lines += [f"../../{outside.name},1,9,0.5,,,0.1", "x,nan,inf,0.5,,,0.1", "x,1,-7,,,,0.2"]
-    table.write_text("\n".join(lines) + "\n")
-    again = ClaimSample(tmp_path, 5, seed=1, until=1000)
-    assert {one.episode for one in again._claims.values()} == {0, 1, 2}
-    claim(again, 4)
-    again.write()
-    assert outside.is_file() and kept(tmp_path) == [0, 1, 2, 4]

@@ -1,10 +1,10 @@
-"""What a file names is not imported unless the user agrees: a run may come from a stranger."""
+"""Code that a file names is not run unless the user agrees: a run may come from a stranger."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import shutil
+import os
+import pty
+import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +15,14 @@ import yaml
 from train_runs import config
 
 from vinoreward.errors import ConfigError
+from vinoreward_actors.command.settings import SETTINGS as ACTORS
+from vinoreward_actors.command.settings import recorded
+from vinoreward_actors.policies import save_policy
+from vinoreward_actors.policies.policy import random_policy
+from vinoreward_actors.policies.spec import mlp
 from vinoreward_training.cli import main
-from vinoreward_training.policy.train import train
-from vinoreward_training.tasks.environments import agree_to_import
+from vinoreward_training.policy.train import SETTINGS, train
+from vinoreward_training.tasks.trust import agree_to_run
 
 PACKAGE = "package_of_a_stranger"
 ENV = f"{PACKAGE}:Strange-v0"
@@ -71,14 +76,9 @@ def run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def actors_run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``vinoreward actors`` leaves of a training there."""
-    from vinoreward_actors.command.settings import SETTINGS, recorded
-    from vinoreward_actors.policies import save_policy
-    from vinoreward_actors.policies.policy import random_policy
-    from vinoreward_actors.policies.spec import mlp
-
     out = tmp_path_factory.mktemp("runs") / "actors"
     save_policy(out, random_policy(mlp(1, 2, head="logits", hidden=(4,), value=True), 0))
-    settled = SETTINGS.of(task=ENV, network="1x4", out=out)
+    settled = ACTORS.of(task=ENV, network="1x4", out=out)
     text = yaml.safe_dump({**recorded(settled), "out": str(out)})
     (out / "config.yaml").write_text(text, encoding="utf-8")
     return out
@@ -103,7 +103,7 @@ def test_a_runs_package_is_imported_only_where_the_user_agrees(
     stranger.forget()
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert f"names the environment {ENV}" in said and "--trust-run" in said
+    assert f"names {ENV} as --env" in said and "--trust-run" in said
     assert not stranger.imported
     assert main([*words, *agreed]) == 0
     assert stranger.imported
@@ -116,7 +116,7 @@ def test_a_run_of_actors_likewise(
     stranger.forget()
     for words in (play, ["actors", "--resume", "--out", str(actors_run), "--no-progress"]):
         assert main(words) == 1
-        assert f"names the environment {ENV}" in capsys.readouterr().err
+        assert f"names {ENV} as " in capsys.readouterr().err
     assert not stranger.imported
     # Another environment of the same spaces: the stranger's is not needed.
     assert main([*play, "--env", "no_such_package:Else-v0"]) == 1
@@ -136,46 +136,51 @@ def test_a_file_cannot_say_that_it_is_trusted(
         words = [command, "--config", str(file), "--out", str(tmp_path / command)]
         file.write_text(f"{key}: {ENV}\n", encoding="utf-8")
         assert main(words) == 1
-        assert f"settings.yaml names the environment {ENV}" in capsys.readouterr().err
+        assert f"settings.yaml names {ENV} as --{key}" in capsys.readouterr().err
         file.write_text(f"{key}: {ENV}\ntrust_run: true\n", encoding="utf-8")
         assert main(words) == 1
         assert "unknown key trust_run" in capsys.readouterr().err
     assert not stranger.imported
 
 
-def test_a_moved_run_writes_where_it_is(run: Path, tmp_path: Path) -> None:
-    from vinoreward_training.policy.train import SETTINGS
-
-    moved = tmp_path / "moved"
-    shutil.copytree(run, moved)
-    assert SETTINGS.of(out=moved, resume=True, trust_run=True).out == moved
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def test_a_resumed_run_writes_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    default = SETTINGS.kind().out
+    default.mkdir(parents=True)
+    (default / "config.yaml").write_text(f"out: {tmp_path}\n", encoding="utf-8")
+    assert SETTINGS.of(resume=True).out == default
 
 
-@pytest.mark.parametrize(("answer", "agrees"), [("y", True), ("n", False), ("", False)])
-def test_on_a_terminal_the_user_is_asked(
-    monkeypatch: pytest.MonkeyPatch, answer: str, agrees: bool
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with contextlib.nullcontext() if agrees else pytest.raises(ConfigError):
-        agree_to_import("never.imported:Id-v0", Path("run"))
-    monkeypatch.undo()
-    assert "would import never.imported and run its code" in terminal.getvalue()
+@pytest.mark.parametrize("answer", ["y", "yes", "n", ""])
+def test_on_a_terminal_the_user_is_asked(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "r+b", buffering=0) as raw:
+        terminal = os.fdopen(os.dup(raw.fileno()), "w", encoding="utf-8")
+        with terminal, os.fdopen(os.dup(raw.fileno()), encoding="utf-8") as keyboard:
+            monkeypatch.setattr(sys, "stdin", keyboard)
+            monkeypatch.setattr(sys, "stderr", terminal)
+            os.write(ours, f"{answer}\n".encode())
+            if answer.startswith("y"):
+                agree_to_run("never.imported:Id-v0", Path("run"), field="env")
+            else:
+                with pytest.raises(ConfigError, match="Expected your agreement"):
+                    agree_to_run("never.imported:Id-v0", Path("run"), field="env")
+            monkeypatch.undo()
+            asked = ""
+            while "[y/N]" not in asked and select.select([ours], [], [], 10)[0]:
+                asked += os.read(ours, 4096).decode()
+    os.close(ours)
+    assert "would import never.imported and run its code. Import it? [y/N]" in asked
 
 
 def test_what_needs_no_agreement() -> None:
-    for env_id in ("CartPole-v1", "vinoreward:PandaHover-v0", "vinoreward_envs.x:Y-v0", "os:A-v0"):
-        agree_to_import(env_id, Path("run"))
-    for strange in (None, 3, "", "a b:C-v0", "a:B-v0\x1b[2J"):
-        with pytest.raises(ConfigError, match="Expected a Gymnasium id"):
-            agree_to_import(strange, Path("run"))
-
+    for name in (None, "CartPole-v1", "vinoreward:PandaHover-v0", "vinoreward_envs.x:Y-v0", "os:A"):
+        agree_to_run(name, Path("run"), field="env")
+    for wrong in (3, "a b:C-v0", "a:B-v0\x1b[2J"):
+        with pytest.raises(ConfigError) as error:
+            agree_to_run(wrong, Path("run"), field="env")
+        assert error.value.field == "env"
+    # A file is not ours by its name.
     for file in ("strange.py", "vinoreward.x/../strange.py", "vinoreward.py"):
         with pytest.raises(ConfigError, match="Expected your agreement"):
-            agree_to_import(f"{file}:truth", Path("policy.json"), option="--truth")
+            agree_to_run(f"{file}:truth", Path("policy.json"), field="truth")

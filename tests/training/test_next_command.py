@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from image_folders import write_folder
+from many_runs import toy_task
 from PIL import Image
 from tiny_network import rewrite
 from toy_environments import save_toy_bundle, save_toy_encoder
@@ -31,28 +32,27 @@ from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.runs.next_command import (
     IMAGES,
-    WRAPPED,
     after_bundle,
     after_capture,
     after_import,
     after_labelling,
     after_mending,
-    again,
-    beside,
     bundle_name,
-    capture_again,
-    free,
-    mend_again,
-    origin,
+    resume_capture,
+    resume_command,
+    resume_mend,
+    sibling_path,
     to_compare,
     to_mend,
     to_more_images,
     to_play,
     to_train,
+    unique_path,
 )
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import command_line
+from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.recorded import recorded_task, task_of_bundle
 
 SIZES = {
     "finetune": ("--epochs", "3"),
@@ -93,17 +93,14 @@ def parsed(line: str) -> Any:
     """Return what the real command makes of a printed line, whose further lines are notes."""
     program, name, *words = shlex.split(line.splitlines()[0])
     place, kind = commands()[name]
-    settings = getattr(importlib.import_module(place), "SETTINGS", None)
     assert program == "vinoreward"
-    if settings is not None:
-        return settings.parse(words, prog=name)
-    return command_line(kind, words, prog=name)
+    settings = getattr(importlib.import_module(place), "SETTINGS", None) or Settings(kind)
+    return settings.parse(words, prog=name)
 
 
-def following(said: str) -> list[str]:
-    """Return the words of the one command that was printed as the next."""
-    (line,) = re.findall(r"^next: +vinoreward (.*)$", said, flags=re.MULTILINE)
-    return shlex.split(line)
+def record(folder: Path, config: Any) -> None:
+    with RunFolder(folder, config):
+        pass
 
 
 @pytest.mark.slow
@@ -111,18 +108,19 @@ def test_from_images_to_a_policy_by_what_is_printed(
     package: str, tutorial: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = f"{package}:Lift-v0"
-    commands = told(tutorial)
-    words = commands[0]
-    ran = []
+    told_there = told(tutorial)
+    words, ran = told_there[0], []
     chain = ["capture", "finetune", "audit", "train", "play"]
     for name in chain:
         ran.append(words)
         assert main([*words, *SIZES.get(words[0], ())]) == 0, words
         said = capsys.readouterr().out
-        words = following(said) if name != "play" else []
+        if name != "play":
+            (line,) = re.findall(r"^next: +vinoreward (.*)$", said, flags=re.MULTILINE)
+            words = shlex.split(line)
     assert "next:" not in said and "No sure sign that the policy cheats" in said
     assert [each[0] for each in ran] == chain
-    assert ran == commands[:5]  # the tutorial's are those that are printed
+    assert ran == told_there[:5]  # the tutorial's are those that are printed
     for name in ("train", "play"):
         words = next(each for each in ran if each[0] == name)
         assert words[words.index("--env") + 1] == env
@@ -130,8 +128,7 @@ def test_from_images_to_a_policy_by_what_is_printed(
     assert json.loads((bundle / "bundle.json").read_text("utf-8"))["dataset"]["env"] == env
     run = Path(ran[4][ran[4].index("--run") + 1])
     policy = json.loads((run / "policy.json").read_text("utf-8"))
-    assert (policy["env"], policy["truth_key"]) == (env, "success")
-    assert policy["wrap_bundle"] is True and Path(policy["bundle"]) == bundle
+    assert (policy["env"], policy["truth"]) == (env, "success")
     found = json.loads((run / "play.json").read_text("utf-8"))["evaluation"]
     assert found["truth_key"] == "success"
     # The policy does truly what is claimed: it learned in the environment of the images.
@@ -156,25 +153,21 @@ def test_the_readme_uses_the_folders_that_are_printed(
     lines = [["vinoreward", *words] for words in told(section.split("```")[1])]
     of = {words[1]: words for words in lines}
     options = {name: dict(itertools.pairwise(words)) for name, words in of.items()}
-    data = Path(options["capture"]["--out"])
+    data, env = Path(options["capture"]["--out"]), options["capture"]["--env"]
     assert options["finetune"]["--data"] == str(data)
     trained = dict(itertools.pairwise(shlex.split(after_capture(data))))
     assert trained["--out"] == options["finetune"]["--out"]
     bundle = Path.cwd() / trained["--out"] / "bundle"  # absolute, as bundles know it
-    made = spec(env=options["capture"]["--env"])
+    made = spec(env=env)
     assert shlex.split(after_bundle(bundle, made, data, 30)) == of["audit"]
-    env = options["capture"]["--env"]
-    policy = dict(itertools.pairwise(shlex.split(to_train(bundle, spec(env=env)))))
-    for option in ("--env", "--bundle", "--out", "--success-reward", "--step-reward"):
-        assert options["train"][option] == policy[option]
-    assert options["play"]["--run"] == policy["--out"]
+    assert shlex.split(to_train(bundle, made)) == of["train"]
+    assert options["play"]["--run"] == options["train"]["--out"]
 
 
 @pytest.mark.parametrize(
     ("source", "name"),
     [
         (Path("data/hover"), "hover-classifier"),
-        (Path("data/mine/"), "mine-classifier"),
         (Path("data/mine/../my images (2)"), "my-images-2-classifier"),
         (Path("/"), "classifier"),
         ("my_package:CartPole-v1", "cartpole-classifier"),
@@ -188,34 +181,45 @@ def test_a_bundle_is_called_after_what_it_is_trained_on(source: Path | str, name
 def test_a_bundle_is_trained_on_where_its_images_are_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the bundle records is not repeated, but for what imports code."""
     monkeypatch.chdir(tmp_path)
     bundle = Path("runs/my lift-classifier/bundle")
-    recorded: dict[str, Any] = {"env": "a:B-v0", "truth_key": "ok"}
-    recorded["image_source"] = "obs:front"
-    recorded["env_kwargs"] = {"goal": "far end", "noise": 0.5, "lamp": False}
+    kwargs = {"goal": "far end", "noise": 0.5, "lamp": False}
+    recorded = {"env": "a:B-v0", "truth": "up.py:ok", "image_source": "obs:x", "env_kwargs": kwargs}
     assert shlex.split(to_train(bundle, spec(**recorded))) == [
-        "vinoreward", "train", "--env", "a:B-v0", *WRAPPED, "--bundle", str(bundle),
-        "--image-source", "obs:front", "--truth-key", "ok",
-        "--env-kwargs", "goal", "far end", "noise", "0.5", "lamp", "False",
-        "--out", "runs/my lift-policy",
+        "vinoreward", "train", "--bundle", "runs/my lift-classifier", "--env", "a:B-v0",
+        "--truth", "up.py:ok", "--out", "runs/my lift-policy",
     ]  # fmt: skip
     (tmp_path / "runs" / "my lift-policy").mkdir(parents=True)
-    hover = to_train(bundle, spec({"drawn": "960x720"}, env="PandaHoverRandom-v0"))
+    hover = to_train(bundle, spec(env="PandaHoverRandom-v0"))
     assert shlex.split(hover) == [
-        "vinoreward", "train", "--env", "PandaHoverRandom-v0", "--bundle", str(bundle),
-        "--env-kwargs", "fidelity", "article", "--out", "runs/my lift-policy-2",
+        "vinoreward", "train", "--bundle", "runs/my lift-classifier", "--out",
+        "runs/my lift-policy-2",
     ]  # fmt: skip
 
 
-def test_other_commands_name_what_is_at_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert after_capture(Path("data/mine")).endswith("mine-classifier")
-    assert "--success-label good" in after_bundle(Path("b"), spec(), Path("d"), 30, "good")
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x-2").mkdir()
-    assert free(tmp_path / "x") == tmp_path / "x-3"
+def test_a_training_takes_what_its_bundle_records(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy")
+    about = {"env": "ToyCorridor-v0", "truth": "true_success", "image_source": "obs:image"}
+    about["env_kwargs"] = {"observation": "dict", "first_cells": [1, 2]}  # type: ignore[assignment]
+
+    def change(spec: dict[str, Any]) -> None:
+        spec.update(dataset=about, metrics={"failing_episodes": {"hold": 2}})
+
+    rewrite(bundle, change)
+    found = SETTINGS.of(bundle=str(bundle.path), algorithm="DQN")
+    assert {**about, "image_source": ("obs:image",)} == {
+        name: getattr(found, name) for name in about
+    }
+    assert found.hold == 2
+    with make_env(found) as env:
+        assert env.unwrapped.first_cells == (1, 2)  # type: ignore[attr-defined]
+    named = SETTINGS.of(bundle=str(bundle.path), truth="is_success", hold=1, algorithm="DQN")
+    assert (named.truth, named.hold, named.env) == ("is_success", 1, "ToyCorridor-v0")
+    # Another environment has other arguments and another truth.
+    other = SETTINGS.of(bundle=str(bundle.path), env="CartPole-v1")
+    assert (other.truth, other.env_kwargs) == (None, {})
+    assert task_of_bundle({}) is None
 
 
 @pytest.mark.parametrize(
@@ -225,8 +229,10 @@ def test_other_commands_name_what_is_at_hand(
 def test_a_bundle_leads_to_the_first_command_that_its_data_suffice_for(
     tested: int, name: str
 ) -> None:
-    line = after_bundle(Path("b"), spec(env="CartPole-v1"), Path("d"), tested)
+    bundle = spec(env="CartPole-v1")
+    line = after_bundle(Path("b"), bundle, Path("d"), tested, "good")
     assert shlex.split(line)[1] == name
+    assert ("--success-label good" in line) == (name != "train")
 
 
 @pytest.mark.parametrize(("kind", "said"), [("classifier", "Prediction("), ("encoder", "[[")])
@@ -244,98 +250,62 @@ def test_photographs_lead_to_a_program_that_runs(
     about, *program = to_train(bundle.path, bundle.spec).splitlines()
     assert "vinoreward " not in about and 4 <= len(program) <= 6
     exec(textwrap.dedent("\n".join(program)), {})
-    assert [said in line for line in capsys.readouterr().out.splitlines() if IMAGES in line] == [
-        True, True,
-    ]  # fmt: skip
+    printed = [line for line in capsys.readouterr().out.splitlines() if IMAGES in line]
+    assert [said in line for line in printed] == [True, True]
 
 
 def test_what_a_stranger_recorded_is_quoted_and_cannot_move_the_cursor() -> None:
-    assert origin({"env": "a\x1b[2J", "truth_key": 3, "truth": "x" * 999, "seed": 1}) == {}
-    line = to_train(Path("b"), spec(env="$(touch x); B-v0"))
-    assert shlex.split(line)[3] == "$(touch x); B-v0" and "'$(touch x); B-v0'" in line
+    about = {"env": "a\x1b[2J", "truth": "x" * 999, "image_source": [3], "env_kwargs": {"a": "\n"}}
+    assert recorded_task({**about, "seed": 1}) == {}
+    line = to_train(Path("b"), spec(env="$(touch x):B-v0"))
+    assert "'$(touch x):B-v0'" in line and "$(touch x):B-v0" in shlex.split(line)
 
 
-def test_the_hover_scene_refuses_images_of_unknown_origin(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("env", ["PandaHover-v0", "ToyCorridor-v0"])
+def test_a_scene_refuses_images_of_unknown_origin(
+    tmp_path: Path, env: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = save_toy_bundle(tmp_path / "bundle")
-    for options in ({}, {"fidelity": "article"}):
-        with pytest.raises(ImageMismatchError, match=r"does not say what drew.*accept_foreign"):
-            gym.make("PandaHover-v0", bundle=bundle.path, **options)
-    gym.make("PandaHover-v0", bundle=bundle.path, accept_foreign_images=True).close()
-    words = ["train", "--bundle", str(bundle.path), "--out", str(tmp_path / "run")]
-    assert main(words) == 1
-    assert "--accept-foreign-images" in capsys.readouterr().err
-    # A profile measures times alone.
-    words = ["profile", "--bundle", str(bundle.path), "--out", str(tmp_path / "profile")]
-    assert main([*words, "--steps", "2", "--no-learner"]) == 0
+    ours = env == "PandaHover-v0"
+    task = toy_task(bundle, env=env, env_kwargs={} if ours else {"scene": {"mesh": "20"}})
+    with pytest.raises(ImageMismatchError, match=r"does not say what drew.*accept_foreign"):
+        make_env(task)
+    make_env(dataclasses.replace(task, accept_foreign_images=True)).close()
+    if ours:
+        words = ["--bundle", str(bundle.path), "--out", str(tmp_path / "run")]
+        assert main(["train", *words]) == 1
+        assert "--accept-foreign-images" in capsys.readouterr().err
+        # A profile measures times alone.
+        assert main(["profile", *words, "--steps", "2", "--no-learner"]) == 0
 
 
-def test_a_wrapped_scene_refuses_them_too(tmp_path: Path) -> None:
-    bundle = save_toy_bundle(tmp_path / "bundle")
-
-    def made(**options: Any) -> gym.Env[Any, Any]:
-        scene = {"scene": {"mesh": "20"}}
-        return make_env(
-            "ToyCorridor-v0", scene, bundle=str(bundle.path), wrap_bundle=True, **options
-        )
-
-    with pytest.raises(ImageMismatchError, match=r"does not say what drew.*accept-foreign"):
-        made()
-    made(accept_foreign_images=True).close()
-
-
-@pytest.mark.parametrize("name", ["capture", "train", "profile"])
-def test_a_package_that_python_does_not_find_is_said_to_be_that(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [name, "--env", "my_missing_arm:Arm-v0", "--out", str(tmp_path / "run")]
-    assert main([*words, *(["--bundle", "panda-hover-classifier"] * (name != "capture"))]) == 1
-    said = capsys.readouterr().err
-    assert "Python does not find my_missing_arm" in said and "PYTHONPATH=." in said
-
-
-def test_a_folder_beside_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_are_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after ``vinoreward play --run .``."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "in").mkdir()
+    for name in ("in", "x", "x-2"):
+        (tmp_path / name).mkdir()
     expected = tmp_path.parent / f"{tmp_path.name}-profile"
-    assert beside(Path("."), "profile") == beside(Path("in/.."), "profile") == expected
-    assert beside(Path("runs/lift"), "int8") == Path("runs/lift-int8")
+    assert sibling_path(Path("."), "profile") == sibling_path(Path("in/.."), "profile") == expected
+    assert sibling_path(Path("runs/lift"), "int8") == Path("runs/lift-int8")
+    assert unique_path(tmp_path / "x") == tmp_path / "x-3"
 
 
-def test_a_stopped_mending_goes_on_with_all_its_options() -> None:
+def test_what_was_stopped_goes_on_with_all_that_it_needs() -> None:
     config = MendConfig(bundle="old", data=Path("d"), labels=(Path("a b"), Path("c")), seed=2,
                         env="Pendulum-v1", env_kwargs={"g": 9.0}, truth="up.py:up")  # fmt: skip
-    line = mend_again(config)
+    line = resume_mend(config)
     assert line == (
         "vinoreward mend --bundle old --data d --labels 'a b' c --env Pendulum-v1 "
         "--env-kwargs g 9.0 --truth up.py:up --seed 2 --resume"
     )
-    parsed = command_line(MendConfig, shlex.split(line)[2:], prog="vinoreward mend")
-    assert parsed == dataclasses.replace(config, resume=True)
-
-
-def test_a_stopped_capture_goes_on_with_all_that_it_imports() -> None:
-    config = CaptureConfig(out=Path("d"), env="my:Arm-v0", truth="up.py:up", policy="up.py:act")
-    assert capture_again(config, "--patience", "9") == (
+    assert parsed(line) == dataclasses.replace(config, resume=True)
+    capture = CaptureConfig(out=Path("d"), env="my:Arm-v0", truth="up.py:up", policy="up.py:act")
+    assert resume_capture(capture, "--patience", "9") == (
         "vinoreward capture --resume --out d --env my:Arm-v0 --policy up.py:act --truth up.py:up "
         "--patience 9"
     )
     known = CaptureConfig(out=Path("d"), env="CartPole-v1", policy="runs/pole-policy")
-    assert capture_again(known) == "vinoreward capture --resume --out d"
-
-
-def test_a_mended_bundle_is_audited_as_it_was() -> None:
-    config = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),), env="Pendulum-v1",
-                        env_kwargs={"g": 9.0}, truth="up.py:up", success_label="good",
-                        policy="up.py:act", image_source="obs")  # fmt: skip
-    assert after_mending(Path("new"), config) == (
-        "vinoreward audit --bundle new --data d --seed 1 --success-label good --env Pendulum-v1 "
-        "--env-kwargs g 9.0 --policy up.py:act --truth up.py:up --image-source obs"
-    )
-    bare = MendConfig(bundle="old", data=Path("d"), labels=(Path("run"),))
-    assert after_mending(Path("new"), bare) == "vinoreward audit --bundle new --data d --seed 1"
+    assert resume_capture(known) == "vinoreward capture --resume --out d"
 
 
 class Walled(gym.Env[Any, Any]):
@@ -349,8 +319,9 @@ class Walled(gym.Env[Any, Any]):
 
 
 gym.register("Walled-v0", entry_point=Walled)
+BUNDLE = "runs/pole-classifier/bundle"
 LEARNED = TrainConfig(
-    env="Walled-v0", algorithm="PPO", wrap_bundle=True, bundle="runs/pole-classifier/bundle",
+    env="Walled-v0", algorithm="PPO", bundle=BUNDLE,
     timesteps=700, env_kwargs={"walls": [[1, "c"]], "size": 240}, truth="pole.py:up",
     algorithm_kwargs={"n_steps": 100, "use_sde": True},
 )  # fmt: skip
@@ -361,29 +332,33 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A classifier's run and that of a policy that learned from it, as their commands record."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "pole").mkdir(parents=True)
-    finetuned = FinetuneConfig(data=Path("data/pole"))
-    for name, config in (("pole-classifier", finetuned), ("pole-policy", LEARNED)):
-        with RunFolder(Path("runs", name), config):
-            pass
+    (tmp_path / "runs" / "pole-classifier").mkdir(parents=True)
+    bundle = save_toy_bundle(tmp_path / "runs" / "pole-classifier" / "bundle")
+    (bundle.path / "model.safetensors").touch()  # so that it could be mended
+    rewrite(bundle, lambda spec: spec.update(dataset={"env": "Walled-v0"}))
+    record(Path("runs/pole-classifier"), FinetuneConfig(data=Path("data/pole")))
+    record(Path("runs/pole-policy"), LEARNED)
     return Path("runs")
 
 
 def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(runs: Path) -> None:
-    policy, bundle = runs / "pole-policy", "runs/pole-classifier/bundle"
+    policy = runs / "pole-policy"
     sitting = {"--run": policy, "--limit": 100}
     assert after_labelling(sitting, 3, 90) == f"vinoreward label --run {policy} --limit 100"
-    mend = f"vinoreward mend --bundle {bundle} --data data/pole --labels {policy}"
+    mend = f"vinoreward mend --bundle {BUNDLE} --data data/pole --labels {policy}"
     assert after_labelling(sitting, 0, 55) == f"{mend} --out runs/pole-mended"
     # Stopped at the blind duplicates: there is nothing left to label.
     assert after_labelling(sitting, 2, 0) == f"{mend} --out runs/pole-mended"
-    config = MendConfig(bundle=bundle, data=Path("data/pole"), labels=(policy,))
-    # The environment's package and the truth's file are named: a file may be a stranger's.
-    line = shlex.split(after_mending(Path("runs/pole-mended/bundle"), config))
-    assert line[:2] == ["vinoreward", "train"] and line[-1] == "runs/pole-policy-2"
-    again = SETTINGS.parse(line[2:], prog="vinoreward train")
+    # The truth that claims carry needs no labels, if there are enough.
+    assert to_mend(policy, 10) == f"{mend} --out runs/pole-mended"
+    assert to_mend(policy, 9) == f"vinoreward label --run {policy} --limit 100"
+    Path(BUNDLE).rename("runs/pole-mended")
+    config = MendConfig(bundle=BUNDLE, data=Path("data/pole"), labels=(policy,))
+    line = after_mending(Path("runs/pole-mended"), config)
+    again = parsed(line)
     assert vars(again) == vars(LEARNED) | {
         "learner": "sb3",
-        "bundle": "runs/pole-mended/bundle", "out": Path("runs/pole-policy-2"),
+        "bundle": "runs/pole-mended", "out": Path("runs/pole-policy-2"),
         "config": policy / "config.yaml",
         "algorithm_kwargs": again.algorithm_kwargs | LEARNED.algorithm_kwargs,
     }  # fmt: skip
@@ -392,10 +367,8 @@ def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(r
 def test_a_second_mending_gets_the_labels_of_the_first_too(runs: Path) -> None:
     first, second, mended = runs / "pole-policy", runs / "pole-policy-2", runs / "pole-mended"
     config = MendConfig(bundle="old", data=Path("data/pole"), labels=(first,), success_label="good")
-    learned = dataclasses.replace(LEARNED, bundle=str(mended / "bundle"))
-    for folder, settings in ((mended, config), (second, learned)):
-        with RunFolder(folder, settings):
-            pass
+    record(mended, config)
+    record(second, dataclasses.replace(LEARNED, bundle=str(mended / "bundle")))
     assert after_labelling({"--run": second}, 0) == (
         f"vinoreward mend --bundle {mended}/bundle --data data/pole --success-label good "
         f"--labels {first} {second} --out runs/pole-mended-2"
@@ -409,7 +382,10 @@ def test_what_a_run_does_not_tell_is_not_made_up(runs: Path) -> None:
     assert "--data data/its-training " in line and "stands for" in note
     installed = after_labelling({"--run": policy, "--bundle": "panda-hover-classifier"}, 0)
     assert "--bundle panda-hover-classifier" in installed and "runs/panda-hover-mended" in installed
-    for text in ("bundle: [3]", 'bundle: "\\e[2J"', "bundle: {", "of: another version"):
+    # An imported bundle has no weights that mend could train.
+    (Path(BUNDLE) / "model.safetensors").unlink()
+    assert to_mend(policy, 10).startswith("vinoreward finetune --data data/its-training")
+    for text in ("bundle: [3]", "bundle: {", "of: another version"):
         (policy / "config.yaml").write_text(text)
         assert after_labelling({"--run": policy}, 0) == (
             f"vinoreward label --run {policy} --labeller SOMEBODY-ELSE"
@@ -418,32 +394,16 @@ def test_what_a_run_does_not_tell_is_not_made_up(runs: Path) -> None:
     assert after_mending(Path("new"), config) == "vinoreward audit --bundle new --data d --seed 1"
 
 
-def test_false_claims_lead_to_a_mending_by_the_truth_that_they_carry(runs: Path) -> None:
-    policy, bundle = runs / "pole-policy", "runs/pole-classifier/bundle"
-    assert to_mend(policy, 10) == (
-        f"vinoreward mend --bundle {bundle} --data data/pole --labels {policy} --out "
-        "runs/pole-mended"
-    )
-    assert to_mend(policy, 9) == f"vinoreward label --run {policy} --limit 100"
-    Path(bundle).mkdir()  # an imported one has no weights that mend could train
-    assert to_mend(policy, 10) == (
-        "vinoreward finetune --data data/pole --out runs/pole-classifier-2"
-    )
-
-
 def test_a_weak_classifier_leads_to_more_images(tmp_path: Path) -> None:
-    captured = CaptureConfig(out=tmp_path / "data", env="a:B-v0", truth="up.py:up", frames=900)
-    with RunFolder(captured.out, captured):
-        pass
+    captured = CaptureConfig(out=tmp_path / "data", env="CartPole-v1", truth="up.py:up", frames=900)
+    record(captured.out, captured)
     line = to_more_images(captured.out, 2000)
     assert line == (
-        f"vinoreward capture --resume --out {captured.out} --env a:B-v0 --truth up.py:up "
-        "--frames 2000"
+        f"vinoreward capture --resume --out {captured.out} --truth up.py:up --frames 2000"
     )
     assert (parsed(line).frames, parsed(line).resume) == (2000, True)
     videos = dataclasses.replace(captured, out=tmp_path / "videos", from_video=Path("recordings"))
-    with RunFolder(videos.out, videos):
-        pass
+    record(videos.out, videos)
     for folder in (videos.out, tmp_path / "photographs"):
         assert to_more_images(folder, 2000).startswith(f"add images to {folder}, about 2000 in all")
 
@@ -468,35 +428,32 @@ def test_a_training_prints_what_its_images_suffice_for(
     assert f"next: {said.format(data=data)}" in capsys.readouterr().out
 
 
-def test_a_run_on_the_truth_leaves_out_what_it_refuses(tmp_path: Path) -> None:
+def test_a_run_on_the_truth_leaves_out_what_it_refuses(runs: Path) -> None:
     options = {"hold": 3, "exit_threshold": 0.4, "reward_mode": "potential"}
     learned = dataclasses.replace(LEARNED, truth=None, on_ood="warn", **options)
-    run = tmp_path / "policy"
-    with RunFolder(run, learned):
-        pass
-    compared = parsed(to_compare(run, vars(learned)))
+    record(runs / "policy", learned)
+    compared = parsed(to_compare(runs / "policy", vars(learned)))
     changed = {name: getattr(TrainConfig(), name) for name in (*options, "on_ood")}
     assert vars(compared) == vars(learned) | changed | {
-        "learner": "sb3", "backend": "oracle", "out": tmp_path / "policy-oracle",
-        "config": run / "config.yaml",
+        "learner": "sb3", "backend": "oracle", "out": runs / "policy-oracle",
+        "config": runs / "policy" / "config.yaml",
         "algorithm_kwargs": compared.algorithm_kwargs | learned.algorithm_kwargs,
     }  # fmt: skip
 
 
 def test_every_printed_line_is_what_its_command_takes(runs: Path) -> None:
-    bundle, data, policy = Path("runs/b"), Path("data/pole"), runs / "pole-policy"
-    known = spec(env="CartPole-v1", truth_key="up", env_kwargs={"max_episode_steps": 9})
+    bundle, data, policy = Path(BUNDLE), Path("data/pole"), runs / "pole-policy"
     mended = MendConfig(bundle="b", data=data, labels=(policy,), env="CartPole-v1")
     written = {"env": "Walled-v0", "truth": "pole.py:up"}
+    known = spec(env="Walled-v0")
     lines = [
         after_capture(data),
         after_bundle(bundle, known, data, 0), after_bundle(bundle, known, data, 30, "ok"),
-        to_train(bundle, known), to_train(bundle, spec(env="PandaHover-v0")),
         to_mend(policy, 99), to_mend(policy, 0), to_play(policy, written),
-        to_compare(policy, written), after_mending(bundle, mended), mend_again(mended),
+        to_compare(policy, written), after_mending(bundle, mended), resume_mend(mended),
         after_import(bundle), after_labelling({"--run": policy}, 3, 9),
-        after_labelling({"--run": policy}, 0), capture_again(CaptureConfig(env="CartPole-v1")),
-        *(again(name, Path("new")) for name in ("capture", "finetune", "train", "train-vae")),
+        after_labelling({"--run": policy}, 0), resume_capture(CaptureConfig(env="CartPole-v1")),
+        *(resume_command(name, Path("new")) for name in ("capture", "finetune", "train")),
     ]  # fmt: skip
     for line in lines:
         assert parsed(line) is not None, line

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from many_runs import TOY
 from PIL import Image, ImageSequence
 from toy_environments import save_toy_bundle
+from train_runs import Corridor
 
 from vinoreward.errors import (
     ConfigError,
@@ -18,16 +20,15 @@ from vinoreward.errors import (
     MissingExtraError,
     ModelCorruptError,
     ModelNotFoundError,
-    RunFolderError,
+    VinorewardError,
 )
 from vinoreward_training.cli import main
 from vinoreward_training.configs import PlayConfig
-from vinoreward_training.play.command import _report, play
-from vinoreward_training.play.film import FILM_WIDTH, captioned, save_film
-from vinoreward_training.policy.checkpoint import load_policy
-from vinoreward_training.policy.evaluate import Evaluation, Moment, evaluate, rate
+from vinoreward_training.play.command import play
+from vinoreward_training.play.film import FILM_WIDTH, Filmer, captioned, save_film
+from vinoreward_training.policy.evaluate import EvalStep
 from vinoreward_training.policy.train import SETTINGS, train
-from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.runs.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -35,28 +36,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run on the oracle."""
     out = tmp_path_factory.mktemp("runs") / "hover"
     small: dict[str, Any] = {"learning_starts": 20, "batch_size": 8}
-    train(
-        SETTINGS.of(
-            out=out,
-            backend="oracle",
-            timesteps=60,
-            final_episodes=2,
-            algorithm_kwargs=small,
-            progress=False,
-        )
-    )
+    few = {"timesteps": 60, "final_episodes": 2, "progress": False}
+    train(SETTINGS.of(out=out, backend="oracle", algorithm_kwargs=small, **few))
     return out
-
-
-@pytest.mark.parametrize(
-    ("claimed", "true", "cheats"),
-    [(23, 10, True), (27, 0, True), (98, 95, False), (10, 12, False), (86, 74, True)],
-)
-def test_a_policy_cheats_that_surely_claims_more_than_is_true(
-    claimed: int, true: int, cheats: bool
-) -> None:
-    assert Evaluation(rate(claimed, 100), rate(true, 100), 0.0, 1.0).cheats is cheats
-    assert not Evaluation(rate(claimed, 100), None, 0.0, 1.0).cheats
 
 
 def test_a_policy_that_cheats_leads_to_its_claims_and_an_honest_one_ends_the_chain(
@@ -71,15 +53,16 @@ def test_a_policy_that_cheats_leads_to_its_claims_and_an_honest_one_ends_the_cha
     (bundle.path / "model.safetensors").touch()  # so that it could be mended
     train(
         SETTINGS.of(
-            out=run, env="toy_environments:ToyCorridor-v0", wrap_bundle=True, progress=False,
-            bundle=str(bundle.path), timesteps=400, final_episodes=1, eval_every=1000,
+            out=run, env=TOY, bundle=str(bundle.path), success_reward=1.0, step_reward=0.0,
+            timesteps=400, final_episodes=1, eval_every=1000, progress=False,
         )
     )  # fmt: skip
-    words = ["play", "--run", str(run), "--env", "toy_environments:ToyCorridor-v0"]
-    assert main([*words, "--episodes", "30", "--film", "0", "--no-progress"]) == 0
+    words = ["play", "--run", str(run), "--env", TOY, "--episodes", "30", "--film", "0"]
+    assert main([*words, "--no-progress"]) == 0
     said = capsys.readouterr().out
-    assert "paid for claims that are no successes" in said
-    assert f"next:   vinoreward mend --bundle {bundle.path} " in said and "profile" not in said
+    assert "claims that are no successes" in said
+    assert f"next:   vinoreward mend --bundle {bundle.path} " in said
+    assert "Where claim and truth differ" in (run / "play.html").read_text(encoding="utf-8")
 
 
 def test_play_counts_films_and_reports(
@@ -89,9 +72,7 @@ def test_play_counts_films_and_reports(
     arguments = ["--run", str(trained), "--episodes", "4", "--film", "2", "--out", str(film)]
     assert main(["play", *arguments]) == 0
     text = capsys.readouterr().out
-    assert "claimed success: " in text
-    assert "true success: " in text
-    assert "95 % interval" in text
+    assert "claimed success: " in text and "true success: " in text and "95 % interval" in text
     found = json.loads((trained / "play.json").read_text(encoding="utf-8"))["evaluation"]
     assert found["claimed"]["trials"] == found["true"]["trials"] == 4
     assert found["claimed"] == found["true"], "the oracle claims the truth"
@@ -100,59 +81,23 @@ def test_play_counts_films_and_reports(
     assert 2 <= len(frames) <= 22
     assert frames[0].shape[1] == FILM_WIDTH
     assert frames[0].std() > 10, "an image, not one colour"
-    assert "data:image/gif" in (trained / "play.html").read_text(encoding="utf-8")
+    page = (trained / "play.html").read_text(encoding="utf-8")
+    assert "data:image/gif" in page and "0 of 4 episodes." in page
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([{"claimed": False}, {"claimed": True}], "Not known: no episode has both a claim and a"),
-        ([{"true": True}], "Not known"),
-        ([{"claimed": True, "true": False}, {"claimed": True}], "1 of 1 episodes, the first:"),
-        ([{"claimed": True, "true": True}, {"claimed": False, "true": False}], "0 of 2 episodes."),
-    ],
-)
-def test_claims_are_compared_where_the_truth_is_known(
-    tmp_path: Path, rows: list[dict[str, object]], said: str
-) -> None:
-    found = Evaluation(None, None, 0.0, 1.0)
-    page = _report(PlayConfig(run=tmp_path), found, rows, None).read_text(encoding="utf-8")
-    assert said in page
-
-
-def test_a_run_folder_with_a_link_out_of_it_is_not_played(trained: Path, tmp_path: Path) -> None:
-    link = trained / "play.html"
-    link.unlink(missing_ok=True)
-    link.symlink_to(tmp_path / "page.html")
-    try:
-        with pytest.raises(RunFolderError, match=r"play\.html is a link to"):
-            play(PlayConfig(run=trained, episodes=1, film=0, progress=False))
-    finally:
-        link.unlink()
-
-
-def test_a_loaded_policy_acts_like_the_one_that_was_saved(trained: Path) -> None:
+def test_a_loaded_policy_plays_as_the_one_that_was_saved_and_repeats_itself(trained: Path) -> None:
     recorded = json.loads((trained / "summary.json").read_text(encoding="utf-8"))["final"]
-    description = json.loads((trained / "policy.json").read_text(encoding="utf-8"))
-    env = make_env(description["env"], backend="oracle")
-    model = load_policy(trained, env)
-    found = evaluate(model, env, 2, seed=10_000)
-    env.close()
-    assert found.mean_return == recorded["mean_return"]
+    again = PlayConfig(run=trained, episodes=2, film=0, seed=10_002)
+    first, second = (play(again) for _ in range(2))
+    assert first.evaluation == second.evaluation and first.film is None
+    assert first.evaluation.mean_return == pytest.approx(recorded["mean_return"])
 
 
-def test_the_same_seed_plays_the_same_episodes(trained: Path) -> None:
-    first, second = (play(PlayConfig(run=trained, episodes=3, film=0)) for _ in range(2))
-    assert first.evaluation == second.evaluation
-    assert first.film is None
-
-
-def test_a_policy_does_not_fit_other_spaces(trained: Path) -> None:
+def test_policies_that_do_not_fit_or_are_damaged(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="train first"):
+        play(PlayConfig(run=tmp_path))
     with pytest.raises(ModelCorruptError, match="does not fit"):
         play(PlayConfig(run=trained, env="PandaHoverRandom-v0", episodes=1, film=0))
-
-
-def test_an_edited_policy_is_refused(trained: Path, tmp_path: Path) -> None:
     for name in ("policy.pt", "policy.json"):
         (tmp_path / name).write_bytes((trained / name).read_bytes())
     (tmp_path / "policy.pt").write_bytes(b"garbage")
@@ -163,17 +108,26 @@ def test_an_edited_policy_is_refused(trained: Path, tmp_path: Path) -> None:
         play(PlayConfig(run=tmp_path, episodes=1, film=0))
 
 
-def test_a_folder_without_a_policy_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="train first"):
-        play(PlayConfig(run=tmp_path))
-
-
-def test_a_window_needs_a_display(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ("--episodes 0", "episodes"),
+        ("--film -1", "film"),
+        ("--seed -1", "seed"),
+        ("--out film.avi", "out"),
+        ("--compressed", "compressed"),
+        ("--encoder some", "encoder"),
+        ("--human", "human"),
+    ],
+)
+def test_what_is_refused_before_anything_is_played(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, field: str
+) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr("sys.platform", "linux")
-    with pytest.raises(MissingDisplayError, match="--human"):
-        play(PlayConfig(run=trained, human=True))
+    with pytest.raises((ConfigError, MissingDisplayError)) as error:
+        play(Settings(PlayConfig).parse(["--run", str(trained), *arguments.split()], prog="play"))
+    assert isinstance(error.value, VinorewardError) and error.value.field == field
 
 
 def test_mp4_without_ffmpeg_is_refused_before_anything_is_played(
@@ -194,21 +148,15 @@ def test_a_film_can_be_an_mp4(trained: Path, tmp_path: Path) -> None:
         assert film.get_data(0).ndim == 3
 
 
-@pytest.mark.parametrize("changes", [{"episodes": 0}, {"film": -1}, {"out": Path("film.avi")}])
-def test_settings_that_cannot_work(trained: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        play(PlayConfig(run=trained, **changes))
-
-
 def test_captions_keep_the_image_and_differ_with_what_they_say() -> None:
     frame = np.zeros((96, 128, 3), np.uint8)
     frame[:, :64] = 200
-    sheets = []
-    for claimed in (False, True):
-        info = {"reward_prob": 0.5}
-        sheets.append(captioned(frame, Moment(0, 1, 0.0, info, False, claimed, False)))
-    assert sheets[0].shape == (360 + 56, FILM_WIDTH, 3)
-    assert sheets[0].dtype == np.uint8
+    info = {"reward_prob": 0.5}
+    sheets = [
+        captioned(frame, EvalStep(0, 1, 0.0, info, False, claimed, False))
+        for claimed in (False, True)
+    ]
+    assert sheets[0].shape == (360 + 56, FILM_WIDTH, 3) and sheets[0].dtype == np.uint8
     np.testing.assert_array_equal(sheets[0][:360], sheets[1][:360])
     assert sheets[0][180, 100].tolist() == [200, 200, 200]
     assert (sheets[0][360:] != sheets[1][360:]).any()
@@ -222,7 +170,19 @@ def test_the_last_frame_of_an_episode_stays_longer(tmp_path: Path) -> None:
     assert times == [250, 1000, 250]
 
 
-def test_no_frames_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no frames"):
-        save_film(tmp_path / "a.gif", [], [])
-    assert not list(tmp_path.iterdir())
+class Drawn(Corridor):
+    """Paints every step alike."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
+
+    def render(self) -> Any:
+        return np.zeros((8, 12, 3), np.uint8)
+
+
+def test_a_long_film_is_thinned_and_keeps_the_last_frames() -> None:
+    filmer = Filmer(Drawn(), 2)
+    for episode in range(3):
+        for step in range(401):
+            filmer(EvalStep(episode, step, 0.0, {}, step == 400))
+    assert 150 <= len(filmer.frames) == len(filmer.lasts) <= 300 and sum(filmer.lasts) == 2
+    assert filmer.frame_seconds == 4 / 50  # one frame in four at 50 a second

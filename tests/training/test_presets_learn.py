@@ -51,8 +51,8 @@ gym.register("Grid-v0", entry_point=Grid)
 @pytest.mark.parametrize(("both", "algorithm"), [(False, "DQN"), (True, "PPO")])
 def test_a_grid_is_learned(tmp_path: Path, both: bool, algorithm: str) -> None:
     settings = SETTINGS.of(
-        out=tmp_path / "run", env="Grid-v0", env_kwargs={"both": both}, wrap_bundle=True,
-        backend="oracle", success_reward=100.0, step_reward=-1.0, eval_every=2000, progress=False,
+        out=tmp_path / "run", env="Grid-v0", env_kwargs={"both": both},
+        backend="oracle", eval_every=2000, progress=False,
     )  # fmt: skip
     assert (settings.algorithm, settings.timesteps) == (algorithm, 8000)
     found = train(settings).final.true

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+import toy_environments
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from vinoreward.errors import ConfigError
 from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.profile import (
     PARTS,
+    SETTINGS,
     Clock,
     amdahl_bound,
     learner_step,
@@ -25,16 +27,32 @@ from vinoreward_training.profile import (
 )
 
 
+class Sized(toy_environments.Corridor):
+    """Needs an argument, and notes it."""
+
+    made: list[int] = []  # noqa: RUF012
+
+    def __init__(self, size: int, **options: Any) -> None:
+        Sized.made.append(size)
+        super().__init__(**options)
+
+
+class Several(toy_environments.Corridor):
+    """Takes two actions at once."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.action_space = gym.spaces.MultiDiscrete([2, 2])
+
+
+for kind in (Sized, Several):
+    gym.register(f"{kind.__name__}-v0", entry_point=kind)
+
+
 @given(st.floats(1e-6, 1e3), st.floats(0, 0.99))
 def test_the_bound_is_amdahls(total: float, share: float) -> None:
     assert amdahl_bound(total, total * share) == pytest.approx(1 / (1 - share), rel=1e-6)
-
-
-def test_a_part_that_is_all_has_no_bound() -> None:
-    assert amdahl_bound(2.0, 2.0) == float("inf")
-    for total, part in ((1.0, 2.0), (1.0, -0.1), (0.0, 0.0)):
-        with pytest.raises(ConfigError, match="part of a positive total"):
-            amdahl_bound(total, part)
+    assert amdahl_bound(total, total) == float("inf")
 
 
 def test_inner_calls_are_taken_out_of_outer_ones() -> None:
@@ -52,14 +70,9 @@ def test_inner_calls_are_taken_out_of_outer_ones() -> None:
         timed()
     whole = time.perf_counter() - began
     seconds = clock.take()
-    assert seconds["infer"] >= 0.04
+    assert seconds["infer"] >= 0.04 and seconds["other"] >= 0
     assert seconds["infer"] + seconds["other"] <= whole
-    assert seconds["other"] >= 0
-    assert clock.take() == {}
-
-
-def test_time_is_counted_when_the_call_raises() -> None:
-    clock = Clock()
+    # Time is counted also when the call raises.
     with pytest.raises(ValueError, match="x"), clock.part("render"):
         raise ValueError("x")
     assert set(clock.take()) == {"render"}
@@ -69,73 +82,35 @@ def test_shares_sum_to_one() -> None:
     table = shares([{"render": 3.0, "infer": 1.0}, {"render": 5.0, "infer": 1.0}])
     assert list(table) == list(PARTS)
     assert sum(row["share"] for row in table.values()) == pytest.approx(1.0)
-    assert table["render"]["mean"] == 4.0
-    assert table["learner"]["share"] == 0.0
+    assert (table["render"]["mean"], table["learner"]["share"]) == (4.0, 0.0)
 
 
-def test_no_steps_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        run(ProfileConfig(steps=0, out=tmp_path))
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ("--steps 0", "steps"),
+        ("--env CartPole-v1 --no-learner", "bundle"),
+        ("--env Several-v0 --bundle {bundle}", "learner"),
+    ],
+)
+def test_what_cannot_be_profiled(tmp_path: Path, arguments: str, field: str) -> None:
+    bundle = toy_environments.save_toy_bundle(tmp_path / "bundle").path
+    words = [*arguments.format(bundle=bundle).split(), "--out", str(tmp_path / "out")]
+    with pytest.raises(ConfigError) as error:
+        run(SETTINGS.parse(words, prog="vinoreward profile"))
+    assert error.value.field == field
 
 
-def test_an_environment_without_a_classifier_needs_a_bundle() -> None:
-    with pytest.raises(ConfigError, match="--bundle"):
-        measured(ProfileConfig(env="CartPole-v1"))
-
-
-def test_any_other_environment_is_stepped_rendered_and_judged(tmp_path: Path) -> None:
-    from toy_environments import save_toy_bundle
-
-    bundle = save_toy_bundle(tmp_path / "bundle").path
-    config = ProfileConfig(env="ToyCorridor-v0", bundle=str(bundle), steps=3)
-    learned: list[int] = []
-    found = measured(config, lambda: learned.append(1))
-    assert len(found) == len(learned) == 3
+def test_any_other_environment_is_stepped_rendered_and_scored(tmp_path: Path) -> None:
+    bundle = str(toy_environments.save_toy_bundle(tmp_path / "bundle").path)
+    config = ProfileConfig(env="Sized-v0", env_kwargs={"size": 7}, bundle=bundle, steps=3)
+    Sized.made.clear()
+    with learner_step(config) as learn:
+        found = measured(config, learn)
+    assert len(found) == 3 and set(Sized.made) == {7}
     for seconds in found:
         assert {"motion", "render", "preprocess", "infer", "other", "learner"} == set(seconds)
         assert min(seconds.values()) > 0
-
-
-def test_an_environment_is_made_with_its_arguments(tmp_path: Path) -> None:
-    import toy_environments
-
-    made: list[int] = []
-
-    class Sized(toy_environments.Corridor):
-        def __init__(self, size: int, **options: Any) -> None:
-            made.append(size)
-            super().__init__(**options)
-
-    gym.register("Sized-v0", entry_point=Sized)
-    try:
-        bundle = str(toy_environments.save_toy_bundle(tmp_path / "bundle").path)
-        config = ProfileConfig(env="Sized-v0", env_kwargs={"size": 7}, bundle=bundle, steps=1)
-        with learner_step(config) as step:
-            measured(config, step)
-    finally:
-        del gym.registry["Sized-v0"]
-    assert set(made) == {7}
-
-
-def test_the_learners_step_is_one_that_takes_the_environments_actions() -> None:
-    import toy_environments
-
-    class Several(toy_environments.Corridor):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.action_space = gym.spaces.MultiDiscrete([2, 2])
-
-    with learner_step(ProfileConfig(env="ToyCorridor-v0")) as step:
-        step()
-    gym.register("Several-v0", entry_point=Several)
-    try:
-        with (
-            pytest.raises(ConfigError, match=r"MultiDiscrete.*--no-learner"),
-            learner_step(ProfileConfig(env="Several-v0")),
-        ):
-            pass
-    finally:
-        del gym.registry["Several-v0"]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from train_runs import config
 
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward_training.configs import PlayConfig
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.train import SETTINGS, train
@@ -25,15 +26,13 @@ from vinoreward_training.tasks.many import make_batch
 
 RANDOM = "PandaHoverRandom-v0"
 SMALL: dict[str, Any] = {
-    "n_steps": 24,
-    "batch_size": 24 * 8,
-    "n_epochs": 4,
+    "n_steps": 24, "batch_size": 24 * 8, "n_epochs": 4,
     "policy_kwargs": {"net_arch": [16], "log_std_init": -2.5},
-}
+}  # fmt: skip
 
 
 def model_of(learner: str, array: str = "numpy", **more: Any) -> Any:
-    env = make_batch(8, RANDOM, {"array": array}, backend="oracle")
+    env = make_batch(8, RewardedTask(env=RANDOM, env_kwargs={"array": array}, backend="oracle"))
     given = {**SMALL, **more}
     return build_model("PPO", env, given, seed=0, learner=learner)
 
@@ -121,15 +120,9 @@ def test_what_an_end_shows_need_not_be_a_number() -> None:
 def test_a_training_is_recorded_resumed_and_its_policy_played(tmp_path: Path) -> None:
     runs = [tmp_path / "one", tmp_path / "other"]
     given: dict[str, Any] = {
-        "env": RANDOM,
-        "vec_env": "batched",
-        "num_envs": 8,
-        "algorithm": "PPO",
-        "algorithm_kwargs": SMALL,
-        "learner": "skrl",
-        "timesteps": 384,
-        "stop_when_solved": None,
-    }
+        "env": RANDOM, "vec_env": "batched", "num_envs": 8, "algorithm": "PPO", "learner": "skrl",
+        "algorithm_kwargs": SMALL, "timesteps": 384, "stop_when_solved": None,
+    }  # fmt: skip
     results = [train(config(out, **given)) for out in runs]
     assert results[0].steps == 384 and results[0].final.claimed is not None
     policies = [torch.load(out / "policy.pt", weights_only=True) for out in runs]
@@ -156,8 +149,8 @@ def test_the_preset_is_its_own() -> None:
 def test_auto_is_where_there_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    def noted(count: int, env: str, kwargs: Any, **_: Any) -> Any:
-        made.append(kwargs)
+    def noted(count: int, task: RewardedTask) -> Any:
+        made.append(task.env_kwargs)
         raise ConfigError("enough")
 
     monkeypatch.setattr("vinoreward_training.policy.train.make_batch", noted)
@@ -193,10 +186,3 @@ def test_what_it_cannot_do_is_refused(
     kwargs = {"algorithm": "PPO", "learner": "skrl", "algorithm_kwargs": given}
     with pytest.raises(ConfigError, match=words):
         train(config(tmp_path / "run", env=env, **kwargs))
-
-
-def test_evaluations_take_the_mean_action() -> None:
-    model = model_of("skrl")
-    seen = np.zeros((3, *model.observation_space.shape), np.float32)
-    actions = [model.predict(seen, deterministic=True)[0] for _ in range(2)]
-    np.testing.assert_array_equal(*actions)

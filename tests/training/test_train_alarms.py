@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import toy_environments
 from actor_runs import FEW, rows_of
+from many_runs import SMALL_DQN, TOY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from train_runs import config as settled
 from waiting import until
@@ -31,9 +32,6 @@ from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of, of_run
 from vinoreward_training.policy.train import SETTINGS, run, train
 
-TOY = "toy_environments:ToyCorridor-v0"
-SMALL_DQN = {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}}
-
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
@@ -44,9 +42,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def toy(out: Path, bundle: Bundle, **changes: Any) -> TrainConfig:
     settings = {
-        "env": TOY, "backend": "openvino", "bundle": str(bundle.path), "wrap_bundle": True,
-        "algorithm": "DQN", "algorithm_kwargs": SMALL_DQN, "stop_when_solved": None,
-        "timesteps": 600, "final_episodes": 2, "eval_every": 1000,
+        "env": TOY, "backend": "openvino", "bundle": str(bundle.path),
+        "success_reward": 1.0, "step_reward": 0.0, "algorithm": "DQN",
+        "algorithm_kwargs": SMALL_DQN, "stop_when_solved": None, "timesteps": 600,
+        "final_episodes": 2, "eval_every": 1000,
     }  # fmt: skip
     return settled(out, **{**settings, **changes})
 
@@ -77,11 +76,8 @@ def test_a_training_keeps_the_images_that_were_claimed(
         assert float(row["probability"]) == pytest.approx(1 / (1 + np.exp(-odds)), rel=1e-4)
         assert int(row["true"]) == (cell >= 6)
         episode = episodes[int(row["episode"])]
-        assert (row["step"], row["true"], "1") == (
-            episode["step"],
-            episode["true"],
-            episode["claimed"],
-        )
+        found = episode["step"], episode["true"], episode["claimed"]
+        assert (row["step"], row["true"], "1") == found
     none = tmp_path / "none"
     train(toy(none, bundle, sample_claims=0, timesteps=60))
     assert not (none / "claims").exists()
@@ -117,7 +113,7 @@ def test_labels_raise_an_alarm_during_the_training(
     assert len(summary["precision_alarms"]) == 1
     assert summary["labelled_claims"]["failures"] == len(source.names)
     report = (out / "report.html").read_text()
-    assert "so surely of all claims" in report and "alarms of labelled claims" in report
+    assert "successes among all claims" in report and "alarms of labelled claims" in report
     assert tags(out / "logs")["trust/precision_high"][-1] < 0.9
     train(SETTINGS.of(**go_on, on_alarm="tell"))
     assert len(json.loads((out / "summary.json").read_text())["precision_alarms"]) == 1
@@ -143,10 +139,8 @@ def test_early_claims_are_told_and_drawn(
     out = tmp_path / "run"
     assert run(toy(out, bundle, earliest_success=5, timesteps=300)) == 0
     said = capsys.readouterr().out
-    line = (
-        f"\nnext:   vinoreward mend --bundle {bundle.path} --data data/its-training --labels {out} "
-    )
-    assert line in said, "the claims carry the truth"
+    mend = f"mend --bundle {bundle.path} --data data/its-training --labels {out} "
+    assert f"\nnext:   vinoreward {mend}" in said, "the claims carry the truth"
     assert f"watch:  vinoreward play --run {out} --env {TOY}\n" in said
     assert "before step 5, where no success is possible" in said
     assert f"vinoreward label --run {out} --order drawn" in said
@@ -158,7 +152,8 @@ def test_early_claims_are_told_and_drawn(
 def start(out: Path, bundle: Bundle, **streams: Any) -> subprocess.Popen[bytes]:
     arguments = [
         sys.executable, "-m", "vinoreward_training.cli", "train", "--env", TOY, "--trust-run",
-        "--wrap-bundle", "--bundle", str(bundle.path), "--algorithm", "DQN", "--out", str(out),
+        "--bundle", str(bundle.path), "--success-reward", "1", "--step-reward", "0",
+        "--algorithm", "DQN", "--out", str(out),
         "--timesteps", "600", "--on-alarm", "pause", "--final-episodes", "2", "--no-progress",
         "--algorithm-kwargs", "learning_starts", "5000", "--eval-every", "1000",
     ]  # fmt: skip
@@ -264,9 +259,8 @@ def test_actors_tell_of_each_alarm_and_stop(
     assert said in (out / "report.html").read_text()
     if said != "unlike those of":  # it goes on alike after each
         return
-    assert (
-        main(["actors", "--resume", "--out", str(out), "--on-alarm", "off", "--no-progress"]) == 0
-    )
+    words = ["actors", "--resume", "--out", str(out), "--on-alarm", "off", "--no-progress"]
+    assert main(words) == 0
     assert json.loads((out / "summary.json").read_text())["steps"] >= 4000
 
 

@@ -12,51 +12,40 @@ from train_runs import config
 
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs import PlayConfig
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.play.command import play
-from vinoreward_training.policy import train as train_module
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.evaluate import evaluate, evaluate_batch
 from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 from vinoreward_training.sb3 import BatchedVecEnv
-from vinoreward_training.tasks import many
 from vinoreward_training.tasks.environments import make_env
 from vinoreward_training.tasks.many import make_batch
 
 BATCHED: dict[str, Any] = {"vec_env": "batched", "num_envs": 8}
-
-
-def test_the_preset_goes_over_that_of_the_environment() -> None:
-    alone, batched = (
-        SETTINGS.parse(["--env", "PandaHover-v0", *more], prog="vinoreward train")
-        for more in ([], ["--vec-env", "batched"])
-    )
-    assert (alone.num_envs, batched.num_envs) == (1, 16)
-    assert batched.algorithm_kwargs["gamma"] == alone.algorithm_kwargs["gamma"]
-    assert batched.algorithm_kwargs["gradient_steps"] == 10
-    own = SETTINGS.parse(["--vec-env=batched", "--num-envs", "4"], prog="vinoreward train")
-    assert own.num_envs == 4 and own.algorithm_kwargs == batched.algorithm_kwargs
+RANDOM = "PandaHoverRandom-v0"
 
 
 @pytest.mark.parametrize(
-    ("options", "learner", "steps"),
+    ("options", "learner", "steps", "num_envs"),
     [
-        (["--vec-env", "batched"], "fused", 10),
-        (["--vec-env", "batched", "--learner", "None"], "fused", 10),
-        (["--vec-env", "batched", "--learner", "sb3"], "sb3", 6),
-        (["--vec-env", "batched", "--device", "auto"], "sb3", 6),
-        (["--vec-env", "batched", "--algorithm", "PPO"], "sb3", None),
-        (["--vec-env", "batched", "--env", "PandaHoverPixels-v0"], "sb3", 16),
-        ([], "sb3", None),
+        ("--vec-env batched", "fused", 10, 16),
+        ("--vec-env=batched --learner None --num-envs 4", "fused", 10, 4),
+        ("--vec-env batched --learner sb3", "sb3", 6, 16),
+        ("--vec-env batched --device auto", "sb3", 6, 16),
+        ("--vec-env batched --algorithm PPO", "sb3", None, 1024),
+        ("--vec-env batched --env PandaHoverPixels-v0", "sb3", 16, 32),
+        ("", "sb3", None, 1),
     ],
 )
 def test_the_preset_of_a_batch_says_what_trains(
-    options: list[str], learner: str, steps: int | None
+    options: str, learner: str, steps: int | None, num_envs: int
 ) -> None:
     """A learner that takes SAC alone, and the batch to its device, is not chosen for others."""
-    settled = SETTINGS.parse(options, prog="vinoreward train")
-    assert settled.learner == learner
+    settled = SETTINGS.parse(options.split(), prog="vinoreward train")
+    assert (settled.learner, settled.num_envs) == (learner, num_envs)
     assert settled.algorithm_kwargs.get("gradient_steps") == steps
+    assert settled.algorithm_kwargs.get("gamma") == 0.9 or settled.algorithm == "PPO"
 
 
 def test_a_run_goes_on_with_its_learner(tmp_path: Path) -> None:
@@ -69,37 +58,20 @@ def test_a_run_goes_on_with_its_learner(tmp_path: Path) -> None:
 
 def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    given = {"env": "PandaHoverRandom-v0", "backend": "openvino", "sample_claims": 10}
+    given = {"env": RANDOM, "backend": "openvino", "sample_claims": 10, "final_episodes": 20}
     result = train(config(out, timesteps=200, stop_when_solved=None, **given, **BATCHED))
     assert result.steps == 200 and result.final.claimed is not None
+    assert result.final.claimed.trials == 20, "more episodes than environments"
     episodes = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     assert len(episodes) >= 16 and {row["ood"] for row in episodes} == {0}
     claims = [row for row in episodes if row["claimed"]]
     assert claims, "random play must now and then find the object"
     assert len(list((out / "claims").rglob("*.png"))) == min(10, len(claims))
-    played = play(PlayConfig(run=out, episodes=2, film=0))
-    assert played is not None
-
-
-def test_evaluations_are_of_no_larger_batches_than_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For images of another number networks would be compiled anew."""
-    counts = []
-
-    def sibling_env(env: Any, count: int, **more: Any) -> Any:
-        counts.append(count)
-        return many.sibling_env(env, count, **more)
-
-    monkeypatch.setattr(train_module, "sibling_env", sibling_env)
-    given = {"timesteps": 16, "eval_episodes": 2, "final_episodes": 20, "stop_when_solved": None}
-    result = train(config(tmp_path / "run", **given, **BATCHED))
-    assert counts == [2, 8] and result.final.true is not None
-    assert result.final.true.trials == 20
+    assert len(play(PlayConfig(run=out, episodes=2, film=0)).returns) == 2
 
 
 def test_a_run_that_stopped_goes_on_with_the_next_objects(tmp_path: Path) -> None:
-    given = {"env": "PandaHoverRandom-v0", "stop_when_solved": None, **BATCHED}
+    given = {"env": RANDOM, "stop_when_solved": None, **BATCHED}
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     # Episodes of a batch whose actions are random last ten steps or end by chance.
     train(config(whole, timesteps=160, algorithm_kwargs={"learning_starts": 200}, **given))
@@ -115,7 +87,7 @@ def test_a_run_that_stopped_goes_on_with_the_next_objects(tmp_path: Path) -> Non
     ("changes", "words"),
     [
         ({"env": "CartPole-v1", "algorithm": "DQN"}, "no batch that pays a learned reward"),
-        ({"truth": "os:getcwd"}, "--truth os:getcwd with --vec-env batched"),
+        ({"truth": "os:getcwd"}, "found truth='os:getcwd'"),
         ({"env_kwargs": {"motion": "dynamics"}}, "motion"),
         ({"env_kwargs": {"nonsense": 1}}, "does not take these arguments"),
     ],
@@ -128,26 +100,6 @@ def test_what_cannot_be_a_batch_is_refused(
         train(config(tmp_path / "run", **{**BATCHED, **changes}))
 
 
-def test_an_evaluation_in_a_batch_is_that_of_the_same_episodes_one_by_one() -> None:
-    given = {"backend": "openvino"}
-    with (
-        contextlib.closing(make_batch(3, "PandaHoverRandom-v0", **given)) as batch,
-        contextlib.closing(make_env("PandaHoverRandom-v0", **given)) as single,
-    ):
-        model = build_model("SAC", batch, {"policy_kwargs": {"net_arch": [8]}}, seed=3)
-        assert isinstance(batch, BatchedVecEnv)
-        told: list[int] = []
-        found = evaluate_batch(model, batch, 11, seed=40, ended=told.append)
-        expected = evaluate(model, single, 11, seed=40)
-        again = evaluate_batch(Nearer(), batch, 11, seed=40)
-        nearer = evaluate(Nearer(), single, 11, seed=40)
-    assert told == sorted(told) and told[-1] == 11
-    for one, two in ((found, expected), (again, nearer)):
-        assert (one.claimed, one.true, one.mean_length) == (two.claimed, two.true, two.mean_length)
-        assert one.mean_return == pytest.approx(two.mean_return)
-    assert again.true is not None and again.true.value > 0.9  # and some end sooner than others
-
-
 class Nearer:
     """Goes to the object, whose place is in the observation."""
 
@@ -155,3 +107,23 @@ class Nearer:
         away = np.atleast_2d(observation)
         moves = np.clip(away[:, 2:] - away[:, :2], -0.05, 0.05).astype(np.float32)
         return moves.reshape(*np.shape(observation)[:-1], 2), None
+
+
+def test_an_evaluation_in_a_batch_is_that_of_the_same_episodes_one_by_one() -> None:
+    task = RewardedTask(env=RANDOM)
+    with (
+        contextlib.closing(make_batch(3, task)) as batch,
+        contextlib.closing(make_env(task)) as single,
+    ):
+        model = build_model("SAC", batch, {"policy_kwargs": {"net_arch": [8]}}, seed=3)
+        assert isinstance(batch, BatchedVecEnv)
+        told: list[int] = []
+        found = evaluate_batch(model, batch, 11, seed=40, ended=told.append)
+        expected = evaluate(model, single, 11, seed=40)
+        near = evaluate_batch(Nearer(), batch, 11, seed=40)
+        nearer = evaluate(Nearer(), single, 11, seed=40)
+    assert told == sorted(told) and told[-1] == 11
+    for one, two in ((found, expected), (near, nearer)):
+        assert (one.claimed, one.true, one.mean_length) == (two.claimed, two.true, two.mean_length)
+        assert one.mean_return == pytest.approx(two.mean_return)
+    assert near.true is not None and near.true.value > 0.9  # and some end sooner than others

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from many_runs import toy_task
 from toy_environments import HEIGHT, LATENT, save_toy_bundle, save_toy_encoder
 
 from vinoreward.bundles.bundle import Bundle
@@ -21,6 +22,7 @@ from vinoreward.errors import (
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward_training.cli import main
 from vinoreward_training.configs import PlayConfig, TrainConfig
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import read_description
 from vinoreward_training.policy.train import SETTINGS, train
@@ -50,7 +52,6 @@ def config(out: Path, encoder: Bundle | None, **changes: Any) -> TrainConfig:
         "eval_episodes": 1,
         "eval_every": 100,
         "final_episodes": 2,
-        "checkpoint_every": 40,
         "algorithm_kwargs": SMALL,
         "progress": False,
         "encoder": None if encoder is None else str(encoder.path),
@@ -68,8 +69,7 @@ def trained(encoder: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_policy_sees_the_latent_and_the_run_says_whose(trained: Path, encoder: Bundle) -> None:
     recorded = yaml.safe_load((trained / "config.yaml").read_text(encoding="utf-8"))
-    described = read_description(trained)
-    for found in (recorded, described):
+    for found in (recorded, vars(read_description(trained))):
         assert found["encoder"] == str(encoder.path)
         assert found["encoder_sha256"] == encoder.spec.files["model.onnx"]
         assert found["frame_stack"] == 1
@@ -95,7 +95,7 @@ def test_a_finished_run_is_resumed_through_its_encoder(trained: Path, tmp_path: 
     result = train(SETTINGS.of(out=out, resume=True, timesteps=60, progress=False))
     assert result.steps == 60
     recorded = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
-    assert recorded["encoder_sha256"] == read_description(trained)["encoder_sha256"]
+    assert recorded["encoder_sha256"] == read_description(trained).encoder_sha256
 
 
 def test_another_encoder_is_refused_and_the_same_one_elsewhere_is_not(
@@ -122,7 +122,7 @@ def test_an_encoder_is_not_taken_up_later(tmp_path: Path, encoder: Bundle) -> No
 
 
 def test_both_networks_are_in_the_loop(encoder: Bundle) -> None:
-    env = make_env(PIXELS, encoder=str(encoder.path), frame_stack=3)
+    env = make_env(RewardedTask(env=PIXELS, encoder=str(encoder.path), frame_stack=3))
     observation, _ = env.reset(seed=1)
     assert observation.shape == (3 * LATENT,) and observation.dtype == np.float32
     seen, _, _, _, info = env.step(np.array([0.1, 0.0], np.float32))
@@ -132,7 +132,7 @@ def test_both_networks_are_in_the_loop(encoder: Bundle) -> None:
 
 
 def test_an_environment_whose_observation_is_no_image_renders(encoder: Bundle) -> None:
-    env = make_env("PandaHover-v0", backend="oracle", encoder=str(encoder.path))
+    env = make_env(RewardedTask(backend="oracle", encoder=str(encoder.path)))
     assert isinstance(env, EncodedObservation)
     assert env.render_mode == "rgb_array"
     observation, _ = env.reset(seed=0)
@@ -142,9 +142,7 @@ def test_an_environment_whose_observation_is_no_image_renders(encoder: Bundle) -
 
 def test_a_learned_reward_is_wrapped_inside(tmp_path: Path) -> None:
     classifier, encoder = save_toy_bundle(tmp_path / "c"), save_toy_encoder(tmp_path / "e")
-    env = make_env(
-        "ToyCorridor-v0", wrap_bundle=True, bundle=str(classifier.path), encoder=str(encoder.path)
-    )
+    env = make_env(toy_task(classifier, env="ToyCorridor-v0", encoder=str(encoder.path)))
     observation, _ = env.reset(seed=0)
     assert observation.shape == (LATENT,)
     _, _, _, _, info = env.step(env.action_space.sample())
@@ -152,13 +150,10 @@ def test_a_learned_reward_is_wrapped_inside(tmp_path: Path) -> None:
     env.close()
 
 
-def test_images_without_an_encoder_take_cnn_policy_and_say_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_without_an_encoder_take_cnn_policy(tmp_path: Path) -> None:
     small = {"learning_starts": 100, "buffer_size": 50}
     arguments = config(tmp_path / "run", None, timesteps=12, algorithm_kwargs=small)
     train(arguments)
-    assert "CnnPolicy" in capsys.readouterr().out
     weights = torch.load(tmp_path / "run" / "policy.pt", weights_only=True)
     assert any("features_extractor.cnn" in name for name in weights)
 
@@ -177,16 +172,17 @@ def test_what_is_seen_is_said(
 
 
 def test_the_encoder_comes_from_command_line_file_or_preset_like_other_settings(
-    tmp_path: Path,
+    tmp_path: Path, encoder: Bundle
 ) -> None:
     assert SETTINGS.of(env=PIXELS).encoder is None
-    file = tmp_path / "c.yaml"
-    file.write_text(f"env: {PIXELS}\nencoder: from-file\nframe_stack: 2\n", encoding="utf-8")
+    file, named = tmp_path / "c.yaml", str(encoder.path)
+    file.write_text(f"env: {PIXELS}\nencoder: {named}\nframe_stack: 2\n", encoding="utf-8")
     found = SETTINGS.of(config=file)
-    assert (found.env, found.encoder, found.frame_stack) == (PIXELS, "from-file", 2)
-    words = ["--config", str(file), "--encoder", "from-line", "--frame-stack", "1"]
+    assert (found.env, found.encoder, found.frame_stack) == (PIXELS, named, 2)
+    other = str(save_toy_encoder(tmp_path / "other").path)
+    words = ["--config", str(file), "--encoder", other, "--frame-stack", "1"]
     found = SETTINGS.parse(words, prog="train")
-    assert (found.encoder, found.frame_stack) == ("from-line", 1)
+    assert (found.encoder, found.frame_stack) == (other, 1)
 
 
 def test_the_preset_for_images_is_used() -> None:

@@ -92,7 +92,7 @@ def test_a_capture_of_two_cameras_and_their_last_images(tmp_path: Path) -> None:
     # It goes on as it was begun, and is not mixed with other images.
     capture.run(capture.SETTINGS.of(out=config.out, frames=30, resume=True))
     assert load_dataset(config.out).images.shape[0] == 30
-    with pytest.raises(ConfigError, match="stack 3, now asked for stack 2"):
+    with pytest.raises(ConfigError, match="found stack=2"):
         capture.run(capture.SETTINGS.of(out=config.out, frames=36, resume=True, stack=2))
 
 
@@ -101,7 +101,6 @@ def test_a_capture_of_two_cameras_and_their_last_images(tmp_path: Path) -> None:
     [
         ({"image_source": ("obs:front", "obs:front")}, "each camera once.*--stack"),
         ({"image_source": ("obs:front", "obs:side")}, "has front, wrist"),
-        ({"stack": 0}, "stack 0"),
     ],
 )
 def test_views_that_cannot_be_captured_are_refused(

@@ -21,9 +21,10 @@ from vinoreward.errors import ConfigError
 from vinoreward.wrappers.true_success import Truth, as_truth, claim_of
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_training.cli import main
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.data.dataset_files import read_about
-from vinoreward_training.runs.next_command import origin
 from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.recorded import recorded_task
 
 ENV = "MountainCarContinuous-v0"
 PARKED = """
@@ -155,22 +156,19 @@ def test_a_flag_of_any_library_is_read(value: Any, success: bool) -> None:
 
 @pytest.mark.parametrize("value", [-0.066, 0.5, 2, "yes", None, [True, True], torch.ones(2)])
 def test_a_distance_or_a_list_is_no_truth(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"info\['reward_dist'\].*--truth"):
+    with pytest.raises(ConfigError, match=r"info\['reward_dist'\].*truth"):
         Truth("reward_dist")({"reward_dist": value})
 
 
 def test_actors_and_commands_make_environments_that_tell(truths: str) -> None:
     spec = EnvironmentSpec(ENV, truth=f"{truths}:right")
-    for env in (spec.make(), make_env(ENV, truth=f"{truths}:right")):
+    for env in (spec.make(), make_env(RewardedTask(env=ENV, truth=f"{truths}:right"))):
         assert env.reset(seed=0)[1]["true_success"] in (True, False)
-    with pytest.raises(ConfigError, match="Expected one of them"):
-        make_env(ENV, truth=f"{truths}:right", truth_key="there")
 
 
 def test_the_oracle_pays_the_truth_alone(truths: str) -> None:
-    env = make_env(
-        ENV, truth=f"{truths}:right", wrap_bundle=True, backend="oracle", success_reward=7.0
-    )
+    given: dict[str, Any] = {"env": ENV, "truth": f"{truths}:right", "backend": "oracle"}
+    env = make_env(RewardedTask(**given, success_reward=7.0, step_reward=0.0))
     env.reset(seed=0)
     for _ in range(200):
         _, reward, terminated, _, info = env.step(np.array([1.0], np.float32))
@@ -180,17 +178,13 @@ def test_the_oracle_pays_the_truth_alone(truths: str) -> None:
     raise AssertionError("it never got there")
 
 
-def test_an_id_without_its_package_says_how_to_name_it(capsys: Any) -> None:
-    with pytest.raises(ConfigError, match="--env gym_pusht:gym_pusht/PushT-v0"):
-        make_env("gym_pusht/PushT-v0")
-
-
 def test_tasks_of_dm_control_tell_their_truth(tmp_path: Path) -> None:
     pytest.importorskip("shimmy")
     (tmp_path / "near.py").write_text(
         "def near(env):\n    return env.physics.mass_to_target_dist() < 1.0\n"
     )
-    env = make_env("dm_control/point_mass-easy-v0", truth=f"{tmp_path / 'near.py'}:near")
+    name, truth = "dm_control/point_mass-easy-v0", f"{tmp_path / 'near.py'}:near"
+    env = make_env(RewardedTask(env=name, truth=truth))
     observation, info = env.reset(seed=0)
     assert env.observation_space.contains(observation) and info["true_success"] is True
     env.close()
@@ -207,8 +201,8 @@ def test_a_truth_goes_from_capture_to_play(
     env = ["--env", "lift_task:LiftWithoutTruth-v0"]
     assert main(["capture", *env, *truth, "--frames", "24", "--out", "data"]) == 0
 
-    assert origin(read_about(tmp_path / "data"))["truth"] == "lift_task:lifted"
-    train = ["train", "--wrap-bundle", "--backend", "oracle", "--timesteps", "120"]
+    assert recorded_task(read_about(tmp_path / "data"))["truth"] == "lift_task:lifted"
+    train = ["train", "--backend", "oracle", "--timesteps", "120"]
     assert (
         main([*train, *env, *truth, "--final-episodes", "4", "--no-progress", "--out", "run"]) == 0
     )
@@ -238,8 +232,9 @@ def test_training_lives_beside_mesas_software_renderer() -> None:
     code = (
         "import ctypes.util, sys\n"
         "if ctypes.util.find_library('OSMesa') is None: sys.exit(77)\n"
+        "from vinoreward_training.configs.task import RewardedTask\n"
         "from vinoreward_training.tasks.environments import make_env\n"
-        "env = make_env('Reacher-v5')\n"
+        "env = make_env(RewardedTask(env='Reacher-v5'))\n"
         "import mujoco, torch\n"
         "mujoco.GLContext(8, 8).make_current()\n"
         "torch.optim.Adam([torch.zeros(1, requires_grad=True)])\n"

@@ -10,9 +10,11 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from vinoreward.bundles.hub import download
+from vinoreward.bundles.locate import SPEC_FILE
 from vinoreward.errors import ConfigError, VinorewardError, install_command
 from vinoreward.images import shown_name
 from vinoreward_training import configs
@@ -21,6 +23,7 @@ from vinoreward_training.runs.machine import extra_of
 
 _OWN = "vinoreward_training"
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
+    "reward": (f"{_OWN}.reward.command", configs.RewardConfig),
     "capture": (f"{_OWN}.capture.command", configs.CaptureConfig),
     "finetune": (f"{_OWN}.classifier.finetune", configs.FinetuneConfig),
     "import": (f"{_OWN}.importing", configs.ImportConfig),
@@ -39,23 +42,24 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
 """Command name to the module with its ``run``, and its options."""
 
 
-HUB_OPTIONS = ("--bundle", "--encoder")
-"""Options whose value may be a bundle on the Hugging Face Hub."""
+BUNDLES = ("--bundle", "--encoder")
+"""Options whose value may be a bundle on the Hugging Face Hub, or a run with a bundle."""
 WRITING = ("calibrate",)
 """Commands that write into the bundle."""
 
 
-def from_hub(name: str, words: Sequence[str]) -> list[str]:
-    """Return a command's words, with the folders of bundles that are named as on the Hub.
+def with_folders(name: str, words: Sequence[str]) -> list[str]:
+    """Return a command's words with the folders of bundles that are named otherwise.
 
-    Only here: a name that a run or a preset records downloads nothing.
+    A run stands for the bundle in it. What is named as on the Hub is downloaded, and only here: a
+    name that a run or a preset records downloads nothing.
     """
     given: list[str] = []
     for word in words:
         option, equals, value = word.partition("=")
         if not equals:
             option, value = (given or [""])[-1], word
-        if option in HUB_OPTIONS and value.startswith("hf:") and not os.path.isdir(value):
+        if option in BUNDLES and value.startswith("hf:") and not os.path.isdir(value):
             if name in WRITING:
                 repository, _, revision = value.removeprefix("hf:").strip("/").partition("@")
                 more = f" --revision {revision}" if revision else ""
@@ -67,6 +71,8 @@ def from_hub(name: str, words: Sequence[str]) -> list[str]:
             folder = str(download(value))
             print(f"{value} is in {folder}")
             word = f"{option}={folder}" if equals else folder
+        elif option in BUNDLES and (Path(value) / "bundle" / SPEC_FILE).is_file():
+            word = f"{option}={value}/bundle" if equals else f"{value}/bundle"
         given.append(word)
     return given
 
@@ -110,18 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vinoreward: no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
-        arguments = [name, *from_hub(name, arguments[1:])]
+        arguments = [name, *with_folders(name, arguments[1:])]
         # Imported here, so that the top-level help appears at once.
-        from vinoreward_training.runs.settings import Settings, command_line
+        from vinoreward_training.runs.settings import Settings
 
         place, kind = known[name]
         module = importlib.import_module(place)
         prog = f"vinoreward {name}"
-        settings: Settings[Any] | None = getattr(module, "SETTINGS", None)
-        if settings is None:
-            config = command_line(kind, arguments[1:], prog=prog)
-        else:
-            config = settings.parse(arguments[1:], prog=prog)
+        settings: Settings[Any] = getattr(module, "SETTINGS", None) or Settings(kind)
+        config = settings.parse(arguments[1:], prog=prog)
         with terminated_like_interrupted():
             status = int(module.run(config))
         sys.stdout.flush()  # raises BrokenPipeError here and not when Python exits

@@ -29,9 +29,9 @@ from vinoreward_training.configs import ImportConfig
 from vinoreward_training.data.dataset import MIN_FRAMES, load_frames, same_aspect
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.encoder.probe import bounds, mean_std
-from vinoreward_training.runs.bounds import check_bounds
-from vinoreward_training.runs.next_command import after_import, origin, to_train
+from vinoreward_training.runs.next_command import after_import, to_train
 from vinoreward_training.runs.settings import refuse_ignored
+from vinoreward_training.tasks.recorded import recorded_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,7 +51,6 @@ OF_LEROBOT = ("network", "height", "width", "crop", *OF_IMAGES, *OF_GRAPHS, *OF_
 
 def run(config: ImportConfig) -> int:
     """Describe the network, check it and save the bundle; return 0."""
-    check_bounds(config)
     kind = _kind(config)
     others = OF_ENCODERS if kind == "classifier" else OF_CLASSIFIERS
     refuse_ignored(config, others, f"the import of a{'n' * (kind == 'encoder')} {kind}")
@@ -221,7 +220,7 @@ def _import_encoder(config: ImportConfig, onnx_path: Path) -> None:
         bundle = Bundle.from_encoder(onnx_path, module=module, weights=config.model, **facts)
     images = _typical_images(config, config.data, bundle.spec.image)
     encoding = _with_bounds(bundle, images)
-    dataset = {**bundle.spec.dataset, **origin(read_about(config.data))}
+    dataset = {**bundle.spec.dataset, **recorded_task(read_about(config.data))}
     spec = dataclasses.replace(bundle.spec, dataset=dataset, encoding=encoding)
     saved = dataclasses.replace(bundle, spec=spec).save(
         config.out, images[:GOLDEN_IMAGES], overwrite=config.overwrite

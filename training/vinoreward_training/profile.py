@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import statistics
 import time
@@ -13,21 +14,23 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward_training.configs import ProfileConfig
+from vinoreward_training.configs.task import RewardedTask, Task
 from vinoreward_training.policy.checkpoint import build_model, suited_algorithms
 from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import new_figure, save_figure
 from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import (
     dependencies_named,
     has_own_reward,
     make_env,
 )
+from vinoreward_training.tasks.recorded import task_of_bundle
 
+SETTINGS = Settings(ProfileConfig, task=task_of_bundle)
 PARTS = ("motion", "render", "preprocess", "infer", "other", "learner")
 Step = Callable[[], object]
 
@@ -86,8 +89,6 @@ class Stepper:
 
 def amdahl_bound(total: float, part: float) -> float:
     """Return how many times faster ``total`` gets if ``part`` of it takes no time; may be inf."""
-    if not 0 <= part <= total or total <= 0:
-        raise ConfigError(f"{part} s of {total} s. Expected a part of a positive total.")
     return float("inf") if part == total else total / (total - part)
 
 
@@ -104,57 +105,34 @@ def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     return table
 
 
-def _arguments(config: ProfileConfig) -> dict[str, Any]:
-    """Return the arguments of the profiled environment."""
-    article = {} if config.fidelity is None else {"fidelity": config.fidelity}
-    return {**config.env_kwargs, **article}
-
-
 def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
     """Step an environment; return the seconds of each part, step by step.
 
-    Ours are timed inside; others are judged by the bundle, as in training. Where the images are
+    Ours are timed inside; others are scored by the bundle, as in training. Where the images are
     in the observation, to draw them is part of the motion.
     """
     from tqdm import tqdm
 
     clock = Clock()
-    chosen: dict[str, Any] = {"backend": config.backend, "precision": config.precision}
-    kwargs = _arguments(config)
+    own_reward = has_own_reward(config.env)
+    if config.bundle is None and not own_reward:
+        raise ConfigError(
+            field="bundle", expected=f"a classifier, as {config.env} has none of its own"
+        )
     with contextlib.ExitStack() as stack:
-
-        def opened(*arguments: Any, **options: Any) -> Any:
-            return stack.enter_context(contextlib.closing(make_env(*arguments, **options)))
-
-        if has_own_reward(config.env):
-            # Only times matter here, not the claims.
-            if config.bundle is not None:
-                chosen["accept_foreign_images"] = True
-            env = opened(config.env, kwargs, bundle=config.bundle, **chosen)
-            learned = env.has_wrapper_attr("classifier")  # the oracle has none
-            classifier = env.get_wrapper_attr("classifier") if learned else None
-            scene = env.unwrapped.scene.batch
-            for name, part in {"home": "motion", "move": "motion", "images": "render"}.items():
-                setattr(scene, name, clock.timed(part, getattr(scene, name)))
-        elif config.bundle is None:
-            raise ConfigError(
-                f"{config.env} has no classifier of its own. Expected one; name it with --bundle."
-            )
+        env: Any = stack.enter_context(contextlib.closing(make_env(_task(config))))
+        # The oracle has none.
+        classifier = (
+            env.get_wrapper_attr("classifier") if env.has_wrapper_attr("classifier") else None
+        )
+        if own_reward:
+            timed = env.unwrapped.scene.batch
+            parts = {"home": "motion", "move": "motion", "images": "render"}
         else:
-            source = origin(Bundle.load(config.bundle).spec.dataset).get("image_source")
-            env = opened(
-                config.env,
-                kwargs,
-                bundle=config.bundle,
-                wrap_bundle=True,
-                image_source=source,
-                accept_foreign_images=True,
-                **chosen,
-            )
-            classifier = getattr(env, "classifier", None)  # the oracle has none
-            own: Any = env.unwrapped
-            for name, part in {"reset": "motion", "step": "motion", "render": "render"}.items():
-                setattr(own, name, clock.timed(part, getattr(own, name)))
+            timed = env.unwrapped
+            parts = {"reset": "motion", "step": "motion", "render": "render"}
+        for name, part in parts.items():
+            setattr(timed, name, clock.timed(part, getattr(timed, name)))
         step: Step = Stepper(env, config.seed)
 
         if classifier is not None:
@@ -175,6 +153,18 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
         return samples
 
 
+def _task(config: ProfileConfig) -> RewardedTask:
+    """Return what is stepped; only times matter here, not the claims."""
+    given = {one.name: getattr(config, one.name) for one in dataclasses.fields(Task)}
+    return RewardedTask(
+        **given,
+        backend=config.backend,
+        bundle=config.bundle,
+        precision=config.precision,
+        accept_foreign_images=config.bundle is not None,
+    )
+
+
 @contextlib.contextmanager
 def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     """Yield a function that takes one gradient step of SAC, or of DQN for discrete actions."""
@@ -183,14 +173,15 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     torch.set_num_threads(1)
     # The cheapest reward fills the buffer, as the reward does not change the time.
     backend = "oracle" if has_own_reward(config.env) else config.backend
-    made = make_env(config.env, config.env_kwargs, backend=backend)
-    with contextlib.closing(made) as env:
+    task = RewardedTask(env=config.env, env_kwargs=config.env_kwargs, backend=backend)
+    with contextlib.closing(make_env(task)) as env:
         name = suited_algorithms(env.action_space)[0]
         if name == "PPO":
             raise ConfigError(
-                f"{config.env} takes actions from {env.action_space}, with which neither SAC nor "
-                "DQN learns. Expected a Box or Discrete space to time a learner's step; add "
-                "--no-learner to time the rest."
+                field="learner",
+                value=True,
+                expected=f"actions of SAC or DQN, not {env.action_space}, to time a learner's step",
+                remedy="add `learner=False` to time the rest",
             )
         model: Any = build_model(name, env, {}, seed=config.seed, replay_size=500)
         model.learn(300)
@@ -199,9 +190,7 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
 
 def run(config: ProfileConfig) -> int:
     """Measure, print the table and the bound, write JSON and the bar; return 0."""
-    if config.steps < 1:
-        raise ConfigError(f"steps is {config.steps}. Expected at least 1.")
-    with RunFolder(config.out, config, resume=config.resume) as folder:
+    with RunFolder(config.out, config, resume=True) as folder:
         with (
             dependencies_named(config.env),
             learner_step(config) if config.learner else contextlib.nullcontext() as learn,
@@ -221,8 +210,9 @@ def run(config: ProfileConfig) -> int:
         record = {"machine": describe_machine(), "parts_seconds": table, "total_seconds": total}
         finite = bound if np.isfinite(bound) else None
         write_json(folder / "profile.json", {**record, "steps": config.steps, "bound": finite})
-        setting = " ".join(filter(None, (config.backend, config.fidelity)))
-        title = f"{config.env}, {setting}: {total * 1e3:.1f} ms; with a free backend at most "
+        title = (
+            f"{config.env}, {config.backend}: {total * 1e3:.1f} ms; with a free backend at most "
+        )
         draw(folder / "profile.png", f"{title}{bound:.2f} times faster", table)
     print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
     return 0

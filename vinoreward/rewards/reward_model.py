@@ -290,7 +290,6 @@ def check_origin(bundle: Bundle) -> None:
     if not bundle.spec.image.scene:
         raise ImageMismatchError(
             f"the bundle {bundle.spec.name!r} does not say what drew the images it was trained "
-            "on. Expected one trained on this scene's (vinoreward capture, then finetune); for "
-            "other images name their environment, with --env and --wrap-bundle, or accept such a "
-            "bundle here with accept_foreign_images=True (--accept-foreign-images)."
+            "on. Expected one trained on this scene's (vinoreward capture, then finetune), or "
+            "another environment (`env`); accept such a bundle with `accept_foreign_images=True`."
         )

@@ -20,6 +20,7 @@ from vinoreward_actors.tasks.lookup import Task, find_task, make_task
 from vinoreward_actors.tasks.networks import dense_layers, network
 from vinoreward_training.policy.checkpoint import algorithm_class, build_model
 from vinoreward_training.runs.settings import converted
+from vinoreward_training.tasks.trust import names_function
 
 if TYPE_CHECKING:
     from vinoreward_actors.actor_learner.learners.base import Learner
@@ -267,4 +268,6 @@ def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
 
 def _environment(config: ActorsConfig, options: Mapping[str, Any]) -> EnvironmentSpec:
     kwargs = {"name": config.task, **options}
-    return EnvironmentSpec(FACTORY, kwargs, config.truth_key, config.truth)
+    function = config.truth is not None and names_function(config.truth)
+    named = {"truth" if function else "truth_key": config.truth}
+    return EnvironmentSpec(FACTORY, kwargs, **named)

@@ -25,11 +25,11 @@ from vinoreward_actors.command.run import read_rows, read_summary, train
 from vinoreward_actors.command.settings import SETTINGS, command, presets, recorded
 from vinoreward_training.policy.evaluate import rate_of
 from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.next_command import again, beside
+from vinoreward_training.runs.next_command import resume_command, sibling_path
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import RunFolder, plain, plain_numbers
 from vinoreward_training.runs.settings import YamlText
-from vinoreward_training.tasks.environments import naming
+from vinoreward_training.tasks.trust import trust_args
 
 __all__ = ["SETTINGS", "run"]
 
@@ -97,8 +97,8 @@ def _train(config: ActorsConfig) -> int:
         "play",
         "--run",
         str(config.out),
-        *naming(config.task),
-        *naming(config.truth, "--truth"),
+        *trust_args(config.task),
+        *trust_args(config.truth, "--truth"),
     ]
     print(f"play:   vinoreward {shlex.join(words)}")
     print(f"next:   {_next(config, outcome.updates)}")
@@ -106,8 +106,11 @@ def _train(config: ActorsConfig) -> int:
 
 
 def _again(config: ActorsConfig) -> str:
-    return again(
-        "actors", config.out, *naming(config.task, "--task"), *naming(config.truth, "--truth")
+    return resume_command(
+        "actors",
+        config.out,
+        *trust_args(config.task, "--task"),
+        *trust_args(config.truth, "--truth"),
     )
 
 
@@ -116,10 +119,10 @@ def _next(config: ActorsConfig, updates: int) -> str:
     if updates == 0:
         return f"{_again(config)} --steps {10 * config.steps}"
     if config.compress == "none":
-        out = beside(config.out, "int8")
+        out = sibling_path(config.out, "int8")
         return command(config, compress="quantize: int8", out=out, resume=False)
     if config.environments == 1:
-        out = beside(config.out, "8-environments")
+        out = sibling_path(config.out, "8-environments")
         return command(config, compress="none", environments=8, out=out, resume=False)
     return f"tensorboard --logdir {config.out / 'logs'}"
 
@@ -136,7 +139,7 @@ def _study(config: ActorsConfig) -> int:
     print(f"report: {config.out / 'report.html'}")
     best = max(table, key=lambda row: float(str(row["return"])))
     period = int(str(best["pull period"]))
-    out = beside(config.out, "run")
+    out = sibling_path(config.out, "run")
     print(f"next:   {command(config, pull_study=(), pull_period=period, out=out, resume=False)}")
     return 0
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Le
+
+from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Threads
 from vinoreward_training.runs.settings import YamlText
 
-Scalar = bool | int | float | str
-"""A value in a YAML file or on the command line."""
-NONE, DEFAULT, OFF = YamlText("none"), YamlText("default"), YamlText("off")
+Natural = Annotated[int, Ge(0), Le(10**12)]
+NONE, DEFAULT, OFF = "none", "default", "off"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class ActorsConfig:
     """An experiment of the papers, such as actorq/cartpole-int8; --list-presets lists them."""
     config: Path | None = None
     """YAML file with these option names (underscores); the command line overrides it."""
-    task: str = "CartPole-v0"
+    task: Annotated[str, RUNS_CODE] = "CartPole-v0"
     """A task of the papers (cheetah-run, pong, CartPole-v0, PandaHover-v0), or the id of a
     Gymnasium environment; dm_control/DOMAIN-TASK-v0 are Shimmy's, ALE/Game-v5 are ale-py's."""
     algorithm: str = "impala"
@@ -69,76 +71,74 @@ class ActorsConfig:
     importance]. None: the algorithm's own."""
     monitor: YamlText = DEFAULT
     """Strategy that adjusts the compression during training, see above."""
-    actors: int = 1
+    actors: Threads = 1
     """Number of actor processes."""
-    environments: int = 1
+    environments: Count = 1
     """Environments per actor, stepped as one batch: try this before compressing."""
     engine: str = "local"
     """local processes, or ray for a cluster."""
     backend: str = "openvino"
     """Backend for full-precision weights in actors: openvino, onnxruntime, numpy; torch is eager
     PyTorch, the papers' baseline."""
-    steps: int = 100_000
+    steps: Count = 100_000
     """Environment steps in all."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of weights, exploration, environments and compression."""
-    trajectory: int = 20
+    trajectory: Count = 20
     """Steps of each environment in one trajectory."""
-    pull_period: int = 100
+    pull_period: Count = 100
     """Steps of an environment between two checks for newer weights."""
-    push_period: int = 1
+    push_period: Count = 1
     """Updates between two pushes of weights."""
-    bits: int = 32
+    bits: Literal[2, 3, 4, 5, 6, 7, 8, 16, 32] = 32
     """Bits per weight in the learner's pushes: 32, 16, or 2 to 8. The monitor watches fewer bits
     and evaluations play them, as for any other compression."""
-    lag: int | None = None
+    lag: Natural | None = None
     """Exact number of updates that actors lag; repeats bit by bit. None: newest weights."""
-    max_lag: int = 100
+    max_lag: Count = 100
     """Drop trajectories whose weights are more pushes old (not for algorithms with a replay)."""
-    max_staleness: int = 100
+    max_staleness: Natural = 100
     """Actors do not use compressed weights that are more pushes behind the learner's; at most
     --max-lag, unless the algorithm has a replay."""
-    samples_per_insert: float = 8.0
+    samples_per_insert: Annotated[float, Gt(0)] = 8.0
     """Transitions sampled per inserted transition, for algorithms with a replay."""
-    learner: dict[str, Scalar] = field(default_factory=dict)
+    learner: Arguments = field(default_factory=dict)
     """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95."""
-    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
-    truth_key: str | None = None
-    """Key of the truth in info, for true success; None: found automatically."""
-    truth: str | None = None
-    """Instead of a key, a function of the environment, as package.module:function or
-    file.py:function. It gets the environment inside all wrappers and returns True or False."""
+    truth: Annotated[str | None, RUNS_CODE] = None
+    """How the true success is known: a key of info, or a function of the environment, as
+    package.module:function or file.py:function. None: the usual keys, the first that is there."""
     on_alarm: Literal["tell", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
     environment tells), show a tenth of their images out of distribution for the guard, or end
     before --earliest-success: tell, stop (go on with --resume), or off."""
-    earliest_success: int | None = None
+    earliest_success: Count | None = None
     """First step of an episode at which a success is possible: an alarm for claims before it. None:
     no such alarm."""
-    evaluate_every: int = 5000
+    evaluate_every: Natural = 5000
     """Steps between evaluations, which a separate process plays during training: both policies of
     one version. If one is still running, the next starts after it. 0: only at the end."""
-    evaluation_episodes: int = 10
+    evaluation_episodes: Annotated[int, Ge(2), Le(10**12)] = 10
     """Episodes per evaluation, the same for the full and the compressed policy."""
-    final_episodes: int = 30
+    final_episodes: Annotated[int, Ge(2), Le(10**12)] = 30
     """Episodes of the final evaluation, with seeds of their own."""
     target: float | None = None
     """Stop once the full policy's mean return in an evaluation reaches this."""
-    threads: int = 1
+    threads: Threads = 1
     """Threads of the learner."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: Annotated[float, Gt(0)] = 60.0
     """Seconds between two checkpoints."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
     trust_run: bool = False
     """Import the package of a task that only a file (the run's or --config's) names, as in
     package:Id-v0. This runs its code. Without this option, you are asked."""
-    profile_only: int | None = None
+    profile_only: Count | None = None
     """Run this many steps, then show where an actor's time goes and whether compressing pays."""
-    pull_study: tuple[int, ...] = ()
+    pull_study: tuple[Count, ...] = ()
     """Train once for each of these pull periods and seeds; one plot and one table."""
-    study_seeds: int = 3
+    study_seeds: Count = 3
     """Seeds of --pull-study, from --seed on."""
     list_presets: bool = False
     """List the presets and exit."""

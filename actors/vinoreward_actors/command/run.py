@@ -37,9 +37,9 @@ from vinoreward_actors.command.report import SUMMARY, Outcome, Row, write_summar
 from vinoreward_actors.command.settings import command, recorded
 from vinoreward_actors.policies import save_policy
 from vinoreward_training.policy.evaluate import rate_of
-from vinoreward_training.runs.next_command import again
+from vinoreward_training.runs.next_command import resume_command
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder, made, plain_numbers, reading
-from vinoreward_training.tasks.environments import naming
+from vinoreward_training.tasks.trust import trust_args
 
 if TYPE_CHECKING:
     from vinoreward_actors.actor_learner.acting.environments import Episode
@@ -112,7 +112,7 @@ def finished(folder: Path, config: ActorsConfig) -> bool:
 
 
 def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Path) -> Outcome:
-    named = [*naming(config.task, "--task"), *naming(config.truth, "--truth")]
+    named = [*trust_args(config.task, "--task"), *trust_args(config.truth, "--truth")]
     if trainer.steps:
         print(f"resuming from step {trainer.steps}")
     with Recorder(
@@ -131,14 +131,14 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
         except KeyboardInterrupt:
             if (folder / CHECKPOINT).is_file():
                 print(f"\nStopped at step {trainer.steps}; the checkpoint is written.")
-                print(f"Continue with: {again('actors', folder, *named)}")
+                print(f"Continue with: {resume_command('actors', folder, *named)}")
             else:
                 print("\nStopped before the first update. Start again with:")
                 print(f"{command(config)} --resume")
             raise
     write_summary(config, outcome, recorder.rows)
     if watcher.alarmed:
-        line = again("actors", folder, *named)
+        line = resume_command("actors", folder, *named)
         print(f"Stopped at step {outcome.steps} by the alarm. Continue with: {line}")
     return outcome
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError
 from vinoreward_actors import correction, monitoring
 from vinoreward_actors.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
 from vinoreward_actors.compression.chain import CompressorChain, Stage
-from vinoreward_training.runs.settings import allowed_by, converted, parse_yaml
+from vinoreward_training.runs.settings import converted, parse_yaml
 
 if TYPE_CHECKING:
     from vinoreward_actors.policies.spec import Head, PolicySpec
@@ -66,7 +68,7 @@ class Item:
             name: each
             for source in (also, kind)
             for name, each in _parameters(source).items()
-            if allowed_by(each.annotation)
+            if _is_plain(each.annotation)
         }
         given = {**self.settings} if self.value is None else {first: self.value, **self.settings}
         for name, value in given.items():
@@ -295,3 +297,13 @@ def _needs(item: Item, head: Head, parameters: Mapping[str, float]) -> None:
             f"--monitor {item.name} decides by a divergence of action probabilities, which action "
             "values do not have. Expected default, watch, staged or off."
         )
+
+
+def _is_plain(hint: Any) -> bool:
+    """Return whether a setting of this type can be written in YAML."""
+    if get_origin(hint) in (Literal, dict):
+        return True
+    kinds = get_args(hint)
+    if kinds:
+        return any(_is_plain(kind) for kind in kinds if kind is not NoneType)
+    return hint in (bool, int, float, str, dict, Path)

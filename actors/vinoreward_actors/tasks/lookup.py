@@ -31,6 +31,7 @@ from gymnasium.wrappers import (
 
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward_actors.actor_learner.acting.environments import action_cure, as_config_error
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.tasks.environments import make_env
 
 Env = gym.Env[Any, Any]
@@ -261,9 +262,10 @@ def _made(
             else:
                 steps = 0 if task.suite == "hover" else max_steps or task.max_steps
                 limit = {"max_episode_steps": steps} if steps else {}
-                arguments = {**options, **limit, "disable_env_checker": True}
                 # The checker checks the first step only, but slows all others.
-                env = make_env(task.source, arguments, render_mode=render_mode)
+                arguments = {**options, **limit, "disable_env_checker": True}
+                played = RewardedTask(env=task.source, env_kwargs=arguments)
+                env = make_env(played, render_mode=render_mode)
         except TypeError as error:
             raise ConfigError(
                 f"{task.name} does not take these options: {error}. Expected those that its class "
@@ -297,7 +299,7 @@ def _played_game(
         "repeat_action_probability": repeat_action_probability,
         "disable_env_checker": True,
     }
-    env = make_env(source, arguments, render_mode=render_mode)
+    env = make_env(RewardedTask(env=source, env_kwargs=arguments), render_mode=render_mode)
     env = AtariPreprocessing(
         env,
         noop_max=noop_max,

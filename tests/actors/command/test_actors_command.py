@@ -37,8 +37,8 @@ def test_a_compressed_share_near_zero_is_said():
 def test_a_training_reads_the_truth_that_is_named(tmp_path):
     """Where it acts and where it is evaluated; the run records the name."""
     task = ["--task", "faulty_environments:NumberedTelling-v0", "--network", "1x8"]
-    trained(tmp_path, 600, *task, "--backend", "numpy", "--truth-key", "at_goal")
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["truth_key"] == "at_goal"
+    trained(tmp_path, 600, *task, "--backend", "numpy", "--truth", "at_goal")
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["truth"] == "at_goal"
     assert rows_of(tmp_path, "final")[0]["full"]["true"] is not None
     assert any(row["true"] is not None for row in rows_of(tmp_path, "train"))
 

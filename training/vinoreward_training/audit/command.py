@@ -44,7 +44,7 @@ from vinoreward_training.data.dataset_files import Indices, save_image
 from vinoreward_training.data.provenance import LEAST_AUDITED, find_new_frames
 from vinoreward_training.data.tables import write_table
 from vinoreward_training.runs.bundles import card_of
-from vinoreward_training.runs.next_command import bundle_name, command, free, to_train
+from vinoreward_training.runs.next_command import bundle_name, command, to_train, unique_path
 from vinoreward_training.runs.report import Row, write_report
 from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import refuse
@@ -229,7 +229,7 @@ def run(config: AuditConfig) -> int:
     """Audit, write the report; return 0, or ``UNSAFE``."""
     refuse("audit", config, {"learn_steps": config.learn_steps < 0, "seed": config.seed < 0})
     bundle = Bundle.load(config.bundle)
-    out = config.out or free(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
+    out = config.out or unique_path(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
     if (out / "audit.json").exists():
         raise ConfigError(field="out", value=str(out), expected="a folder without an audit")
     card = card_of(bundle.path) or "" if config.card else ""

@@ -18,6 +18,7 @@ from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.checks import Images, Subject
 from vinoreward_training.audit.states import apart, offered_by
 from vinoreward_training.configs import AuditConfig, MendConfig
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.data.dataset import size_for
 from vinoreward_training.data.dataset_files import image_reader
 from vinoreward_training.runs.next_command import OF_AUDIT
@@ -26,7 +27,9 @@ from vinoreward_training.tasks.environments import (
     dependencies_named,
     has_own_reward,
     make_env,
+    make_plain,
     truth_reader,
+    with_truth,
 )
 
 if TYPE_CHECKING:
@@ -132,7 +135,7 @@ def open_env(
     if has_own_reward(config.env):
         arguments = {"backend": "oracle", "bundle": bundle, **arguments}
     with dependencies_named(config.env):
-        env = make_env(config.env, arguments, truth=config.truth)
+        env = with_truth(make_plain(config.env, **arguments), config.truth)
         closing.callback(env.close)
         take = image_reader(env, config.env, config.image_source, size_for(bundle.spec.image))
         # An environment that cannot render is refused now, not after minutes.
@@ -151,7 +154,7 @@ def open_env(
         None if config.policy is None else open_policy(config.policy, env, closing),
         interventions,
         spaces,
-        truth_reader(config.truth_key, config.truth),
+        truth_reader(config.truth),
     )
 
 
@@ -171,22 +174,20 @@ def open_learner(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitSt
     """Return a policy as ``vinoreward train`` would build it, on the reward under audit."""
     from vinoreward_training.policy.train import SETTINGS
 
-    source = {} if config.image_source == "render" else {"image_source": config.image_source}
-    env = make_env(
-        config.env or "",
-        config.env_kwargs,
+    task = RewardedTask(
+        env=config.env or "",
+        env_kwargs=config.env_kwargs,
         backend=config.backend,
         bundle=str(bundle.path),
         precision=config.precision,
-        wrap_bundle=not has_own_reward(config.env or ""),
         truth=config.truth,
-        truth_key=config.truth_key,
+        image_source=(config.image_source,),
         accept_foreign_images=True,  # the audit finds out whether the bundle suits them
-        **source,  # type: ignore[arg-type]
     )
+    env = make_env(task)
     closing.callback(env.close)
     settings = SETTINGS.of(env=config.env, env_kwargs=config.env_kwargs)
     # A reader of its own: under a learned reward the truth may have another key.
-    truth = truth_reader(config.truth_key, config.truth)
+    truth = truth_reader(config.truth)
     name, arguments = str(settings.algorithm), settings.algorithm_kwargs
     return Learner(env, name, arguments, config.learn_steps, truth)

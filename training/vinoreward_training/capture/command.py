@@ -12,14 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_image
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
-from vinoreward.wrappers.true_success import TrueSuccess, Truth
-from vinoreward_envs.camera.spec import CameraSpec, resized
-from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, IMAGE_HEIGHT, IMAGE_WIDTH
-from vinoreward_envs.scene import HoverScene
+from vinoreward.wrappers.true_success import Truth
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import Play
 from vinoreward_training.capture.policies import open_policy
@@ -42,9 +41,9 @@ from vinoreward_training.data.recordings import choose_frames, fill, labels_of, 
 from vinoreward_training.data.videos import find_videos, read_labels, take_images
 from vinoreward_training.runs.next_command import (
     after_capture,
-    again,
-    capture_again,
     command,
+    resume_capture,
+    resume_command,
 )
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse_ignored
@@ -58,43 +57,37 @@ from vinoreward_training.tasks.environments import (
     takes_no_mode,
     truth_reader,
     tupled,
+    with_truth,
 )
 
 FORMAT = "vinoreward image folder 1"
+SAVE_EVERY = 500
+"""Images between two savings of the table."""
 MIX: Mapping[str, float] = {"random": 1.0, "policy": 1.0, "noisy": 2.0}
 """Shares of the episodes by who plays them, where there is a policy."""
 
 
-def _hover(
-    config: CaptureConfig, scene: Any, env: Any, spec: Mapping[str, Any], table: Table
-) -> Iterator[int]:
-    """Place arm and object in a scene, or in an environment that has one."""
+def _hover(config: CaptureConfig, env: Any, table: Table) -> Iterator[int]:
+    """Place arm and object in a hover environment."""
     done = {int(row["episode"]) for row in table.rows.values()}
     for index in range(config.frames):
         if index in done:
             continue
-        frame = hover_frame(scene, config.seed, index, env)
+        frame = hover_frame(env, config.seed, index)
         row = make_row(f"{index:06d}.png", frame.success, frame.category, index, config.seed)
         row["gripper_x"], row["gripper_y"] = (f"{value:.6f}" for value in frame.gripper)
         if frame.object is not None:
             row["object_x"], row["object_y"] = (f"{value:.6f}" for value in frame.object)
         row["distance"] = f"{frame.distance:.6f}"
-        # The article's images are rendered larger than they are saved.
-        image = resized(frame.image, spec["height"], spec["width"]) if env is None else frame.image
-        table.add([(image, row)])
+        table.add([(frame.image, row)])
         yield 1
-
-
-def article_camera() -> CameraSpec:
-    """Return the camera of the article's setting: 960x720, full meshes."""
-    return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer="fast", mesh="full")
 
 
 def _make(config: CaptureConfig) -> Any:
     from gymnasium.error import Error
 
     options: dict[str, Any] = {name: tupled(item) for name, item in config.env_kwargs.items()}
-    if "render" in config.image_source:
+    if "render" in sources_of(config):
         options = {"render_mode": "rgb_array", **options}
     try:
         spec = find_spec(config.env)
@@ -103,13 +96,8 @@ def _make(config: CaptureConfig) -> Any:
                 options["image_size"] = config.image_size
             if has_own_reward(config.env):
                 options.setdefault("backend", "oracle")  # it needs no bundle to take images
-        elif config.fidelity is not None:
-            raise ConfigError(
-                f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
-                "PandaHover id, whose images it is about; leave --fidelity out."
-            )
         env = make_plain(config.env, **options)
-        return env if config.truth is None else TrueSuccess(env, config.truth)
+        return with_truth(env, config.truth)
     except (Error, ImportError, TypeError) as error:
         if missing := not_importable(config.env, error):
             raise ConfigError(f"found no {config.env!r} ({error}).{missing}") from error
@@ -117,174 +105,101 @@ def _make(config: CaptureConfig) -> Any:
             raise ConfigError(f"{config.env} cannot be captured.{missing}") from error
         raise ConfigError(
             f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
-            "package:Name-v0 whose environment takes these arguments; change --env-kwargs. One "
+            "package:Name-v0 whose environment takes these arguments; change `env_kwargs`. One "
             "derived from PandaHover best passes on what it does not know: def __init__(self, "
             "**kwargs)."
         ) from error
 
 
-def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (scene or None, environment or None, what draws the images)."""
-    env = _make(config)
-    if config.fidelity == "article":
-        env.close()
-        spec = article_camera()
-        height, width = config.image_size or (IMAGE_HEIGHT, IMAGE_WIDTH)
-        # "drawn" keeps a bundle trained on these from environments with other images.
-        saved = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
-        return HoverScene(camera=spec), None, {**spec.as_dict(), **saved}
-    # What wrappers and the environment's own judge compare with the bundle's.
-    drawn = getattr(env.unwrapped, "image_scene", None)
-    about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
-    truth_named = config.truth is not None or config.truth_key not in (None, "true_success")
-    several = config.image_source != ("render",) or config.stack > 1
-    played = truth_named or several or config.policy is not None
-    if is_hover(env.spec) and not played:
-        return env.unwrapped.scene, env, about
-    return None, env, about
+def _is_placed(config: CaptureConfig, env: Any) -> bool:
+    """Return whether arm and object are placed: in a hover environment with its own truth."""
+    one_view = sources_of(config) == ("render",) and config.stack == 1
+    own = config.truth in (None, "true_success") and config.policy is None
+    return is_hover(env.spec) and one_view and own
 
 
-SETTINGS = Settings(CaptureConfig, functions=("policy",))
+def sources_of(config: CaptureConfig) -> tuple[str, ...]:
+    """Return where the images of a capture are."""
+    return config.image_source or ("render",)
 
 
-def _check(config: CaptureConfig) -> None:
-    if config.frames < 2 or config.seed < 0 or min(config.image_size or (16,)) < 16:
-        raise ConfigError(
-            f"frames={config.frames}, seed={config.seed}, image_size={config.image_size}. "
-            "Expected at least 2 frames, a seed of 0 or more and images of 16x16 or more."
-        )
-    count = config.stack * len(config.image_source)
+def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig:
+    count = config.stack * len(sources_of(config))
     if config.image_size is not None and math.prod(config.image_size) * count > MAX_PIXELS:
-        height, width = config.image_size
         raise ConfigError(
-            f"found --image-size {height} {width} for {count} images in an image. Expected "
-            f"images of at most {MAX_PIXELS} pixels in all, as no larger ones are read again; "
-            "give a smaller --image-size."
+            field="image_size",
+            value=config.image_size,
+            expected=f"{count} images of at most {MAX_PIXELS} pixels in all",
+            remedy="give a smaller `image_size`",
         )
-    sources = ("fidelity", "from_lerobot", "from_video")
-    given = [f"--{name.replace('_', '-')}" for name in sources if getattr(config, name) is not None]
-    given = ["--policy", *given] if given and config.policy is not None else given
+    sources = ("policy", "from_lerobot", "from_video")
+    given = [name for name in sources if getattr(config, name) is not None]
     if len(given) > 1:
         raise ConfigError(
-            f"found {' and '.join(given)}. Expected one of them, as images come from play, from "
-            "placed scenes or from recordings; leave the others out."
+            field=given[0],
+            value=getattr(config, given[0]),
+            expected=f"no `{given[1]}` with it, as images come from play or from recordings",
+            remedy="leave one of them out",
         )
-    if given and (config.stack != 1 or len(config.image_source) > 1):
-        views = f"--stack {config.stack}" if config.stack != 1 else "several --image-source"
+    _check_used(config)
+    if len(config.image_source) > MAX_VIEWS:
         raise ConfigError(
-            f"found {given[0]} and {views}. Expected one view, as several are of an environment "
-            "that is played; leave them out, or put the images below each other yourself and "
-            "name the views in dataset.json (docs/datasets.md)."
+            field="image_source", value=config.image_source, expected=f"at most {MAX_VIEWS}"
         )
-    if not config.resume:  # an older version may have recorded what it ignored
-        _check_used(config)
-    if not 1 <= config.stack <= MAX_VIEWS or not 1 <= len(config.image_source) <= MAX_VIEWS:
-        raise ConfigError(
-            f"found --stack {config.stack} and {len(config.image_source)} sources. Expected 1 to "
-            f"{MAX_VIEWS} of either."
-        )
-    names = ("per_episode", "patience", "save_every", "failures_per_success")
-    if min(getattr(config, name) for name in names) < 1:
-        found = ", ".join(f"{name}={getattr(config, name)}" for name in names)
-        raise ConfigError(f"{found}. Expected numbers of at least 1.")
+    _mix(config)
+    return config
 
 
 def _check_used(config: CaptureConfig) -> None:
     """Refuse an option that would be ignored."""
     for name, needed in _NEEDS.items():
         if getattr(config, needed) is None:
-            refuse_ignored(config, (name,), f"a capture without --{needed.replace('_', '-')}")
+            refuse_ignored(config, (name,), f"a capture without `{needed}`")
     for other, names in _IGNORES.items():
-        if getattr(config, other) != getattr(CaptureConfig, other):
-            refuse_ignored(config, names, f"a capture with --{other.replace('_', '-')}")
+        if getattr(config, other) is not None:
+            refuse_ignored(config, names, f"a capture with `{other}`")
 
 
 _NEEDS: Mapping[str, str] = {
     "labels": "from_video", "video_fps": "from_video", "camera": "from_lerobot",
     "label_column": "from_lerobot", "label_above": "from_lerobot", "label_frame": "from_lerobot",
-    "noise": "policy",
+    "noise": "policy", "mix": "policy",
 }  # fmt: skip
-_OF_PLAY = ("env_kwargs", "image_source", "stack", "truth_key", "truth")
-_OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix")
+_OF_ENVIRONMENT = ("env", "env_kwargs", "image_source", "stack", "truth", "per_episode")
 _IGNORES: Mapping[str, tuple[str, ...]] = {
-    "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": _OF_PLAY,
-}  # fmt: skip
-
-
-def _check_same(
-    config: CaptureConfig,
-    scene: Mapping[str, Any],
-    how: Mapping[str, Any],
-    before: Mapping[str, Any],
-) -> None:
-    """Refuse to resume a capture of something else."""
-    pairs = {name: (before.get(name), getattr(config, name)) for name in ("seed", "env")}
-    # "drawn" marks the article's images and is missing in all others.
-    for name in {*scene, *({"drawn"} & set(before["scene"]))}:
-        pairs[f"scene {name}"] = before["scene"].get(name), scene.get(name)
-    for name in ("truth_key", "truth", "per_episode", "failures_per_success"):
-        if name in before and getattr(config, name) is not None:
-            pairs[name] = before[name], getattr(config, name)
-    for name, value in how.items():
-        pairs[name] = before.get(name, _DEFAULTS[name]), value
-    differing = sorted((name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
-    if differing:
-        raise ConfigError(
-            f"{config.out} was captured with "
-            + ", ".join(f"{name} {old!r}" for name, old, _ in differing)
-            + ", now asked for "
-            + ", ".join(f"{name} {new!r}" for name, _, new in differing)
-            + ". Expected the same when resuming; repeat the old options or choose another folder "
-            "with --out."
-        )
-
-
-_DEFAULTS: Mapping[str, Any] = {
-    "env_kwargs": {}, "image_source": "render", "image_size": None, "stack": 1,
-    "policy": None, "mix": {}, "noise": None,
+    "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT,
 }  # fmt: skip
 
 
 def _mix(config: CaptureConfig) -> dict[str, float]:
     """Return the chances of the players, in their usual order; refuse what cannot be."""
     if config.policy is None:
-        if config.mix:
-            raise ConfigError(
-                f"found --mix {_words(config.mix)} without --policy. Expected a policy to mix "
-                "random play with; add --policy, or leave --mix out."
-            )
         return {"random": 1.0}
     mix = {name: config.mix.get(name, 0.0) for name in MIX} if config.mix else dict(MIX)
     wrong = set(config.mix) - set(MIX) or min(mix.values()) < 0
     if wrong or not math.isfinite(sum(mix.values())) or mix["policy"] + mix["noisy"] <= 0:
         raise ConfigError(
-            f"found --mix {_words(config.mix)}. Expected shares of 0 or more for some of "
-            f"{', '.join(MIX)}, and not of random alone, as in --mix {_words(MIX)}."
+            field="mix",
+            value=config.mix,
+            expected=f"shares of 0 or more for some of {', '.join(MIX)}, and not of random alone",
         )
-    if not 0 < config.noise <= 1:
-        raise ConfigError(f"found --noise {config.noise}. Expected a share above 0, at most 1.")
     return {name: share for name, share in mix.items() if share > 0}
 
 
-def _words(mix: Mapping[str, float]) -> str:
-    return " ".join(f"{name} {share:g}" for name, share in mix.items())
-
-
 def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
-    """Return how images are made and who plays, as ``dataset.json`` has it."""
-    return {
+    """Return how images are made and who plays, as ``dataset.json`` has it, without defaults."""
+    one, several = sources_of(config)[0], len(sources_of(config)) > 1
+    played = config.policy is not None
+    how = {
         "env_kwargs": config.env_kwargs,
-        "image_source": one[0] if len(one := config.image_source) == 1 else [*one],
-        "stack": config.stack,
+        "image_source": [*sources_of(config)] if several else one if one != "render" else None,
+        "stack": config.stack if config.stack > 1 else None,
         "image_size": None if size is None else [*size],
         "policy": config.policy,
-        "mix": {} if config.policy is None else _mix(config),
-        "noise": None if config.policy is None else config.noise,
+        "mix": _mix(config) if played else None,
+        "noise": config.noise if played else None,
     }
-
-
-def _asked(how: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in how.items() if value != _DEFAULTS.get(name)}
+    return {name: value for name, value in how.items() if value}
 
 
 def _describe(
@@ -304,10 +219,8 @@ def _describe(
     if truth is not None:
         about["per_episode"] = config.per_episode
         about["failures_per_success"] = config.failures_per_success
-        if config.truth is not None:
-            about["truth"] = config.truth
-        elif truth.key is not None:
-            about["truth_key"] = truth.key
+        if (named := config.truth or truth.key) is not None:
+            about["truth"] = named
     about |= {
         **known,
         **table.lengths(),
@@ -330,51 +243,49 @@ def _holds_nothing(folder: Path) -> bool:
 
 def run(config: CaptureConfig) -> int:
     """Capture; return 0. Ctrl-C saves the images so far and raises KeyboardInterrupt."""
-    _check(config)
     if is_lerobot(config.out):
-        raise ConfigError(
-            f"{config.out} holds a LeRobot dataset. Expected a new folder; choose another with "
-            "--out."
-        )
+        expected = "a new folder, as this one holds a LeRobot dataset"
+        raise ConfigError(field="out", value=str(config.out), expected=expected)
     if config.from_lerobot is not None:
         return _recordings(config, config.from_lerobot)
     if config.from_video is not None:
         return _videos(config, config.from_video)
-    from tqdm import tqdm
-
     mix, policy = _mix(config), config.policy
-    line = capture_again(config)
+    line = resume_capture(config)
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
-        scene, env, about = _open(config)
-        closing.callback((scene if env is None else env).close)
+        env = _make(config)
+        closing.callback(env.close)
+        placed = _is_placed(config, env)
+        # What wrappers compare with the bundle's.
+        drawn = getattr(env.unwrapped, "image_scene", None)
+        scene = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
         own, sizes = _sizes(config, env)
         size = next(iter(sizes.values()), None)
         how = _how(config, None if sizes == own else size)
         begun = _holds_nothing(config.out)
-        before = read_about(config.out) if config.resume and not begun else {}
-        if before:
-            _check_same(config, about, how, before)
+        if not begun:
+            _check_recorded(config, {"scene": scene, **how})
         act = None if policy is None else open_policy(policy, env, closing)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
             truth, play = None, None
-            table = Table(folder, whole_episodes=scene is None)
-            if scene is None:
-                truth = truth_reader(config.truth_key or before.get("truth_key"), config.truth)
-                if len(config.image_source) > 1 or config.stack > 1:
-                    env = SeveralViews(env, config.env, config.image_source, config.stack, sizes)
+            table = Table(folder, whole_episodes=not placed)
+            if placed:
+                work = _hover(config, env, table)
+            else:
+                truth, sources = truth_reader(config.truth), sources_of(config)
+                if len(sources) > 1 or config.stack > 1:
+                    env = SeveralViews(env, config.env, sources, config.stack, sizes)
                     how["views"] = [asdict(view) for view in env.views]
                     take: Callable[[Any], Any] = env.image
                 else:
-                    take = image_reader(env, config.env, config.image_source[0], size)
+                    take = image_reader(env, config.env, sources[0], size)
                 play = Play(take, env, config, truth, tqdm.write, act, mix)
                 work = play.fill(table)
-            else:
-                work = _hover(config, scene, env, about, table)
-            known = {"scene": about, "env": config.env, **_asked(how)}
+            known = {"scene": scene, "env": config.env, **how}
             describe = partial(_describe, config, table, known, truth)
-            _fill(config, lambda: len(table.rows), table.save, work, describe, config.frames, play)
+            _fill(config, table, work, describe, config.frames, play)
     if play is not None and policy is not None:
         print(play.by_player())
     print(_summary(config, table))
@@ -387,10 +298,10 @@ def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]],
 
     None of the hover scene, which draws at any size.
     """
-    if env is None or is_hover(env.spec):
+    if is_hover(env.spec):
         return {}, {}
     observation, _ = env.reset(seed=0)
-    takes = {one: image_reader(env, config.env, one, None) for one in config.image_source}
+    takes = {one: image_reader(env, config.env, one, None) for one in sources_of(config)}
     own = {one: take(observation).shape[:2] for one, take in takes.items()}
     if config.image_size is not None:
         return own, dict.fromkeys(own, config.image_size)
@@ -402,22 +313,16 @@ def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]],
 
 def _fill(
     config: CaptureConfig,
-    count: Callable[[], int],
-    save: Callable[[], None],
+    table: Table,
     work: Iterator[int],
     describe: Callable[[bool], None],
     total: int,
     play: Play | None = None,
 ) -> None:
-    """Do the work and save now and then; ``describe`` takes whether it is complete.
-
-    ``count`` says how many images there are.
-    """
-    from tqdm import tqdm
-
+    """Do the work and save now and then; ``describe`` takes whether it is complete."""
     # Written first, so that a capture killed at any moment can be read and resumed.
     describe(False)
-    saved, complete = count(), False
+    saved, complete = len(table.rows), False
     try:
         with tqdm(total=total, initial=saved, desc="capture", unit="frame") as bar:
             if play is not None:
@@ -426,12 +331,12 @@ def _fill(
                 bar.update(added)
                 if play is not None:
                     bar.set_postfix_str(play.rate, refresh=added == 0)
-                if count() >= saved + config.save_every:
-                    save()
-                    saved = count()
+                if len(table.rows) >= saved + SAVE_EVERY:
+                    table.save()
+                    saved = len(table.rows)
         complete = True
     finally:
-        save()
+        table.save()
         describe(complete)
 
 
@@ -445,7 +350,7 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     known = {
         "scene": source.scene,
         "lerobot": {"labels": str(labels), "fps": source.fps},
-        **_asked(_how(config, None if sized.image_size == own else sized.image_size)),
+        **_how(config, None if sized.image_size == own else sized.image_size),
     }
     _check_recorded(config, known)
     print(
@@ -465,18 +370,13 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
 
 def _videos(config: CaptureConfig, source: Path) -> int:
     """Take the images of videos; return 0."""
-    if not (math.isfinite(config.video_fps) and 0 < config.video_fps <= 1000):
-        raise ConfigError(
-            f"found --video-fps {config.video_fps}. Expected images per second of a video, above "
-            "0 and at most 1000."
-        )
     videos = find_videos(source)
     own = [video.size for video in videos]
     size = config.image_size or chosen_size(own)
     known = {
         "scene": {"videos": source.resolve().name},
         "video_fps": config.video_fps,
-        **_asked(_how(config, None if {*own} == {size} else size)),
+        **_how(config, None if {*own} == {size} else size),
     }
     _check_recorded(config, known)
     marks = read_labels(source, config.labels, videos, config.video_fps)
@@ -494,18 +394,14 @@ def _videos(config: CaptureConfig, source: Path) -> int:
 
 
 def _check_recorded(config: CaptureConfig, known: Mapping[str, Any]) -> None:
-    """Refuse to resume with recordings that are read otherwise than before."""
+    """Refuse to resume with another scene, or images taken in another way."""
     before = read_about(config.out) if config.resume else {}
-    differing = [
-        f"{key} {before.get(key)}, now {known.get(key)}"
-        for key in (*known, *_DEFAULTS)
-        if before and before.get(key) != known.get(key)
-    ]
-    if differing:
-        raise ConfigError(
-            f"{config.out} was captured with {'; '.join(differing)}. Expected the same when "
-            "resuming; repeat the old options or choose another folder with --out."
-        )
+    for key in (*known, "image_size") if before else ():
+        if before.get(key) != known.get(key):
+            raise ConfigError(
+                f"{config.out} was captured with {key} {before.get(key)}, now {known.get(key)}. "
+                "Expected the same when resuming; choose another folder with `out`."
+            )
 
 
 def _converted(
@@ -515,11 +411,11 @@ def _converted(
     total: int,
 ) -> Table:
     """Write the images of recordings; return the table of them."""
-    line = again("capture", config.out)
+    line = resume_command("capture", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         table = Table(folder)
         describe = partial(_describe, config, table, known, None)
-        _fill(config, lambda: len(table.rows), table.save, work(table), describe, total)
+        _fill(config, table, work(table), describe, total)
     return table
 
 
@@ -552,3 +448,13 @@ def _summary(config: CaptureConfig, table: Table) -> str:
         frames = math.ceil(len(table.rows) * needed / deciding / 1000) * 1000
         text += f" For 1 % it takes {needed}: --resume --frames {frames}."
     return text
+
+
+SETTINGS = Settings(
+    CaptureConfig,
+    fixed=(
+        "env", "env_kwargs", "truth", "image_source", "image_size", "stack", "policy",
+        "mix", "noise", "per_episode", "failures_per_success", "seed",
+    ),
+    check=_check,
+)  # fmt: skip

@@ -36,7 +36,7 @@ def wandering_camera(env: Any) -> str | None:
         return (
             "note: the camera looks where the first episode of a process puts things; in a process "
             f"that began here it would look {moved:.2g} m to the side. Then train and play show "
-            "the classifier another view than this capture, and it judges wrongly. Fix the view, "
+            "the classifier another view than this capture, and it is wrong. Fix the view, "
             "where the environment takes one of these: --env-kwargs camera_name NAME, or "
             "default_camera_config \"{'lookat': [0, 0, 0]}\"."
         )

@@ -31,16 +31,9 @@ if TYPE_CHECKING:
     import gymnasium
 
 CATEGORIES = (
-    "success",
-    "near_miss",
-    "far",
-    "absent",
-    "elsewhere",
-    "home",
-    "moved_after_arrival",
-    "outside",
+    "success", "near_miss", "far", "absent", "elsewhere", "home", "moved_after_arrival", "outside",
     "height",
-)
+)  # fmt: skip
 """Every kind of hover frame; all but the first are failures."""
 NEAR_MISS_DISTANCE = 0.10
 """Failures closer than this (metres) are near misses."""
@@ -238,24 +231,18 @@ def take(
     )
 
 
-def hover_frame(
-    scene: HoverScene, seed: int, index: int, env: gymnasium.Env[Any, Any] | None = None
-) -> HoverFrame:
-    """Take frame ``index`` of the capture with ``seed``.
+def hover_frame(env: gymnasium.Env[Any, Any], seed: int, index: int) -> HoverFrame:
+    """Take frame ``index`` of the capture with ``seed`` in a hover environment.
 
-    An environment derived from ours is reset first, as it may vary more between episodes, and
-    renders the image itself.
+    It is reset first, as one that is derived from ours may vary more between episodes.
     """
     random = np.random.default_rng([seed, index])
     category = category_of(index)
-    render = None
-    if env is not None:
-        env.reset(seed=int(np.random.default_rng([seed, index, 0xE5]).integers(2**31)))
-        hover: Any = env.unwrapped
-        scene, render = hover.scene, env.render
+    env.reset(seed=int(np.random.default_rng([seed, index, 0xE5]).integers(2**31)))
+    hover: Any = env.unwrapped
     while True:
         try:
-            return take(scene, draw(category, random), category, render)
+            return take(hover.scene, draw(category, random), category, env.render)
         except InputError:  # the arm reaches every place at hover height, but not at each other
             if category != "height":
                 raise
@@ -270,28 +257,20 @@ def fresh_category(index: int) -> str:
     return ("absent", "moved_after_arrival")[(index // 4) % 2]
 
 
-def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> list[HoverFrame]:
-    """Draw scenes that no capture has seen, for evaluation, with the default camera if None.
+def fresh_scenes(
+    count: int = 2000, seed: int = 1, *, camera: CameraSpec | None = None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
+    """Draw scenes that no capture has seen; the default camera if None.
 
-    Successes are uniform in the success disc and near misses uniform in the ring around it.
+    Successes are uniform in the success disc and near misses uniform in the ring around it. Returns
+    images (N, H, W, 3) uint8, labels (N,) int64 with 1 = success, and categories (N,).
     """
+    frames = []
     with contextlib.closing(HoverScene(camera=camera or CameraSpec())) as scene:
-        frames = []
         for index in range(count):
             category = fresh_category(index)
             random = np.random.default_rng([FRESH, seed, index])
             frames.append(take(scene, draw(category, random), category))
-        return frames
-
-
-def fresh_scenes(
-    count: int = 2000, seed: int = 1, *, camera: CameraSpec | None = None
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
-    """Draw :func:`fresh_frames` as arrays: images, labels and categories.
-
-    These are (N, H, W, 3) uint8, (N,) int64 with 1 = success, and (N,) strings.
-    """
-    frames = fresh_frames(count, seed, camera=camera)
     return (
         np.stack([frame.image for frame in frames]),
         np.array([frame.success for frame in frames], dtype=np.int64),

@@ -28,7 +28,7 @@ from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import NEAR_STEPS, Table, make_row
 from vinoreward_training.data.tables import Row
-from vinoreward_training.runs.next_command import capture_again
+from vinoreward_training.runs.next_command import resume_capture
 
 LONGEST = 10_000
 """Steps after which an episode is abandoned."""
@@ -123,7 +123,7 @@ def choose(
     if not success.any():
         few = min(len(rest), balance.failed)
         return dict.fromkeys(random.choice(rest, few, replace=False).tolist(), "failed_episode")
-    # An episode that succeeds from the start has no failure to set beside its successes.
+    # An episode that succeeds from the start has no failure to go with its successes.
     successes = min(len(wins), max(1, len(rest)), balance.successes)
     chosen = dict.fromkeys(random.choice(wins, successes, replace=False).tolist(), "success")
     due = int(random.binomial(balance.failures(successes, rare=True), SAME_EPISODE))
@@ -160,10 +160,10 @@ class Step:
 class Play:
     """Plays episodes of an environment and adds the chosen images to a table.
 
-    Each episode is played by one of ``mix``: at ``random``, by the ``policy`` that ``act`` is, or
-    by that policy with random steps in between (``noisy``); its chances are ``mix``'s numbers. An
-    episode depends only on ``config.seed`` and its number. ``image`` takes the image of ``env``
-    after a step, given the step's observation. ``say`` prints advice.
+    Each episode is played by one of ``mix``, with its numbers as chances: at ``random``, by the
+    ``policy`` ``act``, or by that policy with random steps in between (``noisy``). An episode
+    depends only on ``config.seed`` and its number. ``image`` takes the image of ``env`` after a
+    step, given the step's observation. ``say`` prints advice.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Play:
         """Those of them with a success."""
 
     def _long(self, steps: int) -> None:
-        """Show that a long episode goes on; say once what ends such."""
+        """Show that a long episode goes on; say once what would end it."""
         self.show(f"{self.rate}, the next is at step {steps}")
         limited = self._env.spec is not None and self._env.spec.max_episode_steps
         if steps == LONG and not limited and not self._warned:
@@ -212,13 +212,6 @@ class Play:
         """Return the rate of each player, in words."""
         each = (f"{name} {self.won[name]}/{self.tried[name]}" for name in self._mix)
         return f"episodes with a success: {', '.join(each)}"
-
-    def _first(self) -> Any:
-        """Reset, and return the observation after trying the policy on it."""
-        first = self._env.reset(seed=0)[0]
-        if self._act is not None:
-            self._act(first)
-        return first
 
     def _seed(self, episode: int) -> int:
         """Choose who plays an episode; return its seed."""
@@ -264,25 +257,22 @@ class Play:
         self.tried[self._player] += 1
         self.won[self._player] += any(truths)
 
+    @property
     def _truth_option(self) -> str:
-        """Return the option that tells the truth, as it was given or found."""
-        given = self._config.truth
-        return f"--truth-key {self._truth.key}" if given is None else f"--truth {given}"
+        """The option that tells the truth, as it was named or found."""
+        return f"--truth {self._config.truth or self._truth.key}"
 
     def _advice(self, missing: str) -> str:
         """Return what to try where a label is not found."""
-        option = self._truth_option().split()[0]
         if missing == "failure":
             play = "more random play (--mix random 2 policy 1), or "
-            return f"{'' if self._act is None else play}another {option} or --env"
+            return f"{'' if self._act is None else play}another --truth or --env"
         steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
         longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
-        policy = (
-            "a policy that succeeds now and then, as --policy FILE.py:FUNCTION, a zip of "
-            "Stable-Baselines3 or a run folder"
-        )
-        better = policy if self._act is None else "a better --policy, or more of it in --mix"
-        return f"{better}; longer episodes ({longer}); another {option} or --env"
+        better = "a better --policy, or more of it in --mix"
+        if self._act is None:
+            better = "a policy that succeeds now and then: --policy FILE.py:FUNCTION, or a zip"
+        return f"{better}; longer episodes ({longer}); another --truth or --env"
 
     def fill(self, table: Table) -> Iterator[int]:
         """Add images until both labels have enough; yield after each episode how many it added.
@@ -291,8 +281,9 @@ class Play:
         ``patience`` episodes in a row without an image there is a DatasetError.
         """
         config, patience = self._config, self._config.patience
-        # A policy that fails is refused before it is played for long.
-        self._first()
+        first = self._env.reset(seed=0)[0]
+        if self._act is not None:
+            self._act(first)  # a policy that fails is refused before it is played for long
         kept = table.count("success"), table.count("failure")
         failed = sum(row["category"] == "failed_episode" for row in table.rows.values())
         ratio = config.failures_per_success
@@ -304,28 +295,27 @@ class Play:
             seed = self._seed(episode)
             random = np.random.default_rng([config.seed, episode, 0xC4])
             images = self._episode(seed, balance, random)
-            if images:
-                pairs: list[tuple[Images, Row]] = []
-                for step, one in sorted(images.items()):
-                    file, success = f"{episode:06d}-{step:05d}.png", one.category == "success"
-                    row = make_row(file, success, one.category, episode, seed) | one.numbers
-                    row |= {"step": str(step), "steps": str(self._length)}
-                    row |= {} if self._act is None else {"player": self._player}
-                    balance.kept_failed += one.category == "failed_episode"
-                    pairs.append((one.image, row))
+            pairs: list[tuple[Images, Row]] = []
+            for step, one in sorted(images.items()):
+                file, success = f"{episode:06d}-{step:05d}.png", one.category == "success"
+                row = make_row(file, success, one.category, episode, seed) | one.numbers
+                row |= {"step": str(step), "steps": str(self._length)}
+                row |= {} if self._act is None else {"player": self._player}
+                balance.kept_failed += one.category == "failed_episode"
+                balance.kept_successes += success
+                balance.kept_failures += not success
+                pairs.append((one.image, row))
+            if pairs:
                 table.add(pairs)
-                wins = sum(one.category == "success" for one in images.values())
-                balance.kept_successes += wins
-                balance.kept_failures += len(images) - wins
-            yield len(images)
+            yield len(pairs)
             barren = 0 if images else barren + 1
             if not advised and barren and barren == min(EARLY, patience - 1):
                 advised = True
+                keys = ", ".join(sorted(map(str, self._info)))
                 self._say(
                     f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
-                    f"{self._truth_option()} (info has "
-                    f"{', '.join(sorted(map(str, self._info)))}). Capture gives up after "
-                    f"{patience}. What helps: {self._advice(balance.missing)}. Ctrl-C stops it."
+                    f"{self._truth_option} (info has {keys}). Capture gives up after {patience}. "
+                    f"What helps: {self._advice(balance.missing)}."
                 )
             if barren >= patience:
                 raise DatasetError(self._given_up(table, barren, balance))
@@ -400,7 +390,7 @@ class Play:
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
         if balance.kept_successes and balance.kept_failures:
-            line = capture_again(self._config, "--patience", str(10 * self._config.patience))
+            line = resume_capture(self._config, "--patience", str(10 * self._config.patience))
             rest = f"{kept} are kept; continue with: {line} (or begin anew)"
         else:
             # Images of one label are no dataset, and would stand in the way of the next try.
@@ -409,7 +399,7 @@ class Play:
         players = "at random" if self._act is None else f"by {', '.join(self._mix)}"
         return (
             f"{barren} episodes of {self._name} played {players} gave no {balance.missing} "
-            f"({self._truth_option()}). Expected both labels now and then. {rest}. What "
+            f"({self._truth_option}). Expected both labels now and then. {rest}. What "
             f"helps: {self._advice(balance.missing)}; images of your own in "
             f"{table.folder}/success and {table.folder}/failure."
         )

@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import gymnasium as gym
@@ -36,7 +35,7 @@ from vinoreward_training.policy.checkpoint import (
     load_policy,
     read_description,
 )
-from vinoreward_training.tasks.environments import names_function
+from vinoreward_training.tasks.trust import names_function
 
 Act = Callable[[Any], Any]
 """Returns the action for one observation."""
@@ -109,9 +108,9 @@ def _of_run(folder: Path, env: gym.Env[Any, Any], closing: contextlib.ExitStack)
     if is_of_actors(folder):
         return _of_actors(folder, env, closing)
     description = read_description(folder)
-    if description.get("encoder") is not None:
+    if description.encoder is not None:
         raise ConfigError(
-            f"the policy in {folder} acts on latents of the encoder {description['encoder']}, "
+            f"the policy in {folder} acts on latents of the encoder {description.encoder}, "
             "which a capture does not compute. Expected one that acts on the environment's own "
             "observations; write a function that encodes, and give FILE.py:FUNCTION."
         )
@@ -124,8 +123,7 @@ def _of_actors(folder: Path, env: gym.Env[Any, Any], closing: contextlib.ExitSta
     if len(wanted) != 1 or not space.is_np_flattenable or gym.spaces.flatdim(space) != wanted[0]:
         raise ConfigError(
             f"the policy in {folder} acts on observations of the shape {wanted}, and those of the "
-            f"environment are {space}. Expected numbers that make one such row; name a policy for "
-            "this environment, or a function as FILE.py:FUNCTION."
+            f"environment are {space}. Expected one such row; name a policy for this environment."
         )
     if (folder / "config.yaml").is_file():
         # Only its settings are read: nothing that they name is imported.
@@ -159,13 +157,14 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
             state = read_weights(weights)
         kind = data["policy_class"]["__module__"]
         spaces = data["observation_space"], data["action_space"]
-        if not all(isinstance(space, dict) for space in spaces):
-            raise ValueError("its spaces are no tables")
-        if not all(isinstance(space.get("_shape", []), list | NoneType) for space in spaces):
-            raise ValueError("a space has no shape")
         network = data.get("policy_kwargs") or {}
-        if not isinstance(kind, str) or not isinstance(network, dict):
-            raise ValueError("its policy is not described by texts and tables")
+        shapes = [dict(space).get("_shape") for space in spaces]
+        if (
+            not isinstance(kind, str)
+            or not isinstance(network, dict)
+            or not all(shape is None or isinstance(shape, list) for shape in shapes)
+        ):
+            raise ValueError("its spaces or its policy are not described by texts and tables")
         _check_asked(network, [tuple(tensor.shape) for tensor in state.values()])
     except (*DAMAGED, ModelCorruptError) as error:
         raise ModelCorruptError(
@@ -183,14 +182,12 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
             "not hold. Expected a policy of the environment's own observations; write a function "
             "that scales them first, as docs/datasets.md shows, and give FILE.py:FUNCTION."
         )
-    for name, saved, space in zip(
-        ("observations", "actions"), spaces, (env.observation_space, env.action_space), strict=True
-    ):
+    own = env.observation_space, env.action_space
+    for name, saved, space in zip(("observations", "actions"), spaces, own, strict=True):
         if (other := _unlike(saved, space, limits=name == "actions")) is not None:
             raise ConfigError(
                 f"the policy of {path} was trained with the {name} {other}, and those of the "
-                f"environment are {space}. Expected the same; name a policy for this environment, "
-                "or wrap the policy in a function, FILE.py:FUNCTION."
+                f"environment are {space}. Expected the same; name a policy for this environment."
             )
     check_numbering(env.action_space)
     arguments: dict[str, Any] = {"policy_kwargs": _policy_kwargs(path, network)}
@@ -228,8 +225,8 @@ def _scaled(path: Path, data: Mapping[str, Any]) -> str | None:
     if on_policy and data.get("_last_original_obs") is not None:
         return "it keeps an unscaled observation"
     for folder in (path.parent, path.with_suffix("")):  # RL Zoo has the latter
-        if (beside := next(folder.glob("*vecnormalize*.pkl"), None)) is not None:
-            return f"{beside} is beside it"
+        if (found := next(folder.glob("*vecnormalize*.pkl"), None)) is not None:
+            return f"{found} is beside it"
     return None
 
 

@@ -35,8 +35,8 @@ from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.provenance import SPLIT
 from vinoreward_training.runs.fit import export_checked, predict, subsample, weights_of
-from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
+from vinoreward_training.tasks.recorded import recorded_task
 
 GOLDEN_FRAMES = 8
 SHOWN_MISTAKES = 12
@@ -131,7 +131,7 @@ def make_bundle(
             "sha256": dataset.sha256,
             "counts": dataset.counts,
             "seed": dataset.seed,
-            **origin(read_about(config.data)),
+            **recorded_task(read_about(config.data)),
             "split": SPLIT,
             "trained_on": record.facts(),
         },

@@ -52,11 +52,11 @@ from vinoreward_training.data.dataset import (
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.provenance import SPLIT, origin_of
 from vinoreward_training.encoder.int8 import encoder_int8
-from vinoreward_training.runs.bounds import check_bounds
 from vinoreward_training.runs.bundles import front_matter, update_bundle
-from vinoreward_training.runs.next_command import origin, to_train
+from vinoreward_training.runs.next_command import to_train
 from vinoreward_training.runs.report import markdown, own_bundle
 from vinoreward_training.runs.settings import refuse_ignored
+from vinoreward_training.tasks.recorded import recorded_task
 
 SAMPLE = 100
 """Frames of each class on which other descriptions of the network are tried."""
@@ -70,7 +70,6 @@ SEED = 0
 
 def run(config: CalibrateConfig) -> int:
     """Calibrate, measure and write the bundle; return 0, or ``USELESS`` after that verdict."""
-    check_bounds(config)
     with needed_for("calibration", "train"):
         # Here, as it imports torch; and before the data are read.
         from vinoreward_training.classifier.bundle import golden_of, print_result
@@ -373,7 +372,7 @@ def _write(
         metrics=spec.metrics | result.metrics | {"guard": ood.metrics},
         # The rates hold for what drew these images.
         image=dataclasses.replace(spec.image, scene=dataset.scene or spec.image.scene),
-        dataset=before | origin(read_about(config.data)) | {"calibrated_on": on},
+        dataset=before | recorded_task(read_about(config.data)) | {"calibrated_on": on},
     )
     intro = (
         "A success classifier: one camera image in, the probability of success out. Calibrated by"

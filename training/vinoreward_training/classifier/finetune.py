@@ -29,8 +29,12 @@ from vinoreward_training.data.dataset import (
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_metadata, say_parts
 from vinoreward_training.quantize.int8 import MAX_FLIPS, classifier_int8
-from vinoreward_training.runs.bounds import check_bounds
-from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_more_images
+from vinoreward_training.runs.next_command import (
+    after_bundle,
+    bundle_name,
+    resume_command,
+    to_more_images,
+)
 from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import Settings
 
@@ -49,14 +53,13 @@ def run(config: FinetuneConfig) -> int:
     """Train, calibrate, export and save the bundle; return 0, or ``USELESS`` after that verdict."""
     with needed_for("fine-tuning", "train"):
         from vinoreward_training.classifier.networks import check_network  # imports torch
-    check_bounds(config)
     check_network(config)  # before the data are read
     if config.image_crop and (min(config.image_crop[:2]) < 0 or min(config.image_crop[2:]) < 1):
         raise ConfigError(
             field="image_crop", value=config.image_crop, expected="a part of the image"
         )
     config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
-    line = again("finetune", config.out)
+    line = resume_command("finetune", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         dataset = _load(config)
         parts = split_by_episode(dataset)

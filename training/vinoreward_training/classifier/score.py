@@ -51,7 +51,6 @@ from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
 from vinoreward_training.data.provenance import find_new_frames, origin_of
 from vinoreward_training.data.recordings import labels_of, shown_by
 from vinoreward_training.data.tables import MAX_TABLE_BYTES
-from vinoreward_training.runs.bounds import check_bounds
 from vinoreward_training.runs.next_command import bundle_name
 from vinoreward_training.runs.report import (
     Section,
@@ -82,7 +81,6 @@ Images = npt.NDArray[np.uint8]
 
 def run(config: ScoreConfig) -> int:
     """Score every image that has no score yet; return 0."""
-    check_bounds(config)
     for name in ("success_reward", "step_reward", "label_above"):
         value = getattr(config, name)
         if value is not None and not math.isfinite(value):

@@ -19,6 +19,7 @@ from vinoreward_training.configs.policies import (
     ProfileConfig,
     TrainConfig,
 )
+from vinoreward_training.configs.reward import RewardConfig
 
 __all__ = [
     "AuditConfig",
@@ -33,6 +34,7 @@ __all__ = [
     "MendConfig",
     "PlayConfig",
     "ProfileConfig",
+    "RewardConfig",
     "ScoreConfig",
     "TrainConfig",
     "TrainVaeConfig",

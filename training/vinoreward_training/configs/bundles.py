@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from vinoreward_training.configs.policies import Scalar
+from vinoreward.images import MAX_VIEWS
+from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Share, Task
+
+Side = Annotated[int, Ge(16), Le(10_000)]
+"""Height or width of an image."""
 
 Int8 = Literal["auto", "on", "off"]
 
 
-@dataclass(frozen=True)
-class CaptureConfig:
+@dataclass(frozen=True, kw_only=True)
+class CaptureConfig(Task):
     """Write labelled images of successes, near misses and traps.
 
     The result is an image folder (``success/``, ``failure/``) with a table, ``metadata.csv``.
@@ -22,55 +26,42 @@ class CaptureConfig:
     Examples:
         vinoreward capture --out data/hover --frames 6000
         vinoreward capture --resume --out data/hover --frames 20000
-        vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth-key at_goal
+        vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth at_goal
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             obs:wrist
-        vinoreward capture --out data/article --fidelity article
         vinoreward capture --from-video recordings --labels times.csv --out data/mine
         vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
             --out data/pick
     """
 
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "out", "env", "truth", "frames", "image_source", "image_size", "policy", "env_kwargs",
+        "from_video", "labels", "from_lerobot", "seed", "resume",
+    )  # fmt: skip
+
     out: Path = Path("data/hover")
     """Folder to write."""
-    env: str = "PandaHoverRandom-v0"
+    env: Annotated[str, RUNS_CODE] = "PandaHoverRandom-v0"
     """Gymnasium id. In PandaHover and environments derived from its class, the capture places arm
     and object directly; in others it acts at random."""
-    frames: int = 6000
+    frames: Annotated[int, Ge(2)] = 6000
     """Number of images."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0)] = 0
     """Frame i depends only on the seed and i; in other environments, episode i does."""
     resume: bool = False
     """Continue the capture in --out with its recorded configuration, or add --frames to it."""
     trust_run: bool = False
     """Import the package of an environment that only the run names, as in package:Id-v0. This runs
     its code. Without this option, you are asked."""
-    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
-    """Arguments of the environment: name value name value ... A value may be a list or a table, as
-    in "{'distance': 1.2}"; max_episode_steps is one of any environment's."""
-    image_source: tuple[str, ...] = ("render",)
-    """Where the images are: render, obs (the observation) or obs:KEY (one entry of it). Several
-    cameras, as obs:front obs:wrist, are put below each other, for a classifier that sees them
-    all; not of recordings."""
-    stack: int = 1
+    stack: Annotated[int, Ge(1), Le(MAX_VIEWS)] = 1
     """Images of each camera in an image: of its last steps, for a task that a single image does
     not show."""
-    image_size: tuple[int, int] | None = None
+    image_size: tuple[Side, Side] | None = None
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
     PIL, as the bundle does too (default: longer side at most 160)."""
-    fidelity: Literal["article"] | None = None
-    """article: the hover images of ``fidelity="article"``, rendered at 960x720 with full meshes and
-    resized by PIL to --image-size."""
-    truth_key: str | None = None
-    """Key of the truth in ``info``; by default the first of true_success, is_success, success and
-    succeed that exists. With another key than true_success, the capture acts at random also in an
-    environment derived from PandaHover."""
-    truth: str | None = None
-    """Instead of a key, a function of the environment, as package.module:function or
-    file.py:function. It gets the environment inside all wrappers and returns True or False."""
-    policy: str | None = None
+    policy: Annotated[str | None, RUNS_CODE] = None
     """Who plays: a zip of Stable-Baselines3 (only plain data is read of it; one trained with
     VecNormalize needs a function, see docs/datasets.md), a folder of vinoreward train or actors, or
     a function of the observation that gives the action, FILE.py:FUNCTION or
@@ -78,18 +69,16 @@ class CaptureConfig:
     mix: dict[str, float] = field(default_factory=dict)
     """With --policy, shares of the episodes, which are played at random, by the policy, or by the
     policy with random steps; default: random 1 policy 1 noisy 2."""
-    noise: float = 0.3
+    noise: Share = 0.3
     """Share of random steps in a noisy episode."""
-    per_episode: int = 4
+    per_episode: Count = 4
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""
-    failures_per_success: int = 4
+    failures_per_success: Count = 4
     """Maximum failures per success. Where successes are rare, a capture keeps one failure for each
     episode played rather than one for each success."""
-    patience: int = 200
+    patience: Count = 200
     """Stop after this many episodes in a row without an image to keep."""
-    save_every: int = 500
-    """Save after this many images."""
     from_video: Path | None = None
     """Instead of acting: take images from this video or folder of videos, --frames at most. Each
     video is an episode."""
@@ -97,7 +86,7 @@ class CaptureConfig:
     """With --from-video, a CSV table of times in seconds: video,start,end,label, with success or
     failure. Default: labels.csv beside the videos, or else the folders success/ and failure/ that
     they are in."""
-    video_fps: float = 5.0
+    video_fps: Annotated[float, Gt(0), Le(1000)] = 5.0
     """Images per second of a video."""
     from_lerobot: Path | None = None
     """Instead of acting: take images from this LeRobotDataset v3.0 folder, --frames at most."""
@@ -401,7 +390,7 @@ class AuditConfig:
     env: str | None = None
     """An environment to play in: whether claims depend on their cause, and which failures are
     claimed."""
-    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
     policy: str | None = None
     """Who plays, as in capture; default: at random."""
@@ -412,10 +401,8 @@ class AuditConfig:
     learn_steps: Annotated[int, Ge(0)] = 2000
     """With --env: train a policy on the reward for so many steps, and compare its claims with the
     truth; 0 for none."""
-    truth_key: str | None = None
-    """Key of the truth in info, as in capture."""
     truth: str | None = None
-    """Instead of a key, a function of the environment, as in capture."""
+    """Key of info or function that tells the truth, as in capture."""
     image_source: str = "render"
     """The environment's image: render, obs or obs:KEY."""
     out: Path | None = None
@@ -460,16 +447,14 @@ class MendConfig:
     env: str | None = None
     """An environment for the audits, as in audit. States of its search spaces that the network gets
     wrong are trained on too."""
-    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment, as in capture."""
     policy: str | None = None
     """Who plays in the audits, as in capture; default: at random."""
     interventions: str | None = None
     """As in audit."""
-    truth_key: str | None = None
-    """Key of the truth in info, as in capture."""
     truth: str | None = None
-    """Instead of a key, a function of the environment, as in capture."""
+    """Key of info or function that tells the truth, as in capture."""
     image_source: str = "render"
     """The environment's image: render, obs or obs:KEY."""
     success_label: str = "success"
@@ -576,24 +561,22 @@ class DemoConfig:
 
     out: Path = Path("runs/demo")
     """Folder for all files."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of every stage; the images always differ from those of the shipped bundle."""
     from_scratch: bool = False
     """Start the classifier from random weights. It then needs 24000 images and 8 epochs (unless
     --frames and --epochs are given): about 15 minutes on two cores."""
-    weights: Path | None = None
-    """Start the classifier from these weights (.safetensors) instead of the shipped bundle's."""
-    frames: int | None = None
+    frames: Count | None = None
     """Images to capture; None is 5000, from scratch 24000."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Epochs; None is 2, from scratch 8."""
     target_fpr: float = 0.02
     """False-positive rate of the threshold; 1 % needs more images."""
-    scenes: int = 1000
+    scenes: Annotated[int, Ge(8)] = 1000
     """New scenes for the comparison with the shipped classifier."""
     env: str = "PandaHover-v0"
     """Training environment; PandaHoverRandom-v0 takes some minutes more."""
-    timesteps: int | None = None
+    timesteps: Count | None = None
     """Maximum training steps; None is the preset's. Training stops when the task is solved."""
-    episodes: int = 100
+    episodes: Count = 100
     """Episodes of the final evaluation."""

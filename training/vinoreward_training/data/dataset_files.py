@@ -118,7 +118,6 @@ class _About(BaseModel, strict=True):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     episode_steps: Annotated[int, Field(gt=0, lt=2**31)] | None = None
     env: str = ""
-    truth_key: str = ""
     truth: str = ""
 
 

@@ -5,25 +5,12 @@ Runs our own commands, which resume. ``stages/NAME.json`` has the facts of a fin
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import shlex
-import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import (
-    ConfigError,
-    ModelNotFoundError,
-    UselessClassifierError,
-)
-from vinoreward.files import read_json, sha256, write_json
+from vinoreward.errors import ConfigError, UselessClassifierError
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.capture.command import run as run_capture
 from vinoreward_training.classifier.finetune import USELESS
@@ -41,9 +28,11 @@ from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train as train_policy
 from vinoreward_training.quantize.int8 import classifier_int8
-from vinoreward_training.runs.next_command import beside
+from vinoreward_training.runs.next_command import command, option_words, sibling_path
 from vinoreward_training.runs.report import write_report
-from vinoreward_training.runs.run_folder import CONFIG, RunFolder, reading
+from vinoreward_training.runs.run_folder import CONFIG, RunFolder
+from vinoreward_training.runs.settings import checked, non_default_options, read_yaml
+from vinoreward_training.runs.stages import Facts, Stages, resumed
 
 CAPTURE_SEED = 710_000
 """Added to the seed of the capture, so that no image is one that trained the shipped bundle."""
@@ -55,132 +44,49 @@ QUANTIZE_NEEDS = 200
 """Held-out frames below which decisions of INT8 are not compared."""
 SPARE = 1.2
 """Factor above the average need: the split goes by a hash, so its parts differ in size."""
-Facts = dict[str, Any]
 
 
 def settled(config: DemoConfig) -> DemoConfig:
-    """Return the checked configuration with its defaults; from scratch, ``weights`` stays None."""
-    if config.from_scratch and config.weights is not None:
-        raise ConfigError(
-            f"found --from-scratch and --weights {config.weights}. Expected one of them; leave out "
-            "the other."
-        )
-    shipped = config.weights is None and not config.from_scratch
-    weights = Bundle.load(SHIPPED).path / "model.safetensors" if shipped else config.weights
-    if weights is not None and not weights.is_file():
-        remedy = "correct --weights or leave it out to start from the shipped bundle."
-        if shipped:
-            remedy = "install vinoreward again, or add --from-scratch."
-        raise ModelNotFoundError(
-            f"there are no weights at {weights}. Expected a .safetensors file; {remedy}"
-        )
+    """Return the configuration with its defaults; refuse too few images."""
     frames = config.frames or (24_000 if config.from_scratch else 5000)
     epochs = config.epochs or (8 if config.from_scratch else 2)
-    config = dataclasses.replace(config, weights=weights, frames=frames, epochs=epochs)
-    for name, least in {"epochs": 1, "episodes": 1, "scenes": 8, "seed": 0}.items():
-        if getattr(config, name) < least:
-            raise ConfigError(
-                f"found --{name} {getattr(config, name)}. Expected at least {least}; ask for more."
-            )
     validation, test = HELD_OUT_SHARES
     # Twice as many: an episode may be a mistake, and the split is random.
     needed = 2 * negatives_needed(config.target_fpr)
     fewest = max(needed / validation / FAILURE_SHARE, SPARE * QUANTIZE_NEEDS / (validation + test))
     if frames < fewest:
         raise ConfigError(
-            f"{frames} frames leave about {int(frames * validation * FAILURE_SHARE)} failures to "
-            f"choose the threshold by. Expected about {needed} for a false-positive rate of "
-            f"{config.target_fpr:g}: ask for --frames {int(fewest) + 1} or more, or accept a "
-            "higher --target-fpr."
+            field="frames",
+            value=frames,
+            expected=f"at least {int(fewest) + 1}, to choose a threshold for a false-positive rate "
+            f"of {config.target_fpr:g} by about {needed} failures",
+            remedy="ask for more, or accept a higher `target_fpr`",
         )
-    return config
+    return dataclasses.replace(config, frames=frames, epochs=epochs)
 
 
-def fixed(config: DemoConfig) -> dict[str, Any]:
-    """Return the settings that a resumed demo cannot change."""
-    names = ("seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes")
-    weights = config.weights
-    digest = None if weights is None else sha256(weights)
-    return {**{name: getattr(config, name) for name in names}, "weights_sha256": digest}
+FIXED = (
+    "seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes",
+    "from_scratch",
+)  # fmt: skip
+"""Options that a demo that goes on cannot change."""
 
 
-class Stages:
-    """Runs each stage once: a finished one has a stamp, with the ``settings``, and is skipped."""
-
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self._folder = folder / "stages"
-        self._settings = settings
-        self.seconds: dict[str, float] = {}
-        self.facts: Facts = {}
-        for stamp in sorted(self._folder.glob("*.json")):
-            before = _read(stamp, settings=dict)["settings"]
-            if names := [n for n in {**before, **settings} if before.get(n) != settings.get(n)]:
-                there, asked = (
-                    ", ".join(f"{name} {values.get(name)}" for name in names)
-                    for values in (before, settings)
-                )
-                raise ConfigError(
-                    f"{folder} holds a demo with {there}; now asked for {asked}. Expected the same "
-                    "when continuing; choose another folder with --out."
-                )
-
-    def begin(self) -> None:
-        """Record the settings."""
-        write_json(self._folder / "begun.json", {"settings": self._settings})
-
-    def stage(self, name: str, work: Callable[[], Facts], *, keep: bool = True) -> None:
-        """Run ``work``, which returns facts, unless it ended before; ``keep=False``: always."""
-        title = f"[{list(STAGES).index(name) + 1}/{len(STAGES)}] {name}"
-        stamp, part = self._folder / f"{name}.json", self._folder / "spent" / f"{name}.json"
-        if stamp.is_file():
-            facts, seconds = _read(stamp, facts=dict, seconds=float).values()
-            print(f"{title}: done before ({seconds:.0f} s)", flush=True)
-        else:
-            print(f"{title} …", flush=True)
-            # The time of a stopped stage counts too.
-            before = _read(part, seconds=float)["seconds"] if part.is_file() else 0.0
-            began = time.perf_counter()
-            try:
-                with _without_next():
-                    facts = work()
-            except KeyboardInterrupt:
-                write_json(part, {"seconds": before + time.perf_counter() - began})
-                raise
-            seconds = before + time.perf_counter() - began
-            if keep:
-                record = {"settings": self._settings, "seconds": seconds, "facts": facts}
-                write_json(stamp, record)
-            print(f"{title}: {seconds:.0f} s", flush=True)
-        self.seconds[name] = seconds
-        self.facts.update(facts)
-
-
-def _read(stamp: Path, **kinds: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return what a stamp records, each value as its kind."""
-    with reading(stamp, "what the demo writes; remove it to run that stage again"):
-        stored = read_json(stamp)
-        return {name: kind(stored[name]) for name, kind in kinds.items()}
-
-
-@contextlib.contextmanager
-def _without_next() -> Iterator[None]:
-    """Leave out the next commands that stages print: the next stage follows by itself."""
-    out, partial = sys.stdout, ""
-
-    def write(text: str) -> int:
-        nonlocal partial
-        *lines, partial = (partial + text).split("\n")
-        shown = [line for line in lines if not line.startswith(("next:", "Continue with:"))]
-        out.write("".join(f"{line}\n" for line in shown))
-        return len(text)
-
-    stream: Any = SimpleNamespace(write=write, flush=out.flush)
-    try:
-        with contextlib.redirect_stdout(stream):
-            yield
-    finally:
-        if partial:
-            write("\n")
+def _check_same(config: DemoConfig) -> None:
+    """Refuse to go on with a demo of other options."""
+    path = config.out / CONFIG
+    if not path.is_file():
+        return
+    names = [one.name for one in dataclasses.fields(DemoConfig)]
+    before = settled(checked(DemoConfig, read_yaml(path, names)))
+    for name in FIXED:
+        if (value := getattr(config, name)) != getattr(before, name):
+            raise ConfigError(
+                field=name,
+                value=value,
+                expected=f"{getattr(before, name)!r}, as the demo in {config.out} has it",
+                remedy="repeat it to go on, or choose another folder with `out`",
+            )
 
 
 class Demo:
@@ -197,21 +103,14 @@ class Demo:
     @property
     def start(self) -> str:
         """What the classifier starts from, in words."""
-        if self.config.weights is None:
+        if self.config.from_scratch:
             return "random weights (--from-scratch)"
-        if Bundle.load(SHIPPED).path in self.config.weights.parents:
-            return f"the weights of the shipped bundle {SHIPPED}"
-        return f"the weights in {self.config.weights}"
-
-    @property
-    def learning_rate(self) -> float:
-        """Of the classifier: low for pretrained weights, which a high rate would undo."""
-        return 1.5e-3 if self.config.from_scratch else 1e-4
+        return f"the weights of the shipped bundle {SHIPPED}"
 
     def capture(self) -> Facts:
         """Take the images."""
         frames, seed = self.config.frames or 0, CAPTURE_SEED + self.config.seed
-        run_capture(CaptureConfig(frames=frames, seed=seed, **_resumed(self.data)))
+        run_capture(CaptureConfig(frames=frames, seed=seed, **resumed(self.data)))
         return {}
 
     def finetune(self) -> Facts:
@@ -219,12 +118,13 @@ class Demo:
         config = self.config
         status = run_finetune(
             FinetuneConfig(
-                **_resumed(self.classifier),
+                **resumed(self.classifier),
                 data=self.data,
                 name="demo-classifier",
-                weights=config.weights,
+                weights=None if config.from_scratch else _shipped_weights(),
                 epochs=config.epochs or 0,
-                learning_rate=self.learning_rate,
+                # Low for pretrained weights, which a high rate would undo.
+                learning_rate=1.5e-3 if config.from_scratch else 1e-4,
                 target_fpr=config.target_fpr,
                 int8="off",
                 seed=config.seed,
@@ -247,15 +147,12 @@ class Demo:
         if gate is None:
             return {"int8": result}
         text = f"passed the gate: {gate.flips} of {gate.frames} decisions differ from FP32"
-        looks = gate.detail.get("second_looks_held_out")
-        if isinstance(looks, float):
-            text += f"; FP32 looks again at {looks:.1%} of the held-out frames"
         return {"int8": text}
 
     def check(self) -> Facts:
         """Compare the classifier with the shipped one on scenes that neither has seen."""
         scenes = self.config.scenes
-        print(f"{scenes} fresh scenes, judged by the shipped and by this demo's classifier …")
+        print(f"{scenes} fresh scenes, scored by the shipped and by this demo's classifier …")
         comparison = compare(self.bundle, scenes, SCENES_SEED + self.config.seed)
         for row in comparison["rows"]:
             name, *values = row.values()
@@ -269,7 +166,7 @@ class Demo:
         timesteps = {} if config.timesteps is None else {"timesteps": config.timesteps}
         result = train_policy(
             TRAIN.of(
-                **_resumed(self.policy),
+                **resumed(self.policy),
                 env=config.env,
                 bundle=str(self.bundle),
                 final_episodes=config.episodes,
@@ -297,7 +194,9 @@ class Demo:
     def next_commands(self) -> list[tuple[str, str]]:
         """Return (command, what it does) pairs of what to try after the demo."""
         # Folders of their own: the commands' usual ones may hold an earlier run.
-        profile, random = (("--out", beside(self.folder, word)) for word in ("profile", "random"))
+        profile, random = (
+            ("--out", sibling_path(self.folder, word)) for word in ("profile", "random")
+        )
         bundle = ("--bundle", self.bundle)
         play = ("play", "--run", self.policy, "--episodes", 500, "--seed", 5000)
         train = ("train", "--env", "PandaHoverRandom-v0", *bundle, *random)
@@ -306,12 +205,11 @@ class Demo:
             (play, "count more episodes"),
             (train, "the object moves in every episode"),
         ]
-        return [(f"{program()} {shlex.join(map(str, words))}", what) for words, what in commands]
+        return [(command(*words), what) for words, what in commands]
 
 
-def _resumed(folder: Path) -> dict[str, Any]:
-    """Return the settings of a command that continues where it was stopped."""
-    return {"out": folder, "resume": (folder / CONFIG).is_file()}
+def _shipped_weights() -> Path:
+    return Bundle.load(SHIPPED).path / "model.safetensors"
 
 
 def run(config: DemoConfig) -> int:
@@ -319,21 +217,16 @@ def run(config: DemoConfig) -> int:
     # Before torch is loaded: threads that spin while they wait slow others on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     asked, config = config, settled(config)
-    demo, stages = Demo(config, config.out), Stages(config.out, fixed(config))
+    _check_same(config)
+    demo, stages = Demo(config, config.out), Stages(config.out, list(STAGES))
     print(f"classifier starts from {demo.start}", flush=True)
-    try:
-        with RunFolder(config.out, asked, resume=True):
-            stages.begin()
-            for name in list(STAGES)[:-1]:
-                stages.stage(name, getattr(demo, name))
-            # Cheap, so it is never skipped.
-            stages.stage("report", lambda: demo.report(stages), keep=False)
-    except KeyboardInterrupt:
-        print(
-            f"\nStopped; what is done is kept in {config.out}. Run the same command to go on.",
-            file=sys.stderr,
-        )
-        raise
+    names = [one.name for one in dataclasses.fields(DemoConfig)]
+    line = command("demo", *option_words(non_default_options(asked, names)))
+    with RunFolder(config.out, asked, resume=True, again=line):
+        for name in list(STAGES)[:-1]:
+            stages.stage(name, getattr(demo, name))
+        # Cheap, so it is never skipped.
+        stages.stage("report", lambda: demo.report(stages), keep=False)
     print(
         f"\n{sum(stages.seconds.values()):.0f} s in all\n"
         f"true success:    {stages.facts['true']}\n"
@@ -346,13 +239,3 @@ def run(config: DemoConfig) -> int:
         "\nnext:\n" + "\n".join(f"  {words}" for words, _ in demo.next_commands())
     )
     return 0
-
-
-def program() -> str:
-    """Return how this program is called: by its bare name if that finds the same one."""
-    called = Path(sys.argv[0])
-    if called.name != "vinoreward" or not called.is_file():
-        return "vinoreward"
-    on_path = shutil.which("vinoreward")
-    same = on_path is not None and Path(on_path).resolve() == called.resolve()
-    return "vinoreward" if same else shlex.quote(str(called))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.capture.hover import fresh_scenes
 from vinoreward_training.classifier.evaluation import average_precision, per_category, rates
@@ -44,20 +43,19 @@ CAPTIONS = {
 
 
 def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
-    """Let the shipped classifier and that of ``bundle`` judge the same ``count`` fresh scenes.
+    """Let the shipped classifier and that of ``bundle`` score the same ``count`` fresh scenes.
 
     Returns plain data: ``rows`` (one per quantity), ``categories`` (one per kind of scene), and the
-    sentences ``verdict`` and ``claim``.
+    sentence ``verdict``.
     """
     images, labels, kinds = fresh_scenes(count, seed)
     rows: dict[str, dict[str, str]] = {}
     categories: dict[str, dict[str, object]] = {}
-    wrong, claim = [], ""
+    wrong = []
     for name, source in (("shipped", SHIPPED), ("this demo's", str(bundle))):
         with Classifier(source) as classifier:
             # One by one, as in an environment.
             each = [classifier.probability(images[at : at + 1]) for at in range(count)]
-            chosen = dict(classifier.bundle.spec.decision.chosen_for)
             threshold, precision = classifier.threshold, classifier.precision
         probabilities = np.concatenate(each)
         claims = probabilities >= np.float32(threshold)
@@ -79,13 +77,8 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
             first = {"kind": kind, "scenes": row["frames"]}
             categories.setdefault(kind, first)[name] = row["wrong"]
         wrong.append(claims != (labels == 1))
-        claim = claim_sentence(chosen, counts.false_positives, failures)
-    return {
-        "rows": list(rows.values()),
-        "categories": list(categories.values()),
-        "verdict": verdict(*wrong),
-        "claim": claim,
-    }
+    tables = {"rows": [*rows.values()], "categories": [*categories.values()]}
+    return {**tables, "verdict": verdict(*wrong)}
 
 
 def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
@@ -104,42 +97,6 @@ def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
     return (
         f"Of {len(before)} scenes the shipped classifier alone was right on {lost}, this one alone "
         f"on {gained}: {result}."
-    )
-
-
-def claim_sentence(chosen: dict[str, Any], false_positives: int, failures: int) -> str:
-    """Say what the threshold was chosen for and whether frames and fresh scenes support it."""
-    if "target_fpr" not in chosen:
-        return "The bundle does not say what its threshold was chosen for."
-    target, negatives = float(chosen["target_fpr"]), int(chosen["negatives"])
-    percent = f"{100 * target:g} %"
-    errors, upper = int(chosen["false_positives"]), float(chosen["fpr_upper"])
-    allowed = 0
-    while clopper_pearson(allowed + 1, negatives, 0.95, "upper")[1] <= target:
-        allowed += 1
-    text = (
-        f"The threshold is the lowest that keeps false positives under {percent} with 95 % "
-        f"confidence, on validation frames: {errors} of {negatives} failures were claimed as "
-        f"success, hence at most {upper:.2%}. So few frames allow {allowed} mistakes "
-        f"({allowed / negatives:.2%}), well under the target: the margin for chance is "
-        "paid in recall, and more frames would buy it back."
-    )
-    if "raised_to" in chosen:
-        text += f" It was then raised to {float(chosen['raised_to']):g}."
-    if upper > target:
-        text += f" The bound is above {percent}: these frames do not support the claim."
-    bound = clopper_pearson(false_positives, failures, 0.95, "upper")[1]
-    if bound <= target:
-        supported = f"They support the claim of {percent}."
-    elif clopper_pearson(false_positives, failures, 0.95, "lower")[0] > target:
-        supported = f"They contradict the claim: the rate is above {percent}."
-    else:
-        supported = (
-            f"They are too few to support {percent} or to refute it; ask for more with --scenes."
-        )
-    return (
-        f"{text}\nFresh scenes, which had no part in choosing it: {false_positives} of {failures} "
-        f"({false_positives / failures:.2%}, at most {bound:.2%}). {supported}"
     )
 
 
@@ -180,11 +137,8 @@ def demo_sections(
         for name, value in spent.items()
     ]
     heads = ("command", "what it does")
-    versions = [
-        {"package": name, "version": version}
-        for name, version in machine["versions"].items()
-        if version
-    ]
+    versions = {name: version for name, version in machine["versions"].items() if version}
+    python = f"Python {machine['python']}{commit}, seed {config.seed}."
     return [
         Section(
             "Result",
@@ -192,9 +146,9 @@ def demo_sections(
             "is that of its last state: the gripper within 35 mm of the point above the object. "
             "The classifier's claims were the only reward in training; the simulator's truth was "
             "only watched, and decided when to stop.",
-            [{"what": what, "value": value} for what, value in result.items()],
-            film,
-            CAPTIONS,
+            images=film,
+            captions=CAPTIONS,
+            facts=result,
         ),
         Section(
             "Learning curve",
@@ -206,16 +160,15 @@ def demo_sections(
         Section(
             "The classifier beside the shipped one",
             f"It started from {start} and saw {config.frames} images, {config.epochs} times the "
-            f"part for training. Both judged the same {config.scenes} fresh scenes, which "
+            f"part for training. Both scored the same {config.scenes} fresh scenes, which "
             "neither was trained on. Intervals are Clopper-Pearson; average precision needs no "
             f"threshold.\n{check['verdict']} Their thresholds differ, and a threshold trades "
             "recall for false positives.",
             check["rows"],
         ),
-        Section("What the threshold may claim", check["claim"]),
         Section("Wrong decisions on the fresh scenes", rows=check["categories"]),
         Section("The classifier in images", "From its model card.", (), card, CAPTIONS),
         Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.{busy}", times),
         Section("What to try next", "", [dict(zip(heads, pair, strict=True)) for pair in commands]),
-        Section("Versions", f"Python {machine['python']}{commit}, seed {config.seed}.", versions),
+        Section("Versions", python, facts=versions),
     ]

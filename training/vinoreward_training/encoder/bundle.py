@@ -23,8 +23,8 @@ from vinoreward_training.encoder.networks import ARCHITECTURE, Vae
 from vinoreward_training.encoder.probe import ProbeError, bounds, mean_std, probe_places
 from vinoreward_training.encoder.training import SIGMA, decode, encode
 from vinoreward_training.runs.fit import export_checked, subsample, weights_of
-from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
+from vinoreward_training.tasks.recorded import recorded_task
 
 MEAN = STD = (0.5, 0.5, 0.5)
 """Of images from 0 to 1: the encoder sees -1 to 1."""
@@ -201,7 +201,9 @@ def make_bundle(
             "sha256": frames.sha256,
             "counts": frames.counts,
             "seed": frames.seed,
-            **origin({"env": config.env} if config.data is None else read_about(config.data)),
+            **recorded_task(
+                {"env": config.env} if config.data is None else read_about(config.data)
+            ),
             "split_seed": config.seed,
         },
     )

@@ -14,21 +14,21 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.configs import TrainVaeConfig
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.data.dataset import Frames, load_frames, split_frames
 from vinoreward_training.data.dataset_files import Indices, rendered, say_parts
 from vinoreward_training.encoder.int8 import encoder_int8
-from vinoreward_training.runs.bounds import check_bounds
-from vinoreward_training.runs.next_command import again, bundle_name, to_train
+from vinoreward_training.runs.next_command import bundle_name, resume_command, to_train
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
-from vinoreward_training.tasks.environments import make_env, naming
+from vinoreward_training.tasks.environments import make_env
+from vinoreward_training.tasks.trust import trust_args
 
 ROLLOUT_FRAMES = 4000
 SETTINGS = Settings(TrainVaeConfig)
 
 
 def _check(config: TrainVaeConfig) -> None:
-    check_bounds(config)
     if (config.data is None) == (config.env is None):
         raise ConfigError(
             f"`data` is {config.data} and `env` is {config.env}. Expected one of them: a folder of "
@@ -49,7 +49,7 @@ def _rollout(config: TrainVaeConfig) -> Frames:
     from tqdm import tqdm
 
     env_id, count = str(config.env), config.frames or ROLLOUT_FRAMES
-    env = make_env(env_id, {"render_mode": "rgb_array"}, backend="oracle")
+    env = make_env(RewardedTask(env=env_id, backend="oracle"), render_mode="rgb_array")
     images = np.empty((0, 1, 1, 3), np.uint8)
     changed = False
     episodes: list[int] = []
@@ -122,7 +122,7 @@ def run(config: TrainVaeConfig) -> int:
     _check(config)
     env = str(config.env or "")
     config = replace(config, name=config.name or bundle_name(config.data or env, "encoder"))
-    line = again("train-vae", config.out, *naming(env))
+    line = resume_command("train-vae", config.out, *trust_args(env))
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         if config.data is None:
             frames = _rollout(config)

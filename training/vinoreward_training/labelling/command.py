@@ -39,7 +39,7 @@ from vinoreward_training.labelling.server import HOST, Door, application, listen
 from vinoreward_training.labelling.session import Session
 from vinoreward_training.labelling.sources import Source, of_folder, of_run, of_videos
 from vinoreward_training.runs.next_command import after_labelling
-from vinoreward_training.runs.settings import given
+from vinoreward_training.runs.settings import non_default_options
 
 MAX_DUPLICATES = 0.5
 SEED = 0
@@ -186,4 +186,4 @@ def _following(config: LabelConfig, session: Session) -> str:
     names = (
         "run", "data", "video", "video_fps", "bundle", "order", *of_sitting, "duplicates", "out",
     )  # fmt: skip
-    return after_labelling(given(config, names), session.left, session.unlabelled)
+    return after_labelling(non_default_options(config, names), session.left, session.unlabelled)

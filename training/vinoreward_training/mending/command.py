@@ -37,7 +37,7 @@ from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, Recipe, refit
 from vinoreward_training.runs.bundles import of_cut_images
-from vinoreward_training.runs.next_command import after_mending, mend_again
+from vinoreward_training.runs.next_command import after_mending, resume_mend
 from vinoreward_training.runs.run_folder import RunFolder, made
 from vinoreward_training.runs.settings import refuse
 
@@ -77,8 +77,8 @@ def run(config: MendConfig, recipe: Recipe | None = None) -> int:
     sample_per_episode(dataset, allowed, LEAST_AUDITED, config.seed)
     with contextlib.ExitStack() as closing:
         source = open_source(config, old, closing)
-        resume_command = mend_again(config)
-        with RunFolder(config.out, config, resume=config.resume, again=resume_command) as folder:
+        line = resume_mend(config)
+        with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
             work = made(folder / CANDIDATE)
             new = refit(config, old, dataset, labelled, work, source, recipe)
             closing.close()  # the audits have environments of their own

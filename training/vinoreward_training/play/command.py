@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from tqdm import tqdm
 
 from vinoreward.errors import (
     ConfigError,
@@ -20,7 +20,6 @@ from vinoreward.errors import (
     ModelNotFoundError,
 )
 from vinoreward.files import read_json, write_json
-from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_actors import policies
 from vinoreward_actors.actor_learner.acting.environments import as_config_error, check_spaces
 from vinoreward_actors.actor_learner.acting.evaluation import Player, evaluation_backend
@@ -29,25 +28,25 @@ from vinoreward_actors.command.build import evaluation_options
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.tasks.lookup import make_task
 from vinoreward_envs.human import has_display
-from vinoreward_training.configs import PlayConfig
+from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
-from vinoreward_training.policy.checkpoint import OF_ENV, discount, load_policy, read_description
-from vinoreward_training.policy.evaluate import Evaluation, Moment, Policy, evaluate, rate_row
+from vinoreward_training.policy.checkpoint import discount, load_policy, read_description
+from vinoreward_training.policy.evaluate import EvalStep, Evaluation, Policy, evaluate, rate_row
 from vinoreward_training.runs.next_command import to_mend
 from vinoreward_training.runs.report import Section, write_report
-from vinoreward_training.runs.run_folder import plain, refuse_links
+from vinoreward_training.runs.run_folder import plain
 from vinoreward_training.tasks.environments import (
-    agree_to_import,
     dependencies_named,
     make_env,
     truth_reader,
+    with_truth,
 )
+from vinoreward_training.tasks.recorded import same_environment
+from vinoreward_training.tasks.trust import agree_to_run
 
 MAX_TABLE = 20
 """Maximum number of episodes in the report's table."""
-MOST_FRAMES = 300
-"""Maximum frames of a film: a game has thousands of steps, and a frame takes half a megabyte."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,11 @@ class Opened:
     model: Policy
     description: dict[str, Any]
     """The run's description of the policy."""
+    task: str
+    """The environment's id."""
+    truth: str | None
     unfilmed: str = ""
     """Why the environment cannot render; empty if it can, or need not."""
-    most_frames: int | None = None
-    """Maximum of a film; None: episodes are short, so every step is filmed."""
 
 
 @dataclass(frozen=True)
@@ -86,118 +86,83 @@ class PlayResult:
 def play(config: PlayConfig) -> PlayResult:
     """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder."""
     filmed = 0 if config.human else min(config.film, config.episodes)
-    if config.film < 0 or config.episodes < 1:
-        raise ConfigError(
-            f"found {config.episodes} episodes, {config.film} to film. Expected at least 1, and "
-            "not fewer than 0 to film; change --episodes or --film."
-        )
     film_path = config.run / "play.gif" if config.out is None else config.out
     if filmed:
         check_film_path(film_path)
     if config.human and not has_display():
         raise MissingDisplayError(
-            "found no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Expected one for "
-            "--human; leave it out to get a film, or run under a desktop or xvfb-run."
+            field="human",
+            expected="a display, as DISPLAY or WAYLAND_DISPLAY name it",
+            remedy="leave it out to get a film, or run under a desktop or xvfb-run",
         )
-    if config.run.is_dir():
-        refuse_links(config.run)
+    mode = "human" if config.human else "rgb_array" if filmed else None
     with contextlib.ExitStack() as stack:
-        opened = _open(config, "human" if config.human else "rgb_array" if filmed else None, stack)
-        filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed, opened.most_frames)
+        opened = (_open_actors if is_of_actors(config.run) else _open)(config, mode, stack)
+        filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed)
         stack.callback(filmer.close)
         found, returns, ends = _played(config, opened, filmer)
     film = None
     if filmer.frames:
         seconds = filmer.frame_seconds
         film = save_film(film_path, filmer.frames, filmer.lasts, frame_seconds=seconds)
-    write_json(
-        config.run / "play.json",
-        {
-            "config": plain(config),
-            "policy": opened.description,
-            "evaluation": plain(found),
-            "returns": returns,
-        },
-    )
+    record = {"config": config, "policy": opened.description, "evaluation": found}
+    write_json(config.run / "play.json", {**plain(record), "returns": returns})
     report = _report(config, found, ends, film)
     return PlayResult(found, film, report, tuple(returns), opened.unfilmed)
 
 
 def _open(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> Opened:
-    """Open a run of either kind; the stack closes it."""
-    if is_of_actors(config.run):
-        return _open_actors(config, mode, stack)
+    """Return the policy of a training with its environment; the stack closes it."""
     description = read_description(config.run)
     if config.compressed:
-        raise ConfigError(
-            f"found --compressed, but {config.run} is a run of vinoreward train, which has only "
-            "one policy. Expected a run of vinoreward actors; leave it out."
-        )
-    if config.env is None:
-        recorded = config.run / "policy.json"
-        agree_to_import(description.get("env"), recorded, trust_run=config.trust_run)
-    _, truth = _truth(config, description)
-    if truth is not None and config.truth is None:
-        recorded = config.run / "policy.json"
-        agree_to_import(truth, recorded, trust_run=config.trust_run, option="--truth")
-    env = _make(config, description, mode)
+        expected = f"a run of vinoreward actors, as {config.run} has only one policy"
+        raise ConfigError(field="compressed", expected=expected, remedy="leave it out")
+    task = _task(config, description)
+    recorded = config.run / "policy.json"
+    for name in ("env", "truth"):
+        if getattr(config, name) is None:
+            named = getattr(task, name)
+            agree_to_run(named, recorded, trust_run=config.trust_run, field=name)
+    env = make_env(task, render_mode=mode, gamma=discount(description.algorithm_kwargs))
     stack.callback(env.close)
-    return Opened(env, load_policy(config.run, env), description)
+    model = load_policy(config.run, env)
+    return Opened(env, model, read_json(recorded), task.env, task.truth)
 
 
 def _played(
     config: PlayConfig, opened: Opened, filmer: Filmer
 ) -> tuple[Evaluation, list[float], list[dict[str, object]]]:
     """Return the evaluation, and the return and the report's row of each episode."""
-    from tqdm import tqdm
-
     ends: list[dict[str, object]] = []
     returns: list[float] = []
     total = 0.0
-    name = str(opened.description.get("env") or opened.description.get("task"))
-    with (
-        dependencies_named(name),
-        tqdm(
-            total=config.episodes, desc="play", unit="episode", disable=not config.progress
-        ) as bar,
-    ):
+    bar = tqdm(total=config.episodes, desc="play", unit="episode", disable=not config.progress)
+    with dependencies_named(opened.task), bar:
 
-        def watch(moment: Moment) -> None:
+        def watch(step: EvalStep) -> None:
             nonlocal total
-            filmer(moment)
-            total = moment.reward if moment.step == 0 else total + moment.reward
-            if moment.last:
+            filmer(step)
+            total = step.reward if step.step == 0 else total + step.reward
+            if step.last:
                 returns.append(total)
-                ends.append({**_end(moment), "return": round(returns[-1], 4)})
+                ends.append({**_end(step), "return": round(total, 4)})
                 bar.update()
 
-        truth = truth_reader(*_truth(config, opened.description))
+        truth = truth_reader(opened.truth)
         found = evaluate(opened.model, opened.env, config.episodes, config.seed, watch, truth=truth)
     return dataclasses.replace(found, mean_return=float(np.mean(returns))), returns, ends
 
 
-def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | None) -> Any:
-    if config.encoder is not None and description.get("encoder") is None:
-        raise ConfigError(
-            f"found --encoder {config.encoder}, but the policy in {config.run} was trained without "
-            "one. Expected none; leave it out."
-        )
-    # Runs of the first versions have not all of these.
-    settings = {name: description[name] for name in OF_ENV if name in description}
-    for name in ("backend", "bundle", "encoder", "accept_foreign_images"):
-        settings[name] = getattr(config, name) or settings.get(name)
-    settings["truth_key"], settings["truth"] = _truth(config, description)
-    settings["gamma"] = discount(description["algorithm_kwargs"])
-    env = description["env"] if config.env is None else config.env
-    options = description["env_kwargs"] if env == description["env"] else {}
-    return make_env(env, {**options, **config.env_kwargs}, render_mode=render_mode, **settings)
-
-
-def _truth(config: PlayConfig, description: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return key and function of the truth: the command line's, else those of training."""
-    if config.truth_key is not None or config.truth is not None:
-        return config.truth_key, config.truth
-    return description.get("truth_key"), description.get("truth")
+def _task(config: PlayConfig, trained: TrainConfig) -> TrainConfig:
+    """Return the task of a training with what the command line changes."""
+    if config.encoder is not None and trained.encoder is None:
+        expected = f"none, as the policy in {config.run} was trained without one"
+        raise ConfigError(field="encoder", value=config.encoder, expected=expected)
+    names = ("env", "truth", "backend", "bundle", "encoder", "accept_foreign_images")
+    changes: dict[str, Any] = {name: value for name in names if (value := getattr(config, name))}
+    same = config.env is None or same_environment(config.env, trained.env)
+    kwargs = {**(trained.env_kwargs if same else {}), **config.env_kwargs}
+    return dataclasses.replace(trained, **changes, env_kwargs=kwargs)
 
 
 class _Greedy:
@@ -228,9 +193,10 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
     for name in ("backend", "bundle", "encoder"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"found --{name} with a run of vinoreward actors, whose environment has its own "
-                f"options. Expected those; leave it out, or try --env-kwargs {name} "
-                f"{getattr(config, name)}."
+                field=name,
+                value=getattr(config, name),
+                expected="none with a run of vinoreward actors, whose task has its own options",
+                remedy=f"leave it out, or try `env_kwargs={name} {getattr(config, name)}`",
             )
     file = "compressed.json" if config.compressed else "policy.json"
     if config.compressed and not (config.run / file).is_file():
@@ -240,11 +206,10 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
             "one."
         )
     policy = policies.load_policy(config.run / file)
-    task, options, backend, recorded_truth = _recorded(config)
-    truth_key, truth = _truth(config, recorded_truth)
+    task, options, backend, truth = _recorded(config)
     options = {**options, **config.env_kwargs}
     env, unfilmed = _make_task(task, options, mode)
-    env = env if truth is None else TrueSuccess(env, truth)
+    env = with_truth(env, truth)
     stack.callback(env.close)
     check_spaces(env, policy.spec)
     backend = policy.backend if config.compressed else evaluation_backend(backend)
@@ -255,32 +220,31 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
         "file": file,
         "version": policy.version,
         "backend": backend,
-        "truth_key": truth_key,
         "truth": truth,
     }
-    return Opened(env, _Greedy(player), description, unfilmed, MOST_FRAMES)
+    return Opened(env, _Greedy(player), description, task, truth, unfilmed)
 
 
-def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, dict[str, str | None]]:
-    """Return task, options, backend, and what says the truth: the run's, or the command line's."""
+def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, str | None]:
+    """Return task, options, backend and truth: the run's, or the command line's."""
     if (config.run / "config.yaml").is_file():
         # Use the run's task only if the command line names no other.
         trusted = config.trust_run or config.env is not None
         named = {} if config.truth is None else {"truth": config.truth}
         run = actors_settings.SETTINGS.of(out=config.run, resume=True, trust_run=trusted, **named)
-        same = config.env is None or config.env == run.task
-        if same and config.truth is None and run.truth is not None:
-            recorded = config.run / "config.yaml"
-            agree_to_import(run.truth, recorded, trust_run=config.trust_run, option="--truth")
+        same = config.env is None or same_environment(config.env, run.task)
         options = evaluation_options(run) if same else {}
-        recorded_truth = {"truth_key": run.truth_key, "truth": run.truth} if same else {}
-        return config.env or run.task, options, run.backend, recorded_truth
+        truth = run.truth if same else config.truth
+        if same and config.truth is None:
+            recorded = config.run / "config.yaml"
+            agree_to_run(truth, recorded, trust_run=config.trust_run, field="truth")
+        return config.env or run.task, options, run.backend, truth
     if config.env is None:
         raise ConfigError(
             f"{config.run} has a policy, but no config.yaml with its task. Expected the one that "
-            "vinoreward actors writes; name the task with --env and --env-kwargs."
+            "vinoreward actors writes; name the task with `env` and `env_kwargs`."
         )
-    return config.env, {}, ActorsConfig.backend, {}
+    return config.env, {}, ActorsConfig.backend, config.truth
 
 
 def _make_task(
@@ -307,17 +271,14 @@ def _make_task(
     return make_task(task, **options), why
 
 
-def _end(moment: Moment) -> dict[str, object]:
-    row: dict[str, object] = {"episode": moment.episode + 1, "steps": moment.step}
-    row |= {
-        name: value
-        for name, value in (("claimed", moment.claimed), ("true", moment.true))
-        if value is not None
-    }
-    if "reward_prob" in moment.info:
-        row["P(success)"] = float(moment.info["reward_prob"])
-    if "distance" in moment.info:
-        row["distance in cm"] = round(100 * float(moment.info["distance"]), 2)
+def _end(step: EvalStep) -> dict[str, object]:
+    row: dict[str, object] = {"episode": step.episode + 1, "steps": step.step}
+    known = (("claimed", step.claimed), ("true", step.true))
+    row |= {name: value for name, value in known if value is not None}
+    if "reward_prob" in step.info:
+        row["P(success)"] = float(step.info["reward_prob"])
+    if "distance" in step.info:
+        row["distance in cm"] = round(100 * float(step.info["distance"]), 2)
     return row
 
 
@@ -329,32 +290,24 @@ def _report(
     differ = f"{len(wrong)} of {len(both)} episodes" + (", the first:" if wrong else ".")
     if not both:
         differ = "Not known: no episode has both a claim and a truth."
-    return write_report(
-        config.run / "play.html",
-        f"Playing {config.run.name}",
-        [
-            Section(
-                "Success",
-                "Success of an episode is that of its last state. Claimed is what the classifier "
-                "said, true is what the simulator knows. Intervals are Clopper-Pearson.",
-                [
-                    rate_row("claimed by the classifier", found.claimed),
-                    rate_row("true, by the simulator", found.true),
-                ],
-            ),
-            Section(
-                "Episodes",
-                f"Mean return {found.mean_return:.2f}, mean length {found.mean_length:.2f} steps.",
-            ),
-            *([Section("Film", images=[film])] if film is not None else []),
-            Section(
-                "Where claim and truth differ",
-                differ,
-                wrong[:MAX_TABLE],
-            ),
-            Section(f"The first {min(MAX_TABLE, len(ends))} episodes", rows=ends[:MAX_TABLE]),
-        ],
+    about = (
+        "Success of an episode is that of its last state. Claimed is what the classifier said, "
+        "true is what the simulator knows. Intervals are Clopper-Pearson."
     )
+    rates = [
+        rate_row("claimed by the classifier", found.claimed),
+        rate_row("true, by the simulator", found.true),
+    ]
+    mean = f"Mean return {found.mean_return:.2f}, mean length {found.mean_length:.2f} steps."
+    sections = [
+        Section("Success", about, rates),
+        Section("Episodes", mean),
+        *([Section("Film", images=[film])] if film is not None else []),
+        Section("Where claim and truth differ", differ, wrong[:MAX_TABLE]),
+        Section(f"The first {min(MAX_TABLE, len(ends))} episodes", rows=ends[:MAX_TABLE]),
+    ]
+    title = f"Playing {config.run.name}"
+    return write_report(config.run / "play.html", title, sections)
 
 
 def run(config: PlayConfig) -> int:
@@ -370,7 +323,7 @@ def run(config: PlayConfig) -> int:
         print(f"no film: {result.unfilmed}")
     print(f"report: {result.report}")
     if result.evaluation.cheats:
-        print("The policy is paid for claims that are no successes: mend its classifier.")
+        print("The policy is rewarded for claims that are no successes: mend its classifier.")
         if (config.run / CLAIMS / TABLE).is_file():
             print(f"next:   {to_mend(config.run, truths_of(config.run))}")
     elif result.evaluation.claimed is not None and result.evaluation.true is not None:

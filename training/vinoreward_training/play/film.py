@@ -15,14 +15,16 @@ from vinoreward.errors import ConfigError, needed_for
 from vinoreward.files import atomic_path
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.scene import make_camera
-from vinoreward_training.policy.evaluate import Moment
+from vinoreward_training.policy.evaluate import EvalStep
 
 FILM_WIDTH = 480
 STRIP_HEIGHT = 56
+MOST_FRAMES = 300
+"""Maximum frames of a film: a game has thousands of steps, and a frame takes half a megabyte."""
 FRAME_SECONDS = 0.25
-"""Seconds per frame of a short film."""
+"""Maximum seconds per frame."""
 SHORTEST = 0.04
-"""Minimum seconds per frame of a long film; viewers do not show less well."""
+"""Minimum seconds per frame; viewers do not show less well."""
 FILM_SUFFIXES = (".gif", ".mp4")
 _INK, _PAPER = (235, 237, 240), (24, 27, 32)
 _GOOD, _BAD = (110, 200, 120), (240, 120, 100)
@@ -31,37 +33,34 @@ _GOOD, _BAD = (110, 200, 120), (240, 120, 100)
 class Filmer:
     """Collects captioned frames of the first ``episodes`` of an environment that renders.
 
-    ``most`` is an approximate maximum of frames: longer films keep only every second, fourth, ...
-    step and the last ones. None keeps all.
+    Films of more than ``MOST_FRAMES`` keep only every second, fourth, ... step and the last ones.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], episodes: int, most: int | None = None) -> None:
+    def __init__(self, env: gym.Env[Any, Any], episodes: int) -> None:
         self.frames: list[NDArray[np.uint8]] = []
         self.lasts: list[bool] = []
         self._stride = 1
         self._steps: list[int] = []
-        self._most = most
         self._env = env
         self._episodes = episodes
         self._camera: Any = None
 
-    def __call__(self, moment: Moment) -> None:
-        """Add this moment's frame, if its episode is filmed."""
-        if moment.episode >= self._episodes or (moment.step % self._stride and not moment.last):
+    def __call__(self, step: EvalStep) -> None:
+        """Add this step's frame, if its episode is filmed."""
+        if step.episode >= self._episodes or (step.step % self._stride and not step.last):
             return
-        self.frames.append(captioned(self._image(), moment))
-        self.lasts.append(moment.last)
-        self._steps.append(moment.step)
-        if self._most is not None and len(self.frames) > self._most:
+        self.frames.append(captioned(self._image(), step))
+        self.lasts.append(step.last)
+        self._steps.append(step.step)
+        if len(self.frames) > MOST_FRAMES:
             self._thin()
 
     @property
     def frame_seconds(self) -> float:
-        """Seconds per frame: a long film runs at its environment's own speed."""
+        """Seconds per frame: the environment's own speed, where it tells."""
         rate = self._env.metadata.get("render_fps")
-        if self._most is None or not rate:
-            return FRAME_SECONDS
-        return min(max(self._stride / float(rate), SHORTEST), FRAME_SECONDS)
+        seconds = self._stride / float(rate) if rate else FRAME_SECONDS
+        return min(max(seconds, SHORTEST), FRAME_SECONDS)
 
     def close(self) -> None:
         """Free the film camera."""
@@ -84,7 +83,7 @@ class Filmer:
         if frame.ndim != 3 or frame.shape[2] != 3:
             raise ConfigError(
                 f"found an image of shape {frame.shape} to film. Expected (height, width, 3); "
-                "choose an environment whose render_mode rgb_array gives such images."
+                "leave the film out with `film=0`."
             )
         return frame
 
@@ -93,19 +92,14 @@ class Filmer:
         if self._camera is None:
             height, width = scene.camera_spec.height, scene.camera_spec.width
             factor = max(1, round(FILM_WIDTH / width))
-            self._camera = make_camera(
-                CameraSpec(
-                    height=height * factor,
-                    width=width * factor,
-                    renderer=scene.camera_spec.renderer,
-                    mesh="full",
-                )
-            )
+            renderer = scene.camera_spec.renderer
+            size = {"height": height * factor, "width": width * factor}
+            self._camera = make_camera(CameraSpec(**size, renderer=renderer, mesh="full"))
         frame: NDArray[np.uint8] = self._camera.render(*scene.pose())
         return frame
 
 
-def captioned(frame: NDArray[np.uint8], moment: Moment) -> NDArray[np.uint8]:
+def captioned(frame: NDArray[np.uint8], step: EvalStep) -> NDArray[np.uint8]:
     """Return the ``(H, W, 3)`` uint8 frame at film width with a strip of text under it."""
     image = Image.fromarray(frame)
     height = max(2, round(image.height * FILM_WIDTH / image.width))
@@ -116,12 +110,12 @@ def captioned(frame: NDArray[np.uint8], moment: Moment) -> NDArray[np.uint8]:
     sheet.paste(image, (0, 0))
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(size=16)
-    probability = moment.info.get("reward_prob")
-    words = f"episode {moment.episode + 1}   step {moment.step}"
+    probability = step.info.get("reward_prob")
+    words = f"episode {step.episode + 1}   step {step.step}"
     if probability is not None:
         words += f"   P(success) {float(probability):.2f}"
     draw.text((10, height + 6), words, _INK, font=font)
-    for left, name, yes in ((10, "claimed", moment.claimed), (170, "true", moment.true)):
+    for left, name, yes in ((10, "claimed", step.claimed), (170, "true", step.true)):
         word = "?" if yes is None else "yes" if yes else "no"
         draw.text((left, height + 30), f"{name}: ", _INK, font=font)
         offset = draw.textlength(f"{name}: ", font=font)
@@ -142,23 +136,15 @@ def save_film(
 
     ``lasts`` says for each frame whether it ends an episode; such frames are shown longer.
     """
-    check_film_path(path)
-    if not frames:
-        raise ConfigError("found no frames to film. Expected at least one; film an episode.")
     shown = [last_seconds if last else frame_seconds for last in lasts]
     with atomic_path(path) as part:
         if path.suffix.lower() == ".gif":
             images = [Image.fromarray(frame) for frame in frames]
             palette = _palette(images)
             still = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in images]
-            still[0].save(
-                part,
-                format="GIF",
-                save_all=True,
-                append_images=still[1:],
-                duration=[round(1000 * seconds) for seconds in shown],
-                loop=0,
-            )
+            times = [round(1000 * seconds) for seconds in shown]
+            first, *rest = still
+            first.save(part, "GIF", save_all=True, append_images=rest, duration=times, loop=0)
         else:
             import imageio.v2 as imageio
 
@@ -192,8 +178,7 @@ def check_film_path(path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix not in FILM_SUFFIXES:
         raise ConfigError(
-            f"found the film {path.name}. Expected a name that ends in "
-            f"{' or '.join(FILM_SUFFIXES)}; change --out."
+            field="out", value=path.name, expected=f"a name ending in {' or '.join(FILM_SUFFIXES)}"
         )
     if suffix == ".mp4":
         with needed_for("an MP4 film (not a .gif)", "train"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import gymnasium as gym
 from tqdm import tqdm
 
-from vinoreward.errors import DatasetError, RunFolderError
-from vinoreward.files import read_json, shown, write_json
+from vinoreward.errors import DatasetError
+from vinoreward.files import read_json, write_json
 from vinoreward.rewards.alarms import (
     TESTS,
     Ended,
@@ -23,7 +22,7 @@ from vinoreward.rewards.alarms import (
 from vinoreward.wrappers.sb3 import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.data.tables import write_table
-from vinoreward_training.policy.checkpoint import save_checkpoint, train_again
+from vinoreward_training.policy.checkpoint import resume_train, save_checkpoint
 from vinoreward_training.policy.claims import ClaimSample
 from vinoreward_training.policy.evaluate import Evaluation, evaluate, evaluate_batch
 from vinoreward_training.policy.pausing import how_to_go_on, wait
@@ -35,46 +34,31 @@ from vinoreward_training.runs.report import (
     prepare_figures,
     read_table,
 )
+from vinoreward_training.runs.run_folder import reading
 from vinoreward_training.sb3 import BatchedVecEnv
 from vinoreward_training.tasks.environments import truth_reader
 
 EVAL_SEED = 10_000
 """First seed of evaluations, far from those of training."""
-LONG_EVALUATIONS = 60.0
-"""Seconds of evaluations without which nothing is said about them."""
 ALARMS = "alarms.csv"
 """Steps at which alarms were raised, with a 1 in the column of the test."""
-IN_ORDER = ("--order", "drawn")
-"""Options of ``vinoreward label`` with which few labels say much of all claims."""
 LABELS_EVERY = 20.0
-"""Seconds between two looks at the labels."""
+"""Seconds between two readings of the labels."""
 CLOCK = "clock.json"
 """Seconds of a run up to its checkpoint."""
 
 
 def read_clock(folder: Path) -> tuple[float, float]:
     """Return the seconds of learning and of evaluating up to the checkpoint; 0 if not recorded."""
-    try:
-        clock = read_json(folder / CLOCK)
-        learning, evaluating = float(clock["seconds"]), float(clock["evaluation_seconds"])
-        if not (0 <= learning < math.inf and 0 <= evaluating < math.inf):
-            raise ValueError(f"found {learning} and {evaluating} seconds")
-        return learning, evaluating
-    except FileNotFoundError:
+    if not (path := folder / CLOCK).is_file():
         return 0.0, 0.0
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise RunFolderError(
-            f"{folder / CLOCK} cannot be read ({shown(error)}). Expected the seconds that a run "
-            "has learned; remove the file to continue without them."
-        ) from error
+    with reading(path, "the seconds that a run has learned; remove the file to go on without them"):
+        clock = read_json(path)
+        return float(clock["seconds"]), float(clock["evaluation_seconds"])
 
 
-class Solved(Exception):
-    """Ends a training whose task is solved."""
-
-
-class Alarmed(Exception):
-    """Ends a training whose claims are no longer true successes."""
+class TrainingEnded(Exception):
+    """Ends a training whose task is solved, or by an alarm."""
 
 
 class RunCallback(ClaimedVsTrue):
@@ -95,7 +79,7 @@ class RunCallback(ClaimedVsTrue):
         final_env: gym.Env[Any, Any] | BatchedVecEnv | None = None,
     ) -> None:
         tested = config.on_alarm != "off"
-        super().__init__(config.truth_key)
+        super().__init__(truth_reader(config.truth).key)
         self.folder = folder
         self.trust = TrustMonitor(
             false=RateAlarm() if tested else None,
@@ -110,7 +94,6 @@ class RunCallback(ClaimedVsTrue):
         self._alarms_before = self.alarm_count
         self.evaluations: list[Row] = []
         self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
-        self._advised = False
         self.solved_at: int | None = None
         self.final: Evaluation | None = None
         self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
@@ -120,9 +103,10 @@ class RunCallback(ClaimedVsTrue):
         self._config = config
         self._check_interrupt = check_interrupt
         self._next_evaluation = _next_multiple(start, config.eval_every)
-        self._next_checkpoint = _next_multiple(start, config.checkpoint_every)
+        self._checkpoint_every = max(1000, (config.timesteps or 0) // 20)
+        self._next_checkpoint = _next_multiple(start, self._checkpoint_every)
         self._last_checkpoint: int | None = start if start else None
-        self.truth = truth_reader(config.truth_key, config.truth)
+        self.truth = truth_reader(config.truth)
         self._bar = tqdm(
             total=config.timesteps, initial=start, unit="step", disable=not config.progress,
             desc="train",
@@ -140,7 +124,7 @@ class RunCallback(ClaimedVsTrue):
             if row["precision"]:
                 self.raised["precision"].append(int(row["step"] or 0))
         self.trust.raised["precision"] = len(self.raised["precision"])
-        if self.raised["precision"]:  # told before; the same labels are no new alarm
+        if self.raised["precision"]:  # printed before: the same labels are no new alarm
             self.trust.bound = self._labelled()
 
     @property
@@ -171,7 +155,9 @@ class RunCallback(ClaimedVsTrue):
         self.say(text)
         if self.claims is not None and len(self.claims):
             self.claims.write()
-            self.say(f"Images of the claims: {command('label', '--run', self.folder, *IN_ORDER)}")
+            # In this order few labels say much of all claims.
+            line = command("label", "--run", self.folder, "--order", "drawn")
+            self.say(f"Images of the claims: {line}")
 
     def _on_rollout_start(self) -> None:
         """Evaluate, write a checkpoint or stop when due; every transition is in the buffer now."""
@@ -179,24 +165,22 @@ class RunCallback(ClaimedVsTrue):
             self._next_evaluation = _next_multiple(self.num_timesteps, self._config.eval_every)
             self.evaluate_now()
         if self.num_timesteps >= self._next_checkpoint:
-            self._next_checkpoint = _next_multiple(
-                self.num_timesteps, self._config.checkpoint_every
-            )
+            self._next_checkpoint = _next_multiple(self.num_timesteps, self._checkpoint_every)
             self.checkpoint_now()
         self._check_interrupt(self._stopped)
-        self.look_at_labels()
+        self.read_labels()
         if self.solved_at is not None:
-            raise Solved
+            raise TrainingEnded
         if self.alarm_count > self._alarms_before:
             self._alarmed()
 
     def _alarmed(self) -> None:
         """Stop or wait after an alarm, as configured."""
         self._alarms_before = self.alarm_count
-        line = train_again(self.folder, self._config.env, self._config.truth)
+        line = resume_train(self.folder, self._config.env, self._config.truth)
         if self._config.on_alarm == "stop":
             self.say(f"Stopped at step {self.num_timesteps} by the alarm. Continue with: {line}")
-            raise Alarmed
+            raise TrainingEnded
         if self._config.on_alarm == "pause":
             self.checkpoint_now()
             self.say(
@@ -208,7 +192,7 @@ class RunCallback(ClaimedVsTrue):
             self._began = (self._began or began) + time.perf_counter() - began
             self.say(f"Going on from step {self.num_timesteps}.")
 
-    def look_at_labels(self, *, now: bool = False) -> None:
+    def read_labels(self, *, now: bool = False) -> None:
         """Read what people have labelled meanwhile, every few seconds or ``now``."""
         if self.claims is None or (not now and time.perf_counter() < self._next_labels):
             return
@@ -220,8 +204,8 @@ class RunCallback(ClaimedVsTrue):
         for name, value in self.trust.readings().items():
             self.logger.record(f"trust/{name}", value)
         self.say(
-            f"{bound.labels} labels of claims: surely {bound.low:.0%} to {bound.high:.0%} of the "
-            "claims are successes."
+            f"{bound.labels} labels of claims: {bound.low:.0%} to {bound.high:.0%} of the claims "
+            "are successes (95 % interval)."
         )
 
     def _labelled(self) -> PrecisionBound | None:
@@ -234,10 +218,7 @@ class RunCallback(ClaimedVsTrue):
 
     def _note(self, info: Mapping[str, Any], ood: bool | None = None) -> None:
         super()._note(info, ood)
-        self._sample(info)
-
-    def _sample(self, info: Mapping[str, Any]) -> None:
-        """Keep the image of the last episode's claim if the sample wants it."""
+        # Keep the image of the episode's claim if the sample wants it.
         row, episode = self.episodes[-1], len(self.episodes) - 1
         drawn = self.claims.wants(episode) if self.claims is not None and row["claimed"] else None
         if self.claims is None or drawn is None:
@@ -261,7 +242,7 @@ class RunCallback(ClaimedVsTrue):
         print(f"\nStopped at step {self.num_timesteps}; the checkpoint is written.")
 
     def evaluate_now(self) -> None:
-        """Evaluate; if the task looks solved, confirm it over the final number of episodes."""
+        """Evaluate; if it reaches the goal, confirm it over the final number of episodes."""
         began = time.perf_counter()
         result = self._evaluated(self._evaluation_env, self._config.eval_episodes, EVAL_SEED)
         if self.reaches_goal(result):
@@ -270,19 +251,6 @@ class RunCallback(ClaimedVsTrue):
                 self.solved_at, self.final = self.num_timesteps, result
         self._note_evaluation(result)
         self.evaluation_seconds += time.perf_counter() - began
-        self._advise_on_evaluations()
-
-    def _advise_on_evaluations(self) -> None:
-        """Say once that long episodes make the evaluations take most of the time."""
-        learning = self.seconds - self.evaluation_seconds
-        if self._advised or self.evaluation_seconds < max(LONG_EVALUATIONS, learning):
-            return
-        self._advised = True
-        self.say(
-            f"Evaluations took {self.evaluation_seconds:.0f} s, learning {learning:.0f} s. "
-            f"Fewer of them, or of fewer episodes: --eval-every {10 * self._config.eval_every}, "
-            f"--eval-episodes {max(1, self._config.eval_episodes // 4)}."
-        )
 
     def evaluate_finally(self, *, note: bool = False) -> Evaluation:
         """Evaluate over the final number of episodes, with seeds that no other evaluation uses.
@@ -301,13 +269,10 @@ class RunCallback(ClaimedVsTrue):
             self._bar.set_description(f"evaluate {done} of {episodes}")
 
         show(0)
-        try:
-            truth = self.truth
-            if isinstance(env, BatchedVecEnv):
-                return evaluate_batch(self.model, env, episodes, seed, truth=truth, ended=show)
-            return evaluate(self.model, env, episodes, seed, truth=truth, ended=show)
-        finally:
-            self._bar.set_description("train")
+        run: Any = evaluate_batch if isinstance(env, BatchedVecEnv) else evaluate
+        found: Evaluation = run(self.model, env, episodes, seed, truth=self.truth, ended=show)
+        self._bar.set_description("train")
+        return found
 
     def reaches_goal(self, result: Evaluation) -> bool:
         """Return whether the true success is high enough to stop."""
@@ -315,19 +280,14 @@ class RunCallback(ClaimedVsTrue):
         return goal is not None and result.true is not None and result.true.value >= goal
 
     def _note_evaluation(self, result: Evaluation) -> None:
-        rates = {"claimed": result.claimed, "true": result.true}
-        known = {name: rate for name, rate in rates.items() if rate is not None}
-        self.evaluations.append(
-            {
-                "step": self.num_timesteps,
-                "episodes": next((rate.trials for rate in known.values()), None),
-                **{name: None if rate is None else rate.value for name, rate in rates.items()},
-                "mean_return": result.mean_return,
-                "mean_length": result.mean_length,
-            }
-        )
-        for name, rate in known.items():
-            self.logger.record(f"eval/{name}_success", rate.value)
+        row: dict[str, Any] = dict.fromkeys(EVALUATION_COLUMNS)
+        row["step"] = self.num_timesteps
+        for name, rate in (("claimed", result.claimed), ("true", result.true)):
+            if rate is not None:
+                row |= {"episodes": rate.trials, name: rate.value}
+                self.logger.record(f"eval/{name}_success", rate.value)
+        row |= {"mean_return": result.mean_return, "mean_length": result.mean_length}
+        self.evaluations.append(row)
         self.logger.record("eval/mean_return", result.mean_return)
         self.logger.dump(self.num_timesteps)
         self.write_tables()

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -19,13 +19,13 @@ import gymnasium as gym
 import numpy as np
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
-from vinoreward.files import check_counts, check_names, read_json, save_state, write_json
+from vinoreward.files import check_names, read_json, save_state, write_json
 from vinoreward.wrappers.sources import parts_below
 from vinoreward_training.configs import TrainConfig
-from vinoreward_training.runs.next_command import again, recorded, short_text
+from vinoreward_training.runs.next_command import recorded, resume_command
 from vinoreward_training.runs.run_folder import read_tensors
-from vinoreward_training.runs.settings import typed
-from vinoreward_training.tasks.environments import naming
+from vinoreward_training.runs.settings import checked
+from vinoreward_training.tasks.trust import trust_args
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 
 ALGORITHMS = ("SAC", "TD3", "DDPG", "DQN", "PPO", "A2C")
 OFF_POLICY = ("SAC", "TD3", "DDPG", "DQN")
-OF_ENV = (
-    "backend", "bundle", "precision", "wrap_bundle", "encoder", "encoder_sha256", "frame_stack",
-    "accept_foreign_images", "success_reward", "step_reward", "truth", "truth_key",
-    "image_source", "reward_mode", "hold", "exit_threshold", "on_ood",
-)  # fmt: skip
-"""Settings that ``make_env`` takes by the same name, and a policy's description records."""
-_DESCRIBED = (
-    "algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision",
-    "wrap_bundle",
-)  # fmt: skip
-"""Keys that every version has written of a policy."""
 _COUNTERS = ("_n_updates", "_episode_num", "_n_calls", "postponed")
 _REPLAY = (
     "observations", "next_observations", "actions", "rewards", "dones", "timeouts", "terminated",
@@ -53,10 +42,7 @@ _REPLAY = (
 def algorithm_class(name: str | None) -> type[BaseAlgorithm]:
     """Return SB3's class of that name, one of :data:`ALGORITHMS`."""
     if name not in ALGORITHMS:
-        raise ConfigError(
-            f"found the algorithm {name!r}. Expected one of {', '.join(ALGORITHMS)}; choose one "
-            "with --algorithm."
-        )
+        raise ConfigError(field="algorithm", value=name, expected=f"one of {', '.join(ALGORITHMS)}")
     with needed_for("training", "train"):
         import stable_baselines3
     algorithm: type[BaseAlgorithm] = getattr(stable_baselines3, name)
@@ -84,7 +70,7 @@ def check_numbering(actions: gym.Space[Any]) -> None:
     raise ConfigError(
         f"the environment's actions are {actions}, and Stable-Baselines3 counts from 0. Expected "
         "integers from 0; convert them with gymnasium.wrappers.TransformAction(env, lambda action: "
-        f"action + {start}, gymnasium.spaces.{space}), in a function that --env names."
+        f"action + {start}, gymnasium.spaces.{space}), in a function that `env` names."
     )
 
 
@@ -98,19 +84,19 @@ def build_model(
     replay_size: int | None = None,
     learner: str = "sb3",
 ) -> BaseAlgorithm:
-    """Build an untrained SB3 model.
+    """Build an untrained SB3 model; ConfigError if it cannot learn in this environment.
 
-    ``arguments`` are the algorithm's, as YAML holds them; ``policy`` may name SB3's policy and
-    ``action_noise`` may be a standard deviation. ``replay_size`` is the replay capacity unless
-    ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate. With N
-    environments off-policy algorithms make N gradient steps where they would make one, unless
-    ``gradient_steps`` is given.
-    In a batch off-policy algorithms train while it steps, see
-    :class:`~vinoreward_training.sb3.OverlappedTraining`.
-    ``learner`` ``"fused"`` and ``"skrl"`` train the same networks by other code, see
-    ``TrainConfig``.
-
-    ConfigError for actions that :func:`check_numbering` refuses.
+    Args:
+        algorithm: one of :data:`ALGORITHMS`. In a batch, off-policy ones train while it steps.
+        env: one environment or several. With N of them off-policy algorithms make N gradient steps
+            where they would make one, unless ``gradient_steps`` is given.
+        arguments: the algorithm's, as YAML holds them; ``policy`` may name SB3's policy, and
+            ``action_noise`` may be a standard deviation.
+        seed: of weights and exploration.
+        device: torch's.
+        replay_size: capacity of the replay unless ``buffer_size`` is given: SB3's default of a
+            million transitions is slow to allocate.
+        learner: what trains, as in ``TrainConfig``.
     """
     check_numbering(env.action_space)
     kind: Any = algorithm_class(algorithm)
@@ -139,7 +125,6 @@ def build_model(
         shape = env.action_space.shape or ()
         given["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, float(noise)))
     _check_simple(kind, algorithm, given)
-    _check_sizes(algorithm, "policy_kwargs", given.get("policy_kwargs"))
     if algorithm in OFF_POLICY and replay_size is not None:
         given.setdefault("buffer_size", replay_size)
     if algorithm in OFF_POLICY and (together := getattr(env, "num_envs", 1)) > 1:
@@ -153,8 +138,9 @@ def build_model(
     ) as error:  # fmt: skip
         raise ConfigError(
             f"{algorithm} cannot be set up for this environment: {error}. Expected arguments and "
-            "spaces that Stable-Baselines3 documents for it; change --algorithm or "
-            "--algorithm-kwargs."
+            "spaces that Stable-Baselines3 documents for it; change `algorithm` or "
+            "`algorithm_kwargs`.",
+            field="algorithm_kwargs",
         ) from error
 
 
@@ -167,26 +153,12 @@ def _check_simple(kind: Any, algorithm: str | None, given: Mapping[str, Any]) ->
             continue  # tables, and what takes several forms
         allowed = {*kinds, int} if float in kinds else set(kinds)
         if type(value) not in allowed:
+            names = " or ".join(sorted(each.__name__ for each in kinds))
             raise ConfigError(
-                f"found {name}={value!r:.80} for {algorithm}. Expected "
-                f"{' or '.join(sorted(each.__name__ for each in kinds))}; change "
-                "--algorithm-kwargs."
+                field="algorithm_kwargs",
+                value={name: value},
+                expected=f"{names} for {algorithm}'s {name}",
             )
-
-
-def _check_sizes(algorithm: str | None, name: str, value: Any) -> None:
-    """Raise ConfigError for a network that no machine builds: a file may come from anybody."""
-    several = isinstance(value, list | tuple)
-    size = len(value) if several else value
-    most = 32 if several or name == "n_critics" else 16_384  # layers and critics, or neurons
-    if isinstance(size, int | float) and size > most:
-        raise ConfigError(
-            f"found {name} of {size!r:.80} for {algorithm}. Expected at most {most}; change "
-            "--algorithm-kwargs."
-        )
-    table = value if isinstance(value, Mapping) else {}
-    for key, item in [*table.items(), *((name, one) for one in (value if several else ()))]:
-        _check_sizes(algorithm, key, item)
 
 
 def policy_for(space: gym.Space[Any]) -> str:
@@ -229,7 +201,7 @@ def save_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         "num_timesteps": model.num_timesteps,
         "counters": {name: int(getattr(model, name)) for name in _COUNTERS if hasattr(model, name)},
         "torch_rng": torch.get_rng_state(),
-        "cuda_rng": _cuda_rng(model),
+        "cuda_rng": torch.cuda.get_rng_state(model.device) if _on_cuda(model) else None,
         "rng": json.dumps(_rng_state(model)),
         "replay": _replay_state(model),
     }
@@ -245,87 +217,28 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         if state["kind"] != type(model).__name__:
             raise ValueError(f"it is of {state['kind']}, not {type(model).__name__}")
         parameters, variables = model._get_torch_save_params()
-        check_names(
-            state,
-            parameters=parameters,
-            variables=variables,
-            counters=_COUNTERS,
-            replay=_REPLAY,
-        )
-        check_counts({"num_timesteps": state["num_timesteps"], **state["counters"]})
+        check_names(state, parameters=parameters, variables=variables, counters=_COUNTERS)
         model.num_timesteps = int(state["num_timesteps"])
         for name, count in state["counters"].items():
             setattr(model, name, int(count))
-        _check_postponed(model)
-        for part in ("parameters", "variables", "replay"):
-            _check_finite(part, state[part])
         model.set_parameters(state["parameters"], device=model.device)
-        _check_optimisers(model, parameters)
         for name, value in state["variables"].items():
             getattr(model, name).data.copy_(value)
         if state["replay"]:
             _restore_replay(model, state["replay"])
         torch.set_rng_state(state["torch_rng"])
-        if model.device.type == "cuda" and state.get("cuda_rng") is not None:
+        if _on_cuda(model) and state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], model.device)
         _restore_rng(model, json.loads(state["rng"]))
-    except (
-        LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError,
-        AssertionError,
-    ) as error:  # fmt: skip
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ModelCorruptError(
             f"the checkpoint {path} does not fit: {error}. Expected one of the same algorithm, "
             "network and environment; resume with the configuration it was trained with."
         ) from error
 
 
-def _check_finite(name: str, values: Any) -> None:
-    """Raise ValueError where tensors in nested tables and lists hold NaN or infinity."""
-    import torch
-
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            _check_finite(f"{name} {key}", value)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            _check_finite(name, value)
-    elif torch.is_tensor(values) and not torch.isfinite(values).all():
-        raise ValueError(f"its {name!r:.80} hold NaN or infinity, so that nothing is learned")
-
-
-def _cuda_rng(model: BaseAlgorithm) -> Any:
-    """Return the state of a GPU's generator, from which a model there draws; None elsewhere."""
-    import torch
-
-    return torch.cuda.get_rng_state(model.device) if model.device.type == "cuda" else None
-
-
-def _check_postponed(model: Any) -> None:
-    """Raise ValueError for more gradient steps than one iteration can have left to do."""
-    due = getattr(model, "postponed", 0)
-    if not due or model.train_freq.unit.value != "step":  # an episode may be of any length
-        return
-    if due > max(model.gradient_steps, model.train_freq.frequency * model.n_envs):
-        raise ValueError(f"{due} gradient steps are due, more than one iteration has")
-
-
-def _check_optimisers(model: BaseAlgorithm, names: Sequence[str]) -> None:
-    """Raise ValueError for an optimiser whose state has other shapes than its parameters."""
-    import torch
-    from stable_baselines3.common.save_util import recursive_getattr
-
-    for name in names:
-        optimiser = recursive_getattr(model, name, None)
-        if not isinstance(optimiser, torch.optim.Optimizer):
-            continue
-        for parameter, state in optimiser.state.items():
-            for key, value in state.items():
-                # Its counters are scalars.
-                if torch.is_tensor(value) and value.ndim and value.shape != parameter.shape:
-                    raise ValueError(
-                        f"{key} of {name} has the shape {tuple(value.shape)}, and its parameter "
-                        f"{tuple(parameter.shape)}"
-                    )
+def _on_cuda(model: BaseAlgorithm) -> bool:
+    return bool(model.device.type == "cuda")
 
 
 def _replay_state(model: BaseAlgorithm) -> dict[str, Any]:
@@ -350,14 +263,7 @@ def _replay_state(model: BaseAlgorithm) -> dict[str, Any]:
 def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
     import torch
 
-    buffer = getattr(model, "replay_buffer", None)
-    if buffer is None:
-        raise ValueError("it holds a replay buffer and this algorithm has none")
-    space = model.action_space
-    if isinstance(space, gym.spaces.Discrete) and "actions" in arrays:
-        known = arrays["actions"]
-        if bool((known < 0).any() or (known >= int(space.n)).any()):
-            raise ValueError(f"its replay has actions that are not of {space}")
+    buffer: Any = model.replay_buffer  # type: ignore[attr-defined]
     size = len(arrays["rewards"])
     count = min(size, buffer.buffer_size)
     for name, values in arrays.items():
@@ -371,14 +277,6 @@ def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
             torch.as_tensor(into)[:count] = tensor[size - count :]
     buffer.pos = count % buffer.buffer_size
     buffer.full = count == buffer.buffer_size
-
-
-def _generators(model: BaseAlgorithm) -> dict[str, Any]:
-    """Return the states of the action space's generator and of each environment's, by name."""
-    return {
-        "action_space": _state_of(model.action_space.np_random),
-        **{name: _state_of(one) for name, one in _of_environments(model).items()},
-    }
 
 
 def _state_of(generator: Any) -> dict[str, Any]:
@@ -409,10 +307,11 @@ def _of_environments(model: BaseAlgorithm) -> dict[str, Any]:
 
 def _rng_state(model: BaseAlgorithm) -> dict[str, Any]:
     version, internal, following = random.getstate()
+    generators = {"action_space": model.action_space.np_random, **_of_environments(model)}
     return {
         "numpy": _state_of(np.random),
         "python": [version, list(internal), following],
-        "generators": _generators(model),
+        "generators": {name: _state_of(one) for name, one in generators.items()},
     }
 
 
@@ -425,8 +324,7 @@ def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
         # Building the model requested a seeded reset, which would repeat the first episodes.
         env.unwrapped._reset_seeds()
     states = state["generators"]
-    if "action_space" in states:
-        _set_state(model.action_space.np_random, states["action_space"])
+    _set_state(model.action_space.np_random, states["action_space"])
     for i, (key, generator) in enumerate(_of_environments(model).items()):
         if env is not None and key in states:
             _set_state(generator, states[key])
@@ -439,43 +337,35 @@ def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, An
     write_json(folder / "policy.json", {"schema_version": 1, **description})
 
 
-def train_again(folder: Path, env: str | None, truth: str | None) -> str:
+def resume_train(folder: Path, env: str | None, truth: str | None) -> str:
     """Return the command that continues a stopped training."""
-    return again("train", folder, *naming(env), *naming(truth, "--truth"))
+    return resume_command("train", folder, *trust_args(env), *trust_args(truth, "--truth"))
 
 
-def read_description(folder: Path) -> dict[str, Any]:
-    """Read ``policy.json``."""
+def read_description(folder: Path) -> TrainConfig:
+    """Read ``policy.json``: the settings of the training that concern its policy."""
     path = folder / "policy.json"
     if not path.exists():
         known = recorded(folder)
         # Stopped before its first checkpoint it has settings; an algorithm is a training's alone.
         if "algorithm" in known or (folder / "checkpoint.pt").is_file():
-            named = [
-                value if short_text(value := known.get(name)) else None for name in ("env", "truth")
-            ]
+            again = resume_train(folder, known.get("env"), known.get("truth"))
             raise ModelNotFoundError(
                 f"the training in {folder} was stopped before it wrote a policy. Expected one that "
-                f"has ended; continue with: {train_again(folder, *named)}"
+                f"has ended; continue with: {again}"
             )
         raise ModelNotFoundError(
-            f"no policy in {folder}. Expected a folder that `vinoreward train --out` or "
-            "`vinoreward actors --out` wrote; train first, or name the folder with --run."
+            f"no policy in {folder}. Expected a folder that vinoreward train or vinoreward actors "
+            "wrote; train first, or name the folder with `run`."
         )
     try:
         description = read_json(path)
-        if not isinstance(description, dict) or description.get("schema_version") != 1:
-            raise ModelCorruptError("it is not of schema version 1")
-        missing = [name for name in _DESCRIBED if name not in description]
-        if missing:
-            raise ModelCorruptError(f"it does not say {', '.join(missing)}")
-        del description["schema_version"]
-        return {"schema_version": 1, **typed(TrainConfig, description)}
-    except ConfigError as error:
-        raise ModelCorruptError(f"{path} cannot be used: {error}") from error
+        if not isinstance(description, dict) or description.pop("schema_version", None) != 1:
+            raise ConfigError("it is not of schema version 1")
+        return checked(TrainConfig, description)
     except (OSError, ValueError) as error:
         raise ModelCorruptError(
-            f"{path} cannot be read: {error}. Expected what `vinoreward train` writes of a policy; "
+            f"{path} cannot be read: {error}. Expected what vinoreward train writes of a policy; "
             "restore the file or train anew."
         ) from error
 
@@ -484,17 +374,17 @@ def load_policy(folder: Path, env: gym.Env[Any, Any]) -> BaseAlgorithm:
     """Load the policy of a run folder for an environment with the spaces it was trained on."""
     description = read_description(folder)
     state = read_tensors(folder / "policy.pt")
-    arguments = {**description["algorithm_kwargs"]}
-    if description["algorithm"] in OFF_POLICY:
+    arguments = {**description.algorithm_kwargs}
+    if description.algorithm in OFF_POLICY:
         arguments["buffer_size"] = 1
-    elif description["algorithm"] == "PPO":
+    elif description.algorithm == "PPO":
         arguments |= {"n_steps": 2, "batch_size": 2}  # it learns nothing more
-    model = build_model(description["algorithm"], env, arguments, seed=0)
+    model = build_model(description.algorithm, env, arguments, seed=0)
     try:
         model.policy.load_state_dict(state)
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelCorruptError(
             f"the policy in {folder} does not fit: {error}. Expected an environment with the "
-            "spaces it was trained on; leave --env out to play it where it was trained."
+            "spaces it was trained on; leave `env` out to play it where it was trained."
         ) from error
     return model

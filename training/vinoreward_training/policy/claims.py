@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +24,6 @@ COLUMNS = ("image", "step", "episode", "probability", "ood_score", "true", "draw
 NUMBERS = COLUMNS[1:]
 MAX_WAITING = 32 << 20
 """Bytes of images that wait in memory to be written."""
-MAX_LOG = 16 << 20
-"""Bytes of labels that a training reads: tens of thousands."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Claim:
     """Of the training, from 0."""
     probability: float | None
     ood_score: float | None
-    """How strange the image is to the guard, out of distribution above 1."""
+    """Of the OOD detector; above 1 the image is out of distribution."""
     true: int | None
     drawn: float
     """A random number from 0 to 1. The sample is the claims with the smallest ones; in this order
@@ -75,7 +72,6 @@ class ClaimSample:
         self._removed: set[str] = set()
         self._held: dict[str, str] = {}
         """Labelled images of later steps than the checkpoint, with their digests."""
-        self._labels: list[Label] = []
         self._state: tuple[int, int] | None = None
         self._changed = False
         self._limit = 1.0
@@ -87,10 +83,7 @@ class ClaimSample:
         return len(self._claims)
 
     def wants(self, episode: int) -> float | None:
-        """Return the number that an episode's claim draws if it belongs to the sample, else None.
-
-        So that an image is only fetched if it is kept.
-        """
+        """Return the number that an episode's claim draws; None if its image is not kept."""
         drawn = float(np.random.default_rng([self._seed, 0xC1A1, episode]).random())
         return drawn if drawn < self._limit else None
 
@@ -147,40 +140,29 @@ class ClaimSample:
         """Return what the labels say of the precision; None if nothing new was labelled.
 
         Only labels of a random part count. People label what is most doubtful first, and doubtful
-        claims alone would make a good classifier look bad. So the claims are taken in the order of
+        claims alone would make a good classifier seem bad. So the claims are taken in the order of
         their random numbers, up to the first that nobody has labelled; those newer than the newest
         with a label are left out. Claims that were skipped, or called both, count as unclear.
 
         Raises:
-            DatasetError: the log is damaged or too large.
+            DatasetError: the log is damaged.
         """
-        try:
-            status = os.stat(self._labels_path)
-        except OSError:
+        if not self._labels_path.is_file():
             return None
-        state = (status.st_mtime_ns, status.st_size)
-        if state == self._state:
-            return None
+        status = self._labels_path.stat()
+        state, before = (status.st_mtime_ns, status.st_size), self._state
         self._state = state
-        if status.st_size > MAX_LOG:
-            raise DatasetError(
-                f"{self._labels_path} has {status.st_size} bytes. Expected at most {MAX_LOG} while "
-                "a training reads it; its labels do not count."
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # somebody is writing the last line just now
-            labels = read_labels(self._labels_path)
-        self._labels = [one for one in labels if one.sha256 == self._digests.get(one.image)]
-        return self._bound()
-
-    def _bound(self) -> PrecisionBound | None:
-        answers = {label.image: "unclear" for label in self._labels}
-        answers |= {label.image: label.label for label in settled(self._labels)}
+        if state == before:
+            return None
+        known = self._digests
+        labels = [one for one in self._read_labels() if one.sha256 == known.get(one.image)]
+        answers = {label.image: "unclear" for label in labels}
+        answers |= {label.image: label.label for label in settled(labels)}
         if not answers:
             return None
         newest = max(self._claims[name].episode for name in answers)
         counts = {"success": 0, "failure": 0, "unclear": 0}
-        for claim in self._sample():
+        for claim in self._ordered()[: self.size]:
             if claim.episode <= newest:
                 answer = answers.get(claim.image)
                 if answer is None:
@@ -191,25 +173,23 @@ class ClaimSample:
     def _ordered(self) -> list[Claim]:
         return sorted(self._claims.values(), key=lambda claim: claim.drawn)
 
-    def _sample(self) -> list[Claim]:
-        return self._ordered()[: self.size]
-
     def _find_limit(self) -> None:
-        kept = self._sample()
+        kept = self._ordered()[: self.size]
         self._limit = 1.0 if len(kept) < self.size else kept[-1].drawn
 
     def _labelled_names(self) -> set[str] | None:
         """Return the names of the images with a label; None if the log cannot be read."""
         try:
-            if self._labels_path.stat().st_size > MAX_LOG:
-                return None
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # somebody may be writing the last line
-                return {label.image for label in read_labels(self._labels_path)}
-        except FileNotFoundError:
-            return set()
+            return {label.image for label in self._read_labels()}
         except (DatasetError, OSError):
             return None
+
+    def _read_labels(self) -> list[Label]:
+        if not self._labels_path.is_file():
+            return []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # somebody may be writing the last line
+            return read_labels(self._labels_path)
 
     def _drop(self, name: str) -> None:
         del self._claims[name], self._digests[name]
@@ -220,9 +200,7 @@ class ClaimSample:
         """Take over what the run has kept up to its checkpoint."""
         labelled = self._labelled_names()
         for row in read_table(self.folder / TABLE, NUMBERS) if until else []:
-            step, episode, drawn = (row[name] for name in ("step", "episode", "drawn"))
-            if not (isinstance(step, int) and isinstance(episode, int)) or drawn is None:
-                continue
+            step, episode = int(row["step"] or 0), int(row["episode"] or 0)
             name = f"{episode:06d}.png"
             try:
                 digest = digest_of(read_image(self.folder / name))
@@ -235,9 +213,7 @@ class ClaimSample:
                     self._removed.add(name)
                     self._changed = True
                 continue
-            true = None if row["true"] is None else int(bool(row["true"]))
-            probability, ood_score = row["probability"], row["ood_score"]
-            self._claims[name] = Claim(
-                name, step, episode, probability, ood_score, true, float(drawn)
-            )
+            true = None if row["true"] is None else int(row["true"])
+            known = row["probability"], row["ood_score"], true, float(row["drawn"] or 0)
+            self._claims[name] = Claim(name, step, episode, *known)
             self._digests[name] = digest

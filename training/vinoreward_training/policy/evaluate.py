@@ -62,7 +62,7 @@ class Evaluation:
 
     @property
     def cheats(self) -> bool:
-        """Whether surely more than 5 % of the episodes end with a false claim, as for the alarm."""
+        """Whether false claims significantly exceed 5 % of the episodes, as for the alarm."""
         if self.claimed is None or self.true is None:
             return False
         false = max(0, self.claimed.successes - self.true.successes)
@@ -73,12 +73,12 @@ class Evaluation:
         where = f" (info[{self.truth_key!r}])" if self.true is not None and self.truth_key else ""
         return [
             f"claimed success: {self.claimed or 'not known'}",
-            f"true success:    {self.true or 'not known (see --truth-key)'}{where}",
+            f"true success:    {self.true or 'not known (see --truth)'}{where}",
         ]
 
 
 @dataclass(frozen=True)
-class Moment:
+class EvalStep:
     """One state of an evaluated episode."""
 
     episode: int
@@ -109,7 +109,7 @@ def evaluate(
     env: gym.Env[Any, Any],
     episodes: int,
     seed: int,
-    watch: Callable[[Moment], None] | None = None,
+    watch: Callable[[EvalStep], None] | None = None,
     *,
     truth: Truth | None = None,
     ended: Callable[[int], None] | None = None,
@@ -132,7 +132,7 @@ def evaluate(
             # A reset has no success: is_success may mean something else there.
             known = truth.key is not None or "true_success" in info
             started = truth(info, last=False) if known else None
-            watch(Moment(episode, 0, 0.0, info, False, None, started))
+            watch(EvalStep(episode, 0, 0.0, info, False, None, started))
         total, steps, over = 0.0, 0, False
         while not over:
             action, _ = model.predict(observation, deterministic=True)
@@ -143,7 +143,7 @@ def evaluate(
             steps += 1
             if watch is not None:
                 success = claim_of(info), truth(info, last=over)
-                watch(Moment(episode, steps, float(reward), info, over, *success))
+                watch(EvalStep(episode, steps, float(reward), info, over, *success))
         found.append(_Ended(claim_of(info), truth(info), total, steps))
         if ended is not None:
             ended(len(found))

@@ -111,7 +111,7 @@ class Perceptrons:
     """K multilayer perceptrons of equal shape with ReLU, without autograd.
 
     One product computes a layer of all K. For networks as small as these autograd takes three times
-    as long. All parameters are one vector, which the layers' own parameters look into.
+    as long. All parameters are one vector, of which the layers' own parameters are views.
 
     Args:
         layers: for each layer its modules: one of each perceptron, or, of a single perceptron,

@@ -1,8 +1,7 @@
-"""Waits while a training is paused, until somebody says to go on."""
+"""Waits while a training is paused."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 CONTINUE = "continue"
 """File of a run that ends a pause."""
 BETWEEN = 0.2
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 def at_terminal() -> bool:
@@ -31,13 +30,13 @@ def how_to_go_on(folder: Path) -> str:
 
 
 def wait(folder: Path, check: Callable[[], None]) -> None:
-    """Return once Enter is pressed, or a file ``continue`` appears in the folder; removes it.
+    """Return once Enter is pressed, or a file ``continue`` appears in the folder; remove it.
 
-    ``check`` is called again and again, and may raise. A file that was there before is no answer.
+    ``check`` is called meanwhile, and may raise. A file that was there before does not count.
     """
     file = folder / CONTINUE
-    _remove(file)
-    while not os.path.lexists(file):
+    file.unlink(missing_ok=True)
+    while not file.exists():
         check()
         if at_terminal():
             if select.select([sys.stdin], [], [], BETWEEN)[0]:
@@ -45,9 +44,4 @@ def wait(folder: Path, check: Callable[[], None]) -> None:
                 return
         else:
             time.sleep(BETWEEN)
-    _remove(file)
-
-
-def _remove(file: Path) -> None:
-    with contextlib.suppress(OSError):  # a folder of that name
-        file.unlink(missing_ok=True)
+    file.unlink()

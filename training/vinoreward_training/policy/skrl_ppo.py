@@ -1,8 +1,8 @@
 """The PPO of skrl, with the loop, the networks and the checkpoints of the others.
 
 The last reward of a truncated episode includes the discounted value of its own last observation,
-as in SB3 (Pardo et al., Time Limits in Reinforcement Learning, 2018), and skrl's agent is told that
-the episode terminated: skrl's trainers would bootstrap from the next episode's first observation.
+as in SB3 (Pardo et al., Time Limits in Reinforcement Learning, 2018), and skrl's agent takes the
+episode as terminated: skrl's trainers would bootstrap from the next episode's first observation.
 """
 
 from __future__ import annotations

@@ -28,15 +28,15 @@ class TensorStep:
 
 
 def tensor_step(env: VecEnv, actions: Tensor, device: torch.device) -> TensorStep:
-    """Step all environments; what they tell goes to this device."""
+    """Step all environments; return the step on this device."""
 
     def tensor(values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=torch.float32, device=device)
 
     if isinstance(env, BatchedVecEnv):
-        told = env.step_batch(actions)
-        arrays: Any = told.observations, told.rewards, told.last(), told.terminated
-        dones, infos = told.dones, told.infos
+        step = env.step_batch(actions)
+        arrays: Any = step.observations, step.rewards, step.last(), step.terminated
+        dones, infos = step.dones, step.infos
     else:
         stepped: Any = env.step(actions.cpu().numpy())
         observations, rewards, dones, infos = stepped
@@ -45,8 +45,8 @@ def tensor_step(env: VecEnv, actions: Tensor, device: torch.device) -> TensorSte
             last[i] = infos[i]["terminal_observation"]
             terminated[i] = not infos[i]["TimeLimit.truncated"]
         arrays = observations, rewards, last, terminated
-    seen, paid, following, ended = (tensor(values) for values in arrays)
-    return TensorStep(seen, paid, following, ended, dones, infos)
+    observations, rewards, last, terminated = map(tensor, arrays)
+    return TensorStep(observations, rewards, last, terminated, dones, infos)
 
 
 def refuse_others(model: Any, learner: str, only: dict[str, Any]) -> None:

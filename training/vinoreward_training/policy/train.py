@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +19,20 @@ from vinoreward.files import read_json, write_json
 from vinoreward.machine import usable_cores
 from vinoreward.processes import interrupt_between, thread_limits
 from vinoreward.rewards.alarms import TITLES
+from vinoreward_envs.making import ORACLE
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.configs.policies import Learner
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.policy.checkpoint import (
     ALGORITHMS,
-    OF_ENV,
     build_model,
     discount,
-    policy_for,
     restore_checkpoint,
+    resume_train,
     save_policy,
     suited_algorithms,
-    train_again,
 )
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
 from vinoreward_training.runs.next_command import (
@@ -49,40 +48,32 @@ from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
 from vinoreward_training.runs.settings import (
     PRESETS,
     Settings,
+    checked,
     merged,
     read_yaml,
     refuse_ignored,
-    typed,
 )
 from vinoreward_training.tasks.environments import (
-    check_bundle_used,
     dependencies_named,
+    find_bundle,
     has_own_reward,
+    is_rewarded,
     load_encoder,
     make_env,
     network_sha256,
 )
 from vinoreward_training.tasks.many import make_batch, make_envs, sibling_env
+from vinoreward_training.tasks.recorded import task_of_bundle
 
 if TYPE_CHECKING:
-    from stable_baselines3.common.base_class import BaseAlgorithm
-
     from vinoreward_training.policy.callbacks import RunCallback
 
 
-_RATES = ("claimed", "true")
 MOST_EVALUATED_AT_ONCE = 32
 """Environments of a batch in which a policy is evaluated, but no more than it is trained in: for
 images of another number a network would be compiled anew."""
-MAX_SAMPLE = 100_000
-"""Claims that a run may keep images of."""
 _ONLY = {"fused": "SAC", "skrl": "PPO"}
 """Learner to the only algorithm that it has."""
-_SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
-_POSITIVE = (
-    "timesteps", "eval_every", "eval_episodes", "final_episodes", "checkpoint_every", "frame_stack",
-    "num_envs", "hold",
-)  # fmt: skip
 
 
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,15 +93,15 @@ def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learner(settings: Mapping[str, Any]) -> Learner:
-    """Return what trains: what is asked for, else what the preset of a batch says, else SB3.
+    """Return what trains: what is named, else what the preset of a batch says, else SB3.
 
     The preset is of SAC on a processor: on CUDA its learner would move the batch there.
     """
-    asked: Learner | None = settings["learner"]
-    told = settings["vec_env"], settings["algorithm"] or "SAC", settings["device"]
-    if asked is None and told == ("batched", "SAC", "cpu"):
-        asked = _presets(f"{_name(settings)}.batched").get("learner")
-    return asked or "sb3"
+    named: Learner | None = settings["learner"]
+    how = settings["vec_env"], settings["algorithm"] or "SAC", settings["device"]
+    if named is None and how == ("batched", "SAC", "cpu"):
+        named = _presets(f"{_name(settings)}.batched").get("learner")
+    return named or "sb3"
 
 
 def _name(settings: Mapping[str, Any]) -> str:
@@ -126,20 +117,14 @@ def _presets(*names: str) -> dict[str, Any]:
 
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
     if before is not None and before.encoder is None and config.encoder is not None:
-        raise ConfigError(
-            f"found encoder={config.encoder!r}, but the run in {config.out} has none. "
-            "Expected none; leave it out, or start another run with --out."
-        )
-    if config.stop_when_solved is not None and not 0 < config.stop_when_solved <= 1:
-        raise ConfigError(
-            f"found stop_when_solved={config.stop_when_solved!r}. Expected a share of episodes "
-            "above 0 and up to 1, or None to use every step; change --stop-when-solved."
-        )
+        expected = f"none, as the run in {config.out} has none"
+        raise ConfigError(field="encoder", value=config.encoder, expected=expected)
     if config.exit_threshold is not None and config.hold == 1:
         raise ConfigError(
-            f"found exit_threshold={config.exit_threshold:g} with hold=1, where the first claim "
-            "is a success and nothing follows. Expected --hold above 1; add it, or leave "
-            "--exit-threshold out."
+            field="exit_threshold",
+            value=config.exit_threshold,
+            expected="`hold` above 1, as after the first claim nothing follows",
+            remedy="add it, or leave `exit_threshold` out",
         )
     if before is None:
         config = _with_algorithm(config)
@@ -152,14 +137,21 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
     """Return the settings with an algorithm that takes the environment's actions, or raise."""
     actions: gym.Space[Any] = gym.spaces.Box(-1, 1)  # of ours
     if not has_own_reward(config.env):
-        with contextlib.closing(make_env(config.env, config.env_kwargs)) as env:
+        plain_task = RewardedTask(env=config.env, env_kwargs=config.env_kwargs)
+        with contextlib.closing(make_env(plain_task)) as env:
             actions = env.action_space
     suited = suited_algorithms(actions)
-    algorithm = config.algorithm or _ONLY.get(config.learner or "sb3", suited[0])
+    only = _ONLY.get(config.learner or "sb3")
+    algorithm = config.algorithm or only or suited[0]
+    if only is not None and algorithm != only:
+        expected = f"{only} for `learner={config.learner}`"
+        raise ConfigError(field="algorithm", value=algorithm, expected=expected)
     if algorithm in ALGORITHMS and algorithm not in suited:
         raise ConfigError(
-            f"found --algorithm {algorithm}, but {config.env} takes actions from {actions}. "
-            f"Expected {' or '.join(suited)}; leave --algorithm out for {suited[0]}."
+            field="algorithm",
+            value=algorithm,
+            expected=f"{' or '.join(suited)}, as {config.env} takes actions from {actions}",
+            remedy=f"leave `algorithm` out for {suited[0]}",
         )
     preset = {} if isinstance(actions, gym.spaces.Box) else _presets(algorithm)
     arguments = merged(preset.get("algorithm_kwargs", {}), config.algorithm_kwargs)
@@ -168,25 +160,13 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
 
 SETTINGS: Settings[TrainConfig] = Settings(
     TrainConfig,
-    limits={
-        **dict.fromkeys(_POSITIVE, (1, math.inf)),
-        "threads": (1, 1000),
-        "sample_claims": (0, MAX_SAMPLE),
-        "earliest_success": (1, math.inf),
-    },
     fixed=(
-        "env",
-        "algorithm",
-        "learner",
-        "seed",
-        "frame_stack",
-        "num_envs",
-        "hold",
-        "exit_threshold",
+        "env", "algorithm", "learner", "seed", "frame_stack", "num_envs", "hold", "exit_threshold",
     ),
+    task=task_of_bundle,
     preset=_preset,
     check=_checked,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -210,26 +190,23 @@ def train(config: TrainConfig) -> TrainResult:
 
     On Ctrl-C a checkpoint is written first.
     """
-    if config.timesteps is None:
+    if config.timesteps is None or config.learner is None:
         raise ConfigError(
-            "timesteps is None. Expected a number of steps; name it, or let SETTINGS.of(...) take "
-            "the preset's."
+            field="timesteps",
+            value=config.timesteps,
+            expected="all settings, as SETTINGS.of(...) completes them",
         )
-    config = dataclasses.replace(config, learner=_learner(vars(config)))
     if config.encoder is not None:
         encoder = load_encoder(config.encoder, config.encoder_sha256)
         config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
-    check_bundle_used(config.env, config.bundle, wrap_bundle=config.wrap_bundle)
-    _check_reward_used(config)
-    _check_learner(config)
-    if config.bundle is not None and config.backend != "oracle":
-        spec = Bundle.load(config.bundle).spec
+    if not config.resume:
+        _check_reward_used(config)
+    if config.bundle is not None and config.backend != ORACLE:
+        spec = Bundle.load(find_bundle(config.bundle)).spec
         refuse_useless(config.bundle, spec.metrics, force=config.force)
         if GUARD_FILE not in spec.files and config.on_ood != "ignore":
-            print(
-                f"{spec.name} has no guard: nothing tells images that it cannot judge. Give it "
-                f"one: {command('guard', '--bundle', config.bundle, '--data', ITS_DATA)}"
-            )
+            line = command("guard", "--bundle", config.bundle, "--data", ITS_DATA)
+            print(f"{spec.name} has no guard against images out of distribution. Add one: {line}")
     with needed_for("training", "train"):
         for library in ("stable_baselines3", "torch"):
             # Found and not yet imported: environments load their networks meanwhile.
@@ -237,61 +214,32 @@ def train(config: TrainConfig) -> TrainResult:
                 raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     if config.device not in ("cpu", "auto"):
         check_device(config.device)
-    line = train_again(config.out, config.env, config.truth)
+    line = resume_train(config.out, config.env, config.truth)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         finished = _finished(folder, config)
-        if finished is not None:
-            if finished.solved_at is not None and finished.steps < (config.timesteps or 0):
-                print(
-                    f"the goal was reached at step {finished.solved_at}; to go on to step "
-                    f"{config.timesteps}, add --stop-when-solved None"
-                )
-            return finished
-        with dependencies_named(config.env):
-            return _train(config, folder)
-
-
-_OF_OURS = ("hold", "exit_threshold", "on_ood")
-"""Options of the learned reward that environments of ours take too."""
+        if finished is None:
+            with dependencies_named(config.env):
+                return _train(config, folder)
+        if finished.solved_at is not None and finished.steps < (config.timesteps or 0):
+            print(
+                f"the goal was reached at step {finished.solved_at}; to go on to step "
+                f"{config.timesteps}, add --stop-when-solved None"
+            )
+        return finished
 
 
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
-    own = has_own_reward(config.env)
-    if config.wrap_bundle and not own:
-        if config.backend == "oracle" and not config.resume:
-            refuse_ignored(
-                config,
-                ("reward_mode", "hold", "exit_threshold", "on_ood"),
-                "the truth as reward, --backend oracle,",
-            )
-        return
-    names = ["image_source", "reward_mode", "hold", "exit_threshold", "on_ood"]
-    # Earlier versions recorded what they ignored. Printed commands wrap whatever is not ours, also
-    # what is derived from PandaHover.
-    if not (config.resume or config.wrap_bundle):
-        names += ["success_reward", "step_reward"]
-    for name in names:
-        value = getattr(config, name)
-        if value != getattr(TrainConfig, name) and not (own and name in _OF_OURS):
-            option = f"--{name.replace('_', '-')}"
-            value = " ".join(value) if isinstance(value, tuple) else value
-            what = "pays its own reward and looks at its own images" if own else "has none"
-            cure = "leave it out" if own else "add --wrap-bundle and --bundle, or leave it out"
-            raise ConfigError(
-                f"found {option} {value}, an option of a learned reward, but {config.env} {what}. "
-                f"Expected a reward that --wrap-bundle puts around the environment; {cure}."
-            )
-
-
-def _check_learner(config: TrainConfig) -> None:
-    """Refuse what only Stable-Baselines3 itself can do."""
-    only = _ONLY.get(config.learner or "sb3", config.algorithm)
-    if config.algorithm != only:
-        raise ConfigError(
-            f"found --learner {config.learner} with --algorithm {config.algorithm}. Expected "
-            f"{only}; change it, or use --learner sb3."
-        )
+    of_reward = ("reward_mode", "hold", "exit_threshold", "on_ood")
+    rewards = ("success_reward", "step_reward")
+    if not is_rewarded(config):
+        by = f"a training on the own reward of {config.env}, without a bundle,"
+        refuse_ignored(config, (*of_reward, *rewards), by)
+    elif has_own_reward(config.env):
+        by = f"{config.env}, which has a reward of its own,"
+        refuse_ignored(config, ("image_source", "reward_mode", *rewards), by)
+    elif config.backend == ORACLE:
+        refuse_ignored(config, of_reward, "the truth as reward, with `backend=oracle`,")
 
 
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
@@ -299,13 +247,12 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
     import torch
     from stable_baselines3.common.logger import configure
 
-    from vinoreward_training.policy.callbacks import Alarmed, RunCallback, Solved
+    from vinoreward_training.policy.callbacks import RunCallback, TrainingEnded
 
     torch.set_num_threads(config.threads)
     total = config.timesteps or 0
-    callback: RunCallback | None = None
-    closing = contextlib.ExitStack()
-    try:
+    with contextlib.ExitStack() as closing:
+        closing.callback(_close, evaluation_env, env)
         model = build_model(
             config.algorithm,
             env,
@@ -315,7 +262,9 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             replay_size=max(total, 1000),
             learner=config.learner or "sb3",
         )
-        _say_policy(config, env)
+        if config.encoder is not None:
+            size = (env.observation_space.shape or (0,))[0]
+            print(f"the policy sees {size} numbers of the encoder {config.encoder}")
         checkpoint = folder / "checkpoint.pt"
         if config.resume and checkpoint.is_file():
             restore_checkpoint(checkpoint, model)
@@ -325,32 +274,38 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
                 folder, evaluation_env, config, check_interrupt=check, start=start,
                 final_env=final_env,
             )  # fmt: skip
+            closing.callback(callback.close)
             logs = str(made(folder / "logs" / f"from_{start}"))
             model.set_logger(configure(logs, ["tensorboard", "csv"]))
             closing.callback(model.logger.close)
             if start < total:
-                with contextlib.suppress(Solved, Alarmed):
+                with contextlib.suppress(TrainingEnded):
                     model.learn(total - start, callback=callback, reset_num_timesteps=False)
             else:
                 callback.init_callback(model)
             seconds = callback.seconds
-            callback.look_at_labels(now=True)
+            callback.read_labels(now=True)
             callback.checkpoint_now()
-        result = _conclude(model, callback, folder, seconds)
-        save_policy(folder, model, _description(config))
-    finally:
-        if callback is not None:
-            callback.close()
-        closing.close()
-        evaluation_env.close()  # it may draw with what belongs to the other
-        with contextlib.suppress(EOFError, OSError):  # processes that a stop has ended
-            env.close()
+        final = callback.final or callback.evaluate_finally(note=True)
+        steps, solved = callback.solved_at or int(model.num_timesteps), callback.solved_at
+        if solved is None and callback.reaches_goal(final):
+            solved = steps
+        result = TrainResult(folder, steps, solved, final, seconds, callback.evaluation_seconds)
+        of_task = [one.name for one in dataclasses.fields(RewardedTask)]
+        names = ("algorithm", "algorithm_kwargs", "learner", *of_task, "seed")
+        save_policy(folder, model, {name: plain(getattr(config, name)) for name in names})
     _write_summary(config, callback, result)
     return result
 
 
+def _close(evaluation_env: Any, env: Any) -> None:
+    evaluation_env.close()  # it may draw with what belongs to the other
+    with contextlib.suppress(EOFError, OSError):  # processes that a stop has ended
+        env.close()
+
+
 def _make(config: TrainConfig) -> Any:
-    return make_env(config.env, config.env_kwargs, **_of_env(config))
+    return make_env(config, gamma=discount(config.algorithm_kwargs))
 
 
 def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
@@ -359,9 +314,7 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
         env, counts = _make_all(config), (config.eval_episodes, config.final_episodes)
         try:
             often, final = (
-                sibling_env(
-                    env, min(MOST_EVALUATED_AT_ONCE, env.num_envs, count), **_of_env(config)
-                )
+                sibling_env(env, min(MOST_EVALUATED_AT_ONCE, env.num_envs, count), config)
                 for count in counts
             )
         except VinorewardError:
@@ -378,21 +331,17 @@ def _make_environments(config: TrainConfig) -> tuple[Any, Any, Any]:
 
 def _make_all(config: TrainConfig) -> Any:
     if config.vec_env == "batched":
-        kwargs = {**config.env_kwargs}
+        task = config
         if config.learner != "sb3" and (device := _device(config)) != "cpu":
             # On a processor NumPy's arrays and the learner's tensors are the same memory.
-            kwargs |= {"array": "torch", "device": device}
-        return make_batch(config.num_envs, config.env, kwargs, **_of_env(config))
+            kwargs = {**config.env_kwargs, "array": "torch", "device": device}
+            task = dataclasses.replace(config, env_kwargs=kwargs)
+        return make_batch(config.num_envs, task)
     processes = config.vec_env == "subproc" and config.num_envs > 1
     if processes:
-        print(crowd(config.num_envs, usable_cores()))
-    return make_envs(
-        config.num_envs,
-        config.env,
-        config.env_kwargs,
-        processes=processes,
-        **_of_env(config),
-    )
+        print(cpu_summary(config.num_envs, usable_cores()))
+    gamma = discount(config.algorithm_kwargs)
+    return make_envs(config.num_envs, config, processes=processes, gamma=gamma)
 
 
 def _device(config: TrainConfig) -> str:
@@ -404,47 +353,12 @@ def _device(config: TrainConfig) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def crowd(count: int, cores: int) -> str:
-    """Return what a training says of its environments' processes and the cores they share."""
-    limits = thread_limits()
-    threads = limits["OMP_NUM_THREADS"]
+def cpu_summary(count: int, cores: int) -> str:
+    """Return what a training prints of its environments' processes and their cores."""
+    threads = thread_limits()["OMP_NUM_THREADS"]
     each = "1 thread" if threads == "1" else f"{threads} threads, as OMP_NUM_THREADS says"
-    said = f"{count} environments in processes of their own, each of which computes on {each}"
-    if count > cores:
-        said += f". They share {cores} core{'s' if cores > 1 else ''}"
-    return f"{said}."
-
-
-def _of_env(config: TrainConfig) -> dict[str, Any]:
-    named = {name: getattr(config, name) for name in OF_ENV}
-    return {**named, "gamma": discount(config.algorithm_kwargs)}
-
-
-def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
-    if config.encoder is not None:
-        size = (env.observation_space.shape or (0,))[0]
-        print(f"the policy sees {size} numbers of the encoder {config.encoder}")
-    elif "policy" not in config.algorithm_kwargs:
-        chosen = policy_for(env.observation_space)
-        if chosen == "CnnPolicy":
-            print("the observation is an image: Stable-Baselines3's CnnPolicy learns from it")
-
-
-def _conclude(
-    model: BaseAlgorithm, callback: RunCallback, folder: Path, seconds: float
-) -> TrainResult:
-    final = callback.final or callback.evaluate_finally(note=True)
-    steps = callback.solved_at or int(model.num_timesteps)
-    solved = callback.solved_at
-    if solved is None and callback.reaches_goal(final):
-        solved = steps
-    model.logger.close()
-    return TrainResult(folder, steps, solved, final, seconds, callback.evaluation_seconds)
-
-
-def _description(config: TrainConfig) -> dict[str, Any]:
-    names = ("algorithm", "algorithm_kwargs", "learner", "env", "env_kwargs", *OF_ENV, "seed")
-    return {name: plain(getattr(config, name)) for name in names}
+    shared = f" They share {cores} core{'s' if cores > 1 else ''}." if count > cores else ""
+    return f"{count} environments, each in a process that computes on {each}.{shared}"
 
 
 def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
@@ -452,102 +366,66 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
     path = folder / "summary.json"
     if not config.resume or not path.is_file():
         return None
-    expected = (
-        "what vinoreward train writes at a run's end; remove it and go on with --resume, which "
-        "writes it again"
-    )
-    with reading(path, expected):
+    with reading(path, "what vinoreward train writes at a run's end; remove it and --resume"):
         summary = read_json(path)
-        final = summary["final"]
-        claimed, true = (
-            None if final[name] is None else Rate(**typed(Rate, final[name])) for name in _RATES
-        )
-        # Runs of the first version do not name the key of the truth.
-        rest = {name: value for name, value in final.items() if name not in _RATES}
-        evaluation = Evaluation(claimed, true, **typed(Evaluation, rest))
-        known = {"folder": folder, **{name: summary[name] for name in _SUMMARISED}}
-        result = TrainResult(**typed(TrainResult, known), final=evaluation)
-        evaluation.lines()
+        final = checked(Evaluation, summary["final"])
+        names = ("steps", "solved_at", "seconds", "evaluation_seconds")
+        result = TrainResult(folder, final=final, **{name: summary[name] for name in names})
     solved = result.solved_at is not None and config.stop_when_solved is not None
-    if not solved and result.steps < (config.timesteps or 0):
-        return None
-    return result
+    return result if solved or result.steps >= (config.timesteps or 0) else None
 
 
 def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResult) -> None:
     """Write ``learning_curve.png``, ``report.html`` and ``summary.json`` into the run folder."""
-    folder = result.folder
+    folder, final, raised = result.folder, result.final, callback.raised
     title = f"{config.algorithm} on {config.env}, seed {config.seed}"
     curve = draw_curve(
         folder / "learning_curve.png", title, callback.episodes, callback.evaluations
     )
-    rates = [
-        rate_row("claimed by the classifier", result.final.claimed),
-        rate_row("true, by the simulator", result.final.true),
-    ]
-    solved = "not reached" if result.solved_at is None else result.solved_at
-    write_report(
-        folder / "report.html",
-        f"Training: {title}",
-        [
-            Section(
-                "Result",
-                f"The last policy over {config.final_episodes} fresh episodes; success is that of "
-                "each episode's last state.",
-                rates,
-            ),
-            Section(
-                "In figures",
-                facts={
-                    "steps": result.steps,
-                    "goal reached at step": solved,
-                    **{
-                        f"alarms of {title} at steps": (
-                            ", ".join(map(str, callback.raised[test][:10])) or "none"
-                        )
-                        for test, title in TITLES.items()
-                    },
-                    **_labelled(callback),
-                    "seconds of learning": round(result.seconds, 1),
-                    "of which evaluations": round(result.evaluation_seconds, 1),
-                    "mean return": result.final.mean_return,
-                    "mean episode length": result.final.mean_length,
-                },
-            ),
-            Section(
-                "Learning curve",
-                "Thin: the last 50 training episodes. Thick: evaluations. Where claimed and true "
-                "part, the policy has found a way to fool the classifier.",
-                images=[curve],
-            ),
-            Section("Evaluations", rows=callback.evaluations),
-            configuration(config),
-        ],
-    )
-    write_json(
-        folder / "summary.json",
-        {
-            **plain(result),
-            "folder": ".",
-            "timesteps": config.timesteps,
-            "alarms": callback.raised["false"],
-            "ood_alarms": callback.raised["ood"],
-            "early_alarms": callback.raised["early"],
-            "precision_alarms": callback.raised["precision"],
-            "labelled_claims": plain(callback.trust.bound),
-        },
-    )
-
-
-def _labelled(callback: RunCallback) -> dict[str, str]:
-    """Return for the report what people said of the sampled claims."""
-    bound = callback.trust.bound
-    if bound is None:
-        return {}
-    return {
-        "labelled claims that are successes": f"{bound.successes} of {bound.labels}",
-        "so surely of all claims": f"{bound.low:.0%} to {bound.high:.0%}",
+    facts: dict[str, object] = {
+        "steps": result.steps,
+        "goal reached at step": "not reached" if result.solved_at is None else result.solved_at,
     }
+    for test, name in TITLES.items():
+        facts[f"alarms of {name} at steps"] = ", ".join(map(str, raised[test][:10])) or "none"
+    if (bound := callback.trust.bound) is not None:
+        facts["labelled claims that are successes"] = f"{bound.successes} of {bound.labels}"
+        facts["successes among all claims, 95 % interval"] = f"{bound.low:.0%} to {bound.high:.0%}"
+    facts |= {
+        "seconds of learning": round(result.seconds, 1),
+        "of which evaluations": round(result.evaluation_seconds, 1),
+        "mean return": final.mean_return,
+        "mean episode length": final.mean_length,
+    }
+    rates = [
+        rate_row("claimed by the classifier", final.claimed),
+        rate_row("true, by the simulator", final.true),
+    ]
+    about = (
+        f"The last policy over {config.final_episodes} fresh episodes; success is that of each "
+        "episode's last state."
+    )
+    about_curve = (
+        "Thin: the last 50 training episodes. Thick: evaluations. Where claimed and true part, the "
+        "policy has found a way to fool the classifier."
+    )
+    sections = [
+        Section("Result", about, rates),
+        Section("In figures", facts=facts),
+        Section("Learning curve", about_curve, images=[curve]),
+        Section("Evaluations", rows=callback.evaluations),
+        configuration(config),
+    ]
+    write_report(folder / "report.html", f"Training: {title}", sections)
+    alarms = {
+        "alarms": raised["false"],
+        "ood_alarms": raised["ood"],
+        "early_alarms": raised["early"],
+        "precision_alarms": raised["precision"],
+        "labelled_claims": plain(bound),
+    }
+    summary = {**plain(result), "folder": ".", "timesteps": config.timesteps, **alarms}
+    write_json(folder / "summary.json", summary)
 
 
 def check_device(name: str) -> None:
@@ -560,8 +438,7 @@ def check_device(name: str) -> None:
     # Without a number it is the current one of its kind.
     if name not in {"auto", *present, *(device.split(":")[0] for device in present)}:
         raise UnknownDeviceError(
-            f"found the torch device {name!r}. Expected one of those present, "
-            f"{', '.join(present)}, or auto; change --device."
+            field="device", value=name, expected=f"one of {', '.join(present)}, or auto"
         )
 
 
@@ -578,12 +455,11 @@ def run(config: TrainConfig) -> int:
         print(line)
     if result.solved_at is not None:
         print(f"solved at step {result.solved_at}")
-    print(f"curve:  {folder / 'learning_curve.png'}")
-    print(f"report: {folder / 'report.html'}")
+    print(f"curve:  {folder / 'learning_curve.png'}\nreport: {folder / 'report.html'}")
     following = to_play(folder, policy)
     # Where no claims were kept there is nothing to mend with.
     kept = (folder / CLAIMS / TABLE).is_file()
-    learned = config.backend != "oracle" and (config.wrap_bundle or has_own_reward(config.env))
+    learned = config.backend != ORACLE and is_rewarded(config)
     if not solved and kept and ((folder / ALARMS).is_file() or final.cheats):
         print(f"watch:  {following}")
         print("Some claims are no successes, or may be none: mend the classifier with them.")
@@ -599,15 +475,16 @@ def run(config: TrainConfig) -> int:
 
 def _against_truth(folder: Path) -> str | None:
     """Return what the same run on the truth says of a failed one; None unless both are there."""
-    try:
-        learned = folder.with_name(folder.name.removesuffix(ON_TRUTH))
-        runs = learned, folder.with_name(f"{learned.name}{ON_TRUTH}")
-        one, other = (read_json(run / "summary.json") for run in runs)
-        rate, on_truth = (Rate(**typed(Rate, each["final"]["true"])) for each in (one, other))
-        if one["solved_at"] is not None:
-            return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    learned = folder.with_name(folder.name.removesuffix(ON_TRUTH))
+    paths = [run / "summary.json" for run in (learned, learned.with_name(learned.name + ON_TRUTH))]
+    if not all(path.is_file() for path in paths):
         return None
+    with reading(paths[0], "what vinoreward train writes at a run's end"):
+        one, other = map(read_json, paths)
+        rates = [each["final"]["true"] for each in (one, other)]
+        if one["solved_at"] is not None or None in rates:
+            return None
+        rate, on_truth = (checked(Rate, each) for each in rates)
     cause, other = ("reward", "learner") if on_truth.low > rate.high else ("learner", "reward")
     both = f"true success is {rate} on the learned reward, {on_truth} on the truth"
     return f"The {cause}, not the {other}: {both}."

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
@@ -21,40 +21,16 @@ from vinoreward.errors import VinorewardError
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
 from vinoreward_training.data.provenance import LEAST_AUDITED
 from vinoreward_training.runs.run_folder import CONFIG
-from vinoreward_training.runs.settings import given, read_yaml
-from vinoreward_training.tasks.environments import names_function, naming
+from vinoreward_training.runs.settings import non_default_options, read_yaml
+from vinoreward_training.tasks.environments import find_bundle
+from vinoreward_training.tasks.recorded import recorded_task, short_text
+from vinoreward_training.tasks.trust import names_function, trust_args
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
-RECORDED = ("env", "truth_key", "truth", "image_source")
-"""What a dataset and a bundle record of their images' environment."""
-MAX_OPTIONS = 50
-"""Arguments of an environment that are passed on."""
 IMAGES = "data/new"
 """Stands for a folder of images to score."""
-WRAPPED = ["--wrap-bundle", "--success-reward", "100", "--step-reward", "-1"]
-"""Rewards as in the hover scene: a success is worth more than the randomness that SAC seeks."""
-
-
-def origin(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a ``dataset.json``, or a bundle's ``dataset``, records of the environment.
-
-    All are texts but for ``env_kwargs``, a table of names and plain values; without arguments it is
-    left out.
-    """
-    known: dict[str, Any] = {name: about[name] for name in RECORDED if short_text(about.get(name))}
-    options = about.get("env_kwargs")
-    if isinstance(options, dict) and 0 < len(options) <= MAX_OPTIONS:
-        simple = all(map(short_text, map(str, options.values())))
-        if simple and all(map(short_text, options)):
-            known["env_kwargs"] = options
-    return known
-
-
-def short_text(value: object) -> TypeGuard[str]:
-    """Return whether a value is text to print: a stranger's file could act on a terminal."""
-    return isinstance(value, str) and value.isprintable() and 0 < len(value) < 200
 
 
 def command(*words: object) -> str:
@@ -76,17 +52,17 @@ def option_words(options: Mapping[str, object]) -> list[object]:
     return words
 
 
-def again(name: str, out: Path, *more: str) -> str:
+def resume_command(name: str, out: Path, *more: str) -> str:
     """Return the command that continues a stopped run."""
     return command(name, "--resume", "--out", out, *more)
 
 
-def capture_again(config: CaptureConfig, *more: str) -> str:
+def resume_capture(config: CaptureConfig, *more: str) -> str:
     """Return the command that continues a stopped capture of an environment."""
-    by_name = naming(config.truth, "--truth")
+    by_name = trust_args(config.truth, "--truth")
     if config.policy is not None and names_function(config.policy):
         by_name = ["--policy", config.policy, *by_name]
-    return again("capture", config.out, *naming(config.env), *by_name, *more)
+    return resume_command("capture", config.out, *trust_args(config.env), *by_name, *more)
 
 
 def bundle_name(source: Path | str, kind: str) -> str:
@@ -103,7 +79,7 @@ def _from_here(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def free(folder: Path) -> Path:
+def unique_path(folder: Path) -> Path:
     """Return the folder, or one of a similar name if it exists."""
     number, new = 2, folder
     while new.exists():
@@ -111,7 +87,7 @@ def free(folder: Path) -> Path:
     return new
 
 
-def beside(folder: Path, word: str) -> Path:
+def sibling_path(folder: Path, word: str) -> Path:
     """Return a folder next to another, whose name ends in a word; the other may be ``.``."""
     own = folder.resolve() if folder.name in ("", "..") else folder
     return own.with_name(f"{own.name}-{word}")
@@ -119,7 +95,7 @@ def beside(folder: Path, word: str) -> Path:
 
 def after_capture(data: Path) -> str:
     """Return the command that trains a classifier on a capture."""
-    out = free(Path("runs") / f"{Path(os.path.abspath(data)).name}-classifier")
+    out = unique_path(Path("runs") / f"{Path(os.path.abspath(data)).name}-classifier")
     return command("finetune", "--data", data, "--out", out)
 
 
@@ -143,7 +119,7 @@ def to_more_images(data: Path, frames: int) -> str:
     names: dict[str, Any] = {name: known.get(name) for name in ("env", "truth", "policy")}
     played = "per_episode" in known and not (known.get("from_video") or known.get("from_lerobot"))
     if played and all(value is None or short_text(value) for value in names.values()):
-        return capture_again(CaptureConfig(out=data, **names), "--frames", str(frames))
+        return resume_capture(CaptureConfig(out=data, **names), "--frames", str(frames))
     return f"add images to {data}, about {frames} in all, and finetune into another folder"
 
 
@@ -154,21 +130,22 @@ def after_mending(bundle: Path, config: MendConfig) -> str:
     """
     for folder in reversed(config.labels):
         run = recorded(folder)
-        if run.get("wrap_bundle") or _judges_itself(str(run.get("env"))):
-            words: list[object] = ["train", "--config", folder / CONFIG, *naming(run.get("env"))]
-            words += [*naming(run.get("truth"), "--truth"), "--bundle", _from_here(bundle)]
-            return command(*words, "--out", free(folder))
+        if run.get("bundle") or _has_own_reward(str(run.get("env"))):
+            words: list[object] = ["train", "--config", folder / CONFIG]
+            words += [*trust_args(run.get("env")), *trust_args(run.get("truth"), "--truth")]
+            words += ["--bundle", _from_here(bundle)]
+            return command(*words, "--out", unique_path(folder))
     # With another seed than the audit whose findings were learned.
     words = ["audit", "--bundle", _from_here(bundle), "--data", config.data]
     words += ["--seed", config.seed + 1]
     names = ("success_label", "env", "env_kwargs", *OF_AUDIT)
-    return command(*words, *option_words(given(config, names)))
+    return command(*words, *option_words(non_default_options(config, names)))
 
 
-def mend_again(config: MendConfig) -> str:
+def resume_mend(config: MendConfig) -> str:
     """Return the command that goes on with a stopped mending, with all its options."""
     names = (each.name for each in fields(config) if each.name != "resume")
-    return command("mend", *option_words(given(config, names)), "--resume")
+    return command("mend", *option_words(non_default_options(config, names)), "--resume")
 
 
 def recorded(run: Path) -> dict[str, Any]:
@@ -189,7 +166,7 @@ def after_import(bundle: Path) -> str:
 
 ITS_DATA = "data/its-training"
 """Stands for the images that a bundle was trained on."""
-OF_AUDIT = ("policy", "interventions", "truth_key", "truth", "image_source")
+OF_AUDIT = ("policy", "interventions", "truth", "image_source")
 """Options about an environment that a mending hands to its audits."""
 LABELS = 100
 """Enough, the most useful first, for one mending."""
@@ -225,6 +202,7 @@ def _bundle_of(run: Mapping[str, Any]) -> str | None:
 
 def _to_mend(bundle: str, labels: Path) -> str:
     """Return the command that mends a bundle with its images and all labels that it got."""
+    bundle = str(find_bundle(bundle))
     own = recorded(Path(bundle).parent)
     data = own.get("data")
     known = short_text(data) and Path(str(data)).is_dir()
@@ -237,10 +215,12 @@ def _to_mend(bundle: str, labels: Path) -> str:
     folders = [*(one for one in earlier if one.is_dir() and one != labels), labels]
     stem = Path(bundle).parent.name if Path(bundle).name == "bundle" else Path(bundle).name
     stem = re.sub(r"-(classifier|mended(-\d+)?)$", "", stem)
-    line = command(*words, "--labels", *folders, "--out", free(Path("runs") / f"{stem}-mended"))
+    line = command(
+        *words, "--labels", *folders, "--out", unique_path(Path("runs") / f"{stem}-mended")
+    )
     if Path(bundle).is_dir() and not (Path(bundle) / "model.safetensors").is_file():
         # Somebody else's network, which mend cannot train; another can be.
-        out = free(Path("runs") / f"{stem}-classifier")
+        out = unique_path(Path("runs") / f"{stem}-classifier")
         line = command("finetune", *words[3:], "--out", out)
     return line if known else f"{line}\n({ITS_DATA} stands for the images it was trained on)"
 
@@ -255,7 +235,7 @@ def to_mend(run: Path, truths: int) -> str:
 
 def to_play(run: Path, policy: Mapping[str, Any]) -> str:
     """Return the command that shows a policy; it is the content of ``policy.json`` in ``run``."""
-    named = [*naming(policy["env"]), *naming(policy.get("truth"), "--truth")]
+    named = [*trust_args(policy["env"]), *trust_args(policy.get("truth"), "--truth")]
     return command("play", "--run", run, *named)
 
 
@@ -267,12 +247,12 @@ OF_REWARD = ("reward_mode", "hold", "exit_threshold", "on_ood")
 
 def to_compare(run: Path, policy: Mapping[str, Any]) -> str:
     """Return the command of a run's training with the truth as its reward."""
-    words: list[object] = ["train", "--config", run / CONFIG, *naming(policy["env"])]
-    words += [*naming(policy.get("truth"), "--truth"), "--backend", "oracle"]
+    words: list[object] = ["train", "--config", run / CONFIG, *trust_args(policy["env"])]
+    words += [*trust_args(policy.get("truth"), "--truth"), "--backend", "oracle"]
     for name, value in recorded(run).items():
         if name in OF_REWARD and value != (usual := getattr(TrainConfig(), name)):
             words += [f"--{name.replace('_', '-')}", usual]
-    return command(*words, "--out", beside(run, "oracle"))
+    return command(*words, "--out", sibling_path(run, "oracle"))
 
 
 def to_train(bundle: Path, spec: BundleSpec) -> str:
@@ -280,34 +260,15 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
 
     Where nothing says which that is: a program that scores images.
     """
-    known = origin(spec.dataset)
+    known = recorded_task(spec.dataset)
     if "env" not in known:
         return _program(_from_here(bundle), spec.kind)
-    words: list[object] = ["train", "--env", known["env"]]
-    if spec.kind == "encoder":
-        words += ["--encoder", _from_here(bundle)]
-    else:
-        words += [] if _judges_itself(known["env"]) else WRAPPED
-        words += ["--bundle", _from_here(bundle)]
-        # Several sources are the bundle's views.
-        source = known.get("image_source", "render")
-        words += [] if source == "render" else ["--image-source", source]
-        # Steps that a success must last, so that few failing episodes get a false claim.
-        episodes = spec.metrics.get("failing_episodes")
-        hold = episodes.get("hold") if isinstance(episodes, Mapping) else None
-        words += ["--hold", hold] if isinstance(hold, int) else []
-    if "truth" in known:
-        words += ["--truth", known["truth"]]
-    elif "truth_key" in known:
-        words += ["--truth-key", known["truth_key"]]
-    options = dict(known.get("env_kwargs", {}))
-    if "drawn" in spec.image.scene:
-        options["fidelity"] = "article"
-    words += option_words({"--env-kwargs": options})
     run = bundle.parent if bundle.name == "bundle" else bundle
     name = run.name.removesuffix("-classifier").removesuffix("-encoder")
-    words += ["--out", _from_here(free(run.with_name(f"{name}-policy")))]
-    return command(*words)
+    option = "--encoder" if spec.kind == "encoder" else "--bundle"
+    words: list[object] = ["train", option, _from_here(run)]
+    words += [*trust_args(known["env"]), *trust_args(known.get("truth"), "--truth")]
+    return command(*words, "--out", _from_here(unique_path(run.with_name(f"{name}-policy"))))
 
 
 def _program(bundle: Path, kind: str) -> str:
@@ -325,7 +286,7 @@ def _program(bundle: Path, kind: str) -> str:
     return "\n    ".join(lines)
 
 
-def _judges_itself(env_id: str) -> bool:
+def _has_own_reward(env_id: str) -> bool:
     """Say whether an environment has a learned reward of its own, without importing anything."""
     import vinoreward  # noqa: F401  (registers ours)
 

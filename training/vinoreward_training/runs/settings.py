@@ -1,81 +1,80 @@
-"""The settings of a command: command line over file over preset, or over the run it resumes."""
+"""The settings of a command: command line over file over task over preset over defaults.
+
+A field's annotation is the only place that says what its values may be: its type, and its bounds as
+``annotated_types`` has them, which pydantic checks wherever a value comes from.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import contextlib
+import dataclasses
 import difflib
+import functools
 import inspect
-import math
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Any,
-    Generic,
-    Literal,
-    NewType,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import NoneType
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
-from vinoreward.files import MAX_DEPTH, read_plain, shown
+from vinoreward.files import read_plain, shown
+from vinoreward_training.configs.task import RUNS_CODE
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE, plain
-from vinoreward_training.tasks.environments import agree_to_import, agree_to_run
+from vinoreward_training.tasks.trust import agree_to_run
 
 PRESETS = Path(str(files("vinoreward_training") / "presets"))
 MAX_YAML = 64 << 10
 """Bytes of a file of settings; the largest preset has three thousand."""
-_DECIDE_THE_BASE = (
-    "out", "config", "preset", "env", "task", "algorithm", "vec_env", "learner", "device",
-)  # fmt: skip
-"""Options that decide what the defaults of the others are."""
-YamlText = NewType("YamlText", str)
-"""Text in YAML, which a file may hold as the list or table that it is."""
-_WORDS: Mapping[Any, str] = {
-    YamlText: "a list or a table",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-    str: "a word",
-    Path: "a path",
-    dict: "a table of names and values",
-    Any: "a value",
-    object: "a value",
-}
 _Config = TypeVar("_Config")
+_Any = TypeVar("_Any")
+
+
+def _as_yaml(value: object) -> object:
+    """Return a list or table as the text in YAML that it stands for."""
+    if not isinstance(value, list | dict):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
+
+
+@dataclass(frozen=True)
+class _YamlText:
+    """Lets a field of text be a list or a table in a file."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(_as_yaml, handler(source))
+
+
+YamlText = Annotated[str, _YamlText()]
+"""Text in YAML, which a file may hold as the list or table that it is."""
 
 
 @dataclass(frozen=True)
 class Settings(Generic[_Config]):
     """Where the settings of a command come from.
 
-    The command line wins over the YAML file of ``--config``, the file over the preset, and the
-    preset over the defaults. With ``--resume``, the configuration that the run recorded takes the
-    place of file and preset. Tables of names and values are merged key by key.
+    The command line wins over the YAML file of ``--config``, the file over what a bundle or dataset
+    records of its task, that over the preset, and the preset over the defaults. With ``--resume``
+    the configuration that the run recorded takes the place of all but the command line. Tables of
+    names and values are merged key by key.
     """
 
     kind: type[_Config]
-    """The dataclass of the command's options; all have defaults."""
-    environment: str = "env"
-    """The option that names an environment: a file may import its package if the user agrees."""
-    functions: tuple[str, ...] = ()
-    """Options that may name a function, whose code is run: a file may do so if the user agrees."""
-    limits: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """Option to its least and greatest value; None is allowed too."""
+    """The dataclass of the command's options."""
     fixed: tuple[str, ...] = ()
     """Options that a resumed run cannot change."""
+    task: Callable[[Mapping[str, Any]], tuple[Path, Mapping[str, Any]] | None] = lambda given: None
+    """Returns the file that records the task of what is given, and the settings that it holds."""
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
-    """Returns the preset for the settings of command line and file."""
+    """Returns the preset for all settings so far."""
     recorded: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda settings, path: settings
     """Checks the settings of a run's file."""
     check: Callable[[_Config, _Config | None], _Config] = lambda config, before: config
@@ -84,106 +83,140 @@ class Settings(Generic[_Config]):
     @property
     def names(self) -> list[str]:
         """Options that a file may set."""
-        return [name for name in get_type_hints(self.kind) if name not in NEVER_FROM_A_FILE]
+        return [one.name for one in fields(self._kind) if one.name not in NEVER_FROM_A_FILE]
+
+    @property
+    def _kind(self) -> Any:
+        return self.kind
 
     def of(self, **named: Any) -> _Config:
         """Return the settings with those named here on top, as on the command line."""
-        base, file = self._base(named)
-        return self._settled(self._over(base, named), named, base, file)
+        base, sources = self._base(named)
+        return self._settled(merged(base, named), named, base, sources)
 
     def parse(self, arguments: Sequence[str], *, prog: str) -> _Config:
         """Return the settings of a command line; raises as :meth:`of` does."""
+        named = self._named(arguments)
+        base, sources = self._base(named)
+        default = None
+        if not self._required():
+            # With a table as its default, tyro would take the table's own keys only.
+            empty: dict[str, Any] = {
+                name: {} for name, value in base.items() if isinstance(value, dict)
+            }
+            default = checked(self.kind, {**base, **empty})
+        config = command_line(self.kind, arguments, prog=prog, default=default)
+        return self._settled(merged(base, vars(config)), named, base, sources)
+
+    def _required(self) -> list[str]:
+        return [
+            one.name
+            for one in fields(self._kind)
+            if one.default is MISSING and one.default_factory is MISSING
+        ]
+
+    def _named(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Return the single values that a command line names, as text; tyro reads all of them."""
         parser = argparse.ArgumentParser(
-            prog=prog,
-            usage=f"{prog} [OPTIONS]",
-            add_help=False,
-            allow_abbrev=False,
-            argument_default=argparse.SUPPRESS,
+            add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
         )
-        for name in {*_DECIDE_THE_BASE, "truth", *self.functions} & set(self.names):
-            parser.add_argument(
-                f"--{name}", f"--{name.replace('_', '-')}", nargs="?"
-            )  # tyro refuses one without a value
-        parser.add_argument("--resume", action="store_true")
-        given = vars(parser.parse_known_args(arguments)[0])
         hints = get_type_hints(self.kind)
-        named = {
+        for name, hint in hints.items():
+            if get_origin(hint) not in (dict, tuple) and hint is not bool:
+                option = f"--{name}", f"--{name.replace('_', '-')}"
+                parser.add_argument(*option, nargs="?", dest=name)
+        if "resume" in hints:
+            parser.add_argument("--resume", action="store_true")
+        given = vars(parser.parse_known_args(arguments)[0])
+        return {
             # As tyro reads it where None is allowed.
             name: None if value == "None" and NoneType in get_args(hints[name]) else value
             for name, value in given.items()
+            if value is not None  # tyro refuses an option without its value
         }
-        base, file = self._base(named)
-        # With a table as its default, tyro would take the table's own keys only.
-        empty: dict[str, Any] = {n: {} for n, value in vars(base).items() if type(value) is dict}
-        default = self.kind(**{**vars(base), **empty})
-        config = command_line(self.kind, arguments, prog=prog, default=default)
-        return self._settled(self._over(base, vars(config)), named, base, file)
 
-    def _recorded(self, named: Mapping[str, Any]) -> Path | None:
-        """Return the file of the run to resume; None if there is none."""
-        path = Path(named.get("out") or vars(self.kind())["out"]) / CONFIG
-        return path if named.get("resume") and path.is_file() else None
-
-    def _base(self, named: Mapping[str, Any]) -> tuple[_Config, Path | None]:
-        """Return what the named settings are put on, and the file that it is from."""
-        default = self.kind()
-        recorded = self._recorded(named)
-        if recorded is not None:
-            settings = self.recorded(read_yaml(recorded, self.names), recorded)
+    def _base(self, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+        """Return what the named settings are put on, and which file each of these is from."""
+        defaults = default_values(self._kind)
+        path = Path(named.get("out") or defaults.get("out") or "") / CONFIG
+        if named.get("resume") and path.is_file():
+            settings = self.recorded(read_yaml(path, self.names), path)
             # The folder may have moved since.
-            return self._over(default, {**settings, "out": recorded.parent}), recorded
-        file = None if named.get("config") is None else Path(named["config"])
-        settings = {} if file is None else read_yaml(file, self.names)
-        preset = self.preset({**vars(default), **settings, **named})
-        return self._over(default, merged(preset, settings)), file
-
-    def _over(self, base: _Config, settings: Mapping[str, Any]) -> _Config:
-        return self.kind(**typed(self.kind, merged(vars(base), settings)))
+            return merged(defaults, settings, {"out": path.parent}), dict.fromkeys(settings, path)
+        settings, sources = {}, {}
+        if named.get("config") is not None:
+            file = Path(named["config"])
+            settings = read_yaml(file, self.names)
+            sources = dict.fromkeys(settings, file)
+        task: Mapping[str, Any] = {}
+        if (found := self.task({**settings, **named})) is not None:
+            record, task = found
+            task = {name: value for name, value in task.items() if name in self.names}
+            sources = {**dict.fromkeys(task, record), **sources}
+        preset = self.preset({**defaults, **task, **settings, **named})
+        return merged(defaults, preset, task, settings), sources
 
     def _settled(
-        self, config: _Config, named: Mapping[str, Any], base: _Config, file: Path | None
+        self,
+        values: Mapping[str, Any],
+        named: Mapping[str, Any],
+        base: Mapping[str, Any],
+        sources: Mapping[str, Path],
     ) -> _Config:
-        values, before = vars(config), vars(base)
-        resumed = self._recorded(named) is not None
-        for name in self.fixed if resumed else ():
-            if values[name] != before[name]:
+        config = checked(self.kind, values)
+        path = Path(values.get("out") or "") / CONFIG
+        before = checked(self.kind, base) if path in sources.values() else None
+        for name in self.fixed if before is not None else ():
+            if (value := vars(config)[name]) != vars(before)[name]:
                 raise ConfigError(
-                    f"found {name}={values[name]!r}, but the run in {values['out']} has "
-                    f"{before[name]!r}. Expected the same; leave it out, or start another run with "
-                    "--out."
+                    field=name,
+                    value=value,
+                    expected=f"{vars(before)[name]!r}, as the run in {path.parent} has it",
+                    remedy=f"leave `{name}` out, or start another run with `out`",
                 )
-        for name, (least, most) in self.limits.items():
-            value = values[name]
-            if value is not None and not least <= value <= most:
-                limit = f"at most {most}" if value > most else f"at least {least}"
-                raise ConfigError(
-                    f"found {name}={value}. Expected {limit}; change --{name.replace('_', '-')}."
-                )
-        for name in (self.environment, "truth"):
-            if file is not None and values.get(name) is not None and name not in named:
-                agree_to_import(
-                    values[name], file, trust_run=values["trust_run"], option=f"--{name}"
-                )
-        for name in self.functions:
-            if file is not None and values[name] is not None and name not in named:
-                option = f"--{name.replace('_', '-')}"
-                agree_to_run(values[name], file, trust_run=values["trust_run"], option=option)
-        return self.check(config, base if resumed else None)
+        agreed = {_package(value) for value in named.values()} - {""}
+        for name, hint in get_type_hints(self.kind, include_extras=True).items():
+            if RUNS_CODE in getattr(hint, "__metadata__", ()) and name not in named:
+                value, file = vars(config)[name], sources.get(name)
+                if file is not None and _package(value) not in agreed:
+                    agree_to_run(value, file, trust_run=values.get("trust_run", False), field=name)
+        return self.check(config, before)
+
+
+def _package(named: object) -> str:
+    """Return the package whose code is run for what is named as ``package.module:name``."""
+    return str(named).partition(":")[0].partition(".")[0] if ":" in str(named) else ""
+
+
+def default_values(kind: type[Any]) -> dict[str, Any]:
+    """Return the defaults of a dataclass's fields that have one."""
+    return {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory()
+        for one in fields(kind)
+        if one.default is not MISSING or one.default_factory is not MISSING
+    }
 
 
 def command_line(
     kind: type[_Config], arguments: Sequence[str], *, prog: str, default: _Config | None = None
 ) -> _Config:
-    """Return the options of a command line; on ``--help`` or a usage error, the process exits.
+    """Return the options of a command line; on help or a usage error, the process exits.
 
-    The docstring of ``kind`` is the help text. ``default`` has the options that are not named.
+    The docstring of ``kind`` is the help text. ``--help`` shows the options that ``kind.FIRST``
+    names, ``--help-all`` every one. ``default`` has the options that are not named.
     """
     import tyro
 
-    more: dict[str, Any] = {} if default is None else {"default": default}
-    config: _Config = tyro.cli(
-        kind, prog=prog, description=inspect.getdoc(kind), args=list(arguments), **more
-    )
+    description = inspect.getdoc(kind) or ""
+    shown_kind: Any = kind
+    words = ["--help" if word == "--help-all" else word for word in arguments]
+    first = getattr(kind, "FIRST", ())
+    if first and {"--help", "-h"} & set(arguments):
+        shown_kind, default = _first_screen(kind, first, default)
+        more = len(fields(kind)) - len(first)  # type: ignore[arg-type]
+        description += f"\n\n{prog} --help-all shows {more} more options."
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    config = tyro.cli(shown_kind, prog=prog, description=description, args=words, **given)
     # "--env-kwargs rescale false" gives the word otherwise, which counts as true.
     tables = {
         name: {key: _literal(item) for key, item in value.items()}
@@ -191,6 +224,24 @@ def command_line(
         if isinstance(value, dict)
     }
     return kind(**{**vars(config), **tables})
+
+
+def _first_screen(kind: Any, first: Collection[str], default: Any) -> tuple[type[Any], Any]:
+    """Return the dataclass with all but the ``first`` options hidden, and its defaults."""
+    import tyro
+
+    hints = get_type_hints(kind, include_extras=True)
+    names = [one.name for one in fields(kind)]
+    suppress: Any = tyro.conf.Suppress
+    hidden = {name: suppress[hints[name]] for name in names if name not in first}
+    body = {"__annotations__": hidden, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    for one in fields(kind):
+        if one.name in hidden and one.default is not MISSING:
+            body[one.name] = one.default
+        elif one.name in hidden and one.default_factory is not MISSING:
+            body[one.name] = dataclasses.field(default_factory=one.default_factory)
+    screen: Any = dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), body))
+    return screen, None if default is None else screen(**vars(default))
 
 
 def _literal(value: Any) -> Any:
@@ -218,133 +269,100 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def typed(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as the types of the fields of ``kind``: YAML has no paths or tuples."""
-    hints = get_type_hints(kind)
-    values = {}
-    for name, value in settings.items():
-        if name not in hints:
-            raise ConfigError(f"found {name!r:.80}. Expected one of {', '.join(hints)}.")
+def checked(kind: type[_Any], values: Mapping[str, Any]) -> _Any:
+    """Return the dataclass of these values: plain ones, as YAML and JSON have them.
+
+    Lists become tuples, text a path; ``True`` is no number. Raises ConfigError with the field.
+    """
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    unknown = [name for name in values if name not in names]
+    if unknown:
+        expected = f"some of {', '.join(names)}"
+        raise ConfigError(field=str(unknown[0])[:80], expected=expected, remedy="leave it out")
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for name, value in values.items():
         try:
-            values[name] = converted(value, hints[name])
+            found[name] = converted(value, hints[name])
         except ValueError as error:
-            raise ConfigError(
-                f"found {name}={value!r:.80}. Expected {error}; change "
-                f"--{name.replace('_', '-')} or the file."
-            ) from error
-    return values
+            raise ConfigError(field=name, value=value, expected=str(error)) from error
+    return kind(**found)
 
 
 def converted(value: Any, hint: Any) -> Any:
-    """Return a plain value as the type of an annotation; ``True`` is no number.
+    """Return a plain value as the type of an annotation; the ValueError says what is allowed."""
+    from pydantic import ValidationError
 
-    Lists become tuples, text a path, integers floats. The ValueError says what is allowed.
-    """
-    kind, kinds = get_origin(hint) or hint, get_args(hint)
-    if kind in (Any, object):
-        return value
-    if kind in (Union, UnionType):
-        for each in kinds:
-            try:
-                return converted(value, each)
-            except ValueError:
-                continue
-    elif kind is Literal:
-        if isinstance(value, str | bool) and value in kinds:
-            return value
-    elif kind is tuple and isinstance(value, list | tuple):
-        each_of = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
-        if len(each_of) == len(value):
-            return tuple(map(converted, value, each_of))
-    elif kind is dict and isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            if kinds[1] is not float:  # arguments of something else, which checks them itself
-                return value
-            with contextlib.suppress(ValueError):
-                return {key: converted(item, float) for key, item in value.items()}
-    elif kind is YamlText and isinstance(value, str | list | dict):
-        if isinstance(value, str):
-            return value
-        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
-    elif kind is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    elif kind in (Path, str) and isinstance(value, str | Path):
-        return kind(value)
-    elif kind in (bool, int, NoneType) and type(value) is kind:
-        return value
-    raise ValueError(allowed_by(hint))
+    try:
+        # As JSON, in which strictness takes lists for tuples and text for paths.
+        text = json.dumps(plain(value), allow_nan=False)
+        return _adapter(hint).validate_json(text, strict=True)
+    except ValidationError as error:
+        said = (_in_words(one["msg"]) for one in error.errors())
+        raise ValueError(" or ".join(dict.fromkeys(said))) from error
+    except (TypeError, ValueError) as error:
+        raise ValueError("finite numbers, text, flags, lists or tables") from error
 
 
-def allowed_by(hint: Any) -> str:
-    """Return what values an annotation allows, in words; empty if no plain value."""
-    kind, kinds = get_origin(hint) or hint, get_args(hint)
-    if kind in (Union, UnionType):
-        return " or ".join(filter(None, map(allowed_by, kinds)))
-    if kind is Literal:
-        return f"one of {', '.join(map(repr, kinds))}"
-    if kind is tuple:
-        count = "" if kinds[-1] is Ellipsis else f"{len(kinds)} values, each "
-        return f"a list: {count}{allowed_by(kinds[0])}"
-    return _WORDS.get(kind, "")
+_WORDS = {
+    "greater than or equal to ": "at least ",
+    "less than or equal to ": "at most ",
+    "greater than ": "above ",
+    "less than ": "below ",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid array": "a list",
+    "a valid dictionary": "a table of names and values",
+}
 
 
-def _why(error: Exception) -> str:
-    """Return the reason in one line, without the part of the file that PyYAML quotes."""
-    mark = getattr(error, "problem_mark", None)
-    place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    return shown(getattr(error, "problem", None) or error) + place
+def _in_words(message: str) -> str:
+    """Return what pydantic expects, in our words."""
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    return message.removeprefix("Input should be ")
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Reads untrusted YAML: no aliases, which could expand a few lines to gigabytes.
+@functools.lru_cache(maxsize=512)
+def _adapter(hint: Any) -> Any:
+    from pydantic import TypeAdapter
 
-    Depth is bounded, and values are numbers, text, flags, lists and tables.
-    """
+    return TypeAdapter(hint)
 
-    _depth = 0
+
+class _NoAliases(yaml.SafeLoader):
+    """Reads YAML without aliases, which could expand a few lines to gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise ValueError("it has an alias, which stands for another part (such as *name)")
-        if self._depth > MAX_DEPTH:
-            raise ValueError("it is nested too deeply")
-        self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        value = super().construct_object(node, deep)
-        if not isinstance(value, bool | int | float | str | list | dict | None):
-            raise ValueError(f"it holds a {type(value).__name__}")
-        if isinstance(value, int) and abs(value) >= 1 << 64:
-            raise ValueError("it holds a whole number of more than 64 bits")
-        return value
+        return super().compose_node(parent, index)
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value that YAML text is, read as untrusted; ValueError with the reason."""
+    """Return the value that YAML text is; ValueError with the reason."""
     try:
-        return yaml.load(text, _PlainLoader)
-    except (yaml.YAMLError, LookupError, TypeError) as error:
-        raise ValueError(_why(error)) from error
+        return yaml.load(text, _NoAliases)
+    except (yaml.YAMLError, LookupError, TypeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ValueError(shown(getattr(error, "problem", None) or error) + place) from error
 
 
 def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Read a YAML file of settings, which may have the ``known`` keys."""
-    # The same file serves several commands, and not all of them know the same keys.
     example = "`timesteps: 8000`" if "timesteps" in known else "`steps: 8000`"
     try:
-        settings = yaml.load(read_plain(path, MAX_YAML).decode("utf-8"), _PlainLoader) or {}
+        settings = parse_yaml(read_plain(path, MAX_YAML).decode("utf-8")) or {}
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"no configuration file {path}. Expected a YAML file; check the path."
         ) from error
-    except (yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
-        # Also what PyYAML has no error of its own for, such as the date 2026-13-45.
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {_why(error)}. Expected YAML with lines such as {example}; "
+            f"{path} cannot be read: {error}. Expected YAML with lines such as {example}; "
             "correct it."
         ) from error
     if not isinstance(settings, dict):
@@ -366,33 +384,31 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
     return settings
 
 
-def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
-    """Raise ConfigError for the first of these options of ``vinoreward COMMAND`` that is wrong."""
-    for name, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} {getattr(config, name)} cannot work. Expected a "
-                f"number in the usual range; see vinoreward {command} --help."
-            )
-
-
-def given(config: Any, names: Iterable[str]) -> dict[str, Any]:
+def non_default_options(config: Any, names: Iterable[str]) -> dict[str, Any]:
     """Return those of the fields ``names`` that differ from their defaults, by option."""
-    defaults = {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory()
-        for each in fields(config)
-    }
+    defaults = default_values(type(config))
     return {
         f"--{'no-' if value is False else ''}{name.replace('_', '-')}": value
         for name in names
-        if (value := getattr(config, name)) != defaults[name]
+        if (value := getattr(config, name)) != defaults.get(name, MISSING)
     }
 
 
 def refuse_ignored(config: Any, names: Iterable[str], by: str) -> None:
     """Raise ConfigError if one of these options was given; ``by`` says what would ignore it."""
-    for option in given(config, names):
-        raise ConfigError(
-            f"found {option}, which {by} would ignore. Expected only options that it uses; "
-            f"leave {option} out."
-        )
+    defaults = default_values(type(config))
+    for name in names:
+        if (value := getattr(config, name)) != defaults[name]:
+            raise ConfigError(
+                field=name,
+                value=value,
+                expected=f"only options that are used, and {by} would ignore this one",
+                remedy=f"leave `{name}` out",
+            )
+
+
+def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
+    """Raise ConfigError for the first of these options of ``vinoreward COMMAND`` that is wrong."""
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(field=name, value=getattr(config, name), expected="a usual number")

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,12 @@ from numpy.typing import NDArray
 from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward.wrappers.env_adapter import copy_final_obs, layers
-from vinoreward_training.sb3.background import Background
 
 with needed_for("vinoreward_training.sb3", "train"):
-    import torch
     from stable_baselines3.common.vec_env import VecEnv
 
 SWITCH_SECONDS = 1e-4
-"""How long a thread may keep Python's lock from another while a batch steps beside a learner."""
+"""Python's switch interval while a batch steps in a thread and a learner trains."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,17 @@ class BatchStep:
     def last(self) -> Any:
         """Return what the step led to within the same episodes, ``(N, ...)``: no reset's state.
 
-        A learner takes the value of what follows from this. Not for tables of observations.
+        A learner bootstraps from this. Not for tables of observations.
         """
         if not self.dones.any():
             return self.observations
-        if hasattr(self.observations, "clone"):
+        rows = np.flatnonzero(self.dones).tolist()
+        if is_tensor(self.observations):
             last = self.observations.clone()
-            rows = last.new_tensor(np.flatnonzero(self.dones), dtype=torch.long)
             last[rows] = self.final[rows]
             return last
         last = self.observations.copy()
-        for i in np.flatnonzero(self.dones).tolist():
+        for i in rows:  # Gymnasium's own keep a list of them
             last[i] = self.final[i]
         return last
 
@@ -73,24 +72,21 @@ class BatchedVecEnv(VecEnv):
         batch = gym.make_vec("PandaHover-v0", 16, vectorization_mode="vector_entry_point")
         SAC("MlpPolicy", BatchedVecEnv(batch)).learn(200)
 
-    ``infos[i]`` is what the batch tells of environment ``i``. Where an episode ended it is what
-    that episode ended with, with ``terminal_observation``, ``TimeLimit.truncated`` and
-    ``episode``: its return ``r``, its length ``l`` and its seconds ``t``, as SB3's ``Monitor``
-    writes them.
+    ``infos[i]`` is the info of environment ``i``. Where an episode ended it is that of its last
+    step, with ``terminal_observation``, ``TimeLimit.truncated`` and ``episode`` (return ``r``,
+    length ``l``, seconds ``t``), as SB3's ``Monitor`` writes them.
 
-    ``get_attr`` gives an attribute of the batch for each environment, and ``env_method`` gives a
-    method the number of each environment as its first argument. A batch that has ``generators``,
-    one per environment, shows them as ``np_random``.
+    ``env_method`` gives a method the number of each environment as its first argument. A batch
+    that has ``generators``, one per environment, shows them as ``np_random``.
 
     A batch of torch tensors gives SB3 NumPy arrays, copied only from another device; a learner
     that wants the tensors takes them from :meth:`step_batch`.
 
     Args:
-        batch: resets an environment in the step that ends its episode, and has NumPy arrays or
-            torch tensors.
+        batch: resets an environment in the step that ends its episode.
 
     Raises:
-        ConfigError: another autoreset mode; at a reset, observations that are neither.
+        ConfigError: another autoreset mode.
     """
 
     def __init__(self, batch: VectorEnv[Any, Any, Any]) -> None:
@@ -108,7 +104,7 @@ class BatchedVecEnv(VecEnv):
         self.overlap_fn: Callable[[], None] | None = None
         """Callback run while another thread steps the batch; None: the batch steps in this one.
         :class:`~vinoreward_training.sb3.OverlappedTraining` trains there."""
-        self._background = Background("vinoreward-batch")
+        self._thread = ThreadPoolExecutor(1, "vinoreward-batch")
         self._actions: NDArray[Any] | None = None
         self._returns = np.zeros(batch.num_envs)
         self._lengths = np.zeros(batch.num_envs, np.int64)
@@ -122,17 +118,10 @@ class BatchedVecEnv(VecEnv):
         options = self._options[0] or None
         self._reset_seeds()
         self._reset_options()
-        given, infos = self.batch.reset(seed=seeds, options=options)
-        observations = on_host(given)
-        if not isinstance(observations, np.ndarray | dict):
-            raise ConfigError(
-                f"{type(self.batch.unwrapped).__name__} gives observations as "
-                f"{type(observations).__name__}. Expected NumPy arrays, which Stable-Baselines3 "
-                "takes, or torch tensors; make a batch of such."
-            )
+        observations, infos = self.batch.reset(seed=seeds, options=options)
         self.reset_infos = rows_of(infos, self.num_envs)
         self._returns[:], self._lengths[:] = 0.0, 0
-        return observations
+        return on_host(observations)
 
     def reset_where(self, mask: NDArray[np.bool_], seeds: Sequence[int]) -> Any:
         """Start new episodes where ``mask`` is True, each from its seed; return all observations.
@@ -151,8 +140,9 @@ class BatchedVecEnv(VecEnv):
         """Set the options of the next reset, the same for all."""
         if isinstance(options, list):
             raise ConfigError(
-                "found a list of reset options. Expected one table for all environments, which "
-                "the batch resets together; a batch's options may name one value for each."
+                field="options",
+                expected="one table for all environments; it may name one value for each",
+                remedy="make one of them",
             )
         super().set_options(options)
 
@@ -168,31 +158,28 @@ class BatchedVecEnv(VecEnv):
 
     def step_batch(self, actions: Any) -> BatchStep:
         """Take the actions ``(N, ...)``, an array or a tensor; return all of a step."""
-        observations, rewards, terminated, truncated, told = self._stepped(actions)
-        told = dict(told)
-        final, _ = told.pop("final_obs", None), told.pop("_final_obs", None)
+        observations, rewards, terminated, truncated, info = self._stepped(actions)
+        info = dict(info)
+        final, _ = info.pop("final_obs", None), info.pop("_final_obs", None)
         cut = on_host(truncated) & ~on_host(terminated)
         dones = np.asarray(on_host(terminated) | cut, np.bool_)
         self._returns += on_host(rewards)
         self._lengths += 1
-        infos = rows_of(told, self.num_envs)
-        for info in infos:
-            info["TimeLimit.truncated"] = False
+        infos = rows_of(info, self.num_envs)
+        for one in infos:
+            one["TimeLimit.truncated"] = False
         for i in np.flatnonzero(dones).tolist():
-            self.reset_infos[i] = {
-                key: value for key, value in infos[i].items() if key not in _OF_THE_END
+            ended: dict[str, Any] = infos[i].pop("final_info", {})
+            del infos[i]["TimeLimit.truncated"]
+            self.reset_infos[i] = infos[i]
+            episode = {
+                "r": round(float(self._returns[i]), 6),
+                "l": int(self._lengths[i]),
+                "t": round(time.perf_counter() - self._began, 6),
             }
-            ended: dict[str, Any] = infos[i].get("final_info", {})
-            infos[i] = {
-                **ended,
-                "terminal_observation": on_host(final[i]),
-                "TimeLimit.truncated": bool(cut[i]),
-                "episode": {
-                    "r": round(float(self._returns[i]), 6),
-                    "l": int(self._lengths[i]),
-                    "t": round(time.perf_counter() - self._began, 6),
-                },
-            }
+            last, cut_short = on_host(final[i]), bool(cut[i])
+            more = {"terminal_observation": last, "TimeLimit.truncated": cut_short}
+            infos[i] = {**ended, **more, "episode": episode}
         self._returns[dones], self._lengths[dones] = 0.0, 0
         return BatchStep(observations, rewards, final, terminated, dones, infos)
 
@@ -200,17 +187,17 @@ class BatchedVecEnv(VecEnv):
         """Step the batch, in a thread if there is something to do at the same time."""
         if (overlap_fn := self.overlap_fn) is None:
             return self.batch.step(actions)
-        with _switching_often(), _beside_a_learner(self.batch):
-            step = self._background.start(lambda: self.batch.step(actions))
+        with _switching_often(), _sharing_cores(self.batch):
+            step = self._thread.submit(self.batch.step, actions)
             try:
                 overlap_fn()
             finally:
-                step.wait()  # nothing else may touch the batch before
+                wait([step])  # nothing else may touch the batch before
         return step.result()
 
     def close(self) -> None:
         """Close the batch."""
-        self._background.close()
+        self._thread.shutdown()
         self.batch.close()
 
     def _owner(self, name: str) -> Any:
@@ -236,8 +223,9 @@ class BatchedVecEnv(VecEnv):
             return
         if numbers != list(range(self.num_envs)):
             raise ConfigError(
-                f"found {attr_name} for some environments of a batch. Expected all of them, which "
-                "have it together; leave indices out."
+                field="indices",
+                value=indices,
+                expected=f"all environments of a batch, which have {attr_name} together",
             )
         setattr(self._owner(attr_name), attr_name, value)
 
@@ -259,7 +247,7 @@ class BatchedVecEnv(VecEnv):
 
 
 @contextlib.contextmanager
-def _beside_a_learner(batch: VectorEnv[Any, Any, Any]) -> Iterator[None]:
+def _sharing_cores(batch: VectorEnv[Any, Any, Any]) -> Iterator[None]:
     """Leave a core to the learner: layers and their classifiers may have ``busy_cores``."""
     parts = [part for each in layers(batch) for part in (each, getattr(each, "classifier", None))]
     # Once each, and its own: a layer may pass on the attributes of what is inside.
@@ -285,20 +273,15 @@ def _switching_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-_OF_THE_END = ("final_info", "TimeLimit.truncated")
-"""What of a step's infos is not of the episode that begins."""
-
-
 def on_host(values: Any) -> Any:
     """Return a tensor as a NumPy array, and anything else as it is."""
     return to_numpy(values) if is_tensor(values) else values
 
 
 def rows_of(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Return what a vector environment's ``infos`` tell of each of its environments.
+    """Return a vector environment's ``infos`` by environment; numbers become Python's.
 
-    An entry ``key`` is of those where ``_key`` is True, of all if there is no such mask. Numbers
-    become Python's, tables are read likewise.
+    An entry ``key`` is of those where ``_key`` is True, of all if there is no such mask.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for key, values in infos.items():

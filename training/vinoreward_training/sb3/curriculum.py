@@ -22,24 +22,17 @@ class RandomizationCurriculum(BaseCallback):
 
         callback = RandomizationCurriculum(lambda steps: LAB.scaled(min(1.0, steps / 20_000)))
 
-    Works with a batch in :class:`~vinoreward_training.sb3.BatchedVecEnv`, and with
-    environments that have the attribute, one or many, in this process or in others.
-
     Args:
-        ranges: takes the steps of the training, and returns what ``randomization`` shall be.
+        ranges: takes the steps of the training, and returns the ``randomization``.
         every: steps between two settings, at least 1; the first is before the first step.
-
-    Raises:
-        ConfigError: steps below 1; while training, environments without a ``randomization``.
     """
 
     def __init__(self, ranges: Callable[[int], Any], *, every: int = 1000) -> None:
         super().__init__()
         if every < 1:
-            raise ConfigError(f"every is {every}. Expected a number of steps of at least 1.")
+            raise ConfigError(field="every", value=every, expected="at least 1 step")
         self.ranges, self.every = ranges, every
         self._next = 0
-        self._set: Any = None
 
     def _on_training_start(self) -> None:
         if not self.training_env.has_attr("randomization"):
@@ -47,16 +40,13 @@ class RandomizationCurriculum(BaseCallback):
                 "found environments without a randomization to set. Expected those of PandaHover; "
                 "leave RandomizationCurriculum out."
             )
-        self._next, self._set = 0, None
+        self._next = 0
         self._on_step()
 
     def _on_step(self) -> bool:
         if self.num_timesteps >= self._next:
             self._next = self.num_timesteps + self.every
-            ranges = self.ranges(self.num_timesteps)
-            if ranges != self._set:
-                self._set = ranges
-                _set_everywhere(self.training_env, ranges)
+            _set_everywhere(self.training_env, self.ranges(self.num_timesteps))
         return True
 
 

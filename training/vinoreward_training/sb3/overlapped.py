@@ -19,17 +19,13 @@ Algorithm = TypeVar("Algorithm", bound=OffPolicyAlgorithm)
 class OverlappedTraining(OffPolicyAlgorithm):
     """Takes gradient steps while a batch of environments takes its next step.
 
-    Drawing and judging a batch takes as long as the gradient steps that follow it. Put this before
-    an off-policy algorithm that learns in a :class:`~vinoreward_training.sb3.BatchedVecEnv`::
+    Rendering and scoring a batch takes as long as the gradient steps that follow it::
 
-        class BatchedSAC(OverlappedTraining, SAC): ...
+        model = OverlappedTraining.of(SAC)("MlpPolicy", BatchedVecEnv(batch))
 
-
-        model = BatchedSAC("MlpPolicy", BatchedVecEnv(batch))
-
-    or let :meth:`of` do it. Training stays deterministic: the gradient steps of an iteration see
-    the same transitions as ever, but they come after the choice of the next actions instead of
-    before it, so the policy that acts is one iteration older. The last are taken at the end.
+    Training stays deterministic: the gradient steps of an iteration see the same transitions as
+    ever, but they come after the choice of the next actions instead of before it, so the policy
+    that acts is one iteration older. The last are taken at the end.
     """
 
     postponed = 0
@@ -39,19 +35,13 @@ class OverlappedTraining(OffPolicyAlgorithm):
     @staticmethod
     @functools.cache
     def of(algorithm: type[Algorithm]) -> type[Algorithm]:
-        """Return an algorithm's class with overlapped training; its name stays.
-
-        Args:
-            algorithm: such as ``stable_baselines3.SAC`` or ``TD3``.
-
-        Raises:
-            ConfigError: it is not off-policy.
-        """
-        if not (isinstance(algorithm, type) and issubclass(algorithm, OffPolicyAlgorithm)):
+        """Return an off-policy algorithm's class with overlapped training; its name stays."""
+        if not issubclass(algorithm, OffPolicyAlgorithm):
             raise ConfigError(
-                f"OverlappedTraining was given {getattr(algorithm, '__name__', algorithm)}. "
-                "Expected an off-policy algorithm of Stable-Baselines3, such as SAC, TD3 or DQN: "
-                "others learn from whole rollouts and leave no time to train in."
+                field="algorithm",
+                value=algorithm.__name__,
+                expected="an off-policy one, such as SAC, TD3 or DQN: others learn from whole "
+                "rollouts and leave no time to train in",
             )
         if issubclass(algorithm, OverlappedTraining):
             return algorithm
@@ -82,8 +72,9 @@ class OverlappedTraining(OffPolicyAlgorithm):
         batch: Any = None if self.env is None else self.env.unwrapped
         if not isinstance(batch, BatchedVecEnv):
             raise ConfigError(
-                f"OverlappedTraining was given a {type(batch).__name__}. Expected a BatchedVecEnv, "
-                "which steps in a thread; put one around the batch, or train without."
+                field="env",
+                value=type(batch).__name__,
+                expected="a BatchedVecEnv, which steps in a thread",
             )
 
         def train_once() -> None:  # with the first step, where a rollout has several

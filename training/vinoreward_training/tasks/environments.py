@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle, resolve_bundle
+from vinoreward.bundles.locate import SPEC_FILE
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, needed_for
-from vinoreward.rewards.decision import OodAction, RewardMode
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.env_adapter import ImageInInfo
 from vinoreward.wrappers.learned_reward import LearnedReward
@@ -25,6 +24,8 @@ from vinoreward.wrappers.sources import ImageSource, default_source, sources_of,
 from vinoreward.wrappers.true_success import TrueSuccess, Truth
 from vinoreward_envs.making import ORACLE, UNJUDGED
 from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward_training.configs.task import RewardedTask, Task
+from vinoreward_training.tasks.trust import names_function
 
 OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
 OF_JUDGE = (
@@ -32,69 +33,6 @@ OF_JUDGE = (
     "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_images",
 )  # fmt: skip
 """Arguments of our environments that ``LearnedReward`` takes by the same name."""
-_ID = re.compile(r"[\w:./-]+")
-
-
-def agree_to_import(
-    env_id: object, named_by: Path, *, trust_run: bool = False, option: str = "--env"
-) -> None:
-    """Raise ConfigError unless the user agrees to import what a file names: that runs its code.
-
-    For ``package:Id-v0`` Gymnasium imports the package; for ``--truth`` it is a function's module
-    or file. Asked on a terminal only; elsewhere the answer is no. A package that is imported
-    already, or one of ours, needs no agreement. ``option`` is the one with which the user can name
-    the same instead.
-    """
-    kind = "truth" if option == "--truth" else "environment"
-    if not isinstance(env_id, str) or not _ID.fullmatch(env_id):
-        expected = "package.module:function" if kind == "truth" else "a Gymnasium id such as"
-        raise ConfigError(
-            f"{named_by} names the {kind} {env_id!r}. Expected {expected}"
-            f"{'' if kind == 'truth' else ' PandaHover-v0'}; restore the file, or leave it out."
-        )
-    module = env_id.rpartition(":")[0]
-    ours = module.partition(".")[0] in OURS and re.fullmatch(r"[\w.]+(?<!\.py)", module)
-    if trust_run or not module or module in sys.modules or ours:
-        return
-    asked = (
-        f"{named_by} names the {kind} {env_id}, for which Python would import {module} and "
-        "run its code."
-    )
-    _agree(asked, "Import it?", f"name the {kind} yourself, {option} {env_id}")
-
-
-def _agree(asked: str, question: str, instead: str) -> None:
-    """Ask on a terminal; raise ConfigError if there is none, or the answer is no."""
-    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"{asked} {question} [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            return
-    raise ConfigError(
-        f"{asked} Expected your agreement, as the file may come from somebody else; if you trust "
-        f"it, {instead}, or add --trust-run."
-    )
-
-
-def names_function(text: str) -> bool:
-    """Return whether a text is ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION``, and no path."""
-    where, _, name = text.rpartition(":")
-    return bool(where) and name.isidentifier() and not Path(text).exists()
-
-
-def agree_to_run(function: object, named_by: Path, *, trust_run: bool, option: str) -> None:
-    """Raise ConfigError unless the user agrees to run the code of a function that a file names."""
-    if not isinstance(function, str) or not names_function(function) or trust_run:
-        return
-    asked = f"{named_by} names the function {function}, whose module Python would run."
-    _agree(asked, "Run it?", f"name it yourself, {option} {function}")
-
-
-def naming(name: str | None, option: str = "--env") -> list[str]:
-    """Return the option by which the user agrees to an import, if what is named needs one.
-
-    That is an environment's package, or a truth's module or file with ``option="--truth"``.
-    """
-    return [option, name] if name is not None and ":" in name else []
 
 
 def not_importable(env_id: str, error: Exception) -> str:
@@ -189,14 +127,14 @@ class _TrueReward(gym.Wrapper[Any, Any, Any, Any]):
         return observation, self._rewards[success], terminated or success, truncated, info
 
 
-def truth_reader(truth_key: str | None, truth: str | None) -> Truth:
-    """Return what reads the truth from ``info`` for the options of those names."""
-    if truth_key is not None and truth is not None:
-        raise ConfigError(
-            f"found --truth-key {truth_key} and --truth {truth}. Expected one of them; leave the "
-            "other out."
-        )
-    return Truth(truth_key if truth is None else "true_success")
+def truth_reader(truth: str | None) -> Truth:
+    """Return what reads the truth from ``info``, as ``Task.truth`` says."""
+    return Truth("true_success" if truth is not None and names_function(truth) else truth)
+
+
+def with_truth(env: gym.Env[Any, Any], truth: str | None) -> gym.Env[Any, Any]:
+    """Return the environment; one that tells the truth where a function of it does."""
+    return TrueSuccess(env, truth) if truth is not None and names_function(truth) else env
 
 
 def has_own_reward(env_id: str) -> bool:
@@ -230,16 +168,6 @@ def is_hover(spec: gym.envs.registration.EnvSpec) -> bool:
     return isinstance(creator, type) and issubclass(creator, PandaHoverEnv)
 
 
-def check_bundle_used(env_id: str, bundle: str | None, *, wrap_bundle: bool) -> None:
-    """Refuse a bundle that would be ignored."""
-    if bundle is not None and not wrap_bundle and not has_own_reward(env_id):
-        raise ConfigError(
-            f"found the bundle {bundle}, but {env_id} has no learned reward of its own and would "
-            "ignore it. Expected --wrap-bundle, which puts the bundle's reward around the "
-            "environment; add it, or leave --bundle out to train on the environment's own reward."
-        )
-
-
 @contextlib.contextmanager
 def dependencies_named(env_id: str) -> Iterator[None]:
     """Raise MissingExtraError with Gymnasium's advice if an environment lacks a package."""
@@ -254,226 +182,173 @@ def dependencies_named(env_id: str) -> Iterator[None]:
         ) from error
 
 
+def is_rewarded(task: RewardedTask) -> bool:
+    """Return whether a learned reward, or the truth, pays: in ours, or with a bundle."""
+    return task.bundle is not None or task.backend == ORACLE or has_own_reward(task.env)
+
+
 def make_env(
-    env_id: str,
-    env_kwargs: Mapping[str, Any] | None = None,
+    task: RewardedTask,
     *,
-    backend: str = "openvino",
-    bundle: str | None = None,
-    precision: str = "auto",
-    wrap_bundle: bool = False,
     render_mode: str | None = None,
-    encoder: str | None = None,
-    encoder_sha256: str | None = None,
-    frame_stack: int = 1,
-    accept_foreign_images: bool = False,
-    success_reward: float = 1.0,
-    step_reward: float = 0.0,
-    truth: str | None = None,
-    truth_key: str | None = None,
-    image_source: ImageSource | None = None,
-    reward_mode: RewardMode = "sparse",
-    hold: int = 1,
-    exit_threshold: float | None = None,
-    on_ood: OodAction = "withhold",
     gamma: float = 0.99,
-    judged: bool = True,
+    scored: bool = True,
 ) -> gym.Env[Any, Any]:
-    """Make one environment.
+    """Make one environment, with its learned reward and its encoder.
 
     Args:
-        env_id: a Gymnasium id.
-        env_kwargs: further arguments of the environment; YAML lists become tuples.
-        backend: runs the bundle's network. ``"oracle"`` pays the truth instead: ours do so
-            themselves, others with ``wrap_bundle``.
-        bundle: name or folder; None is the environment's default.
-        precision: as the backend takes it.
-        wrap_bundle: put ``LearnedReward`` around an environment that has no learned reward.
-        render_mode: None leaves the choice to the environment (``rgb_array`` if wrapped).
-        encoder: name or folder of an encoder's bundle, for latent observations. It runs on
-            ``backend`` (OpenVINO if that is the oracle) with ``precision``.
-        encoder_sha256: hash that the encoder's network must have; see :func:`network_sha256`.
-        frame_stack: latents of so many steps; with an encoder only.
-        accept_foreign_images: as ``LearnedReward``'s.
-        success_reward: as ``LearnedReward``'s.
-        step_reward: as ``LearnedReward``'s.
-        truth: a function of the environment, see :class:`~vinoreward.TrueSuccess`.
-        truth_key: key of the truth in ``info``, for the oracle; None: found automatically.
-        image_source: as ``LearnedReward``'s; a sequence of one means that one, an empty one None.
-        reward_mode: as ``LearnedReward``'s. ``"probability"`` and ``"log_odds"`` end no episode.
-        hold: ``success_hold_steps``. Above 1 an observation of one row gets the count appended,
-            if the environment is wrapped.
-        exit_threshold: ``success_exit_threshold``.
-        on_ood: as ``LearnedReward``'s.
+        task: ours have a learned reward; others get one if a bundle is named, and pay the truth
+            instead if the backend is the oracle.
+        render_mode: None leaves the choice to the environment (``rgb_array`` if its images are
+            scored).
         gamma: the learner's discount, for ``reward_mode="potential"``.
-        judged: False leaves learned reward and encoder to :func:`make_envs`.
+        scored: False leaves learned reward and encoder to :func:`make_envs`.
     """
-    read = truth_reader(truth_key, truth)
-    if frame_stack != 1 and encoder is None:
-        raise ConfigError(
-            f"found frame_stack={frame_stack} without an encoder. Expected 1, as the environment's "
-            "own observation is used; add --encoder, or leave --frame-stack out."
-        )
-    arguments = {key: tupled(value) for key, value in (env_kwargs or {}).items()}
-    options: dict[str, Any] = {
-        "backend": backend,
-        "precision": precision,
-        "encoder": encoder,
-        "accept_foreign_images": accept_foreign_images,
-        "success_reward": success_reward,
-        "step_reward": step_reward,
-        "image_source": unpacked(image_source),
-        "reward_mode": reward_mode,
-        "hold": hold,
-        "exit_threshold": exit_threshold,
-        "on_ood": on_ood,
-        "gamma": gamma,
-    }
-
-    def with_truth(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-        return env if truth is None else TrueSuccess(env, truth)
-
-    def made(mode: str | None) -> gym.Env[Any, Any]:
-        given = arguments if mode is None else {**arguments, "render_mode": mode}
-        if has_own_reward(env_id):
-            own = own_arguments(given, bundle=bundle, **options)
-            whole = judged or own["backend"] == ORACLE
-            return with_truth(_made(env_id, own) if whole else unjudged(own))
-        if not wrap_bundle:
-            return with_truth(_made(env_id, given))
-        if backend == "oracle":
-            env = with_truth(_made(env_id, given))
-            return _TrueReward(env, read, success_reward, step_reward)
-        if bundle is None:
-            raise ConfigError(
-                f"{env_id} has no learned reward of its own and no bundle was named. Expected the "
-                "name or folder of a bundle to wrap it with; add --bundle."
-            )
-        taken = sources_of(unpacked(image_source), resolve_bundle(found_bundle(bundle)), "render")
-        renders = takes_render(taken)
-        env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given} if renders else given))
-        if not judged:
-            return ImageInInfo(env) if renders else env
-        try:
-            arguments_of_reward = reward_arguments(env.observation_space, **options)
-            return LearnedReward(env, found_bundle(bundle), **arguments_of_reward)
-        except VinorewardError:
-            env.close()
-            raise
-
-    def unjudged(own: Mapping[str, Any]) -> gym.Env[Any, Any]:
-        scene = {name: value for name, value in own.items() if name not in OF_JUDGE}
-        scene["bundle"] = own.get("bundle")  # says how the images are drawn
-        env = _made(env_id, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
-        rendered = default_source(env.observation_space, "rgb_array") == "render"
-        return ImageInInfo(env) if rendered else env
-
-    if encoder is None or not judged:
-        return made(render_mode)
-    loaded = load_encoder(encoder, encoder_sha256)
-    env = made(render_mode)
+    check_encoder_used(task)
+    if task.encoder is None or not scored:
+        return _rewarded(task, render_mode, gamma, scored)
+    loaded = load_encoder(task.encoder, task.encoder_sha256)
+    env = _rewarded(task, render_mode, gamma, scored)
     try:
         if env.render_mode is None and default_source(env.observation_space, "rgb_array") == (
             "render"
         ):
             # Its observation is no image, so it has to render one.
             env.close()
-            env = made("rgb_array")
-        encoding = encoder_arguments(backend=backend, precision=precision, frame_stack=frame_stack)
-        return EncodedObservation(env, loaded, **encoding)
+            env = _rewarded(task, "rgb_array", gamma, scored)
+        return EncodedObservation(env, loaded, **encoder_arguments(task))
     except VinorewardError:
         env.close()
         raise
 
 
-def own_arguments(
-    env_kwargs: Mapping[str, Any],
-    *,
-    backend: str = "openvino",
-    precision: str = "auto",
-    bundle: str | None = None,
-    accept_foreign_images: bool = False,
-    hold: int = 1,
-    exit_threshold: float | None = None,
-    on_ood: OodAction = "withhold",
-    **_: Any,
-) -> dict[str, Any]:
+def _rewarded(
+    task: RewardedTask, render_mode: str | None, gamma: float, scored: bool
+) -> gym.Env[Any, Any]:
+    given = environment_arguments(task)
+    if render_mode is not None:
+        given["render_mode"] = render_mode
+    if has_own_reward(task.env):
+        own = {**own_arguments(task), **given}
+        if scored or own["backend"] == ORACLE:
+            return with_truth(_made(task.env, own), task.truth)
+        return _unscored(task, own)
+    if task.backend == ORACLE:
+        env = with_truth(_made(task.env, given), task.truth)
+        rewards = task.success_reward, task.step_reward
+        return _TrueReward(env, truth_reader(task.truth), *rewards)
+    if task.bundle is None:
+        return with_truth(_made(task.env, given), task.truth)
+    renders = takes_render(image_sources(task))
+    if renders:
+        given = {"render_mode": "rgb_array", **given}
+    env = with_truth(_made(task.env, given), task.truth)
+    if not scored:
+        return ImageInInfo(env) if renders else env
+    try:
+        arguments = reward_arguments(task, env.observation_space, gamma)
+        return LearnedReward(env, find_bundle(task.bundle), **arguments)
+    except VinorewardError:
+        env.close()
+        raise
+
+
+def _unscored(task: RewardedTask, own: Mapping[str, Any]) -> gym.Env[Any, Any]:
+    """Return the scene of one of ours, whose images others score."""
+    scene = {name: value for name, value in own.items() if name not in OF_JUDGE}
+    scene["bundle"] = own.get("bundle")  # says how the images are drawn
+    env = _made(task.env, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
+    rendered = default_source(env.observation_space, "rgb_array") == "render"
+    return ImageInInfo(env) if rendered else env
+
+
+def check_encoder_used(task: RewardedTask) -> None:
+    """Refuse a stack of latents where there is no encoder."""
+    if task.frame_stack != 1 and task.encoder is None:
+        raise ConfigError(
+            field="frame_stack",
+            value=task.frame_stack,
+            expected="1 without an encoder, as the environment's own observation is used",
+            remedy="add `encoder`, or leave `frame_stack` out",
+        )
+
+
+def environment_arguments(task: Task) -> dict[str, Any]:
+    """Return the environment's own arguments, with YAML's lists as tuples."""
+    return {name: tupled(value) for name, value in task.env_kwargs.items()}
+
+
+def own_arguments(task: RewardedTask) -> dict[str, Any]:
     """Return the arguments of an environment that has a learned reward itself."""
-    own: dict[str, Any] = {} if bundle is None else {"bundle": bundle}
-    if accept_foreign_images:
-        own["accept_foreign_images"] = True
-    if hold != 1:
-        own["success_hold_steps"] = hold
-    if exit_threshold is not None:
-        own["success_exit_threshold"] = exit_threshold
-    if on_ood != "withhold":
-        own["on_ood"] = on_ood
-    given = {key: tupled(value) for key, value in env_kwargs.items()}
-    return {**own, "backend": backend, "precision": precision, **given}
+    own: dict[str, Any] = {"backend": task.backend, "precision": task.precision}
+    if task.bundle is not None:
+        own["bundle"] = str(find_bundle(task.bundle))
+    usual = RewardedTask()
+    for name, argument in _OF_OURS.items():
+        if (value := getattr(task, name)) != getattr(usual, name):
+            own[argument] = value
+    return {**own, **environment_arguments(task)}
+
+
+_OF_OURS = {
+    "accept_foreign_images": "accept_foreign_images", "hold": "success_hold_steps",
+    "exit_threshold": "success_exit_threshold", "on_ood": "on_ood",
+}  # fmt: skip
+"""Options of the learned reward that environments of ours take too, and their names there."""
+
+
+def image_sources(task: RewardedTask) -> ImageSource:
+    """Return where the images of a task with a bundle are."""
+    bundle = resolve_bundle(find_bundle(task.bundle or ""))
+    return sources_of(_unpacked(task.image_source), bundle, "render")
 
 
 def reward_arguments(
-    space: gym.Space[Any],
-    *,
-    backend: str = "openvino",
-    precision: str = "auto",
-    encoder: str | None = None,
-    accept_foreign_images: bool = False,
-    success_reward: float = 1.0,
-    step_reward: float = 0.0,
-    image_source: ImageSource | None = None,
-    reward_mode: RewardMode = "sparse",
-    hold: int = 1,
-    exit_threshold: float | None = None,
-    on_ood: OodAction = "withhold",
-    gamma: float = 0.99,
-    **_: Any,
+    task: RewardedTask, space: gym.Space[Any], gamma: float = 0.99
 ) -> dict[str, Any]:
     """Return the arguments of ``LearnedReward``, or of its form for many environments."""
     row = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
     return {
-        "backend": backend,
-        "precision": precision,
-        "accept_foreign_images": accept_foreign_images,
-        "success_reward": success_reward,
-        "step_reward": step_reward,
-        "image_source": image_source,
-        "reward_mode": reward_mode,
-        "success_hold_steps": hold,
-        "success_exit_threshold": exit_threshold,
-        "on_ood": on_ood,
-        "hold_in_observation": hold > 1 and row and encoder is None,
+        "backend": task.backend,
+        "precision": task.precision,
+        "accept_foreign_images": task.accept_foreign_images,
+        "success_reward": task.success_reward,
+        "step_reward": task.step_reward,
+        "image_source": _unpacked(task.image_source),
+        "reward_mode": task.reward_mode,
+        "success_hold_steps": task.hold,
+        "success_exit_threshold": task.exit_threshold,
+        "on_ood": task.on_ood,
+        "hold_in_observation": task.hold > 1 and row and task.encoder is None,
         # Else an agent that is paid for looking like success would stay just short of it.
-        "terminate_on_success": reward_mode in ("sparse", "potential"),
+        "terminate_on_success": task.reward_mode in ("sparse", "potential"),
         "gamma": gamma,
     }
 
 
-def encoder_arguments(
-    *,
-    backend: str = "openvino",
-    precision: str = "auto",
-    frame_stack: int = 1,
-    **_: Any,
-) -> dict[str, Any]:
+def encoder_arguments(task: RewardedTask) -> dict[str, Any]:
     """Return the arguments of ``EncodedObservation``, or of its form for many environments."""
     return {
-        "backend": "openvino" if backend == ORACLE else backend,
-        "precision": precision,
-        "frame_stack": frame_stack,
+        "backend": "openvino" if task.backend == ORACLE else task.backend,
+        "precision": task.precision,
+        "frame_stack": task.frame_stack,
     }
 
 
-def unpacked(image_source: ImageSource | None) -> ImageSource | None:
-    """Return None for no source and the only one of a sequence of one, as a command gives them."""
-    if isinstance(image_source, list | tuple):
-        return tuple(image_source) if len(image_source) > 1 else next(iter(image_source), None)
-    return image_source
+def _unpacked(sources: tuple[str, ...]) -> ImageSource | None:
+    """Return None for no source and the only one of a sequence of one."""
+    return sources if len(sources) > 1 else next(iter(sources), None)
 
 
-def found_bundle(bundle: str) -> Path | str:
-    """Return the path of a bundle that is a file or folder, else its name."""
-    return Path(bundle) if Path(bundle).exists() else bundle
+def find_bundle(bundle: str) -> Path | str:
+    """Return the path of a bundle that is a file or folder, else its name.
+
+    The run of a training stands for the bundle in it.
+    """
+    path = Path(bundle)
+    if (path / "bundle" / SPEC_FILE).is_file():
+        return path / "bundle"
+    return path if path.exists() else bundle
 
 
 def network_sha256(bundle: Bundle) -> str | None:

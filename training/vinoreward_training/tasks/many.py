@@ -13,25 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from vinoreward.bundles.bundle import Bundle, resolve_bundle
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.files import shown
 from vinoreward.processes import THREADS, starting_processes, thread_limits
-from vinoreward.wrappers.sources import default_source, sources_of
+from vinoreward.wrappers.sources import default_source
 from vinoreward_envs.making import DEFAULT_BUNDLE, ORACLE, REWARDS
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.tasks.environments import (
     OF_JUDGE,
     dependencies_named,
     encoder_arguments,
+    find_bundle,
     find_spec,
-    found_bundle,
     has_own_reward,
+    image_sources,
     load_encoder,
     make_env,
     own_arguments,
     reward_arguments,
-    unpacked,
 )
+from vinoreward_training.tasks.trust import names_function
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -41,21 +43,15 @@ STOP_SECONDS = 30
 
 
 def make_envs(
-    count: int,
-    env_id: str,
-    env_kwargs: Mapping[str, Any] | None = None,
-    *,
-    processes: bool = True,
-    **options: Any,
+    count: int, task: RewardedTask, *, processes: bool = True, gamma: float = 0.99
 ) -> VecEnv:
     """Make many environments whose images are classified, and encoded, in one call per step.
 
     Args:
         count: of environments.
-        env_id: as :func:`make_env`, like all others but:
-        env_kwargs: see there.
+        task: as :func:`make_env`.
         processes: step each environment in a process of its own, which computes on one thread.
-        options: see there.
+        gamma: as :func:`make_env`.
 
     Raises:
         ConfigError: the environment cannot be made several times, or would have to be rendered for
@@ -63,81 +59,72 @@ def make_envs(
     """
     from vinoreward.wrappers.sb3 import VecEncodedObservation, VecLearnedReward
 
-    options["judged"] = False
-    encoder = options.get("encoder")
-    loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))
-    wrapped = options.get("wrap_bundle") and not has_own_reward(env_id)
-    if wrapped and options.get("backend") != ORACLE and options.get("bundle") is not None:
-        judge_bundle = resolve_bundle(found_bundle(options["bundle"]))
-        given = unpacked(options.get("image_source"))
-        options["image_source"] = sources_of(given, judge_bundle, "render")
-    env = _together(count, env_id, env_kwargs or {}, processes, options)
+    loaded = None if task.encoder is None else load_encoder(task.encoder, task.encoder_sha256)
+    env = _together(count, task, processes)
     try:
-        if options.get("backend") == ORACLE:
+        if task.backend == ORACLE:
             pass
-        elif has_own_reward(env_id):
-            own = own_arguments(env_kwargs or {}, **options)
-            judge = {name: own[name] for name in OF_JUDGE if name in own}
-            bundle = judge.pop("bundle", DEFAULT_BUNDLE)
-            judge["image_source"] = default_source(env.observation_space, "rgb_array")
-            judge |= REWARDS
-            env = VecLearnedReward(env, found_bundle(bundle), **judge)
-        elif wrapped:
-            arguments = reward_arguments(env.observation_space, **options)
-            env = VecLearnedReward(env, judge_bundle, **arguments)
+        elif has_own_reward(task.env):
+            own = own_arguments(task)
+            reward = {name: own[name] for name in OF_JUDGE if name in own}
+            bundle = reward.pop("bundle", DEFAULT_BUNDLE)
+            reward["image_source"] = default_source(env.observation_space, "rgb_array")
+            env = VecLearnedReward(env, find_bundle(bundle), **reward, **REWARDS)
+        elif task.bundle is not None:
+            arguments = reward_arguments(task, env.observation_space, gamma)
+            arguments["image_source"] = image_sources(task)
+            env = VecLearnedReward(env, find_bundle(task.bundle), **arguments)
         if loaded is not None:
             if default_source(env.observation_space, "rgb_array") == "render":
                 raise ConfigError(
-                    f"found {count} environments {env_id}, whose images are rendered, and the "
-                    f"encoder {encoder}. Expected images in the observation to encode them "
-                    "together; use --num-envs 1."
+                    field="num_envs",
+                    value=count,
+                    expected=f"1 with an encoder, as the images of {task.env} are rendered and "
+                    "not in the observation",
                 )
-            env = VecEncodedObservation(env, loaded, **encoder_arguments(**options))
+            env = VecEncodedObservation(env, loaded, **encoder_arguments(task))
     except VinorewardError:
         env.close()
         raise
     return env
 
 
-def make_batch(
-    count: int, env_id: str, env_kwargs: Mapping[str, Any] | None = None, **options: Any
-) -> VecEnv:
+def make_batch(count: int, task: RewardedTask) -> VecEnv:
     """Make many environments as one object, which steps, draws and judges them in one batch.
 
     Args:
         count: of environments.
-        env_id: of one that pays a learned reward itself and has a vector entry point.
-        env_kwargs: as :func:`make_env`, like all others; ``truth`` must be None.
-        options: see there.
+        task: of an environment of ours with a vector entry point; its truth is no function.
 
     Raises:
         ConfigError: an environment that cannot be a batch, or arguments that it does not take.
     """
-    cure = "leave --vec-env batched out"
-    if not has_own_reward(env_id) or find_spec(env_id).vector_entry_point is None:
+    cure = "leave `vec_env=batched` out"
+    if not has_own_reward(task.env) or find_spec(task.env).vector_entry_point is None:
         raise ConfigError(
-            f"found --vec-env batched, but {env_id} is no batch that pays a learned reward. "
+            f"found `vec_env=batched`, but {task.env} is no batch that pays a learned reward. "
             f"Expected one of ours, such as PandaHover-v0; {cure}."
         )
-    if options.get("truth") is not None:
+    if task.truth is not None and names_function(task.truth):
         raise ConfigError(
-            f"found --truth {options['truth']} with --vec-env batched, whose environments are "
-            f"one object in this process. Expected none; leave it out, or {cure}."
+            field="truth",
+            value=task.truth,
+            expected="a key of info for `vec_env=batched`, whose environments are one object",
+            remedy=f"leave it out, or {cure}",
         )
-    own = own_arguments(env_kwargs or {}, **options)
-    encoder = options.get("encoder")
-    loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))
+    own = own_arguments(task)
+    loaded = None if task.encoder is None else load_encoder(task.encoder, task.encoder_sha256)
     try:
-        with dependencies_named(env_id):
-            made = gym.make_vec(env_id, count, vectorization_mode="vector_entry_point", **own)
+        with dependencies_named(task.env):
+            made = gym.make_vec(task.env, count, vectorization_mode="vector_entry_point", **own)
     except TypeError as error:
         raise ConfigError(
-            f"{env_id} in a batch does not take these arguments: {error}. Expected what "
-            f"vinoreward_envs.making.make_vec_env documents; change --env-kwargs, or {cure}."
+            f"{task.env} in a batch does not take these arguments: {error}. Expected what "
+            "vinoreward_envs.making.make_vec_env documents; change `env_kwargs`, or " + cure + "."
         ) from error
     from vinoreward_training.sb3 import BatchedVecEnv
 
-    arguments = encoder_arguments(**options)
+    arguments = encoder_arguments(task)
     if arguments["backend"] == "torch" and own.get("device", "cpu") != "cpu":
         arguments["device"] = "CUDA"
     try:
@@ -147,10 +134,10 @@ def make_batch(
         raise
 
 
-def sibling_env(env: VecEnv, count: int, **options: Any) -> VecEnv:
+def sibling_env(env: VecEnv, count: int, task: RewardedTask) -> VecEnv:
     """Return ``count`` more environments that score with the network of a :func:`make_batch`.
 
-    With the same ``options`` they see the same through an encoder, which is loaded again.
+    With the same ``task`` they see the same through an encoder, which is loaded again.
     """
     from vinoreward.wrappers.vector import VectorEncodedObservation
     from vinoreward_training.sb3 import BatchedVecEnv
@@ -162,7 +149,7 @@ def sibling_env(env: VecEnv, count: int, **options: Any) -> VecEnv:
     more = inner.sibling_env(count)
     if not isinstance(batch, VectorEncodedObservation):
         return BatchedVecEnv(more)
-    arguments = {**encoder_arguments(**options), "device": batch.encoder.device}
+    arguments = {**encoder_arguments(task), "device": batch.encoder.device}
     return BatchedVecEnv(_encoded(more, batch.encoder.bundle, arguments))
 
 
@@ -173,18 +160,12 @@ def _encoded(made: Any, encoder: Bundle | None, arguments: Mapping[str, Any]) ->
     return made if encoder is None else VectorEncodedObservation(made, encoder, **arguments)
 
 
-def _together(
-    count: int,
-    env_id: str,
-    env_kwargs: Mapping[str, Any],
-    processes: bool,
-    options: dict[str, Any],
-) -> VecEnv:
+def _together(count: int, task: RewardedTask, processes: bool) -> VecEnv:
     """Make many environments, in this process or each in one of its own."""
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     limits = thread_limits() if processes else None
-    make = functools.partial(_one_of_many, env_id, dict(env_kwargs), limits, options)
+    make = functools.partial(_one_of_many, task, limits)
     before = set(multiprocessing.active_children())
     cure = "use --num-envs 1"
     if processes:
@@ -201,19 +182,14 @@ def _together(
         if isinstance(error, VinorewardError) and not isinstance(raised, OSError | RuntimeError):
             raise
         raise ConfigError(
-            f"{count} environments {env_id} cannot be made"
+            f"{count} environments {task.env} cannot be made"
             f"{' in processes of their own' if processes else ''}: "
             f"{shown(raised) or type(raised).__name__}. Expected one that can be made several times"
             f"{', by what its package registers' if processes else ''}; {cure}."
         ) from error
 
 
-def _one_of_many(
-    env_id: str,
-    env_kwargs: dict[str, Any],
-    limits: Mapping[str, str] | None,
-    options: dict[str, Any],
-) -> gym.Env[Any, Any]:
+def _one_of_many(task: RewardedTask, limits: Mapping[str, str] | None) -> gym.Env[Any, Any]:
     """Make one, in a process of its own that computes within these limits, or in the training's."""
     from stable_baselines3.common.monitor import Monitor
 
@@ -222,7 +198,7 @@ def _one_of_many(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(STOP_SECONDS))
         _limit_threads(limits)
-    return Monitor(make_env(env_id, env_kwargs, **options))
+    return Monitor(make_env(task, scored=False))
 
 
 def _limit_threads(limits: Mapping[str, str]) -> None:
