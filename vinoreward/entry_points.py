@@ -86,7 +86,9 @@ def named_function(text: str, option: str, what: str = "a function") -> Callable
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ConfigError(
-            f"--{option} is {text!r}. Expected PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, {what}."
+            field=option,
+            value=text,
+            expected=f"PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, {what}",
         )
     try:
         is_file = where.endswith(".py")

@@ -25,9 +25,8 @@
     ├── RunFolderError (OSError)                 a run folder that is locked, full or unwritable
     └── SharedMemoryError (OSError)              shared memory that cannot be allocated, or changed
 
-Each message says what was found, what was expected and what to do about it. Where an argument is
-wrong, the error carries it: ``ConfigError(field="hold", value=0, expected="at least 1")``. A
-command shows the argument, and those in backticks, as its options: ``--hold``.
+Messages say what was found, what was expected and what to do. ``field`` is an argument that is
+wrong; a command shows it, and names in backticks, as its options: ``--hold``.
 """
 
 from __future__ import annotations
@@ -73,19 +72,15 @@ class VinorewardError(Exception):
             found = f"`{field}`" if value is _NO_VALUE else f"`{field}={text}`"
             message = f"found {found}. Expected {expected}; {self.remedy}."
         self._message = message
-        super().__init__(_ARGUMENT.sub(_as_argument, message))
+        super().__init__(self.as_options(()))
 
     def as_options(self, options: Collection[str]) -> str:
         """Return the message for a command line: the arguments that it has as its options."""
 
         def replaced(name: re.Match[str]) -> str:
-            return _as_option(name) if name[1] in options else _as_argument(name)
+            return _as_option(name) if name[1] in options else name[0].strip("`")
 
         return _ARGUMENT.sub(replaced, self._message)
-
-
-def _as_argument(name: re.Match[str]) -> str:
-    return name[1] if name[2] is None else f"{name[1]}={name[2]}"
 
 
 def _as_option(name: re.Match[str]) -> str:
