@@ -19,12 +19,13 @@ BENCHMARKS ?= backends reward_path steps classifier guard batch overhead seconds
 # One thread a process: several of them share the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast test-pythons test-lerobot check check-style check-mypy check-pyright \
+.PHONY: help demo test test-full test-fast test-pythons test-lerobot check check-style check-mypy check-pyright \
 	bench docs install clean
 
 help:
 	@echo "make demo       a classifier and a policy from nothing, with a report (under 5 minutes)"
-	@echo "make test       the whole suite"
+	@echo "make test       the suite"
+	@echo "make test-full  with the full matrices and the long fuzzing"
 	@echo "make test-fast  without the slow tests"
 	@echo "make test-pythons  make test-fast on every Python from 3.10 to 3.13 that is installed (7 GB each)"
 	@echo "make test-lerobot  against LeRobot itself: its recorder, its classifier (Python 3.12, FFmpeg; 7 GB)"
@@ -53,10 +54,13 @@ demo: $(STAMP)
 	$(BIN)/vinoreward demo --out $(OUT)
 
 test: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) --durations 10 -m "not full"
+
+test-full: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) --durations 10
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -o faulthandler_timeout=300 -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -o faulthandler_timeout=300 -m "not slow and not full"
 
 # Sets $$found to an interpreter of Python $$version; a shim of pyenv may be no interpreter.
 define FIND

@@ -262,7 +262,7 @@ def test_the_documented_commands_have_these_options(project_root: Path) -> None:
         if "--help" not in options:
             tyro.cli(cli.commands()[name][1], args=options)
         seen.add(name)
-    assert {"capture", "finetune", "quantize", "train", "play", "train-vae", "actors"} <= seen
+    assert {"reward", "capture", "finetune", "train", "play", "train-vae", "actors"} <= seen
 
 
 def test_the_documented_commands_of_actors_are_settled(
