@@ -32,8 +32,7 @@ TRIES = {
     "foreign.onnx": 300,
     "policy.json": 300,
     "policy.safetensors": 200,
-    "clock.json": 50,
-    "config.yaml": 250,
+    "config.yaml": 300,
 }
 """File to the number of mutations; what each does depends on the file and its number alone."""
 

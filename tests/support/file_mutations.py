@@ -185,7 +185,6 @@ def cases(folder: Path) -> dict[str, Case]:
 
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.bundles.save import save_bundle
-    from vinoreward.files import write_json
     from vinoreward_actors.policies import load_policy, save_policy
     from vinoreward_actors.policies.policy import random_policy
 
@@ -280,19 +279,10 @@ def cases(folder: Path) -> dict[str, Case]:
 
     run = folder / "run"
     run.mkdir()
-    clock = {"seconds": 12.5, "evaluation_seconds": 3.0}
     settings = {
         "env": "CartPole-v1", "algorithm": "DQN", "timesteps": 100, "seed": 1, "bundle": None,
         "stop_when_solved": 0.5, "env_kwargs": {}, "algorithm_kwargs": {"gamma": 0.9},
     }  # fmt: skip
-
-    def run_clock(rng: random.Random) -> str:
-        from vinoreward_training.policy.callbacks import read_clock  # imports PyTorch
-
-        (run / "clock.json").write_bytes(mutate_text(json.dumps(clock).encode(), rng))
-        learning, evaluating = read_clock(run)
-        write_json(run / "again.json", [learning, evaluating])  # which every checkpoint does
-        return "same" if [learning, evaluating] == list(clock.values()) else "other"
 
     def run_settings(rng: random.Random) -> str:
         from vinoreward_training.policy.train import SETTINGS as TRAIN
@@ -305,7 +295,6 @@ def cases(folder: Path) -> dict[str, Case]:
 
     return {
         "config.yaml": run_settings,
-        "clock.json": run_clock,
         "bundle.json": description,
         "golden.npz": golden,
         "model.onnx": graph,

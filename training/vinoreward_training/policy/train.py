@@ -265,13 +265,13 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
         if config.encoder is not None:
             size = (env.observation_space.shape or (0,))[0]
             print(f"the policy sees {size} numbers of the encoder {config.encoder}")
-        checkpoint = folder / "checkpoint.pt"
+        checkpoint, clock = folder / "checkpoint.pt", (0.0, 0.0)
         if config.resume and checkpoint.is_file():
-            restore_checkpoint(checkpoint, model)
+            clock = restore_checkpoint(checkpoint, model)
         start = int(model.num_timesteps)
         with interrupt_between() as check:
             callback = RunCallback(
-                folder, evaluation_env, config, check_interrupt=check, start=start,
+                folder, evaluation_env, config, check_interrupt=check, start=start, clock=clock,
                 final_env=final_env,
             )  # fmt: skip
             closing.callback(callback.close)
