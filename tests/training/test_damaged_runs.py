@@ -17,7 +17,6 @@ from vinoreward_actors.command.run import Recorder, read_rows, read_summary
 from vinoreward_actors.command.settings import SETTINGS as ACTORS
 from vinoreward_training.classifier.finetune import SETTINGS as FINETUNE
 from vinoreward_training.cli import main
-from vinoreward_training.policy.callbacks import read_clock
 from vinoreward_training.policy.checkpoint import build_model, read_description
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train
@@ -125,11 +124,6 @@ def test_other_tables_of_a_run(tmp_path: Path) -> None:
         (tmp_path / "episodes.csv").write_text(table, encoding="utf-8")
         with pytest.raises(ConfigError, match=r"episodes\.csv cannot be read as a table"):
             read_table(tmp_path / "episodes.csv", EPISODE_COLUMNS, until=5)
-    for seconds in ('"x"', "null"):
-        text = f'{{"seconds": {seconds}, "evaluation_seconds": 1.0}}'
-        (tmp_path / "clock.json").write_text(text, encoding="utf-8")
-        with pytest.raises(RunFolderError, match=r"clock\.json cannot be read: .*remove the file"):
-            read_clock(tmp_path)
 
 
 def test_a_file_where_logs_should_be(tmp_path: Path) -> None:

@@ -156,7 +156,8 @@ def test_resume_continues_the_tables_and_takes_the_recorded_configuration(tmp_pa
     with pytest.raises(ConfigError) as error:
         train(SETTINGS.of(out=out, resume=True, seed=5))
     assert error.value.field == "seed"
-    assert train(SETTINGS.of(out=out, resume=True, timesteps=200, progress=False)).steps == 200
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=200, progress=False))
+    assert more.steps == 200 and more.seconds > first.seconds
     after = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     assert after[: len(before)] == before
     steps = [int(row["step"] or 0) for row in after]

@@ -155,9 +155,9 @@ def _check_used(config: CaptureConfig) -> None:
     for name, needed in _NEEDS.items():
         if getattr(config, needed) is None:
             refuse_ignored(config, (name,), f"a capture without `{needed}`")
-    for other, names in _IGNORES.items():
+    for other in ("from_video", "from_lerobot"):
         if getattr(config, other) is not None:
-            refuse_ignored(config, names, f"a capture with `{other}`")
+            refuse_ignored(config, _OF_ENVIRONMENT, f"a capture with `{other}`")
 
 
 _NEEDS: Mapping[str, str] = {
@@ -166,9 +166,6 @@ _NEEDS: Mapping[str, str] = {
     "noise": "policy", "mix": "policy",
 }  # fmt: skip
 _OF_ENVIRONMENT = ("env", "env_kwargs", "image_source", "stack", "truth", "per_episode")
-_IGNORES: Mapping[str, tuple[str, ...]] = {
-    "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT,
-}  # fmt: skip
 
 
 def _mix(config: CaptureConfig) -> dict[str, float]:
@@ -288,9 +285,7 @@ def run(config: CaptureConfig) -> int:
             _fill(config, table, work, describe, config.frames, play)
     if play is not None and policy is not None:
         print(play.by_player())
-    print(_summary(config, table))
-    print(f"next: {after_capture(config.out)}")
-    return 0
+    return _end(config, table)
 
 
 def _sizes(config: CaptureConfig, env: Any) -> tuple[dict[str, tuple[int, int]], ...]:
@@ -363,9 +358,7 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
         print(f"{len(table.rows)} images in {config.out}, without labels.")
         print(f"next: {command('train-vae', '--data', config.out)}")
         return 0
-    print(_summary(config, table))
-    print(f"next: {after_capture(config.out)}")
-    return 0
+    return _end(config, table)
 
 
 def _videos(config: CaptureConfig, source: Path) -> int:
@@ -388,9 +381,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
     table = _converted(
         config, known, lambda table: take_images(videos, plan, table, fps, size, marks), total
     )
-    print(_summary(config, table))
-    print(f"next: {after_capture(config.out)}")
-    return 0
+    return _end(config, table)
 
 
 def _check_recorded(config: CaptureConfig, known: Mapping[str, Any]) -> None:
@@ -417,6 +408,12 @@ def _converted(
         describe = partial(_describe, config, table, known, None)
         _fill(config, table, work(table), describe, total)
     return table
+
+
+def _end(config: CaptureConfig, table: Table) -> int:
+    print(_summary(config, table))
+    print(f"next: {after_capture(config.out)}")
+    return 0
 
 
 def _summary(config: CaptureConfig, table: Table) -> str:

@@ -32,7 +32,7 @@ from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
 from vinoreward_training.policy.checkpoint import discount, load_policy, read_description
-from vinoreward_training.policy.evaluate import EvalStep, Evaluation, Policy, evaluate, rate_row
+from vinoreward_training.policy.evaluate import EvalStep, Evaluation, Policy, evaluate
 from vinoreward_training.runs.next_command import to_mend
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import plain
@@ -294,13 +294,9 @@ def _report(
         "Success of an episode is that of its last state. Claimed is what the classifier said, "
         "true is what the simulator knows. Intervals are Clopper-Pearson."
     )
-    rates = [
-        rate_row("claimed by the classifier", found.claimed),
-        rate_row("true, by the simulator", found.true),
-    ]
     mean = f"Mean return {found.mean_return:.2f}, mean length {found.mean_length:.2f} steps."
     sections = [
-        Section("Success", about, rates),
+        Section("Success", about, found.rates()),
         Section("Episodes", mean),
         *([Section("Film", images=[film])] if film is not None else []),
         Section("Where claim and truth differ", differ, wrong[:MAX_TABLE]),

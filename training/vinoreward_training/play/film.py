@@ -66,7 +66,6 @@ class Filmer:
         """Free the film camera."""
         if self._camera is not None:
             self._camera.close()
-            self._camera = None
 
     def _thin(self) -> None:
         """Drop every other frame: the length of episodes is not known in advance."""

@@ -11,7 +11,6 @@ import gymnasium as gym
 from tqdm import tqdm
 
 from vinoreward.errors import DatasetError
-from vinoreward.files import read_json, write_json
 from vinoreward.rewards.alarms import (
     TESTS,
     Ended,
@@ -34,7 +33,6 @@ from vinoreward_training.runs.report import (
     prepare_figures,
     read_table,
 )
-from vinoreward_training.runs.run_folder import reading
 from vinoreward_training.sb3 import BatchedVecEnv
 from vinoreward_training.tasks.environments import truth_reader
 
@@ -44,17 +42,6 @@ ALARMS = "alarms.csv"
 """Steps at which alarms were raised, with a 1 in the column of the test."""
 LABELS_EVERY = 20.0
 """Seconds between two readings of the labels."""
-CLOCK = "clock.json"
-"""Seconds of a run up to its checkpoint."""
-
-
-def read_clock(folder: Path) -> tuple[float, float]:
-    """Return the seconds of learning and of evaluating up to the checkpoint; 0 if not recorded."""
-    if not (path := folder / CLOCK).is_file():
-        return 0.0, 0.0
-    with reading(path, "the seconds that a run has learned; remove the file to go on without them"):
-        clock = read_json(path)
-        return float(clock["seconds"]), float(clock["evaluation_seconds"])
 
 
 class TrainingEnded(Exception):
@@ -62,8 +49,9 @@ class TrainingEnded(Exception):
 
 
 class RunCallback(ClaimedVsTrue):
-    """Writes the run folder while an SB3 model learns; ``start`` is the steps before a resume.
+    """Writes the run folder while an SB3 model learns.
 
+    ``start`` is the steps before a resume, ``clock`` the seconds of training and of evaluating.
     The final evaluation is in ``final_env``, by default where all are.
     ``check_interrupt`` comes from :func:`~vinoreward.processes.interrupt_between`.
     """
@@ -76,6 +64,7 @@ class RunCallback(ClaimedVsTrue):
         *,
         check_interrupt: Callable[[Callable[[], None]], None],
         start: int = 0,
+        clock: tuple[float, float] = (0.0, 0.0),
         final_env: gym.Env[Any, Any] | BatchedVecEnv | None = None,
     ) -> None:
         tested = config.on_alarm != "off"
@@ -96,7 +85,7 @@ class RunCallback(ClaimedVsTrue):
         self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
         self.solved_at: int | None = None
         self.final: Evaluation | None = None
-        self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
+        self._seconds_before, self.evaluation_seconds = clock
         self._began: float | None = None
         self._evaluation_env = evaluation_env
         self._final_env = evaluation_env if final_env is None else final_env
@@ -299,12 +288,8 @@ class RunCallback(ClaimedVsTrue):
         self.write_tables()
         if self.claims is not None:  # not more often: the sample would soon replace them
             self.claims.write()
-        save_checkpoint(self.folder / "checkpoint.pt", self.model)
-        # After the checkpoint: steps that are repeated must not be timed twice.
-        write_json(
-            self.folder / CLOCK,
-            {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds},
-        )
+        clock = self.seconds, self.evaluation_seconds
+        save_checkpoint(self.folder / "checkpoint.pt", self.model, clock)
         self._last_checkpoint = self.num_timesteps
 
     def write_tables(self) -> None:

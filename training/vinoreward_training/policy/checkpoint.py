@@ -185,10 +185,13 @@ def discount(algorithm_kwargs: Mapping[str, Any]) -> float:
     return float(gamma) if isinstance(gamma, int | float) else 0.99
 
 
-def save_checkpoint(path: Path, model: BaseAlgorithm) -> None:
+def save_checkpoint(
+    path: Path, model: BaseAlgorithm, clock: tuple[float, float] = (0.0, 0.0)
+) -> None:
     """Write everything that training needs to continue, as one file (atomically).
 
-    Call it between rollouts: within one, the newest transition is not in the buffer yet.
+    Call it between rollouts: within one, the newest transition is not in the buffer yet. ``clock``
+    is the seconds of training and of evaluating so far.
     """
     import torch
 
@@ -204,12 +207,13 @@ def save_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         "cuda_rng": torch.cuda.get_rng_state(model.device) if _on_cuda(model) else None,
         "rng": json.dumps(_rng_state(model)),
         "replay": _replay_state(model),
+        "clock": list(clock),
     }
     save_state(path, state)
 
 
-def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
-    """Restore a newly built model from a file of :func:`save_checkpoint`, at a new episode."""
+def restore_checkpoint(path: Path, model: BaseAlgorithm) -> tuple[float, float]:
+    """Restore a new model from a checkpoint, at a new episode; return the clock."""
     import torch
 
     state = read_tensors(path)
@@ -230,6 +234,8 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         if _on_cuda(model) and state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], model.device)
         _restore_rng(model, json.loads(state["rng"]))
+        training, evaluating = state["clock"]
+        return float(training), float(evaluating)
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ModelCorruptError(
             f"the checkpoint {path} does not fit: {error}. Expected one of the same algorithm, "

@@ -76,6 +76,13 @@ class Evaluation:
             f"true success:    {self.true or 'not known (see --truth)'}{where}",
         ]
 
+    def rates(self) -> list[dict[str, object]]:
+        """Return both rates as a report's table."""
+        return [
+            rate_row("claimed by the classifier", self.claimed),
+            rate_row("true, by the simulator", self.true),
+        ]
+
 
 @dataclass(frozen=True)
 class EvalStep:

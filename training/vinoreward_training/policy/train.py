@@ -34,7 +34,7 @@ from vinoreward_training.policy.checkpoint import (
     save_policy,
     suited_algorithms,
 )
-from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
+from vinoreward_training.policy.evaluate import Evaluation, Rate
 from vinoreward_training.runs.next_command import (
     ITS_DATA,
     ON_TRUTH,
@@ -265,13 +265,13 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
         if config.encoder is not None:
             size = (env.observation_space.shape or (0,))[0]
             print(f"the policy sees {size} numbers of the encoder {config.encoder}")
-        checkpoint = folder / "checkpoint.pt"
+        checkpoint, clock = folder / "checkpoint.pt", (0.0, 0.0)
         if config.resume and checkpoint.is_file():
-            restore_checkpoint(checkpoint, model)
+            clock = restore_checkpoint(checkpoint, model)
         start = int(model.num_timesteps)
         with interrupt_between() as check:
             callback = RunCallback(
-                folder, evaluation_env, config, check_interrupt=check, start=start,
+                folder, evaluation_env, config, check_interrupt=check, start=start, clock=clock,
                 final_env=final_env,
             )  # fmt: skip
             closing.callback(callback.close)
@@ -397,10 +397,6 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
         "mean return": final.mean_return,
         "mean episode length": final.mean_length,
     }
-    rates = [
-        rate_row("claimed by the classifier", final.claimed),
-        rate_row("true, by the simulator", final.true),
-    ]
     about = (
         f"The last policy over {config.final_episodes} fresh episodes; success is that of each "
         "episode's last state."
@@ -410,7 +406,7 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
         "policy has found a way to fool the classifier."
     )
     sections = [
-        Section("Result", about, rates),
+        Section("Result", about, final.rates()),
         Section("In figures", facts=facts),
         Section("Learning curve", about_curve, images=[curve]),
         Section("Evaluations", rows=callback.evaluations),

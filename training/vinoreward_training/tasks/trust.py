@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ _NAME = re.compile(r"[\w.:/+-]+")
 def names_function(text: str) -> bool:
     """Return whether a text is ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION``, and no path."""
     where, _, name = text.rpartition(":")
-    return bool(where) and name.isidentifier() and not Path(text).exists()
+    return bool(where) and name.isidentifier() and not os.path.exists(text)
 
 
 def agree_to_run(named: object, named_by: Path, *, trust_run: bool = False, field: str) -> None:
@@ -25,7 +26,7 @@ def agree_to_run(named: object, named_by: Path, *, trust_run: bool = False, fiel
     on a terminal only; elsewhere the answer is no. A package that is imported already, or one of
     ours, needs no agreement.
     """
-    if named is None or (isinstance(named, str) and Path(named).exists()):
+    if named is None or (isinstance(named, str) and os.path.exists(named)):
         return
     if not isinstance(named, str) or not _NAME.fullmatch(named):
         raise ConfigError(
