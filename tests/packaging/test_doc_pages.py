@@ -62,7 +62,9 @@ def test_every_relative_link_leads_to_a_file_and_its_heading(page: Path) -> None
 
 def test_a_link_to_nowhere_is_noticed() -> None:
     page = ROOT / "README.md"
-    good = "[a](docs/encoders.md) [b](docs/encoders.md#bring-one) [c](#ten-figures) [d](https://e.org)"
+    good = (
+        "[a](docs/encoders.md) [b](docs/encoders.md#bring-one) [c](#ten-figures) [d](https://e.org)"
+    )
     bad = "[a](docs/no.md) [b](docs/encoders.md#no) [c](#no) ![d](docs/images/no.png)"
     assert broken(page, good) == []
     assert broken(page, bad) == ["docs/no.md", "docs/encoders.md#no", "#no", "docs/images/no.png"]
