@@ -316,7 +316,7 @@ def layout_of(shape: tuple[int, ...], where: str) -> Layout:
 
 
 def in_color(images: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    """Return ``(..., H, W, 3)`` of images of a layout; of a grey one each channel is the grey.
+    """Return images of a layout as ``(..., H, W, 3)``; grey is repeated in all three channels.
 
     The result is a view of images in colour, new memory for grey ones.
     """

@@ -52,7 +52,7 @@ class Arm:
 
 @wp.func
 def joint_pose(arm: Arm, i: int, angle: wp.float64) -> wp.mat44d:
-    """Return a link's pose in that of the link before it."""
+    """Return a link's pose relative to the link before it."""
     return arm.cosines[i] * wp.cos(angle) + arm.sines[i] * wp.sin(angle) + arm.constants[i]
 
 

@@ -155,7 +155,7 @@ class BulletScenes(HoverScenes):
         self._camera_of_joints: Camera | None = None
 
     def vary(self) -> None:
-        """Refuse it."""
+        """Raise ConfigError: scenes in PyBullet do not vary."""
         raise ConfigError(
             'Found a look for a scene with motion="dynamics" or camera="tiny", whose object has '
             'one size and lies as it fell. Expected motion="kinematic" and camera="fast"; pass '

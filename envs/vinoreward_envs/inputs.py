@@ -113,7 +113,7 @@ def checked_object_position(value: ObjectPosition) -> ObjectPosition:
 
 
 def checked_seeds(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
-    """Return one seed per environment: ``seed + i`` of a number."""
+    """Return one seed per environment; a single number gives ``seed + i``."""
     seeds: list[Any] = [None] * count
     if isinstance(seed, (int, np.integer)):
         seeds = [int(seed) + i for i in range(count)]

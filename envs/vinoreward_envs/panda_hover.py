@@ -164,7 +164,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         return self._observe(), reward, success, truncated, info
 
     def audit_interventions(self) -> list[Intervention]:
-        """Return changes after which a success is none: object or arm taken elsewhere."""
+        """Return changes that undo a success: the object or the arm is moved away."""
         return interventions(self.scene)
 
     def audit_spaces(self) -> list[SearchSpace]:

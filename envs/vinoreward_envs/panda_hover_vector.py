@@ -143,7 +143,7 @@ class PandaHoverVectorEnv(VectorEnv[Array, Array, Array]):
 
     @property
     def busy_cores(self) -> int:
-        """Cores that someone else computes on: so many threads fewer draw, but at least one."""
+        """Cores in use by other work: drawing uses that many threads fewer, but at least one."""
         return self.scenes.busy_cores
 
     @busy_cores.setter

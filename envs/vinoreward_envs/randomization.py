@@ -143,7 +143,7 @@ class DomainRandomization:
         return {name: list(pair) for name, pair in pairs.items() if pair != _FIELDS[name].default}
 
     def draw(self, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the values of episodes, ``(K, DRAWS)`` for as many random numbers in [0, 1)."""
+        """Return the values of K episodes, ``(K, DRAWS)``, from numbers in [0, 1) of that shape."""
         values: NDArray[np.float64] = spread(uniform, *self.spans())
         return values
 

@@ -250,9 +250,10 @@ class HoverScenes(Closing):
 
 
 class HoverTask:
-    """Episodes on N scenes, whose ``steps`` count here.
+    """The hover task on N scenes: starts episodes, moves grippers and computes rewards.
 
-    The same for one environment and for a batch, whose arguments these are.
+    Single environments and batches share it, and pass on their arguments. ``scenes.steps`` counts
+    the steps of each episode.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``vinoreward doctor``: what is installed, what works, and how to add what does not."""
+"""``vinoreward doctor``: what is installed, what works, and how to install or repair the rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from vinoreward_training.runs.machine import (
 )
 
 TASKS = {"dm-control": "cheetah-run", "atari": "pong"}
-"""Extra to a task of ``vinoreward actors`` that tests it."""
+"""Extra to the task of ``vinoreward actors`` that is stepped to test it."""
 WHEELLESS = {
     "pybullet": (
         (3, 12),
@@ -49,7 +49,7 @@ WHEELLESS = {
         "use Python 3.10 to 3.12 for these",
     ),
 }
-"""Distribution to the first Python without a wheel of it, what does not work there, what to do."""
+"""Distribution to the first Python version without a wheel, what does not work there, a remedy."""
 TELEMETRY: dict[str, tuple[str, Callable[[str], bool]]] = {
     "OpenVINO and NNCF": (TELEMETRY_SWITCH, "1".__eq__),
     "Ray": ("RAY_USAGE_STATS_ENABLED", lambda value: value not in ("", "0")),
@@ -59,7 +59,7 @@ TELEMETRY: dict[str, tuple[str, Callable[[str], bool]]] = {
         lambda value: value not in ("1", "true", "yes", "on"),
     ),
 }
-"""Library to its environment variable, and whether it sends something with a value of that."""
+"""Library to its environment variable, and a function: does it send data with this value?"""
 
 
 class Finding(NamedTuple):
@@ -67,16 +67,16 @@ class Finding(NamedTuple):
 
     topic: str
     status: str
-    """``"ok"``, ``"missing"`` (can be added), ``"absent"`` (need not be there) or ``"broken"``."""
+    """``"ok"``, ``"missing"`` (can be installed), ``"absent"`` (optional) or ``"broken"``."""
     text: str
     fix: str = ""
-    """What to do; empty if nothing."""
+    """Command or advice; empty if none is needed."""
     core: bool = False
-    """Whether the core needs it."""
+    """Whether vinoreward does not work without it."""
 
 
 def _failed(topic: str, status: str, error: object, core: bool = False) -> Finding:
-    """Return a finding from an error's message; a command at its end is the fix."""
+    """Return a finding with an error's message; an install command at its end becomes the fix."""
     text, _, fix = str(error).partition(" Install it with: ")
     return Finding(topic, status, text, fix, core)
 
@@ -106,14 +106,14 @@ def extras() -> Iterator[Finding]:
 
 
 def _stepped(topic: str, make: Callable[[], gym.Env[Any, Any]], missing: str) -> Finding:
-    """Make, reset and step an environment; the status without its library is ``missing``."""
+    """Create, reset and step an environment; ``missing`` is the status without its library."""
     try:
         with contextlib.closing(make()) as env:
             env.reset(seed=0)
             env.step(env.action_space.sample())
     except VinorewardError as error:
         return _failed(topic, missing if isinstance(error, MissingExtraError) else "broken", error)
-    return Finding(topic, "ok", "made, reset and stepped")
+    return Finding(topic, "ok", "created, reset and stepped")
 
 
 def environments() -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def environments() -> Iterator[Finding]:
 
 
 def ray_cluster() -> Iterator[Finding]:
-    """Yield where the engine ``ray`` would run its actors; nothing without Ray."""
+    """Yield on which cluster the engine ``ray`` would run; nothing if Ray is not installed."""
     if missing_of("ray"):
         return
     try:
@@ -139,7 +139,7 @@ def ray_cluster() -> Iterator[Finding]:
 
 
 def devices() -> Finding:
-    """Return which devices OpenVINO finds."""
+    """Return the devices that OpenVINO finds."""
     topic, fix = "openvino devices", "pip install --force-reinstall openvino"
     try:
         names = list(shared_core(import_openvino()).available_devices)
@@ -177,7 +177,7 @@ def golden_frames(name: str) -> Iterator[Finding]:
         bundle = Bundle.load(name)
         count = len(bundle.golden.images)
     except VinorewardError as error:
-        yield Finding(f"bundle {name}", "broken", str(error), "reinstall the package it is from")
+        yield Finding(f"bundle {name}", "broken", str(error), "reinstall its package")
         return
     yield Finding(f"bundle {name}", "ok", f"{bundle.spec.kind}, {bundle.path}")
     quantized = bundle.spec.quantization is not None and bundle.spec.quantization.passed
@@ -200,27 +200,27 @@ def golden_frames(name: str) -> Iterator[Finding]:
 
 def surroundings() -> Iterator[Finding]:
     """Yield processor, display and telemetry."""
-    features = [name for name, there in cpu_features().items() if there]
+    features = [name for name, present in cpu_features().items() if present]
     yield Finding("processor", "ok", f"{cpu_model()}, {cores()} cores, {', '.join(features)}")
     if not {"vnni", "avx-vnni"} & {*features} and platform.machine() in {"x86_64", "AMD64"}:
-        text = "no VNNI: INT8 works, about 1.6 times as fast as FP32 in place of 2.2 times"
+        text = "no VNNI: INT8 works, about 1.6 times as fast as FP32 instead of 2.2 times"
         yield Finding("INT8", "absent", text)
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if display or sys.platform in {"darwin", "win32"}:
         yield Finding("display", "ok", display or sys.platform)
     else:
-        text = "none: only render_mode='human' needs one, all other images are drawn without"
+        text = "none: only render_mode='human' needs one, other images do not"
         yield Finding("display", "absent", text)
     if sys.platform == "linux" and importlib.util.find_spec("mujoco") is not None:
         yield _mujoco(os.environ.get("MUJOCO_GL", "").lower(), display)
     for library, (variable, sends) in TELEMETRY.items():
         value = os.environ.get(variable, "")
-        text = f"on, as {variable}={value} asks" if sends(value.lower()) else "off"
+        text = f"on, as set by {variable}={value}" if sends(value.lower()) else "off"
         yield Finding(f"telemetry of {library}", "ok", text)
 
 
 def _mujoco(chosen: str, display: str | None) -> Finding:
-    """Return what draws MuJoCo's images; ``chosen`` is MUJOCO_GL."""
+    """Return how MuJoCo renders images; ``chosen`` is the value of MUJOCO_GL."""
     topic = "MuJoCo's images"
     if chosen != "osmesa" and (chosen or display):
         return Finding(topic, "ok", f"drawn by {chosen or 'the display'}")
@@ -232,7 +232,7 @@ def _mujoco(chosen: str, display: str | None) -> Finding:
 
 
 def examine(bundle: str | None = None) -> Iterator[Finding]:
-    """Check everything; yield the findings in the order they are shown."""
+    """Check everything; yield the findings in the order in which they are printed."""
     commit = git_commit()
     where = f"Python {platform.python_version()} at {sys.executable}"
     yield Finding("python", "ok", where + (f", commit {commit}" if commit else ""), core=True)
@@ -249,7 +249,7 @@ def examine(bundle: str | None = None) -> Iterator[Finding]:
 
 
 def run(config: DoctorConfig) -> int:
-    """Print the findings; return 0 if nothing that the core needs is broken, else 1."""
+    """Print the findings; return 0 if everything that the core needs works, else 1."""
     findings = list(examine(config.bundle))
     width = max(len(finding.topic) for finding in findings)
     for finding in findings:

@@ -51,7 +51,7 @@ _importing = threading.RLock()
 
 
 class ForkedLock:
-    """A reentrant lock that forks hold; a child has a new one."""
+    """A reentrant lock that is acquired before each fork; the child process gets a new one."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -127,12 +127,12 @@ class PrecisionBound:
 
     @property
     def low(self) -> float:
-        """Surely at least this share of the claims are successes."""
+        """Lower bound on the share of the claims that are successes."""
         return 1.0 - _highest(self.failures + self.unclear, self.successes, self.alpha)
 
     @property
     def high(self) -> float:
-        """Surely at most this share."""
+        """Upper bound on the share of the claims that are successes."""
         return _highest(self.successes + self.unclear, self.failures, self.alpha)
 
 

@@ -253,7 +253,7 @@ class Measures:
 
 
 def _cell(cells: int, side: int) -> NDArray[np.int64]:
-    """Return the cell of each of ``side`` pixels."""
+    """Return the number of the cell that each of ``side`` pixels in a row is in."""
     return np.asarray(np.arange(side) * cells // side)
 
 

@@ -1,7 +1,7 @@
-"""Resets of a batch of environments in the step that ends an episode, and what infos keep of it.
+"""Resets of environments in a batch in the step that ends their episode, and infos of such steps.
 
-A vector environment's infos are ``infos[key]`` where ``infos["_" + key]`` is True, in NumPy's
-arrays or torch's.
+``infos[key]`` is valid where its mask ``infos["_" + key]`` is True. Both are NumPy arrays or torch
+tensors.
 """
 
 from __future__ import annotations

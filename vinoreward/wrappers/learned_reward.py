@@ -111,7 +111,7 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             self._set_space(_with_hold(info.space, success_hold_steps))
 
     def compute_reward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to pay for relabelled goals, as hindsight experience replay asks it."""
+        """Raise ConfigError: a relabelled goal of hindsight experience replay has no image."""
         raise ConfigError(
             f"{RELABELS} was asked of a learned reward, which pays for images: a goal that is "
             "relabelled has no image, and the environment's own reward must not stand in for it. "
@@ -292,14 +292,14 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
     With SB3's ``Monitor`` or Gymnasium's ``RecordEpisodeStatistics`` inside, ``info["episode"]`` at
     an episode's end has the learned reward's return ``r``, the length ``l`` and the seconds ``t``.
     The recorder's own entry moves to ``original_episode``; it and its file miss episodes that a
-    claim ended. A ``RecordEpisodeStatistics`` outside of another one needs its own ``stats_key``.
+    claim ended. Two ``RecordEpisodeStatistics``, one in the other, need different ``stats_key``.
 
     ``reward_mode``:
 
     - ``"sparse"``: ``success_reward`` on a step with a claimed success, else ``step_reward``.
     - ``"probability"``, ``"log_odds"``: that number. With ``terminate_on_success`` a success ends
-      the rewards, so that an agent learns to stay just below it if they are positive: switch it
-      off, or prefer ``"potential"``.
+      the rewards; if they are positive an agent learns to stay just below the threshold. Switch
+      that off, or prefer ``"potential"``.
     - ``"potential"``: sparse plus ``gamma * p(s') - p(s)``, which leaves the optimal policy as it
       was (Ng, Harada & Russell 1999). ``p`` is 0 after a termination, and kept after a truncation.
 
@@ -321,8 +321,8 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
             channels last or first, or grey), ``"obs:<key>"`` or ``callable(env, observation)``
             returning ``(H, W, 3)`` uint8 RGB or a grey image. For a bundle of several cameras one
             of these for each, as a sequence in the bundle's order or a mapping from its names; None
-            means the sources that the bundle names. For one that looks at the last images of a
-            camera one source: the wrapper keeps them, of the same episode only.
+            means the sources that the bundle names. A bundle that looks at the last images of one
+            camera takes one source: the wrapper keeps the images, of the same episode only.
         success_reward: for a claimed success.
         step_reward: for any other step.
         env_reward_weight: this times the environment's own reward is added, in every mode.
@@ -330,7 +330,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         reward_mode: see above.
         success_threshold: probability from which an image counts; None is the bundle's.
         success_exit_threshold: probability that is enough for an image after one that counted
-            (hysteresis); None is ``success_threshold``. Like a hold it makes the task remember.
+            (hysteresis); None is ``success_threshold``. A lower one needs memory, as a hold does.
         success_hold_steps: counting images in a row that make a success. Above 1 the task is no
             longer Markov unless ``hold_in_observation`` is set.
         success_filter: ``f(observation, probability) -> bool``; an image it refuses does not count.
@@ -339,17 +339,17 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         hold_in_observation: append the number of counting images in a row to the observation, a
             one-dimensional Box.
         on_ood: what to do with an image that the bundle's guard finds out of distribution.
-            ``"withhold"``: it does not count, and pays as a sure failure in the other modes;
+            ``"withhold"``: it does not count; a probability is paid as 0, log-odds as at most -20;
             ``"warn"``: warn, once; ``"raise"``: OutOfDistributionError; ``"ignore"``: no guard.
         frozen_check: treat as out of distribution an image that stood still, in whole or in part,
             while the observation changed: of a camera that froze (``docs/guard.md``). It needs
             numbers in the observation.
-        accept_foreign_images: around an environment that says what draws its images (an
-            ``image_scene``, as PandaHover has), take a bundle that does not say it.
+        accept_foreign_images: accept a bundle that does not say what drew its images, although
+            the environment does (by ``image_scene``, as PandaHover).
 
     Raises:
         ConfigError: arguments that cannot work, on their own or with this environment.
-        ImageMismatchError: the image is not the bundle's, or it does not say what drew its own.
+        ImageMismatchError: an image of another size or scene, or a bundle that names no scene.
         ModelNotFoundError: no such bundle.
     """
 

@@ -73,7 +73,7 @@ class Truth:
         return as_truth(info[self.key], f"the environment gives, as info[{self.key!r}],")
 
     def missing(self, info: Mapping[str, Any]) -> str:
-        """Say that nothing is known of the truth, and what to do."""
+        """Return a message that true success is not known, and what to do."""
         return (
             f"true success is not known: the environment's info has none of {', '.join(TRUTH_KEYS)}"
             f" (it has {_keys(info)}). If it tells under another name, add --truth-key; if not, "

@@ -102,7 +102,7 @@ class VectorAdapter(EnvAdapter[Envs], VectorWrapper[Any, Any, Any, Any, Array]):
         infos.update(self._add_info(infos, info, i))
 
     def _step(self, actions: Any) -> Step:
-        """Step, unless an episode that ended has to be reset first; on a device none is known."""
+        """Step. In DISABLED mode refuse ended episodes that were not reset, but not on a device."""
         disabled = self._mode is AutoresetMode.DISABLED
         if disabled and isinstance(self._over, np.ndarray) and self._over.any():
             raise ConfigError(
@@ -149,11 +149,11 @@ class EncodedObservation(EncodedObservationBase[Envs], VectorAdapter):
     Autoreset modes are as for :class:`LearnedReward`. In SAME_STEP mode ``final_obs`` is encoded
     too, with the latents of the episode that ended.
 
-    Images that are torch tensors are encoded where they are, and what the learner sees are tensors
-    there too, ``final_obs`` as well: with the backend ``"torch"`` on their device, for images
-    ``(N, H, W, 3)`` of the encoder's size, without ``keep``. No step waits for the device, and
-    :meth:`reset` raises OutputError if a network gave NaN since, but not with a mask that is a
-    tensor. Else images are copied to the host.
+    Torch tensors are encoded on their device, and observations and ``final_obs`` are tensors there
+    too, if the backend is ``"torch"`` on that device, images are ``(N, H, W, 3)`` of the encoder's
+    size, and ``keep`` is empty; otherwise they are copied to the host. No step waits for the
+    device: if the network gave NaN, the next :meth:`reset` raises OutputError, unless its mask is a
+    tensor.
 
     Arguments are those of :class:`~vinoreward.EncodedObservation`; a function as
     ``image_source`` is given ``None`` for the environment.
@@ -345,7 +345,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         return to_numpy(images[index]) if bool(ever[index]) else None
 
     def _report(self, infos: Infos, scores: Scores, scored: Array, env_rewards: Array) -> Infos:
-        """Return infos with the claims, also in ``final_info``; keep the environment's own."""
+        """Return infos with the claims, also in ``final_info``; keep ``original_is_success``."""
         where, infos = self._model.arrays.xp.where, dict(infos)
         final = infos.get("final_info")
         inner = final if isinstance(final, dict) else infos

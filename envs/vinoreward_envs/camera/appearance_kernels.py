@@ -81,7 +81,7 @@ class Table:
 
 @wp.struct
 class Backdrop:
-    """How scenes ``(B,)`` see these triangles."""
+    """How each scene ``(B,)`` sees the triangles of :class:`Table`."""
 
     order: wp.array2d(dtype=wp.int32)
     """``(B, T + 1)`` triangles that may be seen, the nearest first, then -1."""
@@ -375,7 +375,7 @@ _DRAW_ROW = """
 def draw_row(
     scene: int, target: int, row: int, table: Table, backdrop: Backdrop, scenes: Appearances
 ):
-    """Draw a row of a background, white where nothing is: C++, which compilers vectorise."""
+    """Draw a row of a background, white without triangles. In C++, which compilers vectorise."""
 
 
 @wp.kernel

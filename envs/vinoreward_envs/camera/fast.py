@@ -289,7 +289,7 @@ class FastCamera(Camera):
         return [device.record_launch(one_thread.draw_scenes, (), inputs)]
 
     def _record_pixels(self, baked: SceneMesh, mesh: Any, noise: Any) -> list[Launch]:
-        """One thread does a vertex, triangle or pixel."""
+        """Record launches with a thread for each vertex, triangle or pixel."""
         device, warp, size = self._device, self._device.warp, (self.spec.height, self.spec.width)
         from vinoreward_envs.camera import kernels
 

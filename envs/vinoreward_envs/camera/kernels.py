@@ -80,7 +80,7 @@ class Bodies:
 
 @wp.func
 def bits(nearness: float) -> wp.uint64:
-    """Return the bits of a number of at least 0 as an integer; integers have the same order."""
+    """Return the bits of a number of at least 0; these integers sort as the numbers do."""
     return wp.uint64(wp.cast(nearness, wp.uint32))
 
 

@@ -170,7 +170,7 @@ def copy_background(
     scene: int,
     images: wp.array3d(dtype=wp.vec3ub),
 ):
-    """Let a scene's image be its table and floor."""
+    """Copy a background (table and floor) into a scene's image."""
 
 
 @wp.func_native(_TRANSFORM)

@@ -1,4 +1,4 @@
-"""What a classifier claims on corrupted images, and on those of a failing or frozen camera."""
+"""A classifier's claims on corrupted images, and on images of a failing or frozen camera."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from vinoreward_training.classifier.corruptions import CORRUPTIONS, Corruption, 
 from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
 
 DEAD_CLAIMED = 0.001
-"""Largest share of a failing camera's frames that may be claimed."""
+"""Maximum share of a failing camera's frames that may be claimed."""
 FALSELY_CLAIMED = 0.01
-"""Largest share of failures that may be claimed under a corruption."""
+"""Maximum share of failures that may be claimed under a corruption."""
 KEPT = 0.9
-"""Smallest share of the successes claimed on clean images that must be claimed when corrupted."""
+"""Minimum share of the successes claimed on clean images that must be claimed when corrupted."""
 NOTICED = 0.95
-"""Or the OOD detector must withhold this share of the images."""
+"""Share of corrupted images; if the OOD detector withholds it, missed successes are allowed."""
 ALARMS = 0.01
-"""Largest share of clean images that the OOD detector may withhold."""
+"""Maximum share of clean images that the OOD detector may withhold."""
 FAILING_CAMERAS = (*FAMILIES, *UNSEEN_FAMILIES)
 FROZEN = (
     *(("frozen", 1.0), ("frozen top", 0.5), ("frozen bottom", 0.5), ("frozen left", 0.5)),
     *(("stale blocks", 0.5), ("ghost", 0.7)),
 )
-"""What a frozen camera shows of an earlier success, and how much of it."""
+"""Kinds of frozen cameras, and the share of the image that is of an earlier success."""
 ALIKE_PAIRS = 0.05
-"""Share of the failures left out as they look most like the earlier success: a frozen camera cannot
-be told from a working one there."""
+"""Share of the failures that are left out: they look so much like the earlier success that a frozen
+camera does not differ from a working one."""
 STRONGEST_FIRST: tuple[tuple[Corruption | None, float | None], ...] = (
     (None, None),
     *(
@@ -52,15 +52,15 @@ STRONGEST_FIRST: tuple[tuple[Corruption | None, float | None], ...] = (
         if n <= len(one.strengths)
     ),
 )
-"""Clean images, then each corruption at its strongest, which finds faults first."""
+"""Clean images, then corruptions from strong to weak, because strong ones find faults sooner."""
 _ORDER = [("", None), *((one.name, each) for one in CORRUPTIONS for each in one.strengths), *FROZEN]
 _PART = 0xA0D1
-"""Number of :func:`held_out`'s frames that only an audit draws."""
+"""``part`` of :func:`held_out` for an audit, whose frames nothing else uses."""
 
 
 @dataclass(frozen=True)
 class CorruptionRow:
-    """What is claimed under one corruption."""
+    """Claims under one corruption."""
 
     corruption: str
     strength: float | None
@@ -77,7 +77,7 @@ class CorruptionRow:
 
     @property
     def name(self) -> str:
-        """What was done, in words."""
+        """Corruption and strength in words."""
         if self.strength is None:
             return "no corruption"
         return (
@@ -86,12 +86,12 @@ class CorruptionRow:
 
     @property
     def failures(self) -> int:
-        """How many images show no success."""
+        """Number of images without a success."""
         return self.rates.false_positives + self.rates.true_negatives
 
     @property
     def successes(self) -> int:
-        """How many images show a success."""
+        """Number of images with a success."""
         return self.rates.true_positives + self.rates.false_negatives
 
     @property
@@ -103,7 +103,7 @@ class CorruptionRow:
         )
 
     def checks(self, clean: CorruptionRow) -> Iterator[Check]:
-        """Yield the checks of false claims, and of successes missed without a sign."""
+        """Yield the checks of false claims, and of misses that the OOD detector overlooks."""
         wrong, failures = self.rates.false_positives, f"failures claimed under {self.name}"
         found = f"it claims {wrong} of {self.failures} failures under {self.name}"
         sentence = f"{found}; at most {FALSELY_CLAIMED:.0%} may be"
@@ -125,7 +125,7 @@ class CorruptionRow:
 
 @dataclass
 class CorruptionReport:
-    """Claims under each corruption, and of a failing camera."""
+    """Claims under each corruption, and on frames of failing cameras."""
 
     rows: list[CorruptionRow] = field(default_factory=list)
     """Clean images first."""
@@ -175,10 +175,10 @@ def corrupt(
     views: tuple[View, ...] = (),
     corruptions: tuple[tuple[Corruption | None, float | None], ...] = STRONGEST_FIRST,
 ) -> Iterator[str]:
-    """Score images (N, H, W, 3) under each corruption; yield what was done.
+    """Score images (N, H, W, 3) under each corruption; yield its name.
 
-    ``success`` (N,) is their truth, ``views`` are the images' parts. Rows stay in the order of a
-    report, whatever the order of ``corruptions``.
+    ``success`` (N,) is the truth, ``views`` are the parts of each image. The report's rows have a
+    fixed order, which does not depend on that of ``corruptions``.
     """
     for corruption, strength in corruptions:
         name, unit, changed = "", "", images
@@ -203,7 +203,7 @@ def _place(row: CorruptionRow) -> int:
 
 
 def _frozen_images(new: Images, old: Images, random: np.random.Generator) -> Iterator[Images]:
-    """Yield what a camera shows of two moments, (N, H, W, 3), in the order of ``FROZEN``."""
+    """Yield frozen cameras' mixtures of ``new`` and ``old``, (N, H, W, 3), as in ``FROZEN``."""
     count, height, width = new.shape[:3]
     y, x = np.indices((height, width))[..., None]
     yield old
@@ -217,10 +217,10 @@ def _frozen_images(new: Images, old: Images, random: np.random.Generator) -> Ite
 def freeze_camera(
     subject: Subject, images: Images, success: Claims, report: CorruptionReport
 ) -> Iterator[str]:
-    """Score failures of which a camera shows, in whole or in part, a success earlier.
+    """Score failures whose image is, in whole or in part, that of an earlier success.
 
-    The frozen-camera check of a learned reward is applied as if the observation had said that the
-    state is another one. As :func:`corrupt`.
+    The frozen-camera check of a learned reward is applied as if the observation had changed between
+    the two. The rest is as in :func:`corrupt`.
     """
     random = np.random.default_rng([_PART, subject.seed])
     new = images[~success]
@@ -256,7 +256,7 @@ def fail_camera(
     *,
     frames: int,
 ) -> Iterator[str]:
-    """Score at least ``frames`` images of a failing camera, of all kinds; as :func:`corrupt`."""
+    """Score at least ``frames`` images of failing cameras of all kinds; see :func:`corrupt`."""
     failures, count = np.flatnonzero(~success), -(-frames // len(FAILING_CAMERAS))
     options: dict[str, Any] = {"seed": subject.seed, "families": FAILING_CAMERAS, "views": views}
     for family, damaged in held_out(_PART, images, failures, count=count, **options):

@@ -1,4 +1,4 @@
-"""Images of several views: of several cameras, or the last ones of each."""
+"""Images of several views: several cameras, the last images of a camera, or both."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Images = npt.NDArray[np.uint8]
 class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
     """Keeps the last ``stack`` images of each camera of an environment.
 
-    Every step is then drawn, as any may be the one before an image that is chosen. In an episode's
-    first steps its first image stands for those that there are not yet.
+    With ``stack`` above 1 the images of every step are read, because later ones may need them. In
+    the first steps of an episode, its first image replaces the missing earlier ones.
 
     Args:
         env: called ``name`` in messages. It is reset once, to see its images.
         name: its id.
-        sources: ``"render"``, ``"obs"`` or ``"obs:KEY"``, different ones.
-        stack: images of each camera, one step apart.
-        sizes: (height, width) to resize those of each source to.
+        sources: ``"render"``, ``"obs"`` or ``"obs:KEY"``, each once.
+        stack: number of images of each camera, one step apart.
+        sizes: source to the (height, width) that its images are resized to.
 
     Raises:
-        ConfigError: a source that is not there or is named twice, or images of several widths.
+        ConfigError: a source that is missing or named twice, or images of different widths.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
                 f"found --image-source {' '.join(sources)}. Expected each camera once; for the "
                 "last images of one give --stack."
             )
-        self._takes = {one: image_reader(env, name, one, sizes.get(one)) for one in sources}
+        self._readers = {one: image_reader(env, name, one, sizes.get(one)) for one in sources}
         self._last: dict[str, deque[Images]] = {source: deque(maxlen=stack) for source in sources}
         self._ages = range(stack - 1, -1, -1)
         try:
@@ -62,7 +62,7 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
             for source in sources
             for age in self._ages
         )
-        """From top to bottom of :meth:`image`."""
+        """Views in the image, from top to bottom."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -71,28 +71,28 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
         observation, info = self.env.reset(seed=seed, options=options)
         for images in self._last.values():
             images.clear()
-        self._see(observation)
+        self._record(observation)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment and keep its images."""
         result = self.env.step(action)
-        self._see(result[0])
+        self._record(result[0])
         return result
 
     def image(self, observation: Any) -> Images:
-        """Return the views below each other, ``(sum of heights, W, 3)`` uint8."""
+        """Return one image with the views below each other, ``(sum of heights, W, 3)`` uint8."""
         if len(self._ages) == 1:
             self._draw(observation)
-        sources = [source for source in self._takes for _ in self._ages]
+        sources = [source for source in self._readers for _ in self._ages]
         parts = [images[-1 - age] for images in self._last.values() for age in self._ages]
         return tiled(parts, sources)
 
-    def _see(self, observation: Any) -> None:
-        if len(self._ages) > 1:  # of one moment only the images that are asked for
+    def _record(self, observation: Any) -> None:
+        if len(self._ages) > 1:  # else image() reads them: only the images that are needed
             self._draw(observation)
 
     def _draw(self, observation: Any) -> None:
-        for source, take in self._takes.items():
-            images, one = self._last[source], take(observation)
+        for source, read in self._readers.items():
+            images, one = self._last[source], read(observation)
             images.extend([one] * (1 if images else len(self._ages)))

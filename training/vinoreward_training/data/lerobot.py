@@ -27,21 +27,21 @@ INFO = "meta/info.json"
 VERSION = "v3.0"
 MAX_INFO_BYTES = 4 * 2**20
 MAX_TABLE_BYTES = 2 * 2**30
-"""LeRobot begins another file at 100 MB."""
+"""LeRobot starts a new file at 100 MB."""
 MAX_VIDEO_BYTES = 8 * 2**30
-"""LeRobot begins another file at 200 MB."""
+"""LeRobot starts a new file at 200 MB."""
 MAX_ROWS = 20_000_000
-"""Of a table; a week at 30 images a second has 18 million."""
+"""Maximum rows of a table; a week at 30 images a second has 18 million."""
 MAX_EPISODES = 1_000_000
 MAX_RATIO, SMALL_BYTES = 8, 64 * 2**20
-"""How many times as large a column may be once unpacked, if it then has more than these bytes."""
+"""A column may expand to ``MAX_RATIO`` times its compressed size plus ``SMALL_BYTES``."""
 KINDS = {"numbers": ["BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE"], "images": ["BYTE_ARRAY"]}
 CODECS = ("SNAPPY", "UNCOMPRESSED")
-"""As LeRobot writes. Others make gigabytes of a few bytes, and a file may state fewer."""
+"""Those that LeRobot uses. Others expand a few bytes to gigabytes, against the declared size."""
 TOLERANCE = 1e-4
-"""Seconds that a row's or an image's time may be off, as in LeRobot's own loader."""
+"""Maximum error of a row's or an image's time in seconds, as in LeRobot's own loader."""
 SEEK = 4.0
-"""Seconds between two wanted images above which the video is not decoded in between."""
+"""If two wanted images are more seconds apart, the reader seeks instead of decoding on."""
 SUCCESS, REWARD = "next.success", "next.reward"
 CAMERAS = ("video", "image")
 
@@ -50,7 +50,7 @@ Images = npt.NDArray[np.uint8]
 
 
 def is_lerobot(folder: Path) -> bool:
-    """Return whether a folder is laid out as a LeRobot dataset."""
+    """Return whether a folder has the layout of a LeRobot dataset."""
     return (folder / INFO).is_file()
 
 
@@ -68,7 +68,7 @@ class Episode:
     begins: float
     """Seconds from the beginning of the mp4 file; frame k is shown k / fps later."""
     ends: float
-    """As ``begins``; nothing after it is shown."""
+    """Seconds likewise; no image of the episode is later."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Rows:
 
     episode: Episode
     values: Floats | None
-    """``(N,)`` of the column asked for."""
+    """``(N,)`` values of the requested column; None if there was none."""
 
 
 class _Feature(BaseModel):
@@ -85,7 +85,7 @@ class _Feature(BaseModel):
 
 
 class _Info(BaseModel):
-    """What is read of ``info.json``; other keys are not checked."""
+    """The keys of ``info.json`` that are read; others are not checked."""
 
     codebase_version: Literal["v3.0"]
     fps: Annotated[float, Field(strict=True, gt=0, lt=1e5)]
@@ -95,12 +95,12 @@ class _Info(BaseModel):
 
 
 class LeRobotFolder:
-    """A dataset's folder, as one of its cameras shows it.
+    """A dataset's folder, with the images of one of its cameras.
 
     Args:
         folder: it has ``meta/info.json``.
-        camera: key of the images, as ``observation.images.front``; may be left out if there is
-            one only.
+        camera: key of the images, such as ``observation.images.front``; optional if the dataset
+            has only one.
     """
 
     def __init__(self, folder: Path, camera: str | None = None) -> None:
@@ -112,7 +112,7 @@ class LeRobotFolder:
         self.fps = self._info.fps
         dtypes = {name: feature.dtype for name, feature in self._info.features.items()}
         self.columns = sorted(name for name, dtype in dtypes.items() if dtype not in CAMERAS)
-        """Names of the columns that are no images."""
+        """Names of the columns that contain no images."""
         cameras = sorted(dtypes.keys() - set(self.columns))
         if camera is None and len(cameras) == 1:
             camera = cameras[0]
@@ -135,14 +135,14 @@ class LeRobotFolder:
 
     @property
     def scene(self) -> dict[str, Any]:
-        """What a bundle records of what drew the images.
+        """What a bundle records about the origin of the images.
 
-        Other cameras show the same episodes, which must not be split otherwise.
+        Cameras of a dataset share ``scene``, because their episodes must be split in the same way.
         """
         return {"scene": f"lerobot {self.folder.resolve().name}", "camera": self.camera}
 
     def label_column(self, name: str | None) -> str:
-        """Return the column that says what is a success: as named, else the first there is."""
+        """Return the column that marks successes: ``name``, else the first default that exists."""
         wanted = (SUCCESS, REWARD) if name is None else (name,)
         column = next((each for each in wanted if each in self.columns), None)
         if column is None:
@@ -207,15 +207,15 @@ class LeRobotFolder:
     def _from_table(
         self, file: str, pairs: Sequence[tuple[Episode, int]]
     ) -> Iterator[tuple[Episode, int, Images]]:
-        left = {(episode.number, frame): episode for episode, frame in pairs}
+        remaining = {(episode.number, frame): episode for episode, frame in pairs}
         names = ["episode_index", "frame_index", self.camera]
         with self._reading(file) as stack:
-            # Row by row: in a file of a few bytes all images can be one of 100 MB.
+            # Row by row: a file of a few bytes can repeat an image of 100 MB in all of its rows.
             for row in self._table(file, names, stack).iter_batches(1, columns=names):
-                if not left:
+                if not remaining:
                     break
                 number, frame, cell = (row.column(name)[0].as_py() for name in names)
-                if (episode := left.pop((number, frame), None)) is not None:
+                if (episode := remaining.pop((number, frame), None)) is not None:
                     name = f"{file}, episode {number}, frame {frame}"
                     data = cell.get("bytes") if isinstance(cell, Mapping) else cell
                     if not isinstance(data, bytes):
@@ -223,7 +223,7 @@ class LeRobotFolder:
                     yield episode, frame, decode_image(data, str(self.folder / name))
 
     def _check_times(self, table: str, episode: Episode, times: Floats) -> None:
-        """Refuse rows that were not recorded when the images at their frame_index were."""
+        """Raise DatasetError for rows whose timestamps differ from the times of their images."""
         wanted = np.arange(episode.length) / self.fps
         if (wrong := np.abs(times - wanted) > _slack(wanted, self.fps)).any():
             frame = int(wrong.argmax())
@@ -234,10 +234,10 @@ class LeRobotFolder:
                 f"fps {self.fps:g} of {INFO}, so rows and images do not belong together",
             )
 
-    def _check_places(self, episodes: Sequence[Episode]) -> None:
-        """Refuse an episode some of whose images would be of the next one in its video."""
-        films = sorted((e for e in episodes if e.video), key=lambda e: (e.video, e.begins))
-        for one, other in zip_longest(films, films[1:]):
+    def _check_video_ranges(self, episodes: Sequence[Episode]) -> None:
+        """Raise DatasetError for episodes that overlap the next one in their video."""
+        in_video = sorted((e for e in episodes if e.video), key=lambda e: (e.video, e.begins))
+        for one, other in zip_longest(in_video, in_video[1:]):
             end = one.ends
             if other is not None and other.video == one.video:
                 end = min(end, other.begins)
@@ -279,7 +279,7 @@ class LeRobotFolder:
             raise self._wrong(INFO, str(error)) from error
 
     def _path(self, template: str | None, chunk: int, file: int) -> str:
-        """Return the path that a template of ``info.json`` makes."""
+        """Return the path from a template of ``info.json``."""
         path = template or ""  # not by str.format, which looks up attributes and pads to any width
         for place, value in (
             ("{chunk_index:03d}", f"{chunk:03d}"),
@@ -296,8 +296,8 @@ class LeRobotFolder:
             raise self._wrong("meta/episodes", "no table of episodes is there")
         names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
         if self._video:
-            film = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-            names += [f"videos/{self.camera}/{name}" for name in film]
+            columns = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+            names += [f"videos/{self.camera}/{name}" for name in columns]
         episodes: dict[int, Episode] = {}
         for path in map(Path.as_posix, files):
             cells = self._read_table(path, names, MAX_EPISODES - len(episodes))
@@ -311,17 +311,16 @@ class LeRobotFolder:
                 if number < 0 or number in episodes or not possible:
                     raise self._wrong(
                         path,
-                        f"episode {number} has {length} rows from {begins:g} s, or stands in it "
-                        "twice",
+                        f"episode {number} has {length} rows from {begins:g} s, or occurs twice",
                     )
                 episodes[number] = Episode(number, length, table, video, begins, ends)
-        self._check_places(list(episodes.values()))
-        # As the files hold them, so that each is read once, from its beginning.
+        self._check_video_ranges(list(episodes.values()))
+        # In the order of the files, so that each file is read once, from its beginning.
         return sorted(episodes.values(), key=lambda e: (e.table, e.video, e.begins, e.number))
 
     @contextlib.contextmanager
     def _reading(self, file: str) -> Iterator[contextlib.ExitStack]:
-        """Turn what the libraries raise for a damaged file into a DatasetError."""
+        """Convert exceptions of the libraries for a damaged file to DatasetError."""
         import av
         import pyarrow
 
@@ -344,7 +343,7 @@ class LeRobotFolder:
     def _table(
         self, file: str, names: Sequence[str], stack: contextlib.ExitStack, most: int = MAX_ROWS
     ) -> Any:
-        """Open a parquet file that has these columns and at most so many rows."""
+        """Open a parquet file; it must have these columns and at most ``most`` rows."""
         import pyarrow.parquet
 
         stream = stack.enter_context(open_to_read(inside(self.folder, file), MAX_TABLE_BYTES))
@@ -358,7 +357,7 @@ class LeRobotFolder:
     def _read_table(
         self, file: str, names: Sequence[str], most: int = MAX_ROWS
     ) -> dict[str, Floats]:
-        """Return columns of numbers as ``(N,)`` float64, which holds whole numbers to 2^53."""
+        """Return columns of numbers as ``(N,)`` float64, which is exact for integers up to 2^53."""
         with self._reading(file) as stack:
             table = self._table(file, names, stack, most)
             columns = {name: table.read(columns=[name]).column(name) for name in names}
@@ -370,16 +369,16 @@ class LeRobotFolder:
 
 
 def _check_columns(table: Any, names: Sequence[str], camera: str, most: int) -> None:
-    """Raise ValueError for a parquet file with other kinds of columns, or too much in them.
+    """Raise ValueError for a parquet file with other types of columns, or too much data in them.
 
-    Lists are refused: only reading them says how long they are.
+    Lists are refused, because their length is only known after reading them.
     """
     groups = [table.metadata.row_group(index) for index in range(table.num_row_groups)]
     if (rows := sum(group.num_rows for group in groups)) > most:
         raise ValueError(f"it has {rows} rows, more than {most}")
     for index in range(len(table.schema)):
         column = table.schema.column(index)
-        # As Arrow chooses what it reads: the column itself, or the parts of a structure.
+        # The same choice as Arrow's: the column itself, or the fields of a structure.
         name = next((n for n in names if column.path == n or column.path.startswith(f"{n}.")), None)
         if name is None:
             continue
@@ -392,20 +391,23 @@ def _check_columns(table: Any, names: Sequence[str], camera: str, most: int) -> 
             large = size > MAX_RATIO * packed + SMALL_BYTES
             if chunk.num_values != group.num_rows or large or chunk.compression not in CODECS:
                 raise ValueError(
-                    f"{name} has {chunk.num_values} values in {group.num_rows} rows, which grow "
-                    f"from {packed} to {size} bytes by {chunk.compression}"
+                    f"{name} has {chunk.num_values} values in {group.num_rows} rows, and "
+                    f"{chunk.compression} expands {packed} to {size} bytes"
                 )
 
 
 def _slack(seconds: Any, fps: float) -> Any:
-    """Return by how much times, which LeRobot has as float32, may be off; never half an image."""
+    """Return the maximum error of times, which LeRobot stores as float32; below half a frame."""
     return np.minimum(TOLERANCE + seconds * 2.0**-23, 0.25 / fps)
 
 
 def _decoded(
     path: Path, times: Sequence[float], fps: float, end: float, stack: contextlib.ExitStack
 ) -> Iterator[Images]:
-    """Yield the image ``(H, W, 3)`` at each of these rising times of an mp4 file till ``end``."""
+    """Yield the image ``(H, W, 3)`` at each of these increasing times of an mp4 file.
+
+    ``end`` is where its last episode ends, in seconds.
+    """
     import av
 
     stream = stack.enter_context(open_to_read(path, MAX_VIDEO_BYTES))
@@ -436,8 +438,8 @@ def _decoded(
                 raise ValueError(f"it ends before {time:.6g} s, from_timestamp + frame_index / fps")
             at, budget = last.time, budget - 1
             if budget < 0:
-                raise ValueError("it has far more images than its length says")
-            seeks &= at >= before  # else it has too few key frames
+                raise ValueError("it has far more images than its duration allows")
+            seeks &= at >= before  # otherwise there are too few key frames for seeking
         if at > time + slack:
             raise ValueError(
                 f"it has no image at {time:.6g} s, from_timestamp + frame_index / fps, the next "

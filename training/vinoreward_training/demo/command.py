@@ -1,6 +1,6 @@
-"""``vinoreward demo``: from images to a trained arm, a film and a report, in one go.
+"""``vinoreward demo``: from images to a trained policy, a film and a report, by one command.
 
-Runs our own commands, which resume. ``stages/NAME.json`` has the facts of a finished stage.
+Runs other commands, which can be resumed. ``stages/NAME.json`` has a finished stage's facts.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from vinoreward_training.runs.settings import checked, non_default_options, read
 from vinoreward_training.runs.stages import Facts, Stages, resumed
 
 CAPTURE_SEED = 710_000
-"""Added to the seed of the capture, so that no image is one that trained the shipped bundle."""
+"""Added to the capture's seed, so that its images differ from those of the shipped bundle."""
 SCENES_SEED = 2
-"""Of the fresh scenes; ``benchmarks/classifier.py`` draws others."""
+"""Seed of the fresh scenes; ``benchmarks/classifier.py`` uses another."""
 FAILURE_SHARE = 2 / 3
 """Share of failures in a capture."""
 QUANTIZE_NEEDS = 200
-"""Held-out frames below which decisions of INT8 are not compared."""
+"""Minimum number of held-out frames to compare the decisions of INT8 and FP32."""
 SPARE = 1.2
-"""Factor above the average need: the split goes by a hash, so its parts differ in size."""
+"""Factor on the frames needed on average: the split is by hash, so the sizes of parts vary."""
 
 
 def settled(config: DemoConfig) -> DemoConfig:
-    """Return the configuration with its defaults; refuse too few images."""
+    """Return the configuration with defaults filled in; ConfigError for too few images."""
     frames = config.frames or (24_000 if config.from_scratch else 5000)
     epochs = config.epochs or (8 if config.from_scratch else 2)
     validation, test = HELD_OUT_SHARES
-    # Twice as many: an episode may be a mistake, and the split is random.
+    # Twice the minimum, because false positives may occur and the split is random.
     needed = 2 * negatives_needed(config.target_fpr)
     fewest = max(needed / validation / FAILURE_SHARE, SPARE * QUANTIZE_NEEDS / (validation + test))
     if frames < fewest:
@@ -69,11 +69,11 @@ FIXED = (
     "seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes",
     "from_scratch",
 )  # fmt: skip
-"""Options that a demo that goes on cannot change."""
+"""Options that cannot change when a demo is continued."""
 
 
 def _check_same(config: DemoConfig) -> None:
-    """Refuse to go on with a demo of other options."""
+    """Raise ConfigError if the demo in the folder was started with other options."""
     path = config.out / CONFIG
     if not path.is_file():
         return
@@ -84,13 +84,13 @@ def _check_same(config: DemoConfig) -> None:
             raise ConfigError(
                 field=name,
                 value=value,
-                expected=f"{getattr(before, name)!r}, as the demo in {config.out} has it",
-                remedy="repeat it to go on, or choose another folder with `out`",
+                expected=f"{getattr(before, name)!r}, as when the demo in {config.out} was started",
+                remedy="give that value to continue, or choose another folder with `out`",
             )
 
 
 class Demo:
-    """The stages of a demo: our own commands; each returns facts for the report."""
+    """The stages of a demo, which run other commands; each returns facts for the report."""
 
     def __init__(self, config: DemoConfig, folder: Path) -> None:
         self.config = config
@@ -123,7 +123,7 @@ class Demo:
                 name="demo-classifier",
                 weights=None if config.from_scratch else _shipped_weights(),
                 epochs=config.epochs or 0,
-                # Low for pretrained weights, which a high rate would undo.
+                # Low for pretrained weights, which a high rate would destroy.
                 learning_rate=1.5e-3 if config.from_scratch else 1e-4,
                 target_fpr=config.target_fpr,
                 int8="off",
@@ -132,13 +132,13 @@ class Demo:
         )
         if status == USELESS:
             raise UselessClassifierError(
-                f"the demo's classifier in {self.bundle} is useless, as said above. Expected one "
+                f"the demo's classifier in {self.bundle} is useless (see above). Expected one "
                 "that claims successes; ask for more --frames or --epochs in another folder."
             )
         return {}
 
     def quantize(self) -> Facts:
-        """Add INT8, or note why the gate refuses it."""
+        """Add an INT8 network, or record why it failed the gate."""
         bundle = Bundle.load(self.bundle)
         dataset = load_labelled(self.data, bundle.spec.image, "success")
         result = classifier_int8(bundle, dataset, "auto")
@@ -150,7 +150,7 @@ class Demo:
         return {"int8": text}
 
     def check(self) -> Facts:
-        """Compare the classifier with the shipped one on scenes that neither has seen."""
+        """Compare the classifier with the shipped one on scenes that are new to both."""
         scenes = self.config.scenes
         print(f"{scenes} fresh scenes, scored by the shipped and by this demo's classifier …")
         comparison = compare(self.bundle, scenes, SCENES_SEED + self.config.seed)
@@ -177,7 +177,7 @@ class Demo:
         return {"steps": result.steps, "solved_at": result.solved_at}
 
     def play(self) -> Facts:
-        """Film and count."""
+        """Evaluate the policy and film some episodes."""
         played = play_policy(PlayConfig(run=self.policy, episodes=self.config.episodes)).evaluation
         return {"true": str(played.true), "claimed": str(played.claimed)}
 
@@ -192,8 +192,8 @@ class Demo:
         return {}
 
     def next_commands(self) -> list[tuple[str, str]]:
-        """Return (command, what it does) pairs of what to try after the demo."""
-        # Folders of their own: the commands' usual ones may hold an earlier run.
+        """Return commands to try after the demo, as (command, what it does)."""
+        # In separate folders, because the default ones may contain an earlier run.
         profile, random = (
             ("--out", sibling_path(self.folder, word)) for word in ("profile", "random")
         )
@@ -213,19 +213,19 @@ def _shipped_weights() -> Path:
 
 
 def run(config: DemoConfig) -> int:
-    """Run what is left of the demo; return 0."""
-    # Before torch is loaded: threads that spin while they wait slow others on a busy machine.
+    """Run the unfinished stages of the demo; return 0."""
+    # Before torch is imported: threads in a busy wait would slow down other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    asked, config = config, settled(config)
+    given, config = config, settled(config)
     _check_same(config)
     demo, stages = Demo(config, config.out), Stages(config.out, list(STAGES))
     print(f"classifier starts from {demo.start}", flush=True)
     names = [one.name for one in dataclasses.fields(DemoConfig)]
-    line = command("demo", *option_words(non_default_options(asked, names)))
-    with RunFolder(config.out, asked, resume=True, again=line):
+    line = command("demo", *option_words(non_default_options(given, names)))
+    with RunFolder(config.out, given, resume=True, again=line):
         for name in list(STAGES)[:-1]:
             stages.stage(name, getattr(demo, name))
-        # Cheap, so it is never skipped.
+        # Never skipped, because it is cheap.
         stages.stage("report", lambda: demo.report(stages), keep=False)
     print(
         f"\n{sum(stages.seconds.values()):.0f} s in all\n"

@@ -1,4 +1,4 @@
-"""Images that an environment labels itself: states of its search spaces, the hard ones first."""
+"""Training images from an environment's search spaces, labelled by it, mostly hard ones."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from vinoreward_training.audit.states import (
 from vinoreward_training.data.dataset_files import Indices
 
 HARD = -4.0
-"""Failures with higher log-odds of success are worth a training step."""
+"""Failures with higher log-odds of success are hard: they are trained on."""
 SAMPLED = 256
-"""States sampled in each space."""
+"""States in a low-discrepancy sample of each space."""
 CLIMBED = 256
-"""More of them, found by the cross-entropy method."""
+"""Further states of each space, found by the cross-entropy method."""
 MORE = 3500
-"""States in all spaces together, the more in a space the more hard ones it has."""
+"""Further states in all spaces together, distributed by the number of hard states of each."""
 STARTS = 16
-"""Where the method begins: a false claim of several images is rarely a single state."""
+"""States from which the method starts. False claims rarely come from a single state."""
 LEAST_DEVIATION = 0.01
 NEAR = 0.03
-"""Standard deviation of a state near a hard one, in shares of the axes."""
+"""Standard deviation of new states around a hard one, as a fraction of each axis."""
 MOST = 800
-"""Hard ones of a space that are trained on, in each part."""
+"""Maximum number of hard states of a space, and of its successes, in each part."""
 OTHERS = 150
-"""Other states of each space, so that successes there are not forgotten."""
+"""Other states of each space, so that the network keeps its answers there."""
 REMEMBERED = 1500
-"""Hard states of a space near which more are drawn in the next part."""
+"""Maximum number of hard states of a space around which the next part draws new ones."""
 REPEATED = 0.15
-"""Share of the earlier images that are trained on again though they are no longer hard."""
+"""Fraction of the previous part's images that are kept although they are no longer hard."""
 _FEWEST, _REMINDERS = 64, 50
 _SALT = 0xE8A3
 
 PARTS = 3
-"""Parts of a training, each with examples that are hard for the network as the part before left it:
-a coarse fault hides what the network still claims once that is mended."""
+"""Parts of a training. Each draws examples that are hard for the network after the previous part,
+because finer errors show only once the coarse ones are corrected."""
 FILE = "examples.pt"
 
 LogOdds = Callable[[Images], Floats]
@@ -66,7 +66,7 @@ class Examples:
     """Hard states (K, axes) of each space."""
 
     def save(self, path: Path) -> None:
-        """Write them for :meth:`load`."""
+        """Write the examples for :meth:`load`."""
         import torch
 
         from vinoreward.files import save_state
@@ -76,7 +76,7 @@ class Examples:
 
     @classmethod
     def load(cls, path: Path) -> Examples:
-        """Read what a stopped mending drew; ModelCorruptError if the file is damaged."""
+        """Read the examples of an interrupted run; ModelCorruptError if the file is damaged."""
         from vinoreward_training.runs.run_folder import read_tensors
 
         images, labels, *hard = (one.numpy() for one in read_tensors(path)["arrays"])
@@ -85,23 +85,23 @@ class Examples:
 
 @dataclass
 class ExampleSource:
-    """Draws the examples of each part of a training; a resumed one reads what it drew before."""
+    """Draws the examples of each part of a training; a resumed training reads them."""
 
     spaces: tuple[SearchSpace, ...]
-    """Of the environment, which knows the truth there."""
+    """Search spaces of the environment, which returns the truth for each state."""
     take: Callable[[], Images]
-    """Returns the environment's image, as the network takes it."""
+    """Returns the environment's image in the network's size."""
     seed: int = 0
     resume: bool = False
     last: Examples | None = None
-    """Of the part before."""
+    """Examples of the previous part."""
     claimed: dict[str, int] = field(default_factory=dict)
-    """Failures of each space, of those scored last, that the network claims."""
+    """Space to the number of its failures in the last part that the network claims."""
 
     def draw(self, log_odds: LogOdds, folder: Path, part: int) -> Examples:
-        """Return the examples of a part, and keep them in a folder.
+        """Return the examples of a part, and save them in a folder.
 
-        ``log_odds`` of success (N,) are the network's, of images (N, H, W, 3).
+        ``log_odds`` returns the network's log-odds of success (N,) for images (N, H, W, 3).
         """
         from tqdm import tqdm
 
@@ -137,12 +137,12 @@ class ExampleSource:
         self, tables: Sequence[StateTable], remembered: Sequence[Floats],
         random: np.random.Generator, log_odds: LogOdds,
     ) -> Examples:  # fmt: skip
-        """Return hard failures, some other states and successes, and what is still hard."""
+        """Return hard failures, other states, successes, and earlier images that are still hard."""
         images, labels, hard = [self.take()[np.newaxis][:0]], [np.zeros(0, np.int64)], []
         for table, old in zip(tables, remembered, strict=True):
             worst, others = _choose(table, random)
             for index in np.concatenate([worst, others]):
-                # Truth and image of the same visit: a space may draw what a state leaves open.
+                # Truth and image of one visit: a space may choose the rest of the state at random.
                 true, image = table.visit(table.states[index])
                 if true != LEFT_OUT:
                     images.append(image[np.newaxis])
@@ -163,7 +163,7 @@ def _score_states(
     random: np.random.Generator,
     seed: int,
 ) -> Iterator[str]:
-    """Score states all over each space, then more where failures are hard."""
+    """Score samples of each space, then more states where there are hard failures."""
     for number, table in enumerate(tables):
         yield from table.add(table.sample(SAMPLED, seed + 31 * number), "")
         yield from climb(
@@ -183,7 +183,7 @@ def _score_states(
 
 
 def _choose(table: StateTable, random: np.random.Generator) -> tuple[Indices, Indices]:
-    """Return the indices of hard failures, and of others and successes."""
+    """Return the indices of hard failures, and those of other states and successes."""
     hard = random.permutation(np.flatnonzero(table.score > HARD))[:MOST]
     known = np.flatnonzero(np.isin(table.truth[:SAMPLED], (FAILURE, SUCCESS)))
     others = random.permutation(np.setdiff1d(known, hard))[:OTHERS]

@@ -52,9 +52,9 @@ class Evaluation:
     """Results of a policy over some episodes."""
 
     claimed: Rate | None
-    """Successes of last states by the environment's classifier; None without one."""
+    """Episodes whose last step the classifier claims as a success; None without a classifier."""
     true: Rate | None
-    """Successes of the same states by the simulator; None if it does not tell."""
+    """Episodes whose last step is a true success; None if the truth is unknown."""
     mean_return: float
     mean_length: float
     truth_key: str | None = None
@@ -69,7 +69,7 @@ class Evaluation:
         return clopper_pearson(false, self.true.trials, 0.95, "lower")[0] > 0.05
 
     def lines(self) -> list[str]:
-        """Return both rates as they are printed, with the key behind the true one."""
+        """Return both rates as printed lines, with the key of ``info`` that gave the true one."""
         where = f" (info[{self.truth_key!r}])" if self.true is not None and self.truth_key else ""
         return [
             f"claimed success: {self.claimed or 'not known'}",
@@ -95,9 +95,9 @@ class EvalStep:
     info: Mapping[str, Any]
     last: bool
     claimed: bool | None = None
-    """Success by the classifier; None without one."""
+    """Success according to the classifier; None without one."""
     true: bool | None = None
-    """Success by the simulator; None if it does not tell."""
+    """True success; None if it is unknown."""
 
 
 def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
@@ -123,8 +123,8 @@ def evaluate(
 ) -> Evaluation:
     """Run the deterministic policy for ``episodes`` episodes, seeded ``seed``, ``seed + 1``, ….
 
-    Success of an episode is that of its last step: an agent that passed over the goal and left it
-    did not succeed. ``watch`` is called after each reset and step, e.g. to film; ``ended`` after
+    The last step of an episode decides about its success: an agent that reached the goal and left
+    it did not succeed. ``watch`` is called after each reset and step, e.g. to film; ``ended`` after
     each episode, with the number of episodes so far.
     """
     if episodes < 1:
@@ -136,14 +136,14 @@ def evaluate(
     for episode in range(episodes):
         observation, info = env.reset(seed=seed + episode)
         if watch is not None:
-            # A reset has no success: is_success may mean something else there.
+            # After a reset only a known key is read: is_success may mean something else there.
             known = truth.key is not None or "true_success" in info
             started = truth(info, last=False) if known else None
             watch(EvalStep(episode, 0, 0.0, info, False, None, started))
         total, steps, over = 0.0, 0, False
         while not over:
             action, _ = model.predict(observation, deterministic=True)
-            action = np.asarray(action)[()]  # of Discrete a number, which some environments hash
+            action = np.asarray(action)[()]  # a scalar for Discrete, as some environments hash it
             observation, reward, terminated, truncated, info = env.step(action)
             over = bool(terminated or truncated)
             total += float(reward)
@@ -168,13 +168,13 @@ def evaluate_batch(
 ) -> Evaluation:
     """Evaluate as :func:`evaluate`, over the same episodes, in a batch of environments.
 
-    An environment whose episode has ended plays the next one that nobody plays.
+    An environment whose episode has ended starts the next episode that has not been started.
     """
     truth = Truth() if truth is None else truth
     found: dict[int, _Ended] = {}
-    playing = np.arange(env.num_envs)
-    begun = env.num_envs
-    observations = env.reset_where(np.ones(env.num_envs, np.bool_), (seed + playing).tolist())
+    numbers = np.arange(env.num_envs)
+    upcoming = env.num_envs
+    observations = env.reset_where(np.ones(env.num_envs, np.bool_), (seed + numbers).tolist())
     while len(found) < episodes:
         actions, _ = model.predict(observations, deterministic=True)
         observations, _, dones, infos = env.step(actions)
@@ -183,10 +183,10 @@ def evaluate_batch(
         for i in np.flatnonzero(dones).tolist():
             recorded = infos[i]["episode"]
             end = _Ended(claim_of(infos[i]), truth(infos[i]), recorded["r"], recorded["l"])
-            if playing[i] < episodes:
-                found[int(playing[i])] = end
-            playing[i], begun = begun, begun + 1
-        observations = env.reset_where(dones, (seed + playing).tolist())
+            if numbers[i] < episodes:
+                found[int(numbers[i])] = end
+            numbers[i], upcoming = upcoming, upcoming + 1
+        observations = env.reset_where(dones, (seed + numbers).tolist())
         if ended is not None:
             ended(len(found))
     return _evaluation([found[episode] for episode in range(episodes)], truth)
@@ -199,7 +199,7 @@ class _Ended:
     claimed: bool | None
     true: bool | None
     total: float
-    """Return, without discount."""
+    """Undiscounted return."""
     steps: int
 
 
@@ -219,7 +219,7 @@ def _rate_of_known(flags: list[bool | None]) -> Rate | None:
 
 
 def rate_row(name: str, result: Rate | None) -> dict[str, object]:
-    """Return a table row for a report."""
+    """Return a row of a report's table."""
     if result is None:
         return {"success": name, "episodes": "not known to this environment"}
     return {

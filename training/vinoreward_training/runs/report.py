@@ -1,4 +1,4 @@
-"""Tables and images of a run, and reports: one HTML file that opens anywhere, offline."""
+"""Tables and figures of a run, and reports: each is one HTML file without external resources."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEDIA_TYPES = {
     ".png": "image/png", ".gif": "image/gif", ".jpg": "image/jpeg", ".jpeg": "image/jpeg",
     ".mp4": "video/mp4",
 }  # fmt: skip
-"""What can be shown, by the file's suffix in lower case."""
+"""File suffix in lower case to the media type, for what a report can show."""
 
 STYLE = """
 :root { color-scheme: light dark; --line: #d0d4da; --soft: #f4f5f7; --text: #1b1f24; --back: #fff }
@@ -63,7 +63,7 @@ img, video { max-width: 100%; height: auto; background: #fff; border: 1px solid 
 """
 
 HALF_WIDTH = 600
-"""In pixels: of several images in a section, those up to this width stand two in a row."""
+"""Pixels. If a section has several images, those up to this width are placed two in a row."""
 SHORT = 24
 """Cells of up to this many characters stay on one line."""
 MAX_TABLE = 1 << 28
@@ -79,13 +79,13 @@ class Section:
 
     title: str
     text: str = ""
-    """Plain text; it is escaped, line breaks are kept."""
+    """Plain text; it is escaped, and line breaks are preserved."""
     rows: Sequence[Mapping[str, object]] = ()
-    """A table: the columns are all keys in order of first appearance."""
+    """A table, whose columns are all keys in the order of their first appearance."""
     images: Sequence[Path] = ()
-    """PNG, JPEG, GIF or MP4 files, embedded whole."""
+    """PNG, JPEG, GIF or MP4 files, which are embedded."""
     captions: Mapping[str, str] = field(default_factory=dict)
-    """File name to caption; without one the name is the caption."""
+    """File name to caption; the default is the name."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """Names and values, above the table."""
 
@@ -115,7 +115,7 @@ def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
 
 
 def markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """Return sections as Markdown; their images lie in ``images/``."""
+    """Return sections as Markdown, with links to their images in ``images/``."""
     parts = [f"# {title}", intro]
     for section in sections:
         names = [Path(path).name for path in section.images]
@@ -135,7 +135,7 @@ def bullets(facts: Mapping[str, object]) -> str:
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return rows as a Markdown table; the keys of the first head the columns."""
+    """Return rows as a Markdown table; the columns are the keys of the first row."""
     if not rows:
         return ""
     names = list(rows[0])
@@ -146,7 +146,7 @@ def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return text that is no Markdown table's border and no HTML: names come from anyone's data."""
+    """Escape table borders and HTML for Markdown, because names come from untrusted data."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", str(value).replace("|", r"\|"))
 
 
@@ -175,7 +175,7 @@ def _table(rows: Sequence[Mapping[str, object]]) -> str:
         f"<th{_class(_is_number(rows[0].get(column)) and 'number')}>{html.escape(str(column))}</th>"
         for column in columns
     )
-    # A table of names and values has nothing to head its columns with.
+    # A table of names and values has no column headings.
     headed = any(str(column).strip() for column in columns)
     head = f"<thead><tr>{head}</tr></thead>\n" if headed else ""
     body = "\n".join(
@@ -194,7 +194,7 @@ def _class(name: str | bool) -> str:
 
 def _cell(value: object) -> str:
     text = shown(value)
-    # A figure with its unit is not broken; sentences are.
+    # Short texts, such as a number with its unit, stay on one line.
     kind = "number" if _is_number(value) else "short" if len(text) <= SHORT else ""
     return f"<td{_class(kind)}>{html.escape(text)}</td>"
 
@@ -223,7 +223,7 @@ def _image(path: Path, caption: str, *, several: bool) -> str:
         )
     if not path.is_file():
         raise ModelNotFoundError(
-            f"the report's image {path} is not there. Expected a file; make the image before "
+            f"the report's image {path} is missing. Expected a file; write the image before "
             "the report."
         )
     source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
@@ -258,11 +258,11 @@ def publish(
 ) -> Path:
     """Write FOLDER/bundle and FOLDER/report.html; return the bundle's path.
 
-    The sections, after the ``intro``, are the bundle's card too, and their images go into it. Its
-    ``files`` are moved. ``golden`` are images and what the network gives for them.
+    The ``intro`` and the sections are also the bundle's card, and their images are copied into the
+    bundle. ``files`` are moved there. ``golden`` are images and the network's outputs for them.
     """
-    made_by = package_versions(("vinoreward", "torch", "torchvision", "onnx", "openvino", "numpy"))
-    present = {name: version for name, version in made_by.items() if version is not None}
+    versions = package_versions(("vinoreward", "torch", "torchvision", "onnx", "openvino", "numpy"))
+    present = {name: version for name, version in versions.items() if version is not None}
     spec = dataclasses.replace(spec, versions={"python": platform.python_version(), **present})
     drawn = {Path(path).name: Path(path) for section in sections for path in section.images}
     card = front_matter(spec) + markdown(spec.name, intro, sections)
@@ -289,7 +289,7 @@ def own_bundle(path: Path) -> Bundle:
 def read_table(
     path: Path, columns: Sequence[str], *, until: int | None = None
 ) -> list[dict[str, float | int | None]]:
-    """Read columns of a CSV table ``until`` a step; no file is no rows, no column is None."""
+    """Read columns of a CSV table ``until`` a step; [] without a file, None for missing columns."""
     try:
         text = read_plain(path, MAX_TABLE).decode("utf-8")
         reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="none")
@@ -316,7 +316,7 @@ def _number(cell: str) -> float | int | None:
 
 
 def rolling_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
-    """Return, for each of ``values (N,)``, the mean of it and up to ``window - 1`` before it."""
+    """Return, for each of ``values (N,)``, the mean of the last ``window`` values up to it."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
@@ -324,15 +324,15 @@ def rolling_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np
 
 
 def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
-    """Return a matplotlib figure of a size in inches."""
-    # The object interface: nothing global, no display, safe with a user's own pyplot.
+    """Return a matplotlib figure; ``width`` and ``height`` are in inches."""
+    # Not pyplot: it has global state, which a user's own code may use, and may need a display.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ValueError as error:
         raise ConfigError(
             f"matplotlib does not start: {str(error).partition(';')[0][:200]}. Expected MPLBACKEND "
-            "to be unset, or a backend that matplotlib knows; unset it, and go on with --resume."
+            "to be unset, or a backend that matplotlib knows; unset it, and continue with --resume."
         ) from error
 
     figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
@@ -341,12 +341,12 @@ def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
 
 
 def prepare_figures() -> None:
-    """Begin to import in a thread what :func:`new_figure` needs, while this one computes."""
+    """Import what :func:`new_figure` needs in a background thread, to save time later."""
     if "matplotlib.figure" in sys.modules:
         return
 
     def load() -> None:
-        # What is missing, or named wrongly, new_figure reports.
+        # Errors are reported when new_figure is called again.
         with contextlib.suppress(ImportError, ConfigError):
             new_figure()
 
@@ -369,7 +369,7 @@ def draw_curve(
     """
     figure = new_figure(8, 4.5, dpi=120)
     axes = figure.add_subplot()
-    # The dashed line is drawn over the other, so that both show where they agree.
+    # The dashed line is drawn last, so that both are visible where they coincide.
     for name, label, colour, mark, dashes in (
         ("true", "true, by the simulator", "#1b6ca8", "o", "-"),
         ("claimed", "claimed by the classifier", "#d95f02", "s", "--"),
@@ -392,6 +392,6 @@ def draw_curve(
     axes.set(title=title, xlabel="training steps", ylabel="success", ylim=(-0.04, 1.04))
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        # Beside the plot: inside, any place may hide an evaluation.
+        # Outside the plot, because inside it may hide an evaluation.
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""Commands that run others, stage by stage: a finished stage is skipped when they are resumed."""
+"""Stages of a command that runs other commands; when it is resumed, finished stages are skipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Facts = dict[str, Any]
 
 
 class Stages:
-    """Runs each stage once: a finished one has a file with its facts, and is skipped.
+    """Runs each stage once; writes the facts of a finished stage to a file, and then skips it.
 
     Args:
         folder: of the run; the files are ``stages/NAME.json``.
@@ -30,7 +30,7 @@ class Stages:
         self.facts: Facts = {}
 
     def stage(self, name: str, work: Callable[[], Facts], *, keep: bool = True) -> Facts:
-        """Run ``work``, which returns facts, unless it ended before; ``keep=False``: always."""
+        """Run ``work``, which returns facts, unless it is finished; ``keep=False``: always."""
         title = f"[{self._names.index(name) + 1}/{len(self._names)}] {name}"
         file, part = self._folder / f"{name}.json", self._folder / f"{name}.part.json"
         if file.is_file():
@@ -39,7 +39,7 @@ class Stages:
             print(f"{title}: done before ({seconds:.0f} s)", flush=True)
         else:
             print(f"{title} …", flush=True)
-            # The time of a stopped stage counts too.
+            # Includes the time before an interruption.
             before = float(_read(part, "seconds")) if part.is_file() else 0.0
             began = time.perf_counter()
             try:
@@ -58,7 +58,7 @@ class Stages:
 
 
 def resumed(folder: Path) -> dict[str, Any]:
-    """Return the options of a stage's own run in ``folder``: to continue it if it was begun."""
+    """Return the options of a stage's run in ``folder``, which continue it if it was started."""
     return {"out": folder, "resume": (folder / CONFIG).is_file()}
 
 
@@ -69,7 +69,7 @@ def _read(file: Path, name: str) -> Any:
 
 @contextlib.contextmanager
 def _without_next() -> Iterator[None]:
-    """Leave out the next commands that stages print: the next stage follows by itself."""
+    """Hide the suggested next commands that stages print: the next stage starts by itself."""
     out, partial = sys.stdout, ""
 
     def write(text: str) -> int:

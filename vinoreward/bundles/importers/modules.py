@@ -121,7 +121,7 @@ def load_state(path: Path) -> Mapping[str, Any]:
 
 
 def without_prefix(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
-    """Return a state dict without what a wrapper put before every name, if ``names`` are left.
+    """Return a state dict without a wrapper's prefixes; unchanged if others than ``names`` remain.
 
     DataParallel puts ``module.`` there, torch.compile ``_orig_mod.``, Lightning often ``model.``.
     """
