@@ -28,7 +28,7 @@ from vinoreward.errors import (
     MissingExtraError,
     ModelNotFoundError,
 )
-from vinoreward_training.cli import from_hub, main
+from vinoreward_training.cli import main, with_folders
 from vinoreward_training.runs.bundles import front_matter
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -194,9 +194,9 @@ def test_a_command_takes_the_name(
     assert main(["score", "--data", str(data), "--bundle", f"hf:{MINE}"]) == 0
     assert re.search(rf"hf:{MINE} is in .*{COMMIT}\n", capsys.readouterr().out)
     assert len((data / "scores" / "tiny" / "scores.csv").read_text().splitlines()) == 3
-    (word,) = from_hub("train", [f"--encoder=hf://{MINE}@v1"])
+    (word,) = with_folders("train", [f"--encoder=hf://{MINE}@v1"])
     assert word == f"--encoder={Bundle.from_hub(MINE).path}"
-    assert from_hub("capture", ["--out", f"hf:{MINE}"]) == ["--out", f"hf:{MINE}"]
+    assert with_folders("capture", ["--out", f"hf:{MINE}"]) == ["--out", f"hf:{MINE}"]
     hub.asked.clear()
     assert main(["calibrate", "--data", str(data), "--bundle", f"hf:{MINE}@v1"]) == 1
     said = capsys.readouterr().err

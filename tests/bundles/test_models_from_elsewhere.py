@@ -321,7 +321,7 @@ def test_a_normalisation_that_a_uint8_network_would_ignore_is_refused(
     model: Path, given: dict[str, Any]
 ) -> None:
     facts = {"labels": ("a", "b"), "success_label": "b"}
-    names = ", ".join(f"{name}=" for name in given)
+    names = ", ".join(given)
     with pytest.raises(ConfigError, match=f"uint8 images, so {names} would never be applied"):
         Bundle.from_model(model, **facts, **given)
 

@@ -429,9 +429,8 @@ def test_a_seed_gives_the_same_audit_on_any_threads(bundle: Bundle, tmp_path: Pa
         (["--seed", "-1"], "--seed"),
         (["--learn-steps", "-1"], "--learn-steps"),
         (["--interventions", "a.py:b"], "--interventions"),
-        (["--truth-key", "done"], "--truth-key"),
+        (["--truth", "done"], "--truth"),
         (["--env", "NoSuch-v0"], "NoSuch-v0"),
-        (["--env", "ToyCorridor-v0", "--truth-key", "a", "--truth", "b"], "--truth"),
         (["--pairs", "nowhere"], "the folders none"),
     ],
 )

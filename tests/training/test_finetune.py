@@ -475,9 +475,9 @@ def test_a_checkpoint_or_record_of_something_else_is_an_error(tmp_path: Path) ->
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: str, field: str) -> None:
-    config = finetune.SETTINGS.parse([*options.split(), "--out", str(tmp_path / "run")], prog="x")
+    words = [*options.split(), "--out", str(tmp_path / "run")]
     with pytest.raises(ConfigError) as caught:
-        finetune.run(config)
+        finetune.run(finetune.SETTINGS.parse(words, prog="x"))
     assert caught.value.field == field and not (tmp_path / "run").exists()
 
 

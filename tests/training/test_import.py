@@ -260,7 +260,6 @@ def test_images_are_not_squeezed_unasked(encoders: Path, wide: Path, tmp_path: P
         ("variational.onnx", {"data": None}, {"data"}),
         ("variational.onnx", {"data": None, "golden": None}, {"data"}),
         ("variational.onnx", {"threshold": 0.7}, {"threshold"}),
-        ("variational.onnx", {"latent_size": 0}, {"latent-size"}),
         ("weights.pt", {}, {"network", "height", "width"}),
         (
             "weights.pt",

@@ -447,7 +447,7 @@ class Searchable(Corridor):
 
 gym.register("UndrawableCorridor-v0", entry_point=Undrawable)
 gym.register("SearchableCorridor-v0", entry_point=Searchable)
-SEARCHED = ("--env", "SearchableCorridor-v0", "--truth-key", "is_success")
+SEARCHED = ("--env", "SearchableCorridor-v0", "--truth", "is_success")
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ SEARCHED = ("--env", "SearchableCorridor-v0", "--truth-key", "is_success")
     [
         (["--bundle", "panda-hover-encoder"], "--bundle"),
         (["--target-fpr", "1"], "--target-fpr"),
-        (["--truth-key", "done"], "--truth-key, which mending without --env would ignore"),
+        (["--truth", "done"], "--truth.*mending without --env would ignore"),
         (["--env", "UndrawableCorridor-v0"], r"UndrawableCorridor-v0 lacks.*\[drawing-board\]"),
         ([*SEARCHED, "--image-source", "obs", "--env-kwargs", "observation", "image"],
          "--image-source"),

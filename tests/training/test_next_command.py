@@ -149,8 +149,8 @@ def test_the_readme_uses_the_folders_that_are_printed(
     project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    section = (project_root / "README.md").read_text("utf-8").split("### A bundle for it")[1]
-    lines = [["vinoreward", *words] for words in told(section.split("```")[1])]
+    section = (project_root / "README.md").read_text("utf-8").split("## A learned reward")[1]
+    lines = [["vinoreward", *words] for words in told(section.split("\n## ")[0])]
     of = {words[1]: words for words in lines}
     options = {name: dict(itertools.pairwise(words)) for name, words in of.items()}
     data, env = Path(options["capture"]["--out"]), options["capture"]["--env"]
@@ -335,7 +335,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs" / "pole-classifier").mkdir(parents=True)
     bundle = save_toy_bundle(tmp_path / "runs" / "pole-classifier" / "bundle")
     (bundle.path / "model.safetensors").touch()  # so that it could be mended
-    rewrite(bundle, lambda spec: spec.update(dataset={"env": "Walled-v0"}))
+    known = {"env": "Walled-v0", "env_kwargs": LEARNED.env_kwargs}
+    rewrite(bundle, lambda spec: spec.update(dataset=known))
     record(Path("runs/pole-classifier"), FinetuneConfig(data=Path("data/pole")))
     record(Path("runs/pole-policy"), LEARNED)
     return Path("runs")

@@ -27,6 +27,7 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig, ScoreConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import images_below
+from vinoreward_training.runs.settings import Settings
 
 GREEN = np.array([[0.0, -4.0], [0.0, 4.0], [0.0, 0.0]], np.float32)
 """Green less red is success."""
@@ -243,7 +244,8 @@ def test_numbers_that_cannot_work_are_refused(
     tmp_path: Path, recordings: Path, wrong: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        score.run(ScoreConfig(str(bundle_of(tmp_path / "bundle")), recordings, **wrong))
+        named = {"bundle": str(bundle_of(tmp_path / "bundle")), "data": recordings, **wrong}
+        score.run(Settings(ScoreConfig).of(**named))
     assert caught.value.field == field
 
 

@@ -215,7 +215,7 @@ class Goals(toy_environments.Corridor):
 
 
 for kind in (OnlyOne, Told, Goals):
-    gym.register(f"VinorewardTest{kind.__name__}-v0", entry_point=kind)
+    gym.register(f"VinorewardMany{kind.__name__}-v0", entry_point=kind)
 OWN: dict[str, Any] = {"bundle": None, "success_reward": 100.0, "step_reward": -1.0}
 
 
@@ -229,11 +229,11 @@ OWN: dict[str, Any] = {"bundle": None, "success_reward": 100.0, "step_reward": -
         # SB3's convolutions need 36 pixels.
         ({"image_source": ("obs:image",), "env_kwargs": {"observation": "dict"}}, "set up.*Kernel"),
         ({"exit_threshold": 0.9, "hold": 2}, "0.9.*harder to keep"),
-        ({"env": "VinorewardTestOnlyOne-v0", **OWN}, r"3 environments .*port is in use"),
+        ({"env": "VinorewardManyOnlyOne-v0", **OWN}, r"3 environments .*port is in use"),
         # Other processes have not registered it.
-        ({"env": "VinorewardTestOnlyOne-v0", **OWN, "vec_env": "subproc"},
+        ({"env": "VinorewardManyOnlyOne-v0", **OWN, "vec_env": "subproc"},
          r"processes of their own.*--vec-env dummy"),
-        ({"env": "VinorewardTestTold-v0", **OWN, "num_envs": 1, "algorithm": "PPO"},
+        ({"env": "VinorewardManyTold-v0", **OWN, "num_envs": 1, "algorithm": "PPO"},
          r"'told.mission' of the observation is Text"),
     ],
     ids=lambda value: "",
@@ -251,7 +251,7 @@ def test_dictionaries_of_observations_train_with_many_environments(
     tmp_path: Path, bundle: Bundle
 ) -> None:
     out = tmp_path / "run"
-    env = {"env": "VinorewardTestGoals-v0"}
+    env = {"env": "VinorewardManyGoals-v0"}
     assert train(toy_config(out, bundle, **env, timesteps=60)).steps == 60
     assert SETTINGS.of(out=out, resume=True).num_envs == 3
     more = train(SETTINGS.of(out=out, resume=True, timesteps=96, progress=False))

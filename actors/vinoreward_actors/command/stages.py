@@ -306,4 +306,4 @@ def _is_plain(hint: Any) -> bool:
     kinds = get_args(hint)
     if kinds:
         return any(_is_plain(kind) for kind in kinds if kind is not NoneType)
-    return hint in (bool, int, float, str, dict, Path)
+    return hint in (bool, int, float, str, dict, Path, Any, object)

@@ -320,7 +320,7 @@ def test_what_is_missing_is_told_before_training(tmp_path, capsys, monkeypatch, 
     ("options", "said"),
     [
         (("--compress", "prune: 0.5"), "Distill"),
-        (("--truth-key", "at_goal"), "without 'at_goal'"),
+        (("--truth", "at_goal"), "without 'at_goal'"),
         # One hidden layer: INT8 leaves the first and the last layer as they are.
         (
             ("--compress", "quantize: int8", "--profile-only", "300"),

@@ -111,7 +111,7 @@ def test_nothing_may_be_compressed():
         ("prune: 0.5", "not followed by Distill"),
         ("[{prune: 1.5}, distill]", "sparsity is 1.5"),
         ("[prune, distill]", "prune with no sparsity"),
-        ("[{prune: half}, distill]", "prune with sparsity='half'. Expected a finite number"),
+        ("[{prune: half}, distill]", "prune with sparsity='half'. Expected a number"),
         ("int9", "'int9'"),
         ("quantize: int9", "precision 'int9'"),
         ("compile: tensorrt", "compile with backend='tensorrt'. Expected one of openvino,"),

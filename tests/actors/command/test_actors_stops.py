@@ -109,7 +109,7 @@ def test_a_resumed_run_keeps_what_it_was(tmp_path, capsys):
     capsys.readouterr()
     go_on = ["actors", "--resume", "--out", str(tmp_path), "--steps", "800"]
     for options, said in (
-        (("--network", "2x64"), "network='2x64'"),
+        (("--network", "2x64"), "--network '2x64'"),
         (("--learner", "gamma", "0.5"), "'gamma': 0.5"),
     ):
         assert main([*go_on, *options]) == 1

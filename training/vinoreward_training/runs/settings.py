@@ -293,6 +293,8 @@ def converted(value: Any, hint: Any) -> Any:
     """Return a plain value as the type of an annotation; the ValueError says what is allowed."""
     from pydantic import ValidationError
 
+    if isinstance(value, dict) and not all(isinstance(name, str) for name in value):
+        raise ValueError("a table of names and values")
     try:
         # As JSON, in which strictness takes lists for tuples and text for paths.
         text = json.dumps(plain(value), allow_nan=False)
