@@ -38,8 +38,11 @@ from vinoreward_training.tasks.trust import trust_args
 PILOT_EPISODES = 20
 PILOT_IMAGES = 4 * PILOT_EPISODES
 """A capture keeps at most eight images of an episode; of most it keeps about four."""
-CAPTURE_SHARE, TRAIN_SHARE = 0.25, 0.3
-"""Of the time, for the capture and for the short training."""
+CAPTURE_SHARE, FINETUNE_SHARE, TRAIN_SHARE = 0.25, 0.25, 0.3
+"""Of the time, for the capture, for a training of the classifier, and for that of a policy."""
+IMAGES_A_SECOND = 60
+"""Of 96x128 pixels, which two cores train on; a classifier sees each once an epoch."""
+EPOCHS = (3, 12)
 FRAMES = (1_000, 20_000)
 """Fewest images that a threshold can be chosen by, and most that pay in such a time."""
 STEPS = (2_000, 20_000)
@@ -136,7 +139,10 @@ class Reward:
     def _finetuned(self, out: Path) -> dict[str, Any]:
         """Return the verdict on a classifier trained in ``out``."""
         name = bundle_name(self.config.out, "classifier")
+        images = int(read_about(self.data).get("frames") or FRAMES[0])
+        epochs = 60 * self.config.minutes * FINETUNE_SHARE * IMAGES_A_SECOND / images
         common = {**resumed(out), "data": self.data, "name": name, "seed": self.config.seed}
+        common["epochs"] = int(min(EPOCHS[1], max(EPOCHS[0], epochs)))
         try:
             run_finetune(FinetuneConfig(**common))
         except TooFewNegativesError as error:

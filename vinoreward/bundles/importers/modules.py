@@ -34,7 +34,7 @@ def export_module(
     those of ``Bundle.from_model``; only an encoder may return two tensors, which become one.
     """
     known = {key: value for key, value in facts.items() if value is not None}
-    given = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    given: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     if encoder:
         given = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     in_graph = {**given, **{key: known.pop(key) for key in _OF_MODULES if key in known}}
