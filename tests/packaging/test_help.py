@@ -66,3 +66,4 @@ def test_each_command_has_help_with_examples_and_loads_nothing_heavy(
     assert f"vinoreward {command}" in found["text"]
     assert "Examples" in found["text"]
     assert found["heavy"] == []
+    assert found["text"].count("│ --") <= 15  # --help-all shows the others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -49,6 +49,11 @@ class ActorsConfig:
         vinoreward actors --task CartPole-v0 --network 2x256 --pull-study 10 40 160 640
         vinoreward actors --task my_package:MyEnv-v0 --network 2x64 --engine ray
     """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "out", "task", "preset", "algorithm", "network", "compress", "actors", "environments",
+        "steps", "target", "learner", "profile_only", "list_presets", "seed", "resume",
+    )  # fmt: skip
 
     out: Path = Path("runs/actors")
     """Folder for all files of this run."""

@@ -118,6 +118,11 @@ class FinetuneConfig:
         vinoreward finetune --data data/mine --network resnet18 --pretrained --out runs/resnet
     """
 
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "data", "out", "network", "weights", "pretrained", "freeze", "epochs", "target_fpr",
+        "image_crop", "image_size", "success_label", "int8", "resume",
+    )  # fmt: skip
+
     data: Path = Path("data/hover")
     """A capture, or any folder with one sub-folder of images per class."""
     out: Path = Path("runs/hover-classifier")
@@ -180,6 +185,11 @@ class ImportConfig:
         vinoreward import --model encoder.onnx --data frames --out bundles/mine \\
             --golden frame.png latent.npy
     """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "model", "out", "kind", "network", "height", "width", "color_order", "mean", "std",
+        "labels", "success_label", "data", "golden",
+    )  # fmt: skip
 
     model: Path
     """An .onnx, a state dict (.pt or .safetensors, read as data), or a LeRobot reward
@@ -379,6 +389,11 @@ class AuditConfig:
         vinoreward audit --bundle runs/mine-classifier/bundle --data data/mine --pairs photos
     """
 
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "bundle", "data", "pairs", "env", "env_kwargs", "policy", "interventions", "truth",
+        "learn_steps", "out", "card",
+    )  # fmt: skip
+
     bundle: str
     """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub."""
     data: Path
@@ -479,6 +494,11 @@ class TrainVaeConfig:
         vinoreward train-vae --data data/hover --beta 300 --places 300 --out runs/encoder
         vinoreward train-vae --env CartPole-v1 --frames 5000 --image-size 64 64 --out runs/cartpole
     """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "data", "env", "frames", "out", "image_size", "latent", "steps", "int8", "seed",
+        "resume",
+    )  # fmt: skip
 
     data: Path | None = None
     """A capture, or any folder of images; needs no labels."""

@@ -116,6 +116,10 @@ class PlayConfig:
         vinoreward play --run runs/cartpole --compressed
     """
 
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "run", "episodes", "film", "out", "human", "compressed", "env", "truth", "seed",
+    )  # fmt: skip
+
     run: Path
     """Folder of a run of vinoreward train or vinoreward actors."""
     episodes: Count = 100
