@@ -47,6 +47,8 @@ FRAMES = (1_000, 20_000)
 """Fewest images that a threshold can be chosen by, and most that pay in such a time."""
 STEPS = (2_000, 20_000)
 """Fewest steps that show something of a learner, and most."""
+EVALUATIONS = {"eval_episodes": 5, "final_episodes": 20}
+"""Few, as an episode of some environments takes longer than all of the learning."""
 LEARNER_SECONDS = 0.01
 """Of a step of training, beside the environment's: gradient step, classifier and evaluations."""
 FALSE_CLAIMS = 10
@@ -172,7 +174,8 @@ class Reward:
         steps = int(min(high, max(low, seconds / (step_seconds + LEARNER_SECONDS))))
         given = {**resumed(self.policy), "trust_run": True}
         if not given["resume"]:
-            given |= {**self.task, "bundle": str(bundle), "timesteps": steps}
+            given |= {**self.task, "bundle": str(bundle), "timesteps": steps, **EVALUATIONS}
+            given["eval_every"] = max(500, steps // 4)
         # The useless ones ended before.
         result = train(TRAIN.of(**given, seed=self.config.seed, force=True))
         false = sum(label.label == "failure" for label in labels_by_truth(self.policy))
