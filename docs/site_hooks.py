@@ -11,7 +11,7 @@ import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md")
+PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Pages outside of docs/, by their paths in the repository."""
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
 
