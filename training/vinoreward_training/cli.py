@@ -103,7 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python an eighth of the time of PyTorch's import, and a second at the end.
         gc.set_threshold(50_000, 20, 20)
         atexit.register(gc.freeze)
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # raises BrokenPipeError here and not when Python exits
+        return status
+    except BrokenPipeError:
+        # The reader has closed the pipe ("| head"); Python would raise again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         print(usage())
         return 0 if arguments else 2
@@ -126,9 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings: Settings[Any] = getattr(module, "SETTINGS", None) or Settings(kind)
         config = settings.parse(arguments[1:], prog=prog)
         with terminated_like_interrupted():
-            status = int(module.run(config))
-        sys.stdout.flush()  # raises BrokenPipeError here and not when Python exits
-        return status
+            return int(module.run(config))
     except VinorewardError as error:
         # It may quote a file, whose control characters must not reach the terminal.
         options = {field.name for field in dataclasses.fields(known[name][1])}
@@ -145,10 +153,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except BrokenPipeError:
-        # The reader has closed the pipe ("| head"); Python would raise again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         print(f"\nvinoreward {name}: stopped. What was written is valid.", file=sys.stderr)
         return 130
