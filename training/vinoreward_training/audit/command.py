@@ -47,7 +47,6 @@ from vinoreward_training.runs.bundles import card_of
 from vinoreward_training.runs.next_command import bundle_name, command, to_train, unique_path
 from vinoreward_training.runs.report import Row, write_report
 from vinoreward_training.runs.run_folder import made
-from vinoreward_training.runs.settings import refuse
 
 UNSAFE = 3
 """Exit status where a failure is rewarded."""
@@ -227,7 +226,6 @@ class _Progress:
 
 def run(config: AuditConfig) -> int:
     """Audit, write the report; return 0, or ``UNSAFE``."""
-    refuse("audit", config, {"learn_steps": config.learn_steps < 0, "seed": config.seed < 0})
     bundle = Bundle.load(config.bundle)
     out = config.out or unique_path(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
     if (out / "audit.json").exists():

@@ -39,7 +39,6 @@ from vinoreward_training.mending.refit import WEIGHTS, Recipe, refit
 from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.next_command import after_mending, resume_mend
 from vinoreward_training.runs.run_folder import RunFolder, made
-from vinoreward_training.runs.settings import refuse
 
 REFUSED = 3
 """Exit status where the old bundle is kept."""
@@ -53,9 +52,6 @@ _SEED = 0x3E4D
 
 def run(config: MendConfig, recipe: Recipe | None = None) -> int:
     """Refit, audit, compare; return 0, or ``REFUSED`` where the old bundle is kept."""
-    rate = config.target_fpr
-    wrong = {"target_fpr": rate is not None and not 0 < rate < 1, "seed": config.seed < 0}
-    refuse("mend", config, wrong)
     old = Bundle.load(config.bundle)
     if old.spec.kind != "classifier" or WEIGHTS not in old.spec.files or not old.spec.architecture:
         raise ConfigError(

@@ -174,18 +174,20 @@ class Settings(Generic[_Config]):
                     expected=f"{vars(before)[name]!r}, as the run in {path.parent} has it",
                     remedy=f"leave `{name}` out, or start another run with `out`",
                 )
-        agreed = {_package(value) for value in named.values()} - {""}
-        for name, hint in get_type_hints(self.kind, include_extras=True).items():
-            if RUNS_CODE in getattr(hint, "__metadata__", ()) and name not in named:
-                value, file = vars(config)[name], sources.get(name)
-                if file is not None and _package(value) not in agreed:
-                    agree_to_run(value, file, trust_run=values.get("trust_run", False), field=name)
+        hints = get_type_hints(self.kind, include_extras=True)
+        code = [n for n, hint in hints.items() if RUNS_CODE in getattr(hint, "__metadata__", ())]
+        agreed = {_runs(named[name]) for name in code if name in named} - {""}
+        for name in code:
+            value, file = vars(config)[name], sources.get(name)
+            if name not in named and file is not None and _runs(value) not in agreed:
+                agree_to_run(value, file, trust_run=values.get("trust_run", False), field=name)
         return self.check(config, before)
 
 
-def _package(named: object) -> str:
-    """Return the package whose code is run for what is named as ``package.module:name``."""
-    return str(named).partition(":")[0].partition(".")[0] if ":" in str(named) else ""
+def _runs(named: object) -> str:
+    """Return the package, or the file, whose code is run for what is named; else ""."""
+    module, colon, _ = str(named).rpartition(":")
+    return (module if module.endswith(".py") else module.partition(".")[0]) if colon else ""
 
 
 def default_values(kind: type[Any]) -> dict[str, Any]:
@@ -407,10 +409,3 @@ def refuse_ignored(config: Any, names: Iterable[str], by: str) -> None:
                 expected=f"only options that are used, and {by} would ignore this one",
                 remedy=f"leave `{name}` out",
             )
-
-
-def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
-    """Raise ConfigError for the first of these options of ``vinoreward COMMAND`` that is wrong."""
-    for name, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(field=name, value=getattr(config, name), expected="a usual number")
