@@ -20,12 +20,11 @@ from reward_rollouts import (
     vector_rollout,
 )
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
-from toy_environments import Corridor, cell_log_odds, rendered_corridor, save_toy_bundle
+from stable_baselines3.common.vec_env import DummyVecEnv
+from toy_environments import Corridor, cell_log_odds, save_toy_bundle
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, OutOfDistributionError
 
 MODES = list(AutoresetMode)
 
@@ -146,57 +145,6 @@ def test_nothing_is_claimed_of_an_ood_image(guarded: Bundle, name: str) -> None:
     )
 
 
-def test_an_ood_first_image_has_no_potential(guarded: Bundle) -> None:
-    """Else an episode would begin by paying for what no image showed."""
-    env = LearnedReward(
-        Corridor(first_cells=(5,)),
-        guarded,
-        image_source=image_of_vector,
-        reward_mode="potential",
-        terminate_on_success=False,
-        gamma=1.0,
-    )
-    env.reset(seed=0)
-    _, reward, *_ = env.step(0)
-    assert reward == pytest.approx(1 / (1 + np.exp(-cell_log_odds(4))), abs=1e-5)
-    env.close()
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize("name", ["sparse", "hold", "probability", "log-odds", "potential"])
-def test_all_forms_withhold_the_same(guarded: Bundle, mode: AutoresetMode, name: str) -> None:
-    options = {"image_source": "obs", **OPTIONS[name]}
-    expected = one_after_another(guarded, {"observation": "image"}, **options)
-    ood_score = [t for one in expected for t in one if t.ood_score is not None and t.ood_score > 1]
-    assert ood_score and not any(t.claimed for t in ood_score)
-    env = VectorLearnedReward(sync(mode, observation="image"), guarded, **options)
-    assert_same(vector_rollout(env), expected)
-    if mode is MODES[0]:
-        made = [functools.partial(Corridor, observation="image") for _ in range(ENVS)]
-        assert_same(sb3_rollout(VecLearnedReward(DummyVecEnv(made), guarded, **options)), expected)
-
-
-def test_the_other_answers_to_an_ood_image(guarded: Bundle) -> None:
-    def stepped(**options: Any) -> dict[str, Any]:
-        env = LearnedReward(
-            Corridor(first_cells=(4,)), guarded, image_source=image_of_vector, **options
-        )
-        env.reset(seed=0)
-        try:
-            return env.step(1)[4]
-        finally:
-            env.close()
-
-    with pytest.warns(UserWarning, match=r"unlike those.*times the limit.*count all the same"):
-        assert stepped(on_ood="warn")["is_success"]
-    with pytest.raises(OutOfDistributionError, match=r"unlike those.*on_ood='withhold'"):
-        stepped(on_ood="raise")
-    info = stepped(on_ood="ignore")
-    assert info["is_success"] and "reward_ood" not in info
-    with pytest.raises(ConfigError, match="on_ood is 'hide'"):
-        stepped(on_ood="hide")
-
-
 def test_the_episodes_of_the_oracle_end_in_every_way(bundle: Bundle) -> None:
     everything = one_after_another(bundle, {"render_mode": "rgb_array"})
     ends = {
@@ -210,8 +158,14 @@ def test_the_episodes_of_the_oracle_end_in_every_way(bundle: Bundle) -> None:
     assert (False, False, False) in ends
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        *((mode, name) for mode in MODES for name in ("sparse", "hold", "potential")),
+        *((MODES[at % 3], name) for at, name in enumerate(OPTIONS)),
+    ],
+    ids=str,
+)
 def test_vector_form_equals_single_environments(
     bundle: Bundle, mode: AutoresetMode, name: str
 ) -> None:
@@ -221,67 +175,10 @@ def test_vector_form_equals_single_environments(
     assert_same(vector_rollout(env), expected)
 
 
-@pytest.mark.parametrize("name", ["sparse", "potential", "goes-on-after-success"])
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-def test_vector_form_by_rendering(bundle: Bundle, mode: AutoresetMode, name: str) -> None:
-    env = {"render_mode": "rgb_array"}
-    expected = one_after_another(bundle, env, **OPTIONS[name])
-    found = vector_rollout(VectorLearnedReward(sync(mode, **env), bundle, **OPTIONS[name]))
-    assert_same(found, expected)
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize(("kind", "source"), [("planes", "obs"), ("dict", "obs:image")])
-def test_vector_form_reads_other_observations(
-    bundle: Bundle, mode: AutoresetMode, kind: str, source: str
-) -> None:
-    options = {"image_source": source, "reward_mode": "potential"}
-    expected = one_after_another(bundle, {"observation": kind}, **options)
-    env = VectorLearnedReward(sync(mode, observation=kind), bundle, **options)
-    assert_same(vector_rollout(env), expected)
-
-
 def image_of_vector(env: Any, observation: Any) -> Any:
     image = np.zeros((6, 8, 3), np.uint8)
     image[..., 0] = round(255 * float(observation[0]) / 7)
     return image
-
-
-@pytest.mark.parametrize("exit_threshold", [None, 0.05])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_the_hold_counter_is_in_the_observation(
-    bundle: Bundle, mode: AutoresetMode, exit_threshold: float | None
-) -> None:
-    options = {
-        "image_source": image_of_vector,
-        "success_exit_threshold": exit_threshold,
-        "success_hold_steps": 3,
-        "hold_in_observation": True,
-    }
-    expected = one_after_another(bundle, {}, **options)
-    assert {t.observation[2] for one in expected for t in one} == {0, 1, 2, 3}
-    assert_same(vector_rollout(VectorLearnedReward(sync(mode), bundle, **options)), expected)
-    assert_same(
-        sb3_rollout(VecLearnedReward(DummyVecEnv([Corridor] * ENVS), bundle, **options)), expected
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (DummyVecEnv, "sparse"),
-        (DummyVecEnv, "potential"),
-        (DummyVecEnv, "goes-on-after-success"),
-        pytest.param(SubprocVecEnv, "potential", marks=pytest.mark.slow),
-    ],
-)
-def test_sb3_form_scores_what_each_environment_rendered(
-    bundle: Bundle, kind: type[VecEnv], name: str
-) -> None:
-    options = {"image_source": "render", **OPTIONS[name]}
-    expected = one_after_another(bundle, {"render_mode": "rgb_array"}, **options)
-    found = sb3_rollout(VecLearnedReward(kind([rendered_corridor] * ENVS), bundle, **options))
-    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -290,14 +187,6 @@ def test_sb3_form_equals_single_environments(bundle: Bundle, name: str) -> None:
     expected = one_after_another(bundle, {"observation": "image"}, **options)
     make = functools.partial(Corridor, observation="image")
     venv = DummyVecEnv([lambda: Monitor(make())] * ENVS)
-    assert_same(sb3_rollout(VecLearnedReward(venv, bundle, **options)), expected)
-
-
-@pytest.mark.parametrize(("kind", "source"), [("planes", "obs"), ("dict", "obs:image")])
-def test_sb3_form_reads_other_observations(bundle: Bundle, kind: str, source: str) -> None:
-    options = {"image_source": source, "reward_mode": "potential"}
-    expected = one_after_another(bundle, {"observation": kind}, **options)
-    venv = DummyVecEnv([functools.partial(Corridor, observation=kind)] * ENVS)
     assert_same(sb3_rollout(VecLearnedReward(venv, bundle, **options)), expected)
 
 
@@ -360,7 +249,7 @@ def test_a_held_frame_does_not_count_in_the_next_episode(bundle: Bundle, form: s
     env.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_shaping_telescopes(bundle: Bundle, seed: int) -> None:
     """The discounted sum of the shaping is gamma^T phi(last) - phi(first); phi(end) is 0."""
     gamma = 0.9

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from reward_rollouts import (
     ENVS,
@@ -19,22 +19,17 @@ from reward_rollouts import (
     sb3_rollout,
     vector_rollout,
 )
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import (
     HEIGHT,
     WIDTH,
-    Camera,
     Corridor,
     save_toy_bundle,
-    save_toy_encoder,
-    toy_latents,
 )
 
 from vinoreward import (
     LearnedReward,
-    VecEncodedObservation,
     VecLearnedReward,
-    VectorEncodedObservation,
     VectorLearnedReward,
 )
 from vinoreward.bundles.bundle import Bundle
@@ -77,11 +72,6 @@ def corridor(
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return save_toy_encoder(tmp_path_factory.mktemp("encoder") / "toy")
 
 
 def test_a_success_at_the_end_is_not_scored_by_the_next_image(bundle: Bundle) -> None:
@@ -129,41 +119,6 @@ def test_every_form_in_this_process_is_right(bundle: Bundle, form: str, kind: st
         assert_same(vector_rollout(VectorLearnedReward(inner, bundle, **options)), expected)
 
 
-def camera() -> gym.Env[Any, Any]:
-    return OneBuffer(Camera())
-
-
-def test_encoded_last_images_are_of_their_episode(encoder: Bundle) -> None:
-    """The latents of final_obs and terminal_observation, from an environment of one buffer."""
-    same = VectorEncodedObservation(
-        SyncVectorEnv([camera] * ENVS, autoreset_mode=AutoresetMode.SAME_STEP),
-        encoder,
-    )
-    same.reset(seed=SEED)
-    sb3 = VecEncodedObservation(DummyVecEnv([camera] * ENVS), encoder)
-    sb3.seed(SEED)
-    sb3.reset()
-    alone = [Camera() for _ in range(ENVS)]
-    for i, single in enumerate(alone):
-        single.reset(seed=SEED + i)
-    ends = 0
-    for _ in range(12):
-        _, _, terminated, truncated, infos = same.step(np.zeros(ENVS, int))
-        _, _, dones, found = sb3.step(np.zeros(ENVS, int))
-        assert np.array_equal(dones, terminated | truncated)
-        for i, single in enumerate(alone):
-            image, *_ = single.step(0)
-            if dones[i]:
-                latent = toy_latents(image[None])[0, :3]
-                np.testing.assert_allclose(infos["final_obs"][i], latent, atol=1e-4)
-                np.testing.assert_allclose(found[i]["terminal_observation"], latent, atol=1e-4)
-                single.reset()
-                ends += 1
-    assert ends >= 6
-    same.close()
-    sb3.close()
-
-
 class Native(VectorEnv[Any, Any, Any]):
     """A corridor of cells that is vectorised by itself, in SAME_STEP mode.
 
@@ -202,19 +157,12 @@ class Native(VectorEnv[Any, Any, Any]):
         return self.batch
 
 
-ALL_FORMS: dict[str, Any] = {
-    "learned": lambda env, bundle, encoder: VectorLearnedReward(
-        env, bundle, image_source="obs", terminate_on_success=False
-    ),
-    "encoded": lambda env, bundle, encoder: VectorEncodedObservation(env, encoder),
-}
+def learned(env: VectorEnv[Any, Any, Any], bundle: Bundle) -> VectorLearnedReward:
+    return VectorLearnedReward(env, bundle, image_source="obs", terminate_on_success=False)
 
 
-@pytest.mark.parametrize("form", ALL_FORMS)
-def test_a_native_environment_whose_final_obs_is_its_batch_is_refused(
-    bundle: Bundle, encoder: Bundle, form: str
-) -> None:
-    env = ALL_FORMS[form](Native("batch"), bundle, encoder)
+def test_a_native_environment_whose_final_obs_is_its_batch_is_refused(bundle: Bundle) -> None:
+    env = learned(Native("batch"), bundle)
     env.reset()
     env.step(np.array([1, 1]))
     with pytest.raises(ConfigError, match="in the memory of the first one"):
@@ -223,7 +171,7 @@ def test_a_native_environment_whose_final_obs_is_its_batch_is_refused(
 
 
 def test_a_native_environment_with_memory_of_its_own_is_not(bundle: Bundle) -> None:
-    env = ALL_FORMS["learned"](Native("own", success=True), bundle, None)
+    env = learned(Native("own", success=True), bundle)
     env.reset()
     claims = []
     for _ in range(6):
@@ -237,25 +185,14 @@ def test_a_native_environment_with_memory_of_its_own_is_not(bundle: Bundle) -> N
     env.close()
 
 
-@pytest.mark.parametrize("form", ALL_FORMS)
-def test_a_native_environment_without_final_obs_is_told_so(
-    bundle: Bundle, encoder: Bundle, form: str
-) -> None:
-    env = ALL_FORMS[form](Native("none"), bundle, encoder)
+def test_a_missing_final_observation_is_an_error(bundle: Bundle) -> None:
+    env = learned(Native("none"), bundle)
     env.reset()
     env.step(np.array([1, 1]))
-    with pytest.raises(
-        InputError,
-        match=r"\[0\] ended their episodes in SAME_STEP mode without infos\['final_obs'\]",
-    ):
+    with pytest.raises(InputError, match=r"without infos\['final_obs'\]"):
         env.step(np.array([1, 1]))
     env.close()
 
-
-@pytest.mark.parametrize("form", ["learned", "encoded"])
-def test_a_vec_env_without_terminal_observation_is_told_so(
-    bundle: Bundle, encoder: Bundle, form: str
-) -> None:
     class Forgetful(DummyVecEnv):
         def step_wait(self) -> Any:
             observations, rewards, dones, infos = super().step_wait()
@@ -263,16 +200,13 @@ def test_a_vec_env_without_terminal_observation_is_told_so(
                 info.pop("terminal_observation", None)
             return observations, rewards, dones, infos
 
-    venv = Forgetful([functools.partial(Corridor, "image", first_cells=(6,))])
-    env: Any = (
-        VecLearnedReward(venv, bundle)
-        if form == "learned"
-        else VecEncodedObservation(venv, encoder)
+    venv = VecLearnedReward(
+        Forgetful([functools.partial(Corridor, "image", first_cells=(6,))]), bundle
     )
-    env.reset()
+    venv.reset()
     with pytest.raises(InputError, match=r"\[0\] are done without"):
-        env.step(np.array([1]))
-    env.close()
+        venv.step(np.array([1]))
+    venv.close()
 
 
 class Script(Native):
@@ -307,22 +241,16 @@ class Script(Native):
 BACK, AWAY, STILL = [3, 4, 3], [3, 4, 5], [3, 3, 3]
 
 
-@pytest.mark.parametrize("form", ALL_FORMS)
 @pytest.mark.parametrize(
     ("episodes", "refused"),
-    [
-        ([BACK] * 8, True),
-        ([BACK] * 4 + [STILL] * 4 + [BACK] * 4, True),
-        ([STILL] * 20, False),
-        ([BACK] * 7 + [AWAY] + [BACK] * 20, False),
-    ],
-    ids=["always-back", "back-or-still", "always-still", "away-once"],
+    [([BACK] * 4 + [STILL] * 4 + [BACK] * 4, True), ([BACK] * 7 + [AWAY] + [BACK] * 20, False)],
+    ids=["back-or-still", "away-once"],
 )
 def test_ends_that_are_the_next_beginning(
-    bundle: Bundle, encoder: Bundle, form: str, episodes: list[list[int]], refused: bool
+    bundle: Bundle, episodes: list[list[int]], refused: bool
 ) -> None:
     """What another process returns tells of one buffer only by its content."""
-    env = ALL_FORMS[form](Script([*episodes, STILL]), bundle, encoder)
+    env = learned(Script([*episodes, STILL]), bundle)
     env.reset()
     ended = 0
     try:
@@ -333,21 +261,4 @@ def test_ends_that_are_the_next_beginning(
         assert ended == len(episodes) - 1
     else:
         assert not refused
-    env.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["sb3", "gymnasium"])
-def test_another_process_with_one_buffer_is_refused(bundle: Bundle, form: str) -> None:
-    make = functools.partial(corridor, "image", True, (6,))
-    env: Any
-    if form == "sb3":
-        env = VecLearnedReward(SubprocVecEnv([make], start_method="spawn"), bundle)
-    else:
-        inner = AsyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP, context="spawn")
-        env = VectorLearnedReward(inner, bundle, image_source="obs")
-    env.reset()
-    with pytest.raises(ConfigError, match="8 of the last 8 episodes"):
-        for _ in range(12):  # every step leads from cell 6 to the end
-            env.step(np.array([1]))
     env.close()

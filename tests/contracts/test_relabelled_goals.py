@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from toy_environments import Corridor, save_toy_bundle
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
@@ -114,11 +114,3 @@ def test_a_name_for_it_is_refused_and_the_own_door_stays(bundle: Bundle) -> None
     assert own.compute_reward([4], [6], {}) == -2
     env.close()
     vector.close()
-
-
-@pytest.mark.slow
-def test_other_processes_refuse_it_too(bundle: Bundle) -> None:
-    env = VecLearnedReward(SubprocVecEnv([Goals], start_method="spawn"), bundle, image_source=image)
-    with pytest.raises(ConfigError, match=REFUSED):
-        env.env_method("compute_reward", 1, 2, {})
-    env.close()

@@ -276,13 +276,3 @@ def test_tensors_have_the_hold_counter_as_their_last_number() -> None:
         assert env.observation_space.contains(seen.numpy())
         seen, *_ = env.step(torch.zeros(COUNT, dtype=torch.int64))
     env.close()
-
-
-def test_text_in_infos_stays_as_it_is() -> None:
-    env: Any = VectorLearnedReward(Places(), BUNDLE, on_ood="ignore")
-    env.reset()
-    *_, infos = env.step(torch.zeros(COUNT, dtype=torch.int64))
-    assert infos["word"].tolist() == ["near"] * COUNT
-    assert isinstance(infos["place"], torch.Tensor)
-    assert isinstance(infos["reward_prob"], torch.Tensor)
-    env.close()

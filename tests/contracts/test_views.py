@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -18,24 +15,20 @@ from reward_rollouts import (
     actions_of,
     assert_same,
     one_after_another,
-    sb3_rollout,
     sync,
     vector_rollout,
 )
-from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import (
-    VIEWS,
     Corridor,
     save_toy_bundle,
     save_views_bundle,
     views_log_odds,
 )
 
-from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward import LearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, ImageMismatchError, InputError
+from vinoreward.errors import ConfigError, ImageMismatchError
 
-MODES = list(AutoresetMode)
 OPTIONS: dict[str, dict[str, Any]] = {
     "goes-on-after-success": {"terminate_on_success": False},
     "potential": {"reward_mode": "potential", "gamma": 0.9},
@@ -75,32 +68,6 @@ def test_the_views_are_of_their_cameras_steps_and_episode(bundle: Bundle, name: 
     env.close()
 
 
-@pytest.mark.parametrize(
-    ("mode", "name"),
-    [*((mode, "potential") for mode in MODES), (MODES[0], "goes-on-after-success")],
-)
-def test_vector_form_equals_single_environments(
-    bundle: Bundle, oracles: dict[str, Any], mode: AutoresetMode, name: str
-) -> None:
-    env = VectorLearnedReward(sync(mode, **CAMERAS), bundle, **OPTIONS[name])
-    assert_same(vector_rollout(env), oracles[name])
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_sb3_form_equals_single_environments(
-    bundle: Bundle, oracles: dict[str, Any], name: str
-) -> None:
-    venv = DummyVecEnv([functools.partial(Corridor, **CAMERAS)] * ENVS)
-    assert_same(sb3_rollout(VecLearnedReward(venv, bundle, **OPTIONS[name])), oracles[name])
-
-
-def test_one_camera_may_be_rendered(bundle: Bundle, oracles: dict[str, Any]) -> None:
-    env = sync(AutoresetMode.NEXT_STEP, render_mode="rgb_array", **CAMERAS)
-    given: dict[str, Any] = {"wrist": "obs:wrist", "front": "render"}
-    form = VectorLearnedReward(env, bundle, image_source=given, **OPTIONS["potential"])
-    assert_same(vector_rollout(form), oracles["potential"])
-
-
 def draw_front(env: Any, observation: Any) -> Any:
     return observation["front"]
 
@@ -122,35 +89,13 @@ def test_sources_are_given_in_order_or_by_name(
     assert_same(vector_rollout(form), oracles["potential"])
 
 
-@pytest.mark.parametrize("given", [None, ("obs:front", "obs:wrist")])
-def test_the_specification_makes_the_same_environment(bundle: Bundle, given: Any) -> None:
-    env = LearnedReward(
-        gym.make("ToyCorridor-v0", **CAMERAS), bundle, image_source=given, step_reward=-1.0
-    )
-    assert env.spec is not None
-    again = gym.make(gym.envs.registration.EnvSpec.from_json(env.spec.to_json()))
-    for one in (env, again):
-        one.reset(seed=3)
-    for action in (1, 0, 1, 1):
-        ours, theirs = env.step(action), again.step(action)
-        assert ours[1] == theirs[1]
-        assert ours[4]["reward_prob"] == theirs[4]["reward_prob"]
-        if ours[2] or ours[3]:
-            break
-    env.close()
-    again.close()
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ("obs:front", "looks at the cameras front .*obs:front.*, wrist .*for each"),
-        (("obs:front",), "Expected 2 sources"),
         (("obs:wrist", "obs:front"), "the same order"),
         ({"front": "obs:front"}, "cameras front .*, wrist .*these names"),
-        ({"front": "obs:front", "wrist": "obs:wrist", "side": "render"}, "'side'.*these names"),
         (("obs:front", "obs:hand"), "camera 'wrist'.*obs:hand.*front, wrist"),
-        (("render", "obs:wrist"), "camera 'front'.*rgb_array"),
     ],
 )
 def test_sources_that_do_not_fit_the_views_are_refused_at_once(
@@ -158,17 +103,6 @@ def test_sources_that_do_not_fit_the_views_are_refused_at_once(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         LearnedReward(Corridor(**CAMERAS), bundle, image_source=given)
-
-
-def test_a_rendered_view_is_refused_where_its_frame_is_of_the_next_episode(bundle: Bundle) -> None:
-    given = ("render", "obs:wrist")
-    env = {"render_mode": "rgb_array", **CAMERAS}
-    with pytest.raises(ConfigError, match="NEXT_STEP"):
-        VectorLearnedReward(sync(AutoresetMode.SAME_STEP, **env), bundle, image_source=given)
-    with pytest.raises(ConfigError, match="LearnedReward around each"):
-        VecLearnedReward(
-            DummyVecEnv([functools.partial(Corridor, **env)]), bundle, image_source=given
-        )
 
 
 def test_a_view_of_another_size_is_refused_and_names_its_camera(bundle: Bundle) -> None:
@@ -197,24 +131,7 @@ def test_a_bundle_of_several_cameras_wants_the_tiled_image(bundle: Bundle) -> No
         bundle.prepare(np.zeros((1, 6, 8, 3), np.uint8))
 
 
-def test_the_description_names_the_views(bundle: Bundle) -> None:
-    assert bundle.spec.image.views == VIEWS
-    about = json.loads((bundle.path / "bundle.json").read_text(encoding="utf-8"))
-    assert about["image"]["views"][1] == {
-        "name": "wrist",
-        "height": 4,
-        "source": "obs:wrist",
-        "age": 0,
-    }
-
-
-def test_an_image_of_one_view_says_nothing_of_views(tmp_path: Path) -> None:
-    """Versions of before read it: they refuse keys that they do not know."""
-    bundle = save_toy_bundle(tmp_path / "toy")
-    assert "views" not in json.loads((bundle.path / "bundle.json").read_text())["image"]
-
-
-@pytest.mark.parametrize("kind", ["grey", "grey_last", "grey_first"])
+@pytest.mark.parametrize("kind", ["grey", "grey_first"])
 def test_grey_images_become_rgb(tmp_path: Path, kind: str) -> None:
     """The toy's network reads red, which is grey's own value; blue does not matter to it."""
     bundle = save_toy_bundle(tmp_path / "toy")
@@ -227,30 +144,3 @@ def test_grey_images_become_rgb(tmp_path: Path, kind: str) -> None:
             for transition in one:
                 transition.observation = None
     assert_same(*found)
-
-
-def test_grey_frames_and_grey_images_of_a_function_become_rgb(tmp_path: Path) -> None:
-    bundle = save_toy_bundle(tmp_path / "toy")
-
-    class Grey(gym.ObservationWrapper[Any, Any, Any]):
-        def observation(self, observation: Any) -> Any:
-            return observation
-
-        def render(self) -> Any:
-            return self.env.render()[..., 0]
-
-    env = LearnedReward(Grey(Corridor(render_mode="rgb_array", first_cells=(3,))), bundle)
-    other = LearnedReward(
-        Corridor("image", first_cells=(3,)),
-        bundle,
-        image_source=lambda _, seen: seen[None, ..., 0],
-    )
-    for one in (env, other):
-        one.reset(seed=2)
-    for action in (1, 0):
-        probabilities = {one.step(action)[4]["reward_prob"] for one in (env, other)}
-        assert len(probabilities) == 1
-    floats = LearnedReward(Corridor(), bundle, image_source=lambda _, seen: np.zeros((6, 8)))
-    floats.reset(seed=0)
-    with pytest.raises(InputError, match="float64"):
-        floats.step(0)

@@ -22,7 +22,7 @@ from encoded_rollouts import (
     sync,
     vector_rollout,
 )
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 from toy_environments import LATENT, Camera, save_toy_encoder, toy_latents
 
@@ -106,18 +106,6 @@ def test_every_layout_of_one_image_is_the_same_image(bundle: Bundle, kind: str) 
     assert_same(one_after_another(bundle, {"observation": kind}), expected)
     venv = DummyVecEnv([functools.partial(Camera, kind)] * ENVS)
     assert_same(sb3_rollout(VecEncodedObservation(venv, bundle)), expected)
-
-
-@pytest.mark.slow
-def test_vector_form_over_processes(bundle: Bundle) -> None:
-    options = OPTIONS["all"]
-    expected = one_after_another(bundle, {"observation": "dict"}, **options)
-    inner = AsyncVectorEnv(
-        [functools.partial(Camera, "dict")] * ENVS,
-        autoreset_mode=AutoresetMode.SAME_STEP,
-        context="spawn",
-    )
-    assert_same(vector_rollout(VectorEncodedObservation(inner, bundle, **options)), expected)
 
 
 def wrapped(path: str) -> gym.Env[Any, Any]:

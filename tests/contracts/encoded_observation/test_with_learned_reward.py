@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 from encoded_rollouts import ENVS, SEED
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import LATENT, Camera, Corridor, toy_latents
 
 from vinoreward import (
     EncodedObservation,
     LearnedReward,
-    VecEncodedObservation,
-    VecLearnedReward,
     VectorEncodedObservation,
     VectorLearnedReward,
 )
@@ -146,32 +143,4 @@ def test_same_step_composes_with_claims(bundle: Bundle, classifier: Bundle) -> N
         np.testing.assert_array_equal(final[:LATENT], first[i][LATENT:])
         assert not np.allclose(final[LATENT:], final[:LATENT])
         np.testing.assert_array_equal(observations[i][:LATENT], observations[i][LATENT:])
-    env.close()
-
-
-def test_the_sb3_forms_compose(bundle: Bundle, classifier: Bundle) -> None:
-    make = functools.partial(Corridor, "dict")
-    rewarded = VecLearnedReward(DummyVecEnv([make] * ENVS), classifier, image_source="obs:image")
-    env = VecEncodedObservation(rewarded, bundle, keep="position", frame_stack=2)
-    singles = [
-        EncodedObservation(
-            LearnedReward(make(), classifier, image_source="obs:image"),
-            bundle,
-            keep=["position"],
-            frame_stack=2,
-        )
-        for _ in range(ENVS)
-    ]
-    env.seed(SEED)
-    wanted = np.array([one.reset(seed=SEED + i)[0] for i, one in enumerate(singles)])
-    np.testing.assert_allclose(env.reset(), wanted, atol=1e-4)
-    for _ in range(25):
-        observations, rewards, dones, infos = env.step(np.ones(ENVS, int))
-        for i, one in enumerate(singles):
-            seen, reward, ended, cut, _ = one.step(1)
-            assert (rewards[i], dones[i]) == (reward, ended or cut)
-            if dones[i]:
-                np.testing.assert_allclose(infos[i]["terminal_observation"], seen, atol=1e-4)
-                seen, _ = one.reset()
-            np.testing.assert_allclose(observations[i], seen, atol=1e-4)
     env.close()
