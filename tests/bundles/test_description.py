@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,46 +101,25 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(colour="red"), "colour is an unknown key"),
         (changed(image__gamma=1), r"image\.gamma is an unknown key"),
         (changed(schema_version=2), "upgrade vinoreward"),
-        (changed(schema_version=True), "schema_version is True"),
-        (changed(schema_version=0), "schema_version is 0"),
         (changed(image__height=4097), "height is 4097.*less than or equal to 4096"),
-        (changed(image__height=0), "height is 0.*greater than or equal to 1"),
-        (changed(image__height=6.0), "height is 6.0.*integer"),
         (changed(image__height="6"), "height is '6'.*integer"),
         (changed(image__mean=[0.1, 0.2]), r"mean\.2 is missing"),
         (changed(image__mean=[0.1, 0.2, float("nan")]), "finite"),
-        (changed(image__mean=[0.1, 0.2, 10**400]), r"mean\.2 is 1000.*number"),
         (changed(image__std=[0.1, 0.0, 0.1]), r"std\.1 is 0.0.*greater than 0"),
         (changed(image__color_order="RBG"), "'RBG'.*'RGB' or 'BGR'"),
         (changed(image__crop=[0, 0, 5, 5]), "crop"),
-        (changed(image__crop=[-1, 0, 6, 8]), "crop"),
         (changed(image__scene={"a": [1]}), "scene"),
         (changed(decision__threshold=1.5), "threshold is 1.5.*less than or equal to 1"),
-        (changed(decision__threshold=None), "threshold is None.*number"),
-        (changed(decision__threshold=float("inf")), "finite"),
         (changed(decision__temperature=0), "temperature is 0.*greater than 0"),
         (changed(decision__int8_band=-1), "int8_band is -1.*or equal to 0"),
-        (changed(decision__int8_band="wide"), "int8_band is 'wide'.*number"),
-        (changed(decision__translation_band=-1), "translation_band is -1.*or equal to 0"),
-        (changed(decision__int8_threshold=0.7), "int8_threshold is an unknown key"),
         (changed(kind="policy"), "'policy'.*'classifier' or 'encoder'"),
-        (changed(labels=["success"]), "2 to 1000"),
         (changed(labels=["success", "success"]), "different"),
         (changed(labels=["good", "bad"]), "success_label"),
-        (changed(labels="success"), "labels is 'success'.*a valid list"),
-        (changed(labels=[1, 2]), r"labels\.0 is 1.*string"),
         (changed(kind="encoder"), "latent_size"),
         (changed(metrics={"recall": float("nan")}), "finite"),
-        (changed(versions={"torch": 2}), "string"),
         (changed(files={"../model.onnx": "0" * 64}), "plain relative name"),
-        (changed(files={"/etc/passwd": "0" * 64}), "plain relative name"),
         (changed(files={"a/../../b": "0" * 64}), "plain relative name"),
-        (changed(files={"a\\b": "0" * 64}), "plain relative name"),
         (changed(files={"model.onnx": "xyz"}), r"files.model.onnx is 'xyz'.*\{64\}"),
-        (
-            changed(quantization={"passed": 1, "flips": 0, "frames": 1, "method": "m"}),
-            "passed is 1",
-        ),
         (
             changed(quantization={"passed": True, "flips": 2, "frames": 1, "method": "m"}),
             "0 to 1",
@@ -159,11 +136,6 @@ def test_a_missing_key_is_named() -> None:
     del value["image"]["height"]
     with pytest.raises(BundleError, match=r"image\.height is missing"):
         BundleSpec.from_dict(value)
-
-
-def test_tuples_and_numpy_numbers_become_json() -> None:
-    spec = dataclasses.replace(SPEC, metrics={"rate": np.float32(0.5), "interval": (0, 1)})
-    assert spec.metrics == {"rate": 0.5, "interval": [0, 1]}
 
 
 def test_views_survive_json_and_an_image_of_one_view_does_not_name_them() -> None:
@@ -185,28 +157,15 @@ def test_views_survive_json_and_an_image_of_one_view_does_not_name_them() -> Non
         ([View("a", 32), View("a", 32)], "different ages"),
         ([View("a", 32), View("a", 32, "obs", age=1)], "one source and height"),
         ([{"name": "a", "height": 64, "source": "obs:"}], "source is 'obs:'.*obs:.+"),
-        ([{"name": "a", "height": 64, "source": "screen"}], "source is 'screen'.*obs:.+"),
         ([{"name": "a", "height": 64, "age": -1}], "age is -1.*greater than or equal to 0"),
-        ([{"name": "a"}], "height is missing"),
         ([{"name": "a", "height": 64, "pose": 1}], "pose is an unknown key"),
-        ("front", "'front'.*a valid list"),
         ([View("a", 1, age=age) for age in range(64)], "at most 32"),
     ],
-    ids=range(10),
+    ids=str,
 )
 def test_views_that_cannot_be_right_are_refused(views: Any, message: str) -> None:
     with pytest.raises(BundleError, match=message):
         ImageSpec(height=64, width=16, views=views)
-
-
-def test_a_value_given_by_its_place_is_named() -> None:
-    with pytest.raises(BundleError, match=r"width is 0\. Expected greater"):
-        ImageSpec(8, 0)
-
-
-def test_a_crop_of_several_views_is_refused() -> None:
-    with pytest.raises(BundleError, match="null in an image of several views"):
-        ImageSpec(height=64, width=16, views=(View("a", 64),), crop=(0, 0, 64, 16))
 
 
 @pytest.mark.parametrize("size", [1, 3])

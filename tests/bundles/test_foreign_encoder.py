@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from encoder_images import HEIGHT, SIZE, WIDTH, make_images, planes
 from PIL import Image
@@ -20,8 +17,6 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
     BundleParityError,
     ConfigError,
-    ImageMismatchError,
-    InputError,
     ModelCorruptError,
     ModelNotFoundError,
 )
@@ -101,8 +96,9 @@ def their_answer(heads: str, images: np.ndarray) -> np.ndarray:
     return np.asarray(both.numpy())
 
 
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-@pytest.mark.parametrize("heads", SHAPES)
+@pytest.mark.parametrize(
+    ("heads", "backend"), [("two", "openvino"), ("one", "onnxruntime"), ("side", "openvino")]
+)
 def test_their_encoder_becomes_a_bundle(
     onnx_files: dict[str, Path], heads: str, backend: str, tmp_path: Path
 ) -> None:
@@ -142,8 +138,6 @@ def test_outputs_can_be_named_in_the_other_order(onnx_files: dict[str, Path]) ->
     [
         ({}, ""),
         ({"color_order": "BGR"}, "color_order=RGB"),
-        ({"mean": (0, 0, 0), "std": (1, 1, 1), "color_order": "BGR"}, "0.5 and color_order=RGB"),
-        ({"scale": 1.0}, "scale=255"),
         ({"mean": (0.1, 0.2, 0.3)}, "scale=255"),
     ],
 )
@@ -160,34 +154,14 @@ def test_a_golden_frame_finds_the_wrong_description(
         Bundle.from_encoder(onnx_files["two"], **{**NORMALISED, **wrong}, golden=golden)
 
 
-def test_a_golden_frame_of_another_kind_is_an_error(
-    onnx_files: dict[str, Path], tmp_path: Path
-) -> None:
-    path, image = onnx_files["two"], make_images(1)[0]
-    vector = their_answer("two", image[None])[0]
-    with pytest.raises(ImageMismatchError, match="32 x 40"):
-        Bundle.from_encoder(path, **NORMALISED, golden=(image[1:], vector))
-    with pytest.raises(InputError, match="3 numbers"):
-        Bundle.from_encoder(path, **NORMALISED, golden=(image, vector[:3]))
-    with pytest.raises(InputError, match="cannot be read"):
-        Bundle.from_encoder(path, **NORMALISED, golden=(tmp_path / "none.png", vector))
-    with pytest.raises(BundleParityError, match="no other"):
-        Bundle.from_encoder(path, **NORMALISED, golden=(image, vector[::-1]))
-
-
 @pytest.mark.parametrize(
     ("heads", "options", "message"),
     [
         ("one", {}, "posterior=False"),
-        ("one", {"latent_size": 4}, "latent_size that fits"),
         ("one", {"posterior": True}, "twice"),
         ("two", {"posterior": False}, "as many log variances"),
-        ("two", {"latent_size": 7}, "twice"),
         ("two", {"outputs": "sigma"}, "mu, logvar"),
-        ("two", {"outputs": ("mu", "mu")}, "different"),
-        ("two", {"low": (0.0, 1.0)}, "every dimension"),
         ("two", {"low": 3.0, "high": 2.0}, "low below high"),
-        ("two", {"mean": None}, "mean"),
         ("two", {"latent_std": (0.0,) * SIZE}, "greater than 0"),
     ],
 )
@@ -198,15 +172,13 @@ def test_facts_that_are_missing_or_contradict(
         Bundle.from_encoder(onnx_files[heads], **{**NORMALISED, **options})
 
 
-@pytest.mark.parametrize(("heads", "color_order"), [("two", "BGR"), ("one", "RGB")])
-def test_their_module_becomes_a_bundle(tmp_path: Path, heads: str, color_order: Any) -> None:
+def test_their_module_becomes_a_bundle(tmp_path: Path) -> None:
+    heads, color_order = "two", "BGR"
     module, images = theirs(heads), make_images(3)
     mean, std = (0.2, 0.3, 0.4), (0.5, 0.6, 0.7)
     torch.save(module.state_dict(), tmp_path / "weights.pt")
-    seen = images if color_order == "RGB" else images[..., ::-1]
     with torch.no_grad():
-        found = module(planes(seen, mean, std))
-    wanted = found[0] if isinstance(found, tuple) else found[:, :SIZE]
+        wanted, _ = module(planes(images[..., ::-1], mean, std))
     fresh = TheirVae(heads)
     bundle = Bundle.from_encoder(
         tmp_path / "net.onnx",
@@ -228,24 +200,6 @@ def test_their_module_becomes_a_bundle(tmp_path: Path, heads: str, color_order: 
             np.testing.assert_allclose(encoder.encode(images), wanted.numpy(), atol=1e-4)
 
 
-def test_a_module_with_the_wrong_colour_order_is_found_out(tmp_path: Path) -> None:
-    module, images = theirs("two"), make_images(1)
-    torch.save({"state_dict": module.state_dict()}, tmp_path / "weights.pt")
-    with torch.no_grad():
-        wanted = module(planes(images, 0.5, 0.5))[0][0].numpy()
-    with pytest.raises(BundleParityError, match="other colour order"):
-        Bundle.from_encoder(
-            tmp_path / "net.onnx",
-            module=module,
-            weights=tmp_path / "weights.pt",
-            height=HEIGHT,
-            width=WIDTH,
-            **NORMALISED,
-            color_order="BGR",
-            golden=(images[0], wanted),
-        )
-
-
 class Evil:
     """What a pickle may do when it is loaded."""
 
@@ -257,61 +211,14 @@ def test_weights_are_never_executed(tmp_path: Path, capsys: pytest.CaptureFixtur
     module, shape = theirs("two"), {"height": HEIGHT, "width": WIDTH}
     target = tmp_path / "net.onnx"
     torch.save({"body": Evil()}, tmp_path / "evil.pt")
-    torch.save(module, tmp_path / "whole.pt")
-    torch.save({"fc_mu.weight": torch.zeros(1)}, tmp_path / "other.pt")
-    (tmp_path / "text.pt").write_text("no weights")
     (tmp_path / "broken.safetensors").write_bytes(b"no weights")
-    for name in ("evil.pt", "whole.pt", "other.pt", "text.pt", "broken.safetensors"):
+    for name in ("evil.pt", "broken.safetensors"):
         with pytest.raises(ModelCorruptError):
             Bundle.from_encoder(target, module=module, weights=tmp_path / name, **shape)
     with pytest.raises(ModelNotFoundError):
         Bundle.from_encoder(target, module=module, weights=tmp_path / "none.pt", **shape)
     assert "executed" not in capsys.readouterr().out
     assert not target.exists()
-
-
-def test_a_module_that_is_no_encoder_is_an_error(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Conv2d(3, 2, 3))
-    safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
-    with pytest.raises(ConfigError, match=r"\(2, 2, 30, 38\)"):
-        Bundle.from_encoder(
-            tmp_path / "n.onnx",
-            module=module,
-            weights=tmp_path / "w.safetensors",
-            height=HEIGHT,
-            width=WIDTH,
-        )
-
-
-def test_weights_without_a_module_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="weights= without module="):
-        Bundle.from_encoder(tmp_path / "n.onnx", weights=tmp_path / "w.safetensors")
-
-
-def test_a_classifier_with_a_second_output_is_refused(tmp_path: Path) -> None:
-    module = theirs("two")
-    safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
-    with pytest.raises(ConfigError, match=r"returns \(2, 5\), \(2, 5\).*give the classifier alone"):
-        Bundle.from_model(
-            tmp_path / "n.onnx",
-            module=module,
-            weights=tmp_path / "w.safetensors",
-            height=HEIGHT,
-            width=WIDTH,
-            labels=("failure", "success"),
-            success_label="success",
-        )
-
-
-def test_the_names_are_there_and_light() -> None:
-    code = (
-        "import sys, vinoreward\n"
-        "vinoreward.Encoder, vinoreward.EncodedObservation, vinoreward.VectorEncodedObservation\n"
-        "heavy = {'torch', 'openvino', 'onnx', 'stable_baselines3'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-        "assert 'VecEncodedObservation' in dir(vinoreward)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_shipped_encoder_reads_where_the_gripper_is() -> None:

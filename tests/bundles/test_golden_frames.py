@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -38,40 +37,12 @@ def test_verification_can_be_left_out(bundle: Bundle, tmp_path: Path) -> None:
         assert backend.infer(golden_images()).shape == (4, 2)
 
 
-def test_golden_frames_with_objects_inside_are_not_unpickled(bundle: Bundle) -> None:
-    import io
-
-    stream = io.BytesIO()
-    np.savez(stream, images=np.array([object()], dtype=object), logits=np.zeros((1, 2)))
-    forge(bundle, "golden.npz", stream.getvalue())
-    with pytest.raises(BundleError, match="without pickled objects"):
-        Bundle.load(bundle.path).backend()
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not really", b"\x80\x04."])
-def test_unreadable_golden_frames_are_refused(bundle: Bundle, content: bytes) -> None:
-    forge(bundle, "golden.npz", content)
-    with pytest.raises(BundleError, match="cannot be read"):
-        Bundle.load(bundle.path).backend()
-
-
-def test_golden_frames_that_unpack_to_too_much_are_refused(bundle: Bundle, tmp_path: Path) -> None:
-    bomb = tmp_path / "bomb.npz"
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("images.npy", bytes(65 << 20))
-    forge(bundle, "golden.npz", bomb.read_bytes())
-    with pytest.raises(BundleError, match="unpacks to"):
-        Bundle.load(bundle.path).backend()
-
-
 @pytest.mark.parametrize(
     ("images", "logits"),
     [
         (np.zeros((2, 6, 9, 3), np.uint8), np.zeros((2, 2))),
         (np.zeros((2, 6, 8, 3), np.float32), np.zeros((2, 2))),
-        (np.zeros((0, 6, 8, 3), np.uint8), np.zeros((0, 2))),
         (np.zeros((2, 6, 8, 3), np.uint8), np.zeros((3, 2))),
-        (np.zeros((2, 6, 8, 3), np.uint8), np.zeros((2, 3))),
         (np.zeros((2, 6, 8, 3), np.uint8), np.full((2, 2), np.nan)),
     ],
 )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -148,27 +146,6 @@ def test_what_was_downloaded_is_not_downloaded_again(hub: Hub, bundle: Bundle) -
     assert hub.asked == []
 
 
-def test_of_two_downloads_at_once_both_have_it(
-    hub: Hub, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The other one is done while this one still checks its files."""
-    from vinoreward.bundles import hub as module
-
-    def checked(part: Path, *arguments: Any, **options: Any) -> None:
-        monkeypatch.undo()
-        check_files(part, *arguments, **options)
-        monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
-        pointed_to(hub.url, monkeypatch)
-        faster.append(Bundle.from_hub(MINE).path)
-
-    faster: list[Path] = []
-    check_files = module.check_files
-    monkeypatch.setattr(module, "check_files", checked)
-    slower = Bundle.from_hub(MINE)
-    assert [slower.path] == faster and slower.spec == bundle.spec
-    assert kept(tmp_path)[0].endswith(COMMIT) and len(kept(tmp_path)) == 1
-
-
 def test_nothing_but_an_explicit_wish_asks_the_hub(hub: Hub, tmp_path: Path) -> None:
     for ask in (Bundle.load, resolve_bundle):
         with pytest.raises(ModelNotFoundError, match=r"not asked here.*Bundle\.from_hub"):
@@ -204,20 +181,6 @@ def test_a_command_takes_the_name(
     assert hub.asked == []
 
 
-def test_the_environment_says_where_the_hub_is(hub: Hub, tmp_path: Path) -> None:
-    """As a user's shell does: nothing here is set from inside."""
-    home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "other")}
-    code = f"import vinoreward; print(vinoreward.Bundle.from_hub('{MINE}').path)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **home}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    folder = tmp_path / "other" / "vinoreward" / MINE.replace("/", "--") / COMMIT
-    assert done.stdout.strip() == str(folder)
-    files = {"bundle.json", "bundle.sha256", "golden.npz", "model.onnx"}
-    assert {line.split()[1] for line in hub.asked} == files  # no telemetry
-
-
 def replaced(hub: Hub, **changes: Any) -> None:
     """Change ``bundle.json``, with its hash, as its maker can."""
     from vinoreward.files import sha256
@@ -251,13 +214,9 @@ def cut(hub: Hub) -> None:
         (functools.partial(with_file, "evil.py"), BundleError, "lists 'evil.py'. Expected a"),
         (functools.partial(with_file, "../model.onnx"), BundleError, "plain relative name"),
         (functools.partial(stated, "model.onnx", 600 << 20), BundleError, "model.onnx of me/"),
-        (functools.partial(stated, "bundle.json", 2 << 20), BundleError, "at most 1048576"),
         (functools.partial(changed, "model.onnx"), BundleEditedError, "SHA-256"),
-        (functools.partial(changed, "bundle.json"), BundleEditedError, "was changed"),
         (cut, ModelNotFoundError, "cannot be had from the Hugging Face Hub"),
-        (lambda hub: (hub.folder / "golden.npz").unlink(), ModelNotFoundError, "cannot be had"),
         (lambda hub: (hub.folder / "bundle.json").unlink(), ModelNotFoundError, "cannot be had"),
-        (lambda hub: replaced(hub, schema_version=9), BundleError, "upgrade"),
     ],
 )
 def test_what_is_no_bundle_is_refused_and_not_kept(
@@ -272,9 +231,8 @@ def test_what_is_no_bundle_is_refused_and_not_kept(
         assert f"GET {next(iter(hub.sizes))}" not in hub.asked  # not even begun
 
 
-@pytest.mark.parametrize("file", ["bundle.json", "bundle.sha256", "model.onnx"])
-def test_a_body_that_is_longer_than_stated_is_cut_off(hub: Hub, tmp_path: Path, file: str) -> None:
-    hub.endless = file
+def test_a_body_that_is_longer_than_stated_is_cut_off(hub: Hub, tmp_path: Path) -> None:
+    hub.endless = file = "model.onnx"
     with pytest.raises(ModelNotFoundError, match=rf"{file} has more than the \d+ bytes that were"):
         Bundle.from_hub(MINE)
     assert kept(tmp_path) == []
@@ -283,10 +241,8 @@ def test_a_body_that_is_longer_than_stated_is_cut_off(hub: Hub, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "name",
-    ["tiny", "hf:tiny", "hf:a/b/c", "hf:../tiny", "hf:me/..", "hf:me/a..b", "hf:me/tiny@",
-     "hf:me/ti ny", "hf:me/tiny@../../x", "https://huggingface.co/me/tiny", "hf:-me/tiny",
-     "hf:me/tiny@a b"],
-)  # fmt: skip
+    ["hf:tiny", "hf:a/b/c", "hf:../tiny", "hf:me/tiny@", "https://huggingface.co/me/tiny"],
+)
 def test_a_name_that_is_none(hub: Hub, name: str) -> None:
     with pytest.raises(ConfigError, match="Expected hf:owner/name or hf:owner/name@revision"):
         Bundle.from_hub(name)
@@ -327,14 +283,3 @@ def test_the_hub_reads_the_cards_front_matter(bundle: Bundle) -> None:
     shipped = ModelCard.load(Bundle.load("panda-hover-encoder").path / "README.md")
     assert shipped.data.license == "mit"
     assert shipped.data.pipeline_tag == "image-feature-extraction"
-
-
-def test_a_hostile_name_stays_within_the_front_matter(bundle: Bundle) -> None:
-    import dataclasses
-
-    metrics = {"test": {"recall": 0.9, "precision": "0.9"}}
-    spec = dataclasses.replace(bundle.spec, name="a: [b, *c] # d", metrics=metrics)
-    facts = yaml.safe_load(front_matter(spec).split("---\n")[1])
-    assert facts["model-index"][0]["name"] == spec.name
-    assert facts["metrics"] == ["recall"]
-    assert facts["license"] == "unknown"

@@ -59,11 +59,6 @@ def test_a_stack_or_batch_of_one_is_an_image(tensor: bool) -> None:
         prepare(np.repeat(stacks, 2, axis=1), ImageSpec(6, 8))
 
 
-def test_a_fitting_batch_comes_back_itself() -> None:
-    batch = make_images(3, 12, 16)
-    assert prepare(batch, ImageSpec(12, 16)) is batch
-
-
 def test_one_image_becomes_a_batch_of_one_without_a_copy() -> None:
     one = make_images(1, 12, 16)[0]
     prepared = prepare(one, ImageSpec(12, 16))
@@ -120,12 +115,6 @@ def test_golden_vector_of_an_antialiased_resize() -> None:
     assert row.tolist() == [0, 90, 30, 0]
 
 
-def test_a_view_with_strides_is_resized_like_its_copy() -> None:
-    batch = make_images(2, 20, 24)[:, ::-1, :, ::-1]
-    image = ImageSpec(8, 9, resize="pil_bilinear")
-    assert np.array_equal(prepare(batch, image), prepare(batch.copy(), image))
-
-
 def test_float_images_are_refused_with_the_remedy() -> None:
     with pytest.raises(InputError, match=r"float64.*uint8.*255"):
         prepare(np.zeros((1, 12, 16, 3)), ImageSpec(12, 16))
@@ -146,11 +135,6 @@ def test_wrong_shapes_are_refused_with_a_remedy(shape: tuple[int, ...], remedy: 
         prepare(np.zeros(shape, dtype=np.uint8), ImageSpec(12, 16))
 
 
-def test_a_list_is_refused() -> None:
-    with pytest.raises(InputError, match=r"numpy\.stack"):
-        prepare([[0]], ImageSpec(12, 16))  # type: ignore[arg-type]
-
-
 def test_another_size_is_refused_where_nothing_resizes() -> None:
     with pytest.raises(ImageMismatchError, match=r"14 x 16.*Expected 12 x 16.*image_size"):
         prepare(make_images(1, 14, 16), ImageSpec(12, 16))
@@ -166,8 +150,9 @@ def test_an_image_smaller_than_the_crop_is_refused() -> None:
 SCENE = np.array([[[250, 0, 0], [0, 250, 0], [0, 0, 250]], [[9, 9, 9], [90, 90, 90], [200] * 3]])
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize(
+    ("orientation", "kind"), [*((each, "JPEG") for each in range(1, 9)), (6, "PNG"), (3, "WEBP")]
+)
 def test_a_photograph_is_upright_however_the_camera_was_held(
     tmp_path: Path, orientation: int, kind: str
 ) -> None:
@@ -182,13 +167,6 @@ def test_a_photograph_is_upright_however_the_camera_was_held(
     assert found.shape == ((48, 32, 3) if orientation > 4 else (32, 48, 3))
 
 
-def test_an_orientation_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    Image.fromarray(make_images(1, 12, 16)[0]).save(
-        tmp_path / "x.png", exif=b"Exif\0\0MM\0*\0\0\0\x08\0"
-    )
-    assert read_image(tmp_path / "x.png").shape == (12, 16, 3)
-
-
 def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:
     grey = np.linspace(0, 65535, 12 * 16).reshape(12, 16).astype(np.uint16)
     Image.fromarray(grey).save(tmp_path / "x.png")
@@ -196,7 +174,7 @@ def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_image(tmp_path / "x.png"), expected)
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L"])
+@pytest.mark.parametrize("mode", ["RGBA", "P", "RGB"])
 def test_colours_hidden_under_transparency_do_not_appear(tmp_path: Path, mode: str) -> None:
     image = Image.fromarray(SCENE.astype(np.uint8)).convert(mode)
     options = {} if mode.endswith("A") else {"transparency": image.getpixel((0, 0))}

@@ -12,13 +12,11 @@ import pytest
 from tiny_network import HEIGHT, MEAN, STD, WEIGHTS, WIDTH, expected_logits, golden_images, network
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.schema import Decision
 from vinoreward.errors import (
     BundleError,
     ConfigError,
     ModelCorruptError,
     ModelNotFoundError,
-    ModelRefusedError,
     OutputError,
     VinorewardError,
 )
@@ -79,19 +77,6 @@ def test_model_info_is_read(tmp_path: Path) -> None:
     assert np.allclose(found, powers / powers.sum(axis=1, keepdims=True), atol=1e-4)
 
 
-def test_explicit_arguments_win_over_model_info(tmp_path: Path) -> None:
-    info = INFO | {"model_info reverse_input_channels": "False"}
-    path = network(tmp_path / "info.onnx", float_input=True, metadata=info)
-    assert Bundle.from_model(path, success_label="success").spec.image.color_order == "BGR"
-    spec = Bundle.from_model(
-        path, labels=("no", "yes"), success_label="yes", mean=MEAN, std=STD, color_order="RGB",
-        threshold=0.9, output="probabilities", name="other",
-    ).spec  # fmt: skip
-    assert (spec.labels, spec.decision.threshold, spec.name) == (("no", "yes"), 0.9, "other")
-    assert (spec.image.mean, spec.image.std, spec.image.scale) == (MEAN, STD, 255.0)
-    assert (spec.image.color_order, spec.output) == ("RGB", "probabilities")
-
-
 def test_missing_facts_are_listed(tmp_path: Path) -> None:
     path = network(tmp_path / "bare.onnx", float_input=True, size=("H", "W"))
     with pytest.raises(ConfigError, match="height, width, labels, success_label, mean, std"):
@@ -103,10 +88,7 @@ def test_missing_facts_are_listed(tmp_path: Path) -> None:
     [
         ({"labels": ("a", "b", "c")}, "2 outputs"),
         ({"success_label": "won"}, "one of failure, success"),
-        ({"mean": (0.5,)}, r"mean\.1 is missing"),
         ({"threshold": 3.0}, "threshold is 3.0.*less than or equal to 1"),
-        ({"output_index": 4}, "output_index"),
-        ({"height": 5000}, "4096"),
     ],
 )
 def test_contradicting_arguments_are_refused(
@@ -175,21 +157,10 @@ def test_one_output_is_for_the_second_label(tmp_path: Path, sigmoid: bool, succe
             assert np.allclose(classifier.probability(images), expected, atol=1e-5)
 
 
-def test_one_logit_is_divided_by_the_temperature(tmp_path: Path) -> None:
-    path = network(tmp_path / "one.onnx", float_input=True, weights=ONE)
-    bundle = Bundle.from_model(path, labels=("no", "yes"), success_label="yes", mean=MEAN, std=STD)
-    spec = dataclasses.replace(bundle.spec, decision=Decision(temperature=2.0))
-    images = golden_images()
-    logits = expected_logits(images, ONE)[:, 0]
-    with Classifier(dataclasses.replace(bundle, spec=spec)) as classifier:
-        assert np.allclose(classifier.predict(images).log_odds, logits / 2, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("weights", "given", "words"),
     [
         (ONE, {"labels": ("success",)}, "has one output, but there are 1 labels"),
-        (ONE, {"output": "logits"}, "has 1 outputs, but there are 2 labels"),
         (WEIGHTS, {"output": "logit"}, "Expected one output for 'logit'"),
     ],
 )
@@ -246,20 +217,9 @@ ARGUMENTS: dict[str, Any] = {
 F32, F64 = 1, 11
 LAST: dict[str, Callable[[Any], None]] = {
     "Identity": behind(("Identity", "p", "y", {})),
-    "Cast": behind(("Cast", "p", "d", {"to": F64}), ("Cast", "d", "y", {"to": F32})),
-    "Reshape": behind(("Reshape", "ps", "y", {}), s=np.array([0, -1])),
-    "Squeeze": behind(("Unsqueeze", "pa", "d", {}), ("Squeeze", "da", "y", {}), a=np.array([2])),
     "Clip": behind(("Clip", "plh", "y", {}), l=np.float32(0), h=np.float32(1)),
     "Concat": behind(("Split", "p", "ab", {"axis": 1}), ("Concat", "ba", "y", {"axis": 1})),
-    "Transpose": behind(
-        ("Transpose", "p", "d", {"perm": [1, 0]}), ("Transpose", "d", "y", {"perm": [1, 0]})
-    ),
-    "Q/DQ": behind(
-        ("QuantizeLinear", "psz", "q", {}), ("DequantizeLinear", "qsz", "y", {}),
-        s=np.float32(1 / 255), z=np.uint8(0),
-    ),
     "1 - p": behind(("Sub", "op", "y", {}), o=np.float32(1)),
-    "-p + 1": behind(("Neg", "p", "n", {}), ("Add", "no", "y", {}), o=np.float32(1)),
 }  # fmt: skip
 
 
@@ -276,15 +236,6 @@ def test_probabilities_are_recognised_behind_operators_that_pass_them_on(
     bundle = Bundle.from_model(changed(tmp_path / "net.onnx", last, **head), **ARGUMENTS)
     one = sigmoid and name != "Concat"
     assert bundle.spec.output == ("probability" if one else "probabilities")
-
-
-def test_one_column_of_a_softmax_is_a_probability(tmp_path: Path) -> None:
-    def second(model: Any) -> None:
-        behind(("Gather", "pi", "y", {"axis": 1}), i=np.array([1]))(model)
-        model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
-
-    path = changed(tmp_path / "net.onnx", second, softmax=True)
-    assert Bundle.from_model(path, **ARGUMENTS).spec.output == "probability"
 
 
 ODDS = [("Exp", "p", "e", {}), ("ReduceSum", "ea", "t", {"keepdims": 1}), ("Div", "et", "y", {})]
@@ -341,7 +292,7 @@ def of_type(kind: int) -> Callable[[Any], None]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["INT8", "INT32", "DOUBLE", "BFLOAT16", "INT4", "FLOAT8E4M3FN", "BOOL", "UNDEFINED", "STRING"],
+    ["INT8", "DOUBLE", "FLOAT8E4M3FN", "STRING"],
 )
 def test_an_input_of_another_type_is_refused(tmp_path: Path, kind: str) -> None:
     import onnx
@@ -377,28 +328,6 @@ def test_a_float16_network_gives_the_same_on_both_runtimes(tmp_path: Path) -> No
             assert np.allclose(backend.infer(images), expected_logits(images), atol=2e-2)
 
 
-def test_a_batch_that_no_call_fills_is_refused(tmp_path: Path) -> None:
-    def widen(model: Any) -> None:
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 100_000
-        model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 100_000
-
-    path = changed(tmp_path / "net.onnx", widen)
-    bundle = Bundle.from_model(path, **ARGUMENTS, output="logits")
-    for name in ("openvino", "onnxruntime"):
-        with pytest.raises(ConfigError, match=r"batches of 100000.*dynamic batch"):
-            bundle.backend(name).load()
-
-
-def test_a_network_of_one_channel_is_told(tmp_path: Path) -> None:
-    def grey(model: Any) -> None:
-        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
-
-    path = changed(tmp_path / "grey.onnx", grey, weights=WEIGHTS[:1])
-    for layout in (None, "NCHW"):
-        with pytest.raises(ConfigError, match=r"no images of 3 channels.*conversion from colour"):
-            Bundle.from_model(path, **ARGUMENTS, layout=layout)
-
-
 def unsort(model: Any) -> None:
     first = model.graph.node.pop(0)
     model.graph.node.append(first)
@@ -406,20 +335,6 @@ def unsort(model: Any) -> None:
 
 def older(model: Any) -> None:
     model.opset_import[0].version = 9
-
-
-def apart(model: Any) -> None:
-    weights = model.graph.initializer[0]
-    weights.external_data.add(key="location", value="other.data")
-    weights.data_location = 1
-
-
-def test_an_export_that_needs_another_option_says_which(tmp_path: Path) -> None:
-    path = changed(tmp_path / "net.onnx", apart)
-    words = r"external data.*torch\.onnx\.export\(\.\.\., external_data=False\)"
-    with pytest.raises(ModelRefusedError, match=words) as caught:
-        Bundle.from_model(path, **ARGUMENTS)
-    assert "damaged" not in str(caught.value) and "trusted" not in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [unsort, older])

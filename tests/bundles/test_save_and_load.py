@@ -7,8 +7,6 @@ import hashlib
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -31,16 +29,6 @@ def test_what_is_saved_is_loaded(bundle: Bundle) -> None:
     assert sorted(loaded.spec.files) == ["golden.npz", "model.onnx"]
     assert np.array_equal(loaded.golden.images, golden_images())
     assert pickle.loads(pickle.dumps(loaded)) == loaded
-
-
-@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
-def test_a_loaded_bundle_runs(bundle: Bundle, name: str) -> None:
-    images = golden_images(7)
-    with bundle.backend(name) as backend:
-        assert backend.precision == "fp32"
-        assert np.allclose(
-            backend.infer(bundle.prepare(images)), expected_logits(images), atol=1e-4
-        )
 
 
 def test_no_pickle_in_the_folder(bundle: Bundle) -> None:
@@ -67,12 +55,6 @@ def test_a_threshold_changed_by_hand_is_noticed(bundle: Bundle) -> None:
         Bundle.load(bundle.path)
 
 
-def test_the_card_tells_what_a_reader_needs(bundle: Bundle) -> None:
-    card = (bundle.path / "README.md").read_text(encoding="utf-8")
-    for fact in (bundle.spec.name, "failure, success", "6 x 8", "vinoreward.Classifier"):
-        assert fact in card
-
-
 def test_own_card_and_images_are_kept(tmp_path: Path, model: Path) -> None:
     plot = tmp_path / "roc.png"
     plot.write_bytes(b"png")
@@ -83,11 +65,6 @@ def test_own_card_and_images_are_kept(tmp_path: Path, model: Path) -> None:
     )  # fmt: skip
     assert (saved / "README.md").read_text() == "# mine"
     assert (saved / "images" / "roc.png").read_bytes() == b"png"
-
-
-def test_a_person_may_edit_the_card(bundle: Bundle) -> None:
-    (bundle.path / "README.md").write_text("notes")
-    assert Bundle.load(bundle.path) == bundle
 
 
 def test_an_edited_file_is_named_with_both_hashes(bundle: Bundle) -> None:
@@ -173,10 +150,7 @@ def test_a_link_out_of_the_folder_is_refused(bundle: Bundle, tmp_path: Path) -> 
         (b"", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
         (b'{"schema_version": 1, "schema_version": 1}', "stands twice"),
-        (b'{"schema_version": NaN}', "NaN"),
-        (b"[" * 100_000, "not valid JSON"),
         (b" " * (1 << 20) + b"{}", "1048578 bytes, more than"),
-        (b'{"schema_version": 9}', "upgrade vinoreward"),
     ],
 )
 def test_a_broken_bundle_json_is_refused(bundle: Bundle, text: bytes, message: str) -> None:
@@ -189,15 +163,3 @@ def test_a_bundle_without_a_model_is_refused(bundle: Bundle) -> None:
     rewrite(bundle, lambda spec: spec["files"].pop("model.onnx"))
     with pytest.raises(BundleError, match=r"Expected model\.onnx"):
         Bundle.load(bundle.path)
-
-
-def test_importing_bundles_is_light() -> None:
-    heavy = "torch, openvino, onnx, onnxruntime, nncf, pybullet, warp"
-    script = (
-        "import sys, vinoreward.bundles.bundle, vinoreward.bundles.save\n"
-        f"print([name for name in {heavy!r}.split(', ') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "[]"
