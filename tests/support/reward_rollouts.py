@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from played_once import played_once
 from toy_environments import Corridor
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
@@ -18,6 +18,22 @@ from vinoreward.bundles.bundle import Bundle
 ENVS = 3
 TRANSITIONS = 40
 SEED = 5
+
+Played = TypeVar("Played")
+
+
+def played_once(play: Callable[..., Played]) -> Callable[..., Played]:
+    """Let ``play(bundle, env, **options)``, an oracle, share what it returned before."""
+    played: dict[tuple[object, ...], Played] = {}
+
+    @functools.wraps(play)
+    def shared(bundle: Bundle, env: dict[str, Any], **options: Any) -> Played:
+        key = str(bundle.path), bundle.sha256, repr((env, options))
+        if key not in played:
+            played[key] = play(bundle, env, **options)
+        return played[key]
+
+    return shared
 
 
 @dataclass
