@@ -18,7 +18,6 @@ from toy_environments import LATENT, save_toy_bundle, save_toy_encoder, toy_late
 from vinoreward import Classifier, Encoder
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.torch_networks import ENCODERS, WithPreprocess, build_encoder
-from vinoreward.bundles import golden as latents
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Quantization
@@ -26,8 +25,6 @@ from vinoreward.errors import (
     BundleError,
     BundleParityError,
     ConfigError,
-    ImageMismatchError,
-    InputError,
 )
 from vinoreward.images import ImageSpec
 from vinoreward_training.runs.bundles import add_int8
@@ -119,17 +116,6 @@ def test_golden_frames_notice_another_network(
         Encoder(other, backend=backend).encode(make_images(1))
 
 
-def test_wrong_images_are_errors(made: tuple[Bundle, nn.Module]) -> None:
-    with Encoder(made[0]) as encoder:
-        good = make_images(2)
-        with pytest.raises(InputError, match="uint8"):
-            encoder.encode((good / 255).astype(np.float32))
-        with pytest.raises(InputError, match="moveaxis"):
-            encoder.encode(good.transpose(0, 3, 1, 2))
-        with pytest.raises(ImageMismatchError, match="32 x 40"):
-            encoder.encode(good[:, :-1])
-
-
 # --- the toy encoder: bounds, plain autoencoders, kinds
 
 
@@ -171,14 +157,6 @@ def test_int8_is_taken_where_its_gate_passed(tmp_path: Path) -> None:
     )
     with pytest.raises(BundleParityError, match="range"):
         Encoder(far).encode(golden.images)
-
-
-def test_distances_are_in_units_of_the_posterior() -> None:
-    encoding = Encoding(low=(-5, -5), high=(5, 5), std=(0.5, 2.0))
-    seen = np.array([[-1.0, 3.0], [1.0, 5.0]], np.float32)
-    np.testing.assert_allclose(latents.unit(encoding, seen), [0.5, 2.0])
-    plain = Encoding(low=(-5,), high=(5,), posterior=False)
-    np.testing.assert_allclose(latents.unit(plain, seen[:, :1]), [0.1])
 
 
 @pytest.mark.parametrize(

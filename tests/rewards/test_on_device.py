@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,11 @@ pytest.importorskip("torch")
 
 import torch
 from graphs_on_cpu import recorded_on_cpu
-from safetensors.torch import save_file
 from torch import nn
 
 from vinoreward import Bundle, Classifier
-from vinoreward.backends.base import load_backend
-from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import with_rectifiers_fused
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import InputError
 
 NAME = "panda-hover-classifier"
 
@@ -44,7 +40,6 @@ def make_images(bundle: Bundle) -> Any:
         ({}, "fp32"),
         ({}, "fp16"),
         ({"threshold": 0.9, "exit_threshold": 0.1}, "fp32"),
-        ({"threshold": 1.0}, "fp32"),
         ({"guarded": False}, "fp16"),
     ],
 )
@@ -113,45 +108,6 @@ def test_on_cuda_the_recorded_work_is_replayed_for_its_number_of_images(
 def test_another_backend_is_refused() -> None:
     with Classifier(NAME) as classifier, pytest.raises(InputError, match=r"a Tensor.*numpy array"):
         classifier.predict(torch.zeros((1, 96, 128, 3), dtype=torch.uint8))
-
-
-def test_tensors_of_another_size_are_refused() -> None:
-    images = torch.zeros((1, 90, 128, 3), dtype=torch.uint8)
-    with Classifier(NAME, backend="torch") as classifier:
-        assert not classifier.takes(images)
-        with pytest.raises(InputError, match=r"a Tensor.*numpy array"):
-            classifier.predict(images)
-
-
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-def test_half_precision_is_of_the_torch_backend(backend: str) -> None:
-    with pytest.raises(ConfigError, match="choose one of these, or another backend"):
-        Classifier(NAME, backend=backend, precision="fp16")
-
-
-@pytest.mark.parametrize("name", ["efficientnet_b0", "timm:mobilenetv3_small_050"])
-def test_half_precision_is_of_a_network_that_is_not_trained(name: str, tmp_path: Path) -> None:
-    """Some layers ask when they are traced whether they are trained; batches must not matter."""
-    if name.startswith("timm"):
-        pytest.importorskip("timm")
-    torch.manual_seed(0)
-    weights = tmp_path / "weights.safetensors"
-    save_file(build(name, 2).state_dict(), weights)
-    spec = dataclasses.replace(
-        Bundle.load(NAME).network("fp32"),
-        architecture=name,
-        weights=weights,
-        weights_sha256=None,
-        size=(64, 64),
-    )
-    seen = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), np.uint8)
-    with (
-        load_backend("torch", spec) as exact,
-        load_backend("torch", spec, precision="fp16") as half,
-    ):
-        expected = exact.infer(seen)
-        np.testing.assert_allclose(half.infer(seen), expected, rtol=0.02, atol=0.02)
-        np.testing.assert_allclose(half.infer(seen[:1]), expected[:1], rtol=0.02, atol=0.02)
 
 
 class _Asks(nn.Module):

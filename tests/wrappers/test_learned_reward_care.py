@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from predicted_rewards import PredictedRewards
 from stable_baselines3.common.vec_env import DummyVecEnv
-from toy_environments import Corridor, cell_log_odds, save_toy_bundle
+from toy_environments import Corridor, save_toy_bundle
 
 from vinoreward import (
     Bundle,
@@ -86,7 +85,7 @@ Form = Callable[..., tuple[float, dict[str, Any]]]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reward", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_a_reward_that_does_not_count_may_be_anything(
     toy: Bundle, form: Form, reward: float
 ) -> None:
@@ -98,8 +97,8 @@ def test_a_reward_that_does_not_count_may_be_anything(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_counts_has_to_be_finite(toy: Bundle, form: Form, reward: float) -> None:
+def test_a_reward_that_counts_has_to_be_finite(toy: Bundle, form: Form) -> None:
+    reward = float("nan")
     with pytest.raises(InputError, match=rf"\[{reward}\].*Expected finite.*weight is 0\.5"):
         form(Pays(at(4), reward), toy, env_reward_weight=0.5)
 
@@ -121,8 +120,7 @@ def test_single_environments_may_pay_none_or_an_array(toy: Bundle) -> None:
 @pytest.mark.parametrize(
     "reward",
     [
-        np.array([1.0, 2.0]), "much", "1.5", b"1", 1 + 2j, {}, [], 10**400,
-        np.datetime64("2026-01-01"), torch.tensor(3.0, requires_grad=True),
+        np.array([1.0, 2.0]), "1.5", 1 + 2j, {}, 10**400, torch.tensor(3.0, requires_grad=True),
     ],
     ids=repr,
 )  # fmt: skip
@@ -131,150 +129,10 @@ def test_what_is_no_number_is_refused(toy: Bundle, reward: Any) -> None:
         one(Pays(at(4), reward), toy)
 
 
-class FirstIsStale:
-    """Stands for the frozen-camera check."""
-
-    def ood_score(self, *_: Any) -> Any:
-        return np.array([100.0, 0.0], np.float32)
-
-
-@pytest.mark.parametrize(
-    ("ood_score", "said"),
-    [([0.5, 0.5], "shows less change than the observation"), ([0.5, 2.0], "unlike those")],
-)
-def test_the_camera_is_blamed_only_if_all_images_are_stale(
-    ood_score: list[float], said: str
-) -> None:
-    core = PredictedRewards(RewardOptions(on_ood="raise"), 0.5, 2)
-    core.frozen = FirstIsStale()  # type: ignore[assignment]
-    core.classifier.prepared = np.zeros((2, 96, 128, 3), np.uint8)
-    sure, none = np.full(2, 0.9, np.float32), np.zeros(2, np.bool_)
-    found = (sure, sure, np.array(ood_score, np.float32))
-    with pytest.raises(OutOfDistributionError, match=said):
-        core.score(found, np.zeros(2), none, states=np.zeros((2, 1)))
-
-
-def test_an_ood_image_that_raises_ends_the_hold_as_one_that_is_withheld() -> None:
-    sure, everyone = np.full(2, 0.9, np.float32), np.ones(2, np.bool_)
-    ood = np.array([0.1, 3.0], np.float32)
-    claims = []
-    for on_ood in ("withhold", "raise"):
-        core = PredictedRewards(RewardOptions(success_hold_steps=2, on_ood=on_ood), 0.5, 2)
-        args = everyone, sure, sure, np.zeros(2), ~everyone
-        core.decide(*args, ood_score=ood * 0)
-        with contextlib.suppress(OutOfDistributionError):
-            core.decide(*args, ood_score=ood)
-        claims.append(bool(core.decide(*args, ood_score=ood * 0).claimed[1]))
-    assert claims == [False, False]
-
-
 # --- errors while a step is judged -------------------------------------------------------------
 
 
 GUARDED = {"image_source": "obs", "on_ood": "raise", "terminate_on_success": False}
-
-
-def one_ends_as_the_other_is_ood(tmp_path: Path, mode: AutoresetMode | None, **options: Any) -> Any:
-    """Two environments in a vector, or SB3's: in one step one ends, and the other's image is out of
-    distribution.
-
-    The first then is at cell 5 of its next episode, which is known and a success, and so will be
-    the other.
-    """
-    guarded = save_toy_bundle(tmp_path / "guarded", seen=(0, 5, 6))
-    ends, ood = at(1), at(4)
-    parts = [lambda: ends, lambda: ood]
-    options = {**GUARDED, **options}
-    env: Any
-    if mode is None:
-        env = VecLearnedReward(DummyVecEnv(parts), guarded.path, **options)
-        env.seed(0)
-        env.reset()
-    else:
-        env = VectorLearnedReward(
-            SyncVectorEnv(parts, autoreset_mode=mode), guarded.path, **options
-        )
-        env.reset(seed=0)
-    ends.first_cells = (5,)
-    env._model.detector._counter[0] = 1
-    ood.cell = 1
-    with pytest.raises(OutOfDistributionError):
-        env.step(np.array([0, 1]))
-    assert ends.cell == (0 if mode is AutoresetMode.NEXT_STEP else 5)
-    ood.cell = 4
-    return env
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, None])
-def test_after_an_error_no_first_image_is_paid_and_no_hold_goes_on(
-    tmp_path: Path, mode: AutoresetMode | None
-) -> None:
-    env = one_ends_as_the_other_is_ood(tmp_path, mode, success_hold_steps=2)
-    scored = mode is not AutoresetMode.NEXT_STEP
-    rewards = []
-    for _ in range(2):
-        step = env.step(np.array([1, 1]))
-        rewards.append(float(step[1][0]))
-    assert rewards == ([0.0, 1.0] if scored else [0.0, 0.0]), "two images in a row, of steps"
-    env.close()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-@pytest.mark.parametrize("cell", [1, 4], ids=["ends", "goes on"])
-@pytest.mark.parametrize("form", ["one", "vector", "sb3"])
-def test_no_hold_goes_on_over_a_step_that_was_not_judged(
-    toy: Bundle,
-    monkeypatch: pytest.MonkeyPatch,
-    error: type[BaseException],
-    cell: int,
-    form: str,
-) -> None:
-    options: dict[str, Any] = {"image_source": "obs", "success_hold_steps": 2}
-    env: Any
-    if form == "one":
-        env = LearnedReward(at(cell), toy.path, **options)
-        env.reset(seed=0)
-    elif form == "vector":
-        vector = SyncVectorEnv([lambda: at(cell)], autoreset_mode=AutoresetMode.SAME_STEP)
-        env = VectorLearnedReward(vector, toy.path, **options)
-        env.reset(seed=0)
-    else:
-        env = VecLearnedReward(DummyVecEnv([lambda: at(cell)]), toy.path, **options)
-        env.reset()
-    env._model.detector._counter[0] = 1
-
-    def fails(*_: Any) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(env.classifier, "predict", fails)
-        with pytest.raises(error):
-            env.step(0 if form == "one" else np.array([0]))
-    assert env._model.detector.counter.tolist() == [0]
-    env.close()
-
-
-@pytest.mark.parametrize("form", ["one", "vector", "sb3"])
-def test_after_a_reset_that_was_not_judged_no_earlier_potential_is_taken_away(
-    tmp_path: Path, form: str
-) -> None:
-    guarded = save_toy_bundle(tmp_path / "guarded", seen=(4, 6))
-    inner, options = at(6), {**GUARDED, "reward_mode": "potential", "gamma": 0.5}
-    env: Any
-    if form == "one":
-        env = LearnedReward(inner, guarded.path, **options)
-    elif form == "vector":
-        env = VectorLearnedReward(SyncVectorEnv([lambda: inner]), guarded.path, **options)
-    else:
-        env = VecLearnedReward(DummyVecEnv([lambda: inner]), guarded.path, **options)
-    env.reset()
-    inner.first_cells = (5,)
-    with pytest.raises(OutOfDistributionError):
-        env.reset()
-    assert inner.cell == 5
-    _, reward, *_ = env.step(0 if form == "one" else np.array([0]))
-    assert np.ravel(reward) == pytest.approx(0.5 / (1 + np.exp(-cell_log_odds(4))), abs=1e-5)
-    env.close()
 
 
 def test_after_an_error_no_claim_ends_an_episode_twice(tmp_path: Path) -> None:
@@ -350,25 +208,6 @@ def test_the_truth_around_a_learned_reward_leaves_its_claim(toy: Bundle) -> None
 
 
 # --- images and infos ------------------------------------------------------------------------
-
-
-def test_a_vector_keeps_the_images_of_claims(toy: Bundle) -> None:
-    """Also where not all environments were scored."""
-    parts = [at(1), at(4)]
-    env = VectorLearnedReward(
-        SyncVectorEnv([lambda: parts[0], lambda: parts[1]]),
-        toy.path,
-        image_source="obs",
-        terminate_on_success=False,
-    )
-    env.reset(seed=0)
-    assert env.claimed_image(0) is None
-    observations, *_ = env.step(np.array([0, 1]))  # the first one ends its episode
-    np.testing.assert_array_equal(env.claimed_image(1), observations[1])
-    observations, *_ = env.step(np.array([0, 1]))  # and is reset
-    np.testing.assert_array_equal(env.claimed_image(1), observations[1])
-    assert env.claimed_image(0) is None
-    env.close()
 
 
 def test_reset_infos_are_of_the_episode_that_goes_on(toy: Bundle) -> None:

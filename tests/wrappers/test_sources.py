@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
-from task_runs import run_python
 from toy_environments import HEIGHT, WIDTH, Camera, save_toy_encoder
 
 from vinoreward.bundles.bundle import Bundle
@@ -131,26 +130,6 @@ def test_an_image_may_be_a_torch_tensor(bundle: Bundle) -> None:
     np.testing.assert_array_equal(captured(tensors.reset(seed=3)[0]), expected[0])
     with pytest.raises(ConfigError, match=r"has agent_pos, pixels\.front, pixels\.top"):
         image_reader(tensors, "Nested-v0", "obs:pixels", None)
-
-
-@pytest.mark.slow
-def test_a_missing_opengl_is_said_with_what_to_install() -> None:
-    """MuJoCo itself, where no display is and MUJOCO_GL is not set."""
-    pytest.importorskip("glfw")  # what Gymnasium draws with by default
-    code = (
-        "import os, warnings, gymnasium as gym\n"
-        "from vinoreward import ImageInInfo\n"
-        "from vinoreward.errors import MissingDisplayError\n"
-        "for name in ('DISPLAY', 'WAYLAND_DISPLAY'):\n"
-        "    os.environ.pop(name, None)\n"
-        "warnings.simplefilter('ignore')\n"
-        "env = ImageInInfo(gym.make('Reacher-v5', render_mode='rgb_array'))\n"
-        "try:\n"
-        "    env.reset(seed=0)\n"
-        "except MissingDisplayError as error:\n"
-        "    print(error)\n"
-    )
-    assert "libosmesa6) and set MUJOCO_GL=osmesa" in run_python(code)
 
 
 class BatchOfOne(gym.Env[Any, Any]):

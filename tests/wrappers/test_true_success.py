@@ -14,17 +14,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from vinoreward import TrueSuccess
 from vinoreward.errors import ConfigError
 from vinoreward.wrappers.true_success import Truth, as_truth, claim_of
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_training.cli import main
 from vinoreward_training.configs.task import RewardedTask
-from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.tasks.environments import make_env
-from vinoreward_training.tasks.recorded import recorded_task
 
 ENV = "MountainCarContinuous-v0"
 PARKED = """
@@ -38,39 +34,6 @@ def distance(env):
 
 def fails(env):
     return env.no_such_name
-"""
-LIFT = """
-import gymnasium as gym
-import numpy as np
-
-
-class Lift(gym.Env):
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}
-    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def __init__(self, render_mode=None):
-        self.render_mode = render_mode
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.height, self.steps = float(self.np_random.uniform()), 0
-        return np.array([self.height], np.float32), {}
-
-    def step(self, action):
-        self.height = float(np.clip(self.height + float(action[0]) / 3, 0.0, 1.0))
-        self.steps += 1
-        return np.array([self.height], np.float32), 0.0, False, self.steps >= 6, {}
-
-    def render(self):
-        return np.full((16, 16, 3), int(255 * self.height), np.uint8)
-
-
-def lifted(env):
-    return np.bool_(env.height > 0.7)
-
-
-gym.register("LiftWithoutTruth-v0", entry_point=Lift)
 """
 
 
@@ -176,53 +139,6 @@ def test_the_oracle_pays_the_truth_alone(truths: str) -> None:
         if terminated:
             return
     raise AssertionError("it never got there")
-
-
-def test_tasks_of_dm_control_tell_their_truth(tmp_path: Path) -> None:
-    pytest.importorskip("shimmy")
-    (tmp_path / "near.py").write_text(
-        "def near(env):\n    return env.physics.mass_to_target_dist() < 1.0\n"
-    )
-    name, truth = "dm_control/point_mass-easy-v0", f"{tmp_path / 'near.py'}:near"
-    env = make_env(RewardedTask(env=name, truth=truth))
-    observation, info = env.reset(seed=0)
-    assert env.observation_space.contains(observation) and info["true_success"] is True
-    env.close()
-
-
-@pytest.mark.slow
-def test_a_truth_goes_from_capture_to_play(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "lift_task.py").write_text(LIFT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    truth = ["--truth", "lift_task:lifted"]
-    env = ["--env", "lift_task:LiftWithoutTruth-v0"]
-    assert main(["capture", *env, *truth, "--frames", "24", "--out", "data"]) == 0
-
-    assert recorded_task(read_about(tmp_path / "data"))["truth"] == "lift_task:lifted"
-    train = ["train", "--backend", "oracle", "--timesteps", "120"]
-    assert (
-        main([*train, *env, *truth, "--final-episodes", "4", "--no-progress", "--out", "run"]) == 0
-    )
-    assert "true success:" in capsys.readouterr().out
-    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert settings["truth"] == "lift_task:lifted"
-    assert main(["play", "--run", "run", "--episodes", "3", "--film", "0"]) == 0
-    assert "/3 = " in capsys.readouterr().out
-
-
-def test_a_truth_that_only_a_run_names_is_not_imported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text(f"env: {ENV}\ntruth: {tmp_path / 'evil.py'}:fn\n")
-    assert main(["train", "--resume", "--out", str(run)]) == 1
-    said = capsys.readouterr().err
-    assert "Expected your agreement" in said and "--truth" in said
 
 
 @pytest.mark.slow
