@@ -88,7 +88,7 @@ def test_formula(name, layout, color_order, mean, std, scale, tmp_path: Path) ->
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     mean=st.tuples(*[st.floats(0, 1)] * 3),

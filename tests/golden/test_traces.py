@@ -6,11 +6,12 @@ import functools
 
 import golden_hover
 import pytest
-from golden_names import ADDED_BY_A_WRAPPER
 from golden_places import PLACES
 from golden_traces import Case, differences, load, margins, packed
 
 recorded = functools.cache(load)
+ADDED_BY_A_WRAPPER = frozenset({"original_env_rew"})
+"""What the learned reward around the hover scene writes into ``info`` beside what was recorded."""
 NEEDS = {"sb3": "stable_baselines3", "hover_device": "torch"}
 
 

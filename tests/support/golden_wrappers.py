@@ -13,13 +13,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from golden_names import (
-    IMAGE_KEY,
-    SUCCESS_FILTER,
-    ImageInInfo,
-    OutOfDistributionError,
-    claimed_image,
-)
 from golden_traces import Case, Events, Near, count_warnings
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_environments import (
@@ -32,7 +25,8 @@ from toy_environments import (
     with_int8,
 )
 
-from vinoreward import LearnedReward, VectorLearnedReward
+from vinoreward import ImageInInfo, LearnedReward, VectorLearnedReward
+from vinoreward.errors import OutOfDistributionError
 
 ENVS = 3
 MODES = tuple(AutoresetMode)
@@ -155,9 +149,9 @@ VARIANTS: dict[str, Variant] = {
         make=functools.partial(Corridor, "image", first_cells=(3, 5, 6)),
     ),
     "ood_ignore": Variant({**PAID, "on_ood": "ignore"}, bundle="guarded"),
-    "filter": Variant({**PAID, SUCCESS_FILTER: even_steps}, **NUMBERS),
+    "filter": Variant({**PAID, "success_filter": even_steps}, **NUMBERS),
     "filter_hold": Variant(
-        {**PAID, **GOES_ON, "success_hold_steps": 2, SUCCESS_FILTER: even_steps},
+        {**PAID, **GOES_ON, "success_hold_steps": 2, "success_filter": even_steps},
         make=functools.partial(Corridor, "vector", first_cells=(5, 6)),
         source=image_of_cell,
     ),
@@ -305,7 +299,7 @@ def sb3(variant: Variant) -> Events:
     ours = [actions(1, index, variant.steps) for index in range(ENVS)]
     with count_warnings(events, when=variant.options.get("on_ood") == "warn"):
         env.seed(5)
-        events.add(observations=env.reset(), reset_infos=list(map(named, env.reset_infos)))
+        events.add(observations=env.reset(), reset_infos=env.reset_infos)
         for step in range(variant.steps):
             try:
                 found = env.step(np.array([each[step] for each in ours]))
@@ -314,23 +308,17 @@ def sb3(variant: Variant) -> Events:
                 continue
             names = ("observations", "rewards", "dones", "infos")
             event = dict(zip(names, found, strict=True))
-            event["infos"] = [named(info) for info in found[3]]
             if found[2].any():
-                event["reset_infos"] = [named(info) for info in env.reset_infos]
+                event["reset_infos"] = env.reset_infos
             events.add(**event)
         events.add(claimed=last_claims(env, ENVS))
     env.close()
     return events
 
 
-def named(info: dict[str, Any]) -> dict[str, Any]:
-    """Return an info whose image has the name that traces have."""
-    return {"image" if key == IMAGE_KEY else key: value for key, value in info.items()}
-
-
 def last_claims(env: Any, count: int) -> dict[str, Any]:
     """Return the images of the last claims, where there were any."""
-    claims = {str(i): claimed_image(env, i) for i in range(count)}
+    claims = {str(i): env.claimed_image(i) for i in range(count)}
     return {i: image for i, image in claims.items() if image is not None}
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from vinoreward import ImageInInfo
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.bundles.save import save_bundle
@@ -135,11 +134,6 @@ gym.register("ToyCorridor-v0", entry_point="toy_environments:Corridor")
 def recorded_corridor() -> gym.Env[Any, Any]:
     """A corridor of images whose episodes are recorded; here, where other processes import it."""
     return gym.wrappers.RecordEpisodeStatistics(Corridor("image"))
-
-
-def rendered_corridor() -> gym.Env[Any, Any]:
-    """A corridor whose images travel in its infos; here, where other processes import it."""
-    return ImageInInfo(Corridor(render_mode="rgb_array"))
 
 
 def save_toy_network(path: Path, *, probabilities: bool = False) -> Path:
