@@ -62,37 +62,6 @@ def test_ctrl_c_is_survived_after_two_networks_were_closed_in_the_order_they_wer
     assert said_by(PROGRAM) == ["caught", "1"]
 
 
-FOREIGN = """
-import gc, os, signal
-import numpy as np
-from vinoreward.backends.runtime import import_openvino
-from vinoreward.bundles.bundle import Bundle
-
-ov = import_openvino()
-bundle = Bundle.load("panda-hover-classifier")
-backend = bundle.backend("openvino").load()
-given = ov.opset13.parameter([1, 2], np.float32)
-theirs = ov.Core().compile_model(ov.Model([ov.opset13.relu(given)], [given]), "CPU")
-backend.close()
-del backend
-gc.collect()
-ours = bundle.backend("openvino").load()
-del theirs
-gc.collect()
-ours.close()
-del ours
-gc.collect()
-caught = []
-signal.signal(signal.SIGINT, lambda *_: caught.append(1))
-os.kill(os.getpid(), signal.SIGINT)
-print("caught", len(caught))
-"""
-
-
-def test_ctrl_c_is_survived_where_a_core_of_the_caller_lives_longer_than_a_network() -> None:
-    assert said_by(FOREIGN) == ["caught", "1"]
-
-
 CLOSED = """
 import numpy as np
 from vinoreward.bundles.bundle import Bundle
@@ -108,26 +77,6 @@ closed.close()
 
 def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_was_closed() -> None:
     assert forked(CLOSED, "used.infer(images)") == 0
-
-
-USED = """
-import numpy as np
-from vinoreward import Classifier
-
-classifier = Classifier("panda-hover-classifier")
-images = np.zeros((1, 96, 128, 3), np.uint8)
-first = classifier.backend
-expected = classifier.predict(images).log_odds
-"""
-
-
-def test_a_forked_child_has_networks_of_its_own() -> None:
-    work = (
-        "np.testing.assert_array_equal(classifier.predict(images).log_odds, expected)\n"
-        "        assert classifier.backend is not first\n"
-        "        classifier.close()"
-    )
-    assert forked(USED, work) == 0
 
 
 OF_CALLER = """
@@ -150,74 +99,6 @@ images = np.zeros((1, 96, 128, 3), np.uint8)
 
 def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_the_caller_closed() -> None:
     assert forked(OF_CALLER, 'bundle.backend("openvino").load().infer(images)') == 0
-
-
-OWN = """
-from vinoreward.backends.runtime import import_openvino, shared_core
-
-openvino = import_openvino()
-ours = shared_core(openvino)
-assert shared_core(openvino) is ours
-"""
-
-
-def test_a_forked_child_has_a_core_of_its_own() -> None:
-    assert forked(OWN, "assert shared_core(openvino) is not ours") == 0
-
-
-IMPORTS = """
-import threading, time
-import vinoreward.backends.runtime as runtime
-
-runtime.shared_core(runtime.import_openvino())
-import logging  # its hook runs before ours: a fork has its lock
-
-imported = threading.Event()
-
-def imports():
-    with runtime._importing:
-        imported.set()
-        time.sleep(0.5)
-        logging.getLogger("another")  # waits for a fork that has begun
-
-threading.Thread(target=imports).start()
-imported.wait()
-"""
-
-
-def test_a_fork_does_not_wait_for_a_thread_that_imports() -> None:
-    assert forked(IMPORTS, "pass") == 0
-
-
-BACKENDS = """
-import os, sys, threading, warnings
-import vinoreward.backends.runtime as runtime
-
-warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
-sys.setswitchinterval(1e-5)
-failed = []
-sys.unraisablehook = lambda told: failed.append(told.exc_value)
-done = threading.Event()
-
-def locks():
-    while not done.is_set():
-        [runtime.ForkedLock() for _ in range(50)]
-
-threads = [threading.Thread(target=locks) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for _ in range(200):
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-done.set()
-print(failed)
-"""
-
-
-def test_forks_beside_threads_that_make_locks() -> None:
-    assert said_by(BACKENDS) == ["[]"]
 
 
 FORKS = """

@@ -156,40 +156,6 @@ def test_openvino_is_imported_without_telemetry(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_stub_does_not_stay(tmp_path: Path) -> None:
-    """Another package may import openvino_telemetry afterwards; that is its own decision."""
-    code = (
-        "import sys\n"
-        "from vinoreward.backends.runtime import import_openvino\n"
-        "import_openvino()\n"
-        "import importlib.util\n"
-        "print(importlib.util.find_spec('openvino_telemetry') is not None)\n"
-    )
-    pytest.importorskip("openvino_telemetry")
-    assert run(code, tmp_path) == "True"
-
-
-def test_import_vinoreward_is_light(tmp_path: Path) -> None:
-    code = (
-        "import sys, vinoreward, vinoreward.backends.base\n"
-        "heavy = ('torch', 'torchvision', 'openvino', 'onnxruntime', 'onnx', 'nncf', 'pybullet',"
-        " 'warp', 'stable_baselines3', 'openvino_telemetry')\n"
-        "print([name for name in heavy if name in sys.modules])\n"
-    )
-    assert run(code, tmp_path) == "[]"
-
-
-def test_listing_backends_is_light(tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "from vinoreward.backends.base import BACKENDS, missing_library\n"
-        "names = ('openvino', 'onnxruntime', 'torch')\n"
-        "assert not any(missing_library(BACKENDS.find(name)) for name in names)\n"
-        "print([name for name in ('torch', 'openvino', 'onnxruntime') if name in sys.modules])\n"
-    )
-    assert run(code, tmp_path) == "[]"
-
-
 def test_running_openvino_leaves_torch_and_onnx_out(tmp_path: Path) -> None:
     """An installation without the training extra must be enough to run a bundle."""
     code = (

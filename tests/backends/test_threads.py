@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,9 @@ for item in classifiers:
 """
 
 
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-@pytest.mark.parametrize(("kind", "networks"), [("own", 6), ("shared", 1)])
+@pytest.mark.parametrize(
+    ("backend", "kind", "networks"), [("openvino", "own", 6), ("onnxruntime", "shared", 1)]
+)
 def test_threads_may_use_classifiers_for_the_first_time_together(
     tmp_path: Path, backend: str, kind: str, networks: int
 ) -> None:
@@ -136,31 +136,3 @@ def test_the_torch_backend_leaves_the_process_its_threads(torch_threads: Any) ->
             assert set(seen) == {asked}
             seen.clear()
     hook.remove()
-
-
-def test_torch_backends_in_two_threads_leave_the_process_its_threads(torch_threads: Any) -> None:
-    torch = torch_threads
-    torch.set_num_threads(3)
-    classifiers = [
-        Classifier("panda-hover-classifier", backend="torch", threads=count) for count in (1, 2)
-    ]
-    for classifier in classifiers:
-        assert classifier.backend.name == "torch"  # loaded
-    together = threading.Barrier(2, timeout=60)
-
-    def meet() -> None:
-        together.wait()
-
-    hook = in_forward(torch, meet)
-    images = np.zeros((1, 96, 128, 3), np.uint8)
-    workers = [
-        threading.Thread(target=classifier.predict, args=(images,)) for classifier in classifiers
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    hook.remove()
-    assert not together.broken and torch.get_num_threads() == 3
-    for classifier in classifiers:
-        classifier.close()
