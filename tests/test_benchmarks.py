@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,21 +40,6 @@ def test_candidates_take_turns_and_the_order_turns_round() -> None:
     )
     assert order == ["a", "a", "b", "b", "a", "a", "a", "a", "b"]
     assert len(timings["a"].wall) == len(timings["b"].cpu) == 3
-
-
-def test_an_order_may_be_drawn_for_every_round() -> None:
-    found = list(harness.turns("abcd", 20, np.random.default_rng(0)))
-    orders = {tuple(name for _, name in found[start : start + 4]) for start in range(0, 80, 4)}
-    assert {frozenset(order) for order in orders} == {frozenset("abcd")}
-    assert len(orders) > 4
-    assert [index for index, _ in found] == sorted(list(range(20)) * 4)
-
-
-def test_warm_up_is_not_measured() -> None:
-    calls: list[int] = []
-    timings = harness.interleaved({"a": lambda: calls.append(1)}, rounds=1, warm_up=5)
-    assert len(calls) == 6
-    assert len(timings["a"].wall) == 1
 
 
 @given(seconds, st.lists(st.floats(0.1, 10), min_size=30, max_size=30))
@@ -140,33 +123,11 @@ def test_what_was_measured_at_a_smaller_size_is_not_recorded(
     assert len(page.read(tmp_path / "figures.jsonl")) == 2
 
 
-def test_what_cannot_be_measured_is_said(
-    bench: harness.Benchmark, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench.main(["--kind", "none", "--figures", str(tmp_path / "none")]) == 2
-    assert "found no such thing" in capsys.readouterr().err
-
-
 # The page
 
 
 def test_the_page_is_made_of_the_file() -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.page(page.read())
-
-
-def test_the_newest_record_of_a_name_is_shown_where_the_first_stood() -> None:
-    one = {
-        "name": "a", "what": "first", "target": "≥5×", "figure": "2×", "met": False,
-        "section": "S", "command": "python benchmarks/a.py", "machine": {"name": "old"},
-        "archived": True,
-    }  # fmt: skip
-    other = {**one, "name": "b", "figure": "7", "target": "", "met": None, "command": ""}
-    new = {**one, "figure": "6×", "met": True, "machine": {"name": "new"}, "archived": False}
-    text = page.page([one, other])
-    assert "| first | **2×** † | ≥5× | `python benchmarks/a.py` | A |" in text
-    text = page.page([one, other, new])
-    assert text.index("| first | 6× |") < text.index("| first | 7 † |  | measured once | B |")
-    assert "| A | new |" in text and "| B | old |" in text
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -199,8 +160,3 @@ def test_cells_are_short() -> None:
         if len(one[key]) > LIMIT
     ]
     assert long == []
-
-
-def test_a_record_is_a_line_of_plain_json() -> None:
-    for line in harness.FIGURES.read_text(encoding="utf-8").splitlines():
-        json.loads(line, parse_constant=lambda name: pytest.fail(f"found {name}"))

@@ -17,7 +17,7 @@ from tiny_network import SPEC, expected_logits, forge, golden_images, network
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
-from vinoreward.errors import BundleError, ConfigError, ModelCorruptError
+from vinoreward.errors import BundleError, ModelCorruptError
 from vinoreward_actors.policies import load_policy
 
 pytest.importorskip("onnx")
@@ -129,14 +129,11 @@ def arrays(*names: str) -> bytes:
     [
         (damaged(), "cannot be read"),
         (zipped(b"x", flags=1), "cannot be read"),  # encrypted
-        (zipped(b"x", method=99), "cannot be read"),
         (zipped(b"x", method=12), "cannot be read"),  # BZip2
         (zipped(header(BOMB)), "cannot be read"),
         (zipped(header("(" * 5000)), "cannot be read"),
-        (zipped(header("{'descr': [('a',")), "cannot be read"),
         (zipped(bytes(65 << 20)), "unpacks to"),
         (arrays("images", "logits", "more"), "holds .*Expected images, logits"),
-        (arrays("images"), "holds .*Expected images, logits"),
     ],
 )
 def test_golden_frames_that_cannot_be_read(bundle: Bundle, content: bytes, says: str) -> None:
@@ -145,23 +142,15 @@ def test_golden_frames_that_cannot_be_read(bundle: Bundle, content: bytes, says:
         _ = Bundle.load(bundle.path).golden
 
 
-@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
-@pytest.mark.parametrize("old", [b"logits", b"images", b"weights", b"GlobalAveragePool", b"tiny"])
-def test_names_that_are_no_text(bundle: Bundle, name: str, old: bytes) -> None:
+@pytest.mark.parametrize("old", [b"logits", b"GlobalAveragePool", b"tiny"])
+def test_names_that_are_no_text(bundle: Bundle, old: bytes) -> None:
     content = (bundle.path / "model.onnx").read_bytes()
     forge(bundle, "model.onnx", content.replace(old, old[:-1] + b"\xff"))
     with pytest.raises(ModelCorruptError, match="not UTF-8"):
-        Bundle.load(bundle.path).backend(name)
+        Bundle.load(bundle.path).backend()
 
 
-def test_metadata_that_is_no_text(tmp_path: Path) -> None:
-    path = network(tmp_path / "net.onnx", metadata={"model_info labels": "one two"})
-    path.write_bytes(path.read_bytes().replace(b"one two", b"one \xff\xfe\xfd"))
-    with pytest.raises(ModelCorruptError, match="not UTF-8"):
-        Bundle.from_model(path, labels=["a", "b"], success_label="b")
-
-
-@pytest.mark.parametrize("depth", [30, 400, 100_000])
+@pytest.mark.parametrize("depth", [400, 100_000])
 def test_a_deep_description(bundle: Bundle, depth: int) -> None:
     text = '{"schema_version":' + "[" * depth + "]" * depth + "}"
     (bundle.path / "bundle.json").write_text(text)
@@ -169,22 +158,11 @@ def test_a_deep_description(bundle: Bundle, depth: int) -> None:
         Bundle.load(bundle.path)
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000, "[]", "null", '{"weights": [[]]}', '{"weights": "\\u0000"}', '"\xff"']
-)
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"weights": [[]]}', '"\xff"'])
 def test_a_policy_of_other_types(tmp_path: Path, text: str) -> None:
     (tmp_path / "policy.json").write_text(text, encoding="latin-1")
     with pytest.raises(ModelCorruptError, match="cannot be read as a policy"):
         load_policy(tmp_path)
-
-
-def test_arguments_of_other_types(bundle: Bundle) -> None:
-    for threads in (1_000_000, 0, -1, True, "2", None):
-        with pytest.raises(ConfigError, match=r"threads is .*at most 512"):
-            bundle.backend(threads=threads)  # type: ignore[arg-type]
-    for device in (None, 3, "", "C\0PU"):
-        with pytest.raises(ConfigError, match="device is"):
-            bundle.backend(device=device)  # type: ignore[arg-type]
 
 
 def test_a_home_folder_that_cannot_be_written() -> None:

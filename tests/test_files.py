@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -16,8 +15,6 @@ from vinoreward.files import (
     atomic_path,
     open_plain,
     read_plain,
-    sha256,
-    write_bytes,
     write_json,
     write_text,
 )
@@ -31,19 +28,6 @@ def test_a_block_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) ->
         _ = 1 / 0
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_temporary_file_keeps_the_suffix_and_lies_beside(tmp_path: Path) -> None:
-    with atomic_path(tmp_path / "a.png") as part:
-        assert part.suffix == ".png"
-        assert part.parent == tmp_path
-        part.write_bytes(b"x")
-    assert (tmp_path / "a.png").read_bytes() == b"x"
-
-
-def test_folders_are_made(tmp_path: Path) -> None:
-    write_bytes(tmp_path / "deep" / "er" / "a.bin", b"1")
-    assert (tmp_path / "deep" / "er" / "a.bin").read_bytes() == b"1"
 
 
 def test_files_have_the_rights_the_umask_gives(tmp_path: Path) -> None:
@@ -81,11 +65,6 @@ def test_a_full_disk_is_a_run_folder_error_and_keeps_the_old_file(tmp_path: Path
         full.write("x")
         full.flush()
     assert path.read_text(encoding="utf-8") == "old"
-
-
-def test_sha256(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc" * 1000)
-    assert sha256(tmp_path / "a") == hashlib.sha256(b"abc" * 1000).hexdigest()
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_its_target_kept(tmp_path: Path) -> None:

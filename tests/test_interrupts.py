@@ -48,15 +48,6 @@ def test_sigterm_is_held_back_like_ctrl_c() -> None:
     assert done == ["went on", "saved"]
 
 
-def test_where_ctrl_c_is_ignored() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
-            raise_sigterm()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_somebody_elses_handler_stays() -> None:
     caught: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))

@@ -111,7 +111,7 @@ def test_what_numpy_writes_is_read(save: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize(
     "array",
-    [np.array([object()]), np.zeros(2, "V3"), np.zeros(2, [("a", "u1")]), np.zeros(2, "M8[s]")],
+    [np.array([object()]), np.zeros(2, "M8[s]")],
 )
 def test_arrays_of_anything_else_are_refused(array: np.ndarray) -> None:
     stream = io.BytesIO()
@@ -120,7 +120,7 @@ def test_arrays_of_anything_else_are_refused(array: np.ndarray) -> None:
         read_npz(stream.getvalue(), 10_000)
 
 
-@pytest.mark.parametrize("pushes", [[1, 2], -1, 2.5, "many"])
+@pytest.mark.parametrize("pushes", [-1, "many"])
 def test_a_count_of_pushes_that_is_none(tmp_path: Path, pushes: object) -> None:
     np.savez(tmp_path / "compressor.npz", pushes=np.asarray(pushes))
     with pytest.raises(ModelCorruptError, match="no count of pushes"):

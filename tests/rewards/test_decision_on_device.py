@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from predicted_rewards import PredictedRewards
 
+from vinoreward import Bundle
 from vinoreward.arrays import Arrays
-from vinoreward.rewards.decision import RewardOptions
+from vinoreward.rewards.classifier import Prediction
+from vinoreward.rewards.decision import RewardOptions, Scores
+from vinoreward.rewards.reward_model import RewardModel
+
+BUNDLE = Bundle.load("panda-hover-classifier")
+
+
+class PredictedRewards(RewardModel):
+    """Takes predictions in place of images."""
+
+    def __init__(
+        self,
+        options: RewardOptions,
+        threshold: float,
+        num_envs: int,
+        exit_threshold: float | None = None,
+        arrays: Arrays = Arrays(),  # noqa: B008
+    ) -> None:
+        limits = {"success_threshold": threshold, "success_exit_threshold": exit_threshold}
+        super().__init__(BUNDLE, dataclasses.replace(options, **limits), num_envs)
+        self.use(arrays)
+
+    def decide(
+        self,
+        mask: Any,
+        probability: Any,
+        log_odds: Any,
+        env_rewards: Any,
+        terminated: Any,
+        ood_score: Any = None,
+    ) -> Scores:
+        """Score a step in which the network says this."""
+        return self.score((probability, log_odds, ood_score), env_rewards, terminated, mask)
+
+    def begin(self, mask: Any, probability: Any) -> None:
+        """Start episodes whose first images have this probability."""
+        self.reset(mask, (probability, probability, None))
+
+    def _predict(self, images: Any, mask: Any) -> Prediction:
+        return Prediction(*images)
+
 
 COUNT = 4
 TORCH = Arrays(torch, torch.device("cpu"))
@@ -91,3 +132,10 @@ def test_what_is_no_number_claims_nothing_and_pays_as_a_failure() -> None:
         found = decision.decide(every, probability, probability, zeros, ~every)
         assert found.claimed.tolist() == [False, True]
         assert found.rewards[0] == paid
+
+
+def test_a_reward_of_no_step_does_not_count() -> None:
+    core = PredictedRewards(RewardOptions(env_reward_weight=1.0), 0.5, 2)
+    half, both = np.full(2, 0.1, np.float32), np.zeros(2, np.bool_)
+    scores = core.decide(np.array([True, False]), half, half, np.array([2.0, np.nan]), both)
+    assert scores.rewards.tolist() == [2.0, 0.0]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from predicted_rewards import PredictedRewards
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import Corridor, save_toy_bundle
 
@@ -23,7 +22,6 @@ from vinoreward import (
     VectorLearnedReward,
 )
 from vinoreward.errors import ConfigError, InputError, OutOfDistributionError
-from vinoreward.rewards.decision import RewardOptions
 from vinoreward.wrappers.true_success import Truth, claim_of
 from vinoreward_training.sb3 import BatchedVecEnv
 
@@ -101,13 +99,6 @@ def test_a_reward_that_counts_has_to_be_finite(toy: Bundle, form: Form) -> None:
     reward = float("nan")
     with pytest.raises(InputError, match=rf"\[{reward}\].*Expected finite.*weight is 0\.5"):
         form(Pays(at(4), reward), toy, env_reward_weight=0.5)
-
-
-def test_a_reward_of_no_step_does_not_count() -> None:
-    core = PredictedRewards(RewardOptions(env_reward_weight=1.0), 0.5, 2)
-    half, both = np.full(2, 0.1, np.float32), np.zeros(2, np.bool_)
-    scores = core.decide(np.array([True, False]), half, half, np.array([2.0, np.nan]), both)
-    assert scores.rewards.tolist() == [2.0, 0.0]
 
 
 def test_single_environments_may_pay_none_or_an_array(toy: Bundle) -> None:
