@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tiny_network import brightness_bundle
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
-    BundleError,
     ConfigError,
     ImageMismatchError,
     InputError,
@@ -85,16 +83,6 @@ def test_a_move_out_of_the_workspace_is_refused_and_costs_five() -> None:
     assert info["refused"]
     assert reward == -5.0
     np.testing.assert_array_equal(moved, observation)
-    env.close()
-
-
-def test_the_very_edge_of_the_workspace_can_be_reached() -> None:
-    env = make()
-    env.reset(seed=0)
-    for _ in range(4):
-        observation, _, _, _, info = env.step(np.array([0.0, 0.1], np.float32))
-        assert not info["refused"]
-    assert observation[1] == pytest.approx(0.4, abs=1e-4)
     env.close()
 
 
@@ -169,15 +157,11 @@ def test_stepping_before_the_first_reset_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "found"),
     [
-        ({"object_position": "left"}, "object_position='left'"),
         ({"object_position": (2.0, 0.0)}, "object_position"),
-        ({"motion": "magic"}, "motion='magic'"),
         ({"camera": "phone"}, "camera='phone'"),
         ({"image_size": (0, 4)}, "image_size"),
-        ({"image_size": "big"}, "image_size"),
         ({"fidelity": "high"}, "fidelity='high'"),
         ({"fidelity": "article", "image_size": (9, 9)}, "960x720"),
-        ({"observation": "sound"}, "observation='sound'"),
         ({"render_mode": "ansi"}, "render_mode='ansi'"),
     ],
 )
@@ -192,20 +176,6 @@ def test_a_window_without_a_display_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
     with pytest.raises(MissingDisplayError, match="rgb_array"):
         make_env(backend="oracle", render_mode="human")
-
-
-def test_a_window_shows_each_image_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
-    pygame = pytest.importorskip("pygame")
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    env, plain = make(render_mode="human"), make(render_mode="rgb_array")
-    for each in (env, plain):
-        each.reset(seed=0)
-        each.step(np.array([0.05, -0.1], np.float32))
-    shown = pygame.surfarray.array3d(pygame.display.get_surface()).swapaxes(0, 1)
-    image = np.asarray(plain.render())
-    np.testing.assert_array_equal(shown, image.repeat(5, axis=0).repeat(5, axis=1))
-    env.close()
-    plain.close()
 
 
 def test_holding_success_takes_that_many_steps() -> None:
@@ -242,16 +212,6 @@ def test_spawned_workers_step_as_one_environment_does() -> None:
         single.close()
 
 
-def test_the_specification_of_an_environment_is_plain_data() -> None:
-    env = make("PandaHoverRandom-v0", success_hold_steps=2)
-    assert env.spec is not None
-    again = pickle.loads(pickle.dumps(env.spec)).make()
-    assert again.spec.kwargs["success_hold_steps"] == 2
-    assert '"backend": "oracle"' in env.spec.to_json()
-    again.close()
-    env.close()
-
-
 # --- a classifier ---------------------------------------------------------------------------
 
 
@@ -262,12 +222,9 @@ def foreign(tmp_path: Path) -> Bundle:
     return brightness_bundle(tmp_path / "brightness.onnx", 48, 64)
 
 
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-def test_the_classifier_judges_the_image_and_the_truth_stands_beside_it(
-    foreign: Bundle, backend: str
-) -> None:
+def test_the_classifier_scores_the_image_and_the_truth_stands_beside_it(foreign: Bundle) -> None:
     env: Any = make_env(
-        backend=backend,
+        backend="openvino",
         bundle=foreign,
         accept_foreign_images=True,
         observation="pixels",
@@ -282,14 +239,6 @@ def test_the_classifier_judges_the_image_and_the_truth_stands_beside_it(
     assert (info["is_success"], info["true_success"]) == (True, False)
     assert (reward, terminated) == (100.0, True)
     env.close()
-
-
-def test_a_foreign_bundle_is_held_to_its_size(foreign: Bundle) -> None:
-    accepted: Any = {"bundle": foreign, "accept_foreign_images": True, "success_threshold": 0.5}
-    env = make_env(**accepted, image_size=(96, 64))
-    env.reset(seed=0)
-    with pytest.raises(ImageMismatchError, match=r"96.*48"):
-        env.step(np.zeros(2, np.float32))
 
 
 @pytest.mark.pybullet
@@ -309,25 +258,22 @@ def test_a_bundle_of_this_scene_is_held_to_its_whole_image(foreign: Bundle) -> N
 
 @pytest.mark.pybullet
 @pytest.mark.slow
-@pytest.mark.parametrize("shipped", [True, False])
-def test_the_articles_image_is_resized_to_the_bundles(foreign: Bundle, shipped: bool) -> None:
+def test_the_articles_image_is_resized_to_the_bundles(foreign: Bundle) -> None:
     others: Any = {"bundle": foreign, "accept_foreign_images": True, "success_threshold": 0.5}
-    env = make_env(fidelity="article", render_mode="rgb_array", **({} if shipped else others))
+    env = make_env(fidelity="article", render_mode="rgb_array", **others)
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
     image = np.asarray(env.render())
     assert image.shape == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
     brightness = image.mean(axis=(0, 1)).sum() / 255
-    if not shipped:
-        assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-brightness)), abs=1e-2)
-    assert 0.0 <= info["reward_prob"] <= 1.0
+    assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-brightness)), abs=1e-2)
     env.close()
 
 
 # --- the shipped classifier -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["oracle", "openvino", "onnxruntime", "torch"])
+@pytest.mark.parametrize("backend", ["oracle", "openvino", "torch"])
 def test_going_straight_to_the_object_is_claimed_as_a_success(backend: str) -> None:
     env = make("PandaHoverRandom-v0", backend=backend)
     agreed = steps = 0
@@ -351,8 +297,3 @@ def test_a_bundle_refuses_another_image() -> None:
         make_env(image_size=(48, 64))
     with pytest.raises(ImageMismatchError, match="mesh"):
         make_env(mesh="full")
-
-
-def test_a_bundle_without_a_name_is_no_default() -> None:
-    with pytest.raises(BundleError):
-        make_env(bundle="")

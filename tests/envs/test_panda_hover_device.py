@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 import torch
 from hover_batches import IDS, STATES, VARIED, assert_same_rollout, make, make_scalars, moves
 
-from vinoreward.errors import ConfigError, OutputError
 from vinoreward_envs import constants as c
 
 
@@ -25,9 +24,7 @@ def stays_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("id_", "options"),
     [
-        (STATES, {"backend": "oracle"}),
         (STATES, {"success_hold_steps": 2, "success_exit_threshold": 0.2, "on_ood": "ignore"}),
-        ("PandaHover-v0", {"success_threshold": 0.9}),
         (STATES, {"randomization": VARIED}),
     ],
 )
@@ -92,31 +89,3 @@ def test_a_caller_s_inference_mode_can_come_and_go(
         env.step(torch.zeros(2, 2))
     env.reset(seed=1)
     env.close()
-
-
-@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
-def test_a_broken_network_earns_nothing_and_is_told_at_the_next_reset(broken: float) -> None:
-    env = make(3, backend="torch", array="torch")
-    env.reset(seed=0)
-    env.step(torch.zeros(3, 2))
-    classifier: Any = env.classifier
-    # As an overflow would have it: of the log-odds of success, on every image.
-    classifier.backend.module.register_forward_hook(
-        lambda module, given, logits: logits + torch.tensor([0.0, broken])
-    )
-    *_, terminated, _, infos = env.step(torch.zeros(3, 2))
-    assert not terminated.any() and torch.isnan(infos["reward_prob"]).all()
-    with pytest.raises(OutputError, match="NaN or infinity for images of steps before"):
-        env.reset(seed=1)
-    assert classifier.scored == 6
-
-
-def test_a_device_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: object, **named: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
-
-    env = make(3, backend="oracle", array="torch")
-    env.reset(seed=0)
-    monkeypatch.setattr(torch, "hypot", full)
-    with pytest.raises(ConfigError, match=r"free memory: CUDA out of memory\. Expected .*num_envs"):
-        env.step(torch.zeros(3, 2))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vinoreward.errors import ConfigError, InputError, MissingExtraError
+from vinoreward.errors import ConfigError, MissingExtraError
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.scene import HoverScene
@@ -118,15 +118,6 @@ def test_the_image_shows_the_object_and_belongs_to_the_caller(renderer: Any) -> 
         scene.render()
 
 
-@pytest.mark.parametrize("xy", [(math.nan, 0.0), (0.5,), (0.5, 0.0, 0.1)])
-def test_a_place_that_is_none_is_refused(xy: tuple[float, float]) -> None:
-    scene = HoverScene()
-    with pytest.raises(InputError, match="two finite numbers"):
-        scene.place_object(xy)
-    with pytest.raises(InputError, match="two finite numbers"):
-        scene.move_gripper(xy)
-
-
 def test_kinematic_motion_is_silent_and_neither_needs_nor_imports_pybullet() -> None:
     # A None entry makes Python refuse the import, as if the package were not installed.
     done = run("""
@@ -152,14 +143,3 @@ assert "torch" not in sys.modules
 """)
     assert done.stdout == done.stderr == ""
     assert issubclass(MissingExtraError, ImportError)
-
-
-@pytest.mark.pybullet
-def test_pybullet_prints_nothing_into_the_terminal() -> None:
-    done = run("""
-import os
-from vinoreward_envs.scene import HoverScene
-HoverScene(motion="dynamics").close()
-os.write(2, b"afterwards")
-""")
-    assert done.stdout == "" and done.stderr == "afterwards"

@@ -10,7 +10,6 @@ import numpy as np
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.bullet import TinyCamera
-from vinoreward_envs.camera.baked import AMBIENT, DIFFUSE, SPECULAR, background_mesh, textures
 from vinoreward_envs.camera.fast import Appearance, FastCamera
 from vinoreward_envs.camera.spec import CameraSpec, projection_matrix, viewport_matrix
 from vinoreward_envs.objects import object_rest_pose
@@ -88,33 +87,3 @@ def seen_by_tinyrenderer(appearance: Appearance, joints: Any, poses: Any) -> Any
         images.append(np.asarray(rgba, dtype=np.uint8).reshape(96, 128, 4)[..., :3])
     camera.close()
     return np.array(images)
-
-
-def table_by_rays(appearance: Appearance, shift: tuple[float, float]) -> tuple[Any, Any, Any]:
-    """Return what arithmetic finds for each pixel of the first scene's 96x128 image, row by row.
-
-    That is how often the texture is repeated there, ``(N, 2)``; whether the pixel shows the
-    table's top, ``(N,)``; and its colour, ``(N, 3)``.
-    """
-    mesh, (_, texture) = background_mesh(), textures()
-    top = mesh.positions[0]
-    columns, rows = np.meshgrid(np.arange(128.0), np.arange(96.0))
-    # A pixel's place on the plane of the table's top: the screen's matrix, inverted for its height.
-    seen = appearance.scenes.screens.numpy()[0][[0, 1, 3]]
-    plane = np.column_stack([seen[:, :2], seen[:, 2] * top[0, 2] + seen[:, 3]])
-    places = np.linalg.solve(plane, np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1))
-    xy = (places[:2] / places[2]).T
-    known = np.column_stack([top[:, :2], np.ones(3)])
-    uv = np.column_stack([xy - shift, np.ones(len(xy))]) @ np.linalg.solve(known, mesh.uv[0])
-    times = np.floor(uv).astype(int)
-    part = np.where(times % 2, 1 - (uv - times), uv - times)
-    height, width = texture.shape[:2]
-    texel = texture[
-        height - 1 - np.minimum((part[:, 1] * height).astype(int), height - 1),
-        np.minimum((part[:, 0] * width).astype(int), width - 1),
-    ]
-    facing = appearance.scenes.shadings.numpy()["direction"][0, 2]
-    flat = mesh.positions[(mesh.positions[..., 2] == top[0, 2]).all(axis=1)][..., :2].reshape(-1, 2)
-    inside = ((xy > flat.min(axis=0) + 0.01) & (xy < flat.max(axis=0) - 0.01)).all(axis=1)
-    inside &= np.hypot(*xy.T) > 0.25  # beyond the arm's foot
-    return times, inside, texel * (AMBIENT + DIFFUSE * facing + SPECULAR * facing**2)
