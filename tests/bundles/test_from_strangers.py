@@ -96,21 +96,6 @@ def loop(turns: int) -> bytes:
     return graph([node], constants)
 
 
-def branch() -> bytes:
-    """Takes one of two constants."""
-    ways = [
-        helper.make_graph(
-            [helper.make_node("Constant", [], ["way"], value_floats=[value])],
-            "way",
-            [],
-            [helper.make_tensor_value_info("way", TensorProto.FLOAT, [1])],
-        )
-        for value in (0.0, 1.0)
-    ]
-    node = helper.make_node("If", ["yes"], ["extra"], then_branch=ways[0], else_branch=ways[1])
-    return graph([node], {"yes": np.array(True)})
-
-
 def function() -> bytes:
     """Calls a function that the file brings along."""
     inner = helper.make_function(
@@ -123,16 +108,6 @@ def function() -> bytes:
     )
     node = helper.make_node("Twice", ["start"], ["extra"], domain="strange.domain")
     return graph([node], {"start": np.zeros(1, np.float32)}, functions=[inner])
-
-
-def doubling() -> bytes:
-    """Fifty concatenations of a tensor with itself: 2^50 numbers out of one."""
-    nodes = [
-        helper.make_node("Concat", [f"x{turn}", f"x{turn}"], [f"x{turn + 1}"], axis=0)
-        for turn in range(50)
-    ]
-    nodes.append(helper.make_node("Identity", ["x50"], ["extra"]))
-    return graph(nodes, {"x0": np.zeros(1, np.float32)})
 
 
 def enlarged() -> bytes:
@@ -154,13 +129,11 @@ def lying() -> bytes:
 
 COSTLY: dict[str, Callable[[], bytes]] = {
     "loop": lambda: loop(10**12),
-    "branch": branch,
     "function": function,
     "another domain": lambda: graph(
         [helper.make_node("Twice", ["start"], ["extra"], domain="strange.domain")],
         {"start": np.zeros(1, np.float32)},
     ),
-    "doubling": doubling,
     "Resize": enlarged,
 }
 

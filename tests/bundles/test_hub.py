@@ -27,7 +27,6 @@ from vinoreward.errors import (
     ModelNotFoundError,
 )
 from vinoreward_training.cli import main, with_folders
-from vinoreward_training.runs.bundles import front_matter
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -265,21 +264,3 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"Hub needs huggingface_hub.*\[hub\]"):
         Bundle.from_hub(MINE)
-
-
-def test_the_hub_reads_the_cards_front_matter(bundle: Bundle) -> None:
-    from huggingface_hub import ModelCard
-
-    card = ModelCard.load(bundle.path / "README.md")
-    assert card.data.library_name == "vinoreward"
-    assert card.data.pipeline_tag == "image-classification"
-    assert {"robotics", "reinforcement-learning"} <= set(card.data.tags)
-    spec = Bundle.load("panda-hover-classifier").spec
-    card = ModelCard(front_matter(spec))
-    rates = {each.metric_type: each.metric_value for each in card.data.eval_results}
-    test = spec.metrics["test"]
-    assert rates == {key: test[key] for key in ("recall", "precision", "false_positive_rate")}
-    assert card.data.metrics == ["recall", "precision"]
-    shipped = ModelCard.load(Bundle.load("panda-hover-encoder").path / "README.md")
-    assert shipped.data.license == "mit"
-    assert shipped.data.pipeline_tag == "image-feature-extraction"

@@ -188,12 +188,3 @@ def test_colours_hidden_under_transparency_do_not_appear(tmp_path: Path, mode: s
         read_image(tmp_path / "x.png")
     with pytest.raises(InputError, match="transparent in places"):
         decode_image((tmp_path / "x.png").read_bytes(), "x")
-
-
-def test_a_photograph_with_a_second_image_behind_it_is_the_first(tmp_path: Path) -> None:
-    """As telephones write it: MPO, a JPEG with others behind it."""
-    first, second = (Image.fromarray(one) for one in make_images(2, 16, 16))
-    first.save(tmp_path / "x.jpg", format="MPO", save_all=True, append_images=[second])
-    first.save(tmp_path / "one.jpg")
-    found = read_image(tmp_path / "x.jpg")
-    np.testing.assert_array_equal(found, read_image(tmp_path / "one.jpg"))

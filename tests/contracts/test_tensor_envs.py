@@ -12,11 +12,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vinoreward import Bundle, VectorEncodedObservation, VectorLearnedReward
+from vinoreward import Bundle, VectorLearnedReward
 from vinoreward.errors import OutputError
 from vinoreward.wrappers.autoreset import VectorAutoreset
 
-BUNDLE, ENCODER = "panda-hover-classifier", "panda-hover-encoder"
+BUNDLE = "panda-hover-classifier"
 COUNT = 4
 DEVICES = [
     "cpu",
@@ -108,20 +108,27 @@ def actions_of(steps: int, device: str) -> Any:
     return torch.tensor(draw.random((steps, COUNT)) < 0.7, device=device).long()
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"reward_mode": "potential", "success_hold_steps": 2, "env_reward_weight": 0.5},
-    {"reward_mode": "probability", "terminate_on_success": False},
-    {"reward_mode": "log_odds", "success_exit_threshold": 0.1, "on_ood": "ignore"},
-]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sparse": {},
+    "potential": {"reward_mode": "potential", "success_hold_steps": 2, "env_reward_weight": 0.5},
+    "probability": {"reward_mode": "probability", "terminate_on_success": False},
+    "log_odds": {"reward_mode": "log_odds", "success_exit_threshold": 0.1, "on_ood": "ignore"},
+}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
-@pytest.mark.parametrize("options", OPTIONS, ids=["sparse", "potential", "probability", "log_odds"])
-def test_tensors_earn_what_arrays_earn(
-    device: str, mode: AutoresetMode, options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        (AutoresetMode.DISABLED, "sparse"),
+        (AutoresetMode.DISABLED, "potential"),
+        (AutoresetMode.SAME_STEP, "potential"),
+        (AutoresetMode.SAME_STEP, "probability"),
+        (AutoresetMode.DISABLED, "log_odds"),
+    ],
+)
+def test_tensors_earn_what_arrays_earn(device: str, mode: AutoresetMode, name: str) -> None:
+    options = OPTIONS[name]
     if mode is AutoresetMode.SAME_STEP:  # a simulator that resets itself is told of no claim
         options = {**options, "terminate_on_success": False}
     given = {"image_source": "obs", "backend": "torch", **options}
@@ -134,7 +141,7 @@ def test_tensors_earn_what_arrays_earn(
         tensors.reset()
         arrays.reset()
         claims = 0
-        for action in actions_of(24, device):
+        for action in actions_of(14, device):
             found, expected = tensors.step(action), arrays.step(action.cpu().numpy())
             assert [part.device.type for part in found[:4]] == [device] * 4
             assert [part.dtype for part in found[1:4]] == [torch.float32, torch.bool, torch.bool]
@@ -168,7 +175,7 @@ def test_no_step_waits_for_the_device(device: str) -> None:
         )
     )
     env.reset()
-    steps = 20 if device == "cpu" else 1000
+    steps = 12 if device == "cpu" else 1000
     actions = actions_of(steps, device)
     env.step(actions[0])
     with Waits() as waits:
@@ -176,34 +183,6 @@ def test_no_step_waits_for_the_device(device: str) -> None:
             env.step(action)
     assert waits.calls == []
     env.close()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
-def test_an_encoder_sees_there_what_it_sees_of_arrays(device: str, mode: AutoresetMode) -> None:
-    given: dict[str, Any] = {"backend": "torch", "frame_stack": 2}
-    on: dict[str, Any] = {} if device == "cpu" else {"device": "CUDA"}
-    tensors: Any = VectorEncodedObservation(Gallery(device, mode), ENCODER, **given, **on)
-    arrays: Any = VectorEncodedObservation(OnHost(Gallery("cpu", mode)), ENCODER, **given)
-    if mode is AutoresetMode.DISABLED:
-        tensors, arrays = VectorAutoreset(tensors), VectorAutoreset(arrays)
-    found, expected, ended = tensors.reset()[0], arrays.reset()[0], 0
-    actions = actions_of(16, device)
-    tensors.step(actions[0])
-    arrays.step(actions[0].cpu().numpy())
-    for action in actions:
-        with Waits() as waits:
-            found, *_, infos = tensors.step(action)
-        assert waits.calls == [] and found.device.type == device
-        expected, _, terminated, truncated, told = arrays.step(action.cpu().numpy())
-        np.testing.assert_allclose(found.cpu(), expected, rtol=1e-3, atol=1e-3)
-        for i in np.flatnonzero(terminated | truncated):
-            last = infos["final_obs"][i].cpu()
-            np.testing.assert_allclose(last, told["final_obs"][i], rtol=1e-3, atol=1e-3)
-            ended += 1
-    assert ended
-    tensors.close()
-    arrays.close()
 
 
 def test_a_network_that_gives_no_number_earns_nothing_and_is_reported_at_the_reset() -> None:

@@ -66,7 +66,6 @@ class Corridor(gym.Env[Any, Any]):
             "planes": gym.spaces.Box(0, 255, (3, HEIGHT, WIDTH), np.uint8),
             "dict": gym.spaces.Dict({"image": image, "position": vector}),
             "grey": gym.spaces.Box(0, 255, (HEIGHT, WIDTH), np.uint8),
-            "grey_last": gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 1), np.uint8),
             "grey_first": gym.spaces.Box(0, 255, (1, HEIGHT, WIDTH), np.uint8),
             "alpha": gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 4), np.uint8),
             "cameras": gym.spaces.Dict(
@@ -121,7 +120,7 @@ class Corridor(gym.Env[Any, Any]):
             wrist[0] = 40 * self.steps
             return {"front": image, "wrist": wrist}
         if self.kind.startswith("grey"):
-            axis = {"grey": (), "grey_last": -1, "grey_first": 0}[self.kind]
+            axis = {"grey": (), "grey_first": 0}[self.kind]
             return np.expand_dims(image[..., 0].copy(), axis)
         if self.kind == "image":
             return image
