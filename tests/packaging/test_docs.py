@@ -77,16 +77,6 @@ def test_the_documented_backend_gives_the_golden_outputs(example: type[Backend])
         np.testing.assert_array_equal(restored.infer(golden.images[:2]), first)
 
 
-def test_the_documented_backend_is_not_loaded_when_made(example: type[Backend]) -> None:
-    from vinoreward.backends.network import NetworkSpec
-    from vinoreward.errors import ModelNotFoundError
-
-    made = example(NetworkSpec(Path("nowhere.onnx"), size=(4, 4), columns=2))
-    with pytest.raises(ModelNotFoundError, match=r"nowhere\.onnx"):
-        made.infer(np.zeros((1, 4, 4, 3), np.uint8))
-    made.close()
-
-
 def test_the_documented_plugs_of_compressed_actors_work_together(project_root: Path) -> None:
     from vinoreward_actors.compression import CompressionContext
     from vinoreward_actors.correction import Correction, VTrace

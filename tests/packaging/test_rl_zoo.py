@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import re
 import shlex
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import pytest
 import yaml
 
 import vinoreward  # noqa: F401  (registers the environments)
@@ -86,20 +81,3 @@ def test_the_wrapped_environment_steps_as_rl_zoo_makes_it(project_root: Path) ->
         *_, info = env.step(env.action_space.sample())
         assert "reward_prob" in info and "is_success" in info and "true_success" in info
         env.close()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("rl_zoo3") is None, reason="needs rl_zoo3")
-def test_the_printed_commands_run(project_root: Path, tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(project_root / "examples")
-    few = {
-        "train": ["-n", "120", "--eval-freq", "60", "--eval-episodes", "1"],
-        "enjoy": ["-n", "20"],
-    }
-    for words in commands(project_root):
-        done = subprocess.run(
-            [sys.executable, *words[1:], *few[words[2].rpartition(".")[2]]],
-            cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, (words, done.stderr[-2000:])

@@ -189,15 +189,3 @@ def test_the_core_works_without_torch_and_pybullet(wheel: Path, tmp_path: Path) 
         assert f"pip install {shlex.quote(f'{wheel}[{extra}]')}" in found["missing"][name]
     # Help needs no extra.
     run_python(python, HELP_SCRIPT, elsewhere, "capture", "finetune", "train", "play")
-
-
-LIGHT = """
-import sys
-import vinoreward
-heavy = ("torch", "pybullet", "openvino", "warp", "nncf", "onnxruntime", "stable_baselines3")
-print([name for name in heavy if name in sys.modules])
-"""
-
-
-def test_importing_the_library_imports_nothing_heavy(tmp_path: Path) -> None:
-    assert run_python(Path(sys.executable), LIGHT, tmp_path).strip() == "[]"
