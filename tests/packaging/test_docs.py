@@ -215,8 +215,8 @@ def test_the_documented_learner_of_stable_baselines3(project_root: Path, tmp_pat
     from stable_baselines3 import SAC
 
     code = block(project_root / "docs" / "compressed-actors.md", "SB3Learner")
-    run_example(code, tmp_path, ("5_000", "300"), ("learning_starts=500", "learning_starts=100"))
-    assert SAC.load(tmp_path / "sac_pendulum").num_timesteps >= 300
+    run_example(code, tmp_path, ("5_000", "160"), ("learning_starts=500", "learning_starts=60"))
+    assert SAC.load(tmp_path / "sac_pendulum").num_timesteps >= 160
 
 
 @pytest.mark.slow

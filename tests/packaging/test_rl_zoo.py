@@ -59,17 +59,6 @@ def test_the_printed_commands_fit_the_file(project_root: Path) -> None:
     assert trained == enjoyed == set(entries)
 
 
-def test_the_tutorials_entry_is_the_examples(project_root: Path) -> None:
-    page = (project_root / PAGE).read_text(encoding="utf-8")
-    (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
-    entries = yaml.safe_load((project_root / FILE).read_text(encoding="utf-8"))
-    for env, said in yaml.safe_load(block).items():
-        ((name, arguments),) = said.pop("env_wrapper")[0].items()
-        ((same, full),) = entries[env]["env_wrapper"][0].items()
-        assert name == same and arguments.items() <= full.items()
-        assert said.items() <= entries[env].items()
-
-
 def test_the_wrapped_environment_steps_as_rl_zoo_makes_it(project_root: Path) -> None:
     for env_id, entry in yaml.safe_load((project_root / FILE).read_text(encoding="utf-8")).items():
         env: gym.Env[Any, Any] = gym.make(env_id, **entry.get("env_kwargs", {}))
