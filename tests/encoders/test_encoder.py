@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -157,25 +156,6 @@ def test_int8_is_taken_where_its_gate_passed(tmp_path: Path) -> None:
     )
     with pytest.raises(BundleParityError, match="range"):
         Encoder(far).encode(golden.images)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"low": (0.0,), "high": (0.0,)}, "low below high"),
-        ({"low": (0.0,), "high": (1.0, 2.0)}, "every dimension"),
-        ({"low": (0.0,), "high": (1.0,), "std": (0.0,)}, "greater than 0"),
-        ({"low": (float("nan"),), "high": (1.0,)}, r"low\.0 is nan"),
-        ({"low": (0.0,), "high": (1.0,), "posterior": 1}, "posterior is 1.*boolean"),
-        (
-            {"low": (0.0,), "high": (1.0,), "posterior": False, "log_variance_output": 1},
-            "null without posterior",
-        ),
-    ],
-)
-def test_an_encoding_is_checked(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(BundleError, match=message):
-        Encoding(**wrong)
 
 
 def test_the_description_says_what_the_vectors_are(tmp_path: Path) -> None:

@@ -92,13 +92,6 @@ def test_fp32_answers_within_the_band_and_int8_beyond(bundle: Bundle, backend: s
         assert len(fp32.backends) == len(int8.backends) == 1
 
 
-def test_images_one_by_one_give_what_the_batch_gives(bundle: Bundle) -> None:
-    with Classifier(bundle) as classifier:
-        batch = classifier.predict(images()).log_odds
-        single = [classifier.predict(image[None]).log_odds[0] for image in images()]
-        np.testing.assert_allclose(single, batch, atol=1e-5)
-
-
 def test_the_band_follows_the_users_threshold(bundle: Bundle) -> None:
     own = 0.05
     with Classifier(bundle, precision="fp32") as fp32, Classifier(bundle, threshold=own) as both:

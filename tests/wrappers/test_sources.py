@@ -15,7 +15,6 @@ from toy_environments import HEIGHT, WIDTH, Camera, save_toy_encoder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.wrappers.sources import EnvInfo, ImageReader, default_source
-from vinoreward_training.data.dataset_files import image_reader
 
 ENVS = 3
 KINDS = ("image", "planes")
@@ -126,23 +125,3 @@ def test_an_image_may_be_a_torch_tensor(bundle: Bundle) -> None:
         bundle,
     )
     np.testing.assert_array_equal(called.single(tensors, tensors.reset(seed=3)[0]), expected)
-    captured = image_reader(tensors, "Nested-v0", "obs:pixels.front", None)
-    np.testing.assert_array_equal(captured(tensors.reset(seed=3)[0]), expected[0])
-    with pytest.raises(ConfigError, match=r"has agent_pos, pixels\.front, pixels\.top"):
-        image_reader(tensors, "Nested-v0", "obs:pixels", None)
-
-
-class BatchOfOne(gym.Env[Any, Any]):
-    render_mode = "rgb_array"
-    observation_space = gym.spaces.Box(0, 255, (1, 3, 8, 10), np.uint8)
-
-    def render(self) -> Any:
-        return np.arange(240, dtype=np.uint8).reshape(1, 8, 10, 3)
-
-
-@pytest.mark.parametrize("source", ["render", "obs"])
-def test_a_batch_of_one_image_is_captured(source: str) -> None:
-    env = BatchOfOne()
-    observed = env.render().transpose(0, 3, 1, 2)
-    found = image_reader(env, "one", source, None)(observed)
-    np.testing.assert_array_equal(found, env.render()[0])
