@@ -164,7 +164,11 @@ class Reward:
             source = self.config.image_source or ("render",)
             played = {**self.task, "policy": self.config.policy, "image_source": source[0]}
             played["learn_steps"] = 0  # the next stage learns
-        status = run_audit(AuditConfig(bundle=str(bundle), data=self.data, out=out, **played))
+        try:
+            status = run_audit(AuditConfig(bundle=str(bundle), data=self.data, out=out, **played))
+        except TooFewNegativesError as error:
+            print(error)
+            return {"audit": "not made: too few failures are new to the network"}
         return {"audit": "safe" if status == 0 else "not safe: see audit/report.html"}
 
     def train(self, bundle: Path, step_seconds: float) -> Facts:
