@@ -34,7 +34,7 @@ def _wide(seed: int) -> Any:
     # An epoch of one batch: acting takes most of the time.
     policy = {"net_arch": [2048] * 3}
     return PPO(
-        "MlpPolicy", "CartPole-v1", n_steps=1024, n_epochs=1, batch_size=1024,
+        "MlpPolicy", "CartPole-v1", n_steps=512, n_epochs=1, batch_size=512,
         policy_kwargs=policy, seed=seed, device="cpu",
     )  # fmt: skip
 
