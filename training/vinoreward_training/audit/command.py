@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import CARD_FILE
-from vinoreward.errors import ConfigError, DatasetError, needed_for
+from vinoreward.errors import ConfigError, TooFewNegativesError, needed_for
 from vinoreward.files import write_json, write_text
 from vinoreward.images import prepare
 from vinoreward.machine import usable_cores
@@ -115,7 +115,7 @@ def sample_per_episode(
         _, first = np.unique(dataset.episodes[candidates], return_index=True)
         chosen += random.permutation(candidates[first])[:limit].tolist()
         if len(first) < LEAST_AUDITED:
-            raise DatasetError(
+            raise TooFewNegativesError(
                 f"{dataset.folder} has {len(first)} episodes with a {name} that are new to the "
                 f"network. Expected at least {LEAST_AUDITED}: frames of one episode resemble each "
                 "other. Add images (to a capture: vinoreward capture --resume --frames N; each "
@@ -131,7 +131,8 @@ def audit(
     """Try to cheat a classifier with labelled images, and in an environment if there is one.
 
     Raises:
-        DatasetError: too few images, or a folder that is not as it should be.
+        TooFewNegativesError: too few episodes of a label that are new to the network.
+        DatasetError: a folder that is not as it should be.
         ConfigError: an option that cannot work, a bundle that is no classifier, or an intervention
             that is not undone.
     """

@@ -40,8 +40,8 @@ PILOT_IMAGES = 4 * PILOT_EPISODES
 """A capture keeps at most eight images of an episode; of most it keeps about four."""
 CAPTURE_SHARE, FINETUNE_SHARE, TRAIN_SHARE = 0.25, 0.25, 0.3
 """Of the time, for the capture, for a training of the classifier, and for that of a policy."""
-IMAGES_A_SECOND = 60
-"""Of 96x128 pixels, which two cores train on; a classifier sees each once an epoch."""
+PIXELS_A_SECOND = 60 * 96 * 128
+"""Of images that two cores train on; a classifier sees each once an epoch."""
 EPOCHS = (3, 12)
 FRAMES = (1_000, 20_000)
 """Fewest images that a threshold can be chosen by, and most that pay in such a time."""
@@ -106,7 +106,9 @@ class Reward:
         counts, steps = about["counts"], int(about.get("episode_steps") or 0)
         each = seconds / images
         low, high = FRAMES
-        frames = int(min(high, max(low, 60 * self.config.minutes * CAPTURE_SHARE / each)))
+        trained = self._passes() / EPOCHS[0]
+        seconds_left = 60 * self.config.minutes * CAPTURE_SHARE
+        frames = int(max(low, min(high, trained, seconds_left / each)))
         failing = episodes / images * frames * HELD_OUT_SHARES[0]
         rate = rate_supported(max(1, round(failing)))
         size = about["image"]
@@ -119,6 +121,12 @@ class Reward:
         print("\n".join(f"  {line}" for line in lines), flush=True)
         step = seconds / max(1, episodes * steps)
         return {"frames": frames, "step_seconds": step, "pilot": [*lines]}
+
+    def _passes(self) -> float:
+        """Return how many images a training of the classifier has time for."""
+        size = read_about(self.data).get("image", {"height": 96, "width": 128})
+        pixels = 60 * self.config.minutes * FINETUNE_SHARE * PIXELS_A_SECOND
+        return pixels / (int(size["height"]) * int(size["width"]))
 
     def images(self, frames: int) -> Facts:
         """Take the images."""
@@ -142,7 +150,7 @@ class Reward:
         """Return the verdict on a classifier trained in ``out``."""
         name = bundle_name(self.config.out, "classifier")
         images = int(read_about(self.data).get("frames") or FRAMES[0])
-        epochs = 60 * self.config.minutes * FINETUNE_SHARE * IMAGES_A_SECOND / images
+        epochs = self._passes() / images
         common = {**resumed(out), "data": self.data, "name": name, "seed": self.config.seed}
         common["epochs"] = int(min(EPOCHS[1], max(EPOCHS[0], epochs)))
         try:
@@ -164,7 +172,11 @@ class Reward:
             source = self.config.image_source or ("render",)
             played = {**self.task, "policy": self.config.policy, "image_source": source[0]}
             played["learn_steps"] = 0  # the next stage learns
-        status = run_audit(AuditConfig(bundle=str(bundle), data=self.data, out=out, **played))
+        try:
+            status = run_audit(AuditConfig(bundle=str(bundle), data=self.data, out=out, **played))
+        except TooFewNegativesError as error:
+            print(error)
+            return {"audit": "not made: too few failures are new to the network"}
         return {"audit": "safe" if status == 0 else "not safe: see audit/report.html"}
 
     def train(self, bundle: Path, step_seconds: float) -> Facts:

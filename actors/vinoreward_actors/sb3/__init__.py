@@ -1,0 +1,1 @@
+"""Stable-Baselines3's models with a compiled, compressed acting network."""
