@@ -106,9 +106,8 @@ class Reward:
         counts, steps = about["counts"], int(about.get("episode_steps") or 0)
         each = seconds / images
         low, high = FRAMES
-        trained = self._passes() / EPOCHS[0]
-        seconds_left = 60 * self.config.minutes * CAPTURE_SHARE
-        frames = int(max(low, min(high, trained, seconds_left / each)))
+        captured = 60 * self.config.minutes * CAPTURE_SHARE / each
+        frames = int(max(low, min(high, captured, self._passes() / EPOCHS[0])))
         failing = episodes / images * frames * HELD_OUT_SHARES[0]
         rate = rate_supported(max(1, round(failing)))
         size = about["image"]
@@ -137,10 +136,15 @@ class Reward:
     def finetune(self) -> Facts:
         """Train the classifier, and once more on more images if its verdict asks for them."""
         verdict = self._finetuned(self.classifier)
+        first = {"verdict": verdict, "classifier": str(self.classifier)}
         wanted = verdict.get("frames")
         if verdict["level"] == "usable" or self.config.data is not None or not wanted:
-            return {"verdict": verdict, "classifier": str(self.classifier)}
-        more = min(int(wanted), 3 * int(read_about(self.data)["frames"]), FRAMES[1])
+            return first
+        frames = int(read_about(self.data)["frames"])
+        more = int(min(wanted, 3 * frames, self._passes() / EPOCHS[0]))
+        if more <= frames:
+            print(f"the verdict asks for {wanted} images, more than there is time for: --minutes")
+            return first
         print(f"the verdict asks for {wanted} images: {more} are captured, then a second training")
         self.capture(more)
         second = self.folder / "classifier-2"
@@ -269,16 +273,15 @@ def run(config: RewardConfig) -> int:
         lines = _program(config)
         stages.stage("report", lambda: reward.report(stages, lines), keep=False)
         if useless:
-            print(
-                f"no reward: {'; '.join(found['verdict']['reasons'])}\nreport: {folder}/report.html"
-            )
-            print("\n".join(f"try: {one}" for one in found["verdict"]["advice"]))
+            why, advice = found["verdict"]["reasons"], found["verdict"]["advice"]
+            tries = "".join(f"\ntry: {one}" for one in advice)
+            print(f"no reward: {'; '.join(why)}\nreport: {folder}/report.html{tries}")
             return USELESS
         print(f"bundle: {folder / 'bundle'}\nreport: {folder / 'report.html'}\n\n{lines}")
         if not photographs:
-            words = ["train", "--bundle", folder, *trust_args(config.env)]
-            words += trust_args(config.truth, "--truth")
-            print(f"\nnext: {command(*words, '--out', f'{folder}-policy')}")
+            code = (*trust_args(config.env), *trust_args(config.truth, "--truth"))
+            words = command("train", "--bundle", folder, *code, "--out", f"{folder}-policy")
+            print(f"\nnext: {words}")
     return 0
 
 
