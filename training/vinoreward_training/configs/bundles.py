@@ -558,16 +558,15 @@ class DoctorConfig:
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Capture, fine-tune, quantize, check, train, play and report: under 5 minutes on two cores.
+    """Capture, fine-tune, check, train, play and report: under 5 minutes on two cores.
 
     1. capture: labelled images of the arm over, next to and away from the object.
-    2. finetune: train a classifier on them. It starts from the shipped bundle's weights, so few
-       images are enough; with --from-scratch from random ones.
-    3. quantize: an INT8 network, kept only if it makes the same decisions.
-    4. check: compare this classifier with the shipped one on new scenes.
-    5. train: SAC learns to hover; its only reward is the classifier's.
-    6. play: a film, and the true success rate according to the simulator.
-    7. report: all results in one HTML file.
+    2. finetune: train a classifier on them, with an INT8 network that makes the same decisions. It
+       starts from the shipped bundle's weights, so few images are enough.
+    3. check: compare this classifier with the shipped one on new scenes.
+    4. train: SAC learns to hover; its only reward is the classifier's.
+    5. play: a film, and the true success rate according to the simulator.
+    6. report: all results in one HTML file.
 
     After Ctrl-C, run the same command again: finished stages are skipped, and the interrupted one
     resumes.
@@ -584,19 +583,7 @@ class DemoConfig:
     seed: Seed = 0
     """Seed of every stage; the images always differ from those of the shipped bundle."""
     from_scratch: bool = False
-    """Start the classifier from random weights. It then needs 24000 images and 8 epochs (unless
-    --frames and --epochs are given): about 15 minutes on two cores."""
-    frames: Count | None = None
-    """Images to capture; None is 5000, from scratch 24000."""
-    epochs: Count | None = None
-    """Epochs; None is 2, from scratch 8."""
-    target_fpr: float = 0.02
-    """False-positive rate of the threshold; 1 % needs more images."""
-    scenes: Annotated[int, Ge(8)] = 1000
-    """New scenes for the comparison with the shipped classifier."""
+    """Start the classifier from random weights. It then needs 24000 images and 8 epochs: about 15
+    minutes on two cores."""
     env: str = "PandaHover-v0"
     """Training environment; PandaHoverRandom-v0 takes some minutes more."""
-    timesteps: Count | None = None
-    """Maximum training steps; None is the preset's. Training stops when the task is solved."""
-    episodes: Count = 100
-    """Episodes of the final evaluation."""
