@@ -57,9 +57,9 @@ from vinoreward_training.tasks.recorded import recorded_task, task_of_bundle
 SIZES = {
     "finetune": ("--epochs", "3"),
     "train": (
-        "--timesteps", "1500", "--eval-every", "250", "--final-episodes", "5", "--no-progress",
+        "--timesteps", "1500", "--eval-every", "250", "--final-episodes", "5",
     ),
-    "play": ("--episodes", "20", "--film", "0", "--no-progress"),
+    "play": ("--episodes", "20", "--film", "0"),
 }  # fmt: skip
 """What keeps each command short; all that matters is in what was printed."""
 

@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run on the oracle."""
     out = tmp_path_factory.mktemp("runs") / "hover"
     small: dict[str, Any] = {"learning_starts": 20, "batch_size": 8}
-    few = {"timesteps": 60, "final_episodes": 2, "progress": False}
+    few = {"timesteps": 60, "final_episodes": 2}
     train(SETTINGS.of(out=out, backend="oracle", algorithm_kwargs=small, **few))
     return out
 
@@ -44,7 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_policy_that_cheats_leads_to_its_claims_and_an_honest_one_ends_the_chain(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["play", "--run", str(trained), "--episodes", "2", "--film", "0", "--no-progress"]
+    words = ["play", "--run", str(trained), "--episodes", "2", "--film", "0"]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "next:" not in said and "No sure sign that the policy cheats" in said
@@ -54,11 +54,11 @@ def test_a_policy_that_cheats_leads_to_its_claims_and_an_honest_one_ends_the_cha
     train(
         SETTINGS.of(
             out=run, env=TOY, bundle=str(bundle.path), success_reward=1.0, step_reward=0.0,
-            timesteps=400, final_episodes=1, eval_every=1000, progress=False,
+            timesteps=400, final_episodes=1, eval_every=1000,
         )
     )  # fmt: skip
     words = ["play", "--run", str(run), "--env", TOY, "--episodes", "30", "--film", "0"]
-    assert main([*words, "--no-progress"]) == 0
+    assert main([*words]) == 0
     said = capsys.readouterr().out
     assert "claims that are no successes" in said
     assert f"next:   vinoreward mend --bundle {bundle.path} " in said

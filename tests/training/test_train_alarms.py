@@ -105,7 +105,7 @@ def test_labels_raise_an_alarm_during_the_training(
         for index, name in enumerate(source.names):
             log.add(Label(name, digest_of(source.read(index)), "failure", "ann", now(), 1.0))
     capsys.readouterr()
-    go_on = {"out": out, "resume": True, "timesteps": 700, "progress": False}
+    go_on = {"out": out, "resume": True, "timesteps": 700}
     stopped = train(SETTINGS.of(**go_on, on_alarm="stop"))
     said = capsys.readouterr().out
     assert "labelled claims" in said and "vinoreward mend" in said and stopped.steps < 700
@@ -154,7 +154,7 @@ def start(out: Path, bundle: Bundle, **streams: Any) -> subprocess.Popen[bytes]:
         sys.executable, "-m", "vinoreward_training.cli", "train", "--env", TOY, "--trust-run",
         "--bundle", str(bundle.path), "--success-reward", "1", "--step-reward", "0",
         "--algorithm", "DQN", "--out", str(out),
-        "--timesteps", "600", "--on-alarm", "pause", "--final-episodes", "2", "--no-progress",
+        "--timesteps", "600", "--on-alarm", "pause", "--final-episodes", "2",
         "--algorithm-kwargs", "learning_starts", "5000", "--eval-every", "1000",
     ]  # fmt: skip
     support = str(Path(toy_environments.__file__).parent)
@@ -193,7 +193,7 @@ def test_a_paused_training_goes_on_when_a_file_appears_and_ctrl_c_stops_it(
             run.wait()
     assert "Going on from step" in log.read_text()
     assert f"Continue with: vinoreward train --resume --out {out}" in log.read_text()
-    more = train(SETTINGS.of(out=out, resume=True, on_alarm="tell", progress=False))
+    more = train(SETTINGS.of(out=out, resume=True, on_alarm="tell"))
     assert more.steps == 600
 
 

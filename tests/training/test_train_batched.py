@@ -76,7 +76,7 @@ def test_a_run_that_stopped_goes_on_with_the_next_objects(tmp_path: Path) -> Non
     # Episodes of a batch whose actions are random last ten steps or end by chance.
     train(config(whole, timesteps=160, algorithm_kwargs={"learning_starts": 200}, **given))
     train(config(halved, timesteps=80, algorithm_kwargs={"learning_starts": 200}, **given))
-    train(SETTINGS.of(out=halved, resume=True, timesteps=160, progress=False))
+    train(SETTINGS.of(out=halved, resume=True, timesteps=160))
     one, two = (read_table(each / "episodes.csv", EPISODE_COLUMNS) for each in (whole, halved))
     early = [row for row in one if row["step"] <= 80]
     assert two[: len(early)] == early

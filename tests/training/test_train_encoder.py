@@ -53,7 +53,6 @@ def config(out: Path, encoder: Bundle | None, **changes: Any) -> TrainConfig:
         "eval_every": 100,
         "final_episodes": 2,
         "algorithm_kwargs": SMALL,
-        "progress": False,
         "encoder": None if encoder is None else str(encoder.path),
     }
     return SETTINGS.of(out=out, **{**settings, **changes})
@@ -79,10 +78,10 @@ def test_the_policy_sees_the_latent_and_the_run_says_whose(trained: Path, encode
 
 
 def test_play_encodes_as_in_training(trained: Path) -> None:
-    result = play(PlayConfig(run=trained, episodes=2, film=1, progress=False))
+    result = play(PlayConfig(run=trained, episodes=2, film=1))
     assert result.evaluation.true is not None
     assert result.film is not None and result.film.stat().st_size > 0
-    again = play(PlayConfig(run=trained, episodes=2, film=0, progress=False))
+    again = play(PlayConfig(run=trained, episodes=2, film=0))
     assert again.evaluation == result.evaluation
 
 
@@ -92,7 +91,7 @@ def test_a_finished_run_is_resumed_through_its_encoder(trained: Path, tmp_path: 
     for file in trained.iterdir():
         if file.is_file() and file.name != "summary.json":
             (out / file.name).write_bytes(file.read_bytes())
-    result = train(SETTINGS.of(out=out, resume=True, timesteps=60, progress=False))
+    result = train(SETTINGS.of(out=out, resume=True, timesteps=60))
     assert result.steps == 60
     recorded = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
     assert recorded["encoder_sha256"] == read_description(trained).encoder_sha256
@@ -104,11 +103,11 @@ def test_another_encoder_is_refused_and_the_same_one_elsewhere_is_not(
     other = save_toy_encoder(tmp_path / "other", resize="pil_bilinear", posterior=False)
     assert network_sha256(other) != network_sha256(encoder)
     with pytest.raises(ConfigError, match="another encoder"):
-        play(PlayConfig(run=trained, encoder=str(other.path), film=0, progress=False))
+        play(PlayConfig(run=trained, encoder=str(other.path), film=0))
     with pytest.raises(ConfigError, match="another encoder"):
         train(SETTINGS.of(out=trained, resume=True, timesteps=80, encoder=str(other.path)))
     moved = save_toy_encoder(tmp_path / "moved", resize="pil_bilinear")
-    settings = {"run": trained, "episodes": 1, "film": 0, "progress": False}
+    settings = {"run": trained, "episodes": 1, "film": 0}
     assert play(PlayConfig(encoder=str(moved.path), **settings)).evaluation.true is not None
 
 
@@ -163,7 +162,7 @@ def test_what_is_seen_is_said(
 ) -> None:
     words = ["--env", PIXELS, "--encoder", str(encoder.path), "--out", str(tmp_path / "run")]
     words += ["--backend", "oracle", "--timesteps", "12", "--final-episodes", "1"]
-    words += ["--algorithm-kwargs", "learning_starts", "100", "--no-progress"]
+    words += ["--algorithm-kwargs", "learning_starts", "100"]
     assert main(["train", *words]) == 0
     assert f"{LATENT} numbers of the encoder {encoder.path}" in capsys.readouterr().out
 

@@ -134,12 +134,12 @@ def test_training_in_many_environments_counts_all_steps_and_resumes(
     # A step of three environments at a time: no episode ends between.
     assert all(row["step"] % 3 == 0 for row in rows if row["step"] is not None)
     assert 120 - 3 * 6 <= sum(int(row["length"] or 0) for row in rows) <= 120
-    more = train(SETTINGS.of(out=out, resume=True, timesteps=180, progress=False))
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=180))
     assert more.steps == 180
     assert read_table(out / "episodes.csv", EPISODE_COLUMNS)[: len(rows)] == rows
     with pytest.raises(ConfigError, match="num_envs"):
         train(SETTINGS.of(out=out, resume=True, num_envs=2))
-    played = play(PlayConfig(run=out, env=TOY, episodes=3, film=0, progress=False))
+    played = play(PlayConfig(run=out, env=TOY, episodes=3, film=0))
     assert played.evaluation.claimed is not None and played.evaluation.true is not None
 
 
@@ -254,9 +254,9 @@ def test_dictionaries_of_observations_train_with_many_environments(
     env = {"env": "VinorewardManyGoals-v0"}
     assert train(toy_config(out, bundle, **env, timesteps=60)).steps == 60
     assert SETTINGS.of(out=out, resume=True).num_envs == 3
-    more = train(SETTINGS.of(out=out, resume=True, timesteps=96, progress=False))
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=96))
     assert more.steps == 96
-    assert play(PlayConfig(run=out, episodes=2, film=1, progress=False)).film is not None
+    assert play(PlayConfig(run=out, episodes=2, film=1)).film is not None
 
 
 @pytest.mark.parametrize("source", ["render", "obs"])
@@ -280,9 +280,9 @@ def test_many_environments_are_encoded_together_as_single_ones_are(
         return  # one training is enough
     out, few = tmp_path / "run", {"num_envs": 2, "final_episodes": 2}
     assert train(toy_config(out, bundle, timesteps=32, **given, **few)).steps == 32
-    more = train(SETTINGS.of(out=out, resume=True, timesteps=40, progress=False))
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=40))
     assert more.steps == 40
-    assert play(PlayConfig(run=out, episodes=1, film=1, progress=False)).film is not None
+    assert play(PlayConfig(run=out, episodes=1, film=1)).film is not None
 
 
 def test_the_callback_records_claimed_and_true_success_in_any_training(
@@ -382,7 +382,7 @@ def test_a_training_tells_of_false_claims_stops_and_goes_on(
     said = capsys.readouterr().out
     assert "claimed successes are false" in said and "has no guard" in said
     assert f"Stopped at step {stopped.steps} by the alarm. Continue with: vinoreward train" in said
-    more = train(SETTINGS.of(out=out, resume=True, on_alarm="tell", progress=False))
+    more = train(SETTINGS.of(out=out, resume=True, on_alarm="tell"))
     assert more.steps == 600
     alarms = json.loads((out / "summary.json").read_text())["alarms"]
     assert alarms[0] == summary["alarms"][0] and len(alarms) > 1

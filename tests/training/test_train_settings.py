@@ -40,17 +40,17 @@ def parse(*words: str) -> TrainConfig:
 def test_command_line_over_file_over_preset_and_tables_key_by_key(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
-        "timesteps: 500\neval_every: 70\nbackend: oracle\nprogress: false\n"
+        "timesteps: 500\neval_every: 70\nbackend: oracle\n"
         "algorithm_kwargs: {batch_size: 64, tau: 0.1}\n",
         encoding="utf-8",
     )
     silent = parse("--config", str(file))
     assert (silent.timesteps, silent.eval_every, silent.backend) == (500, 70, "oracle")
-    assert not silent.progress and silent.eval_episodes == 2  # the preset's
+    assert silent.eval_episodes == 2  # the preset's
     # What is named wins also where it is the default.
-    words = ["--eval-every", "500", "--backend=openvino", "--progress", "--algorithm-kwargs"]
+    words = ["--eval-every", "500", "--backend=openvino", "--algorithm-kwargs"]
     found = parse("--config", str(file), *words, "batch_size", "32", "train_freq", "2")
-    assert (found.eval_every, found.backend, found.progress) == (500, "openvino", True)
+    assert (found.eval_every, found.backend) == (500, "openvino")
     expected = {"batch_size": 32, "train_freq": 2, "tau": 0.1, "gamma": 0.9}
     assert found.algorithm_kwargs | expected == found.algorithm_kwargs
     named = SETTINGS.of(config=file, timesteps=8000, algorithm_kwargs={"batch_size": 32})

@@ -203,9 +203,7 @@ def test_a_truth_goes_from_capture_to_play(
 
     assert recorded_task(read_about(tmp_path / "data"))["truth"] == "lift_task:lifted"
     train = ["train", "--backend", "oracle", "--timesteps", "120"]
-    assert (
-        main([*train, *env, *truth, "--final-episodes", "4", "--no-progress", "--out", "run"]) == 0
-    )
+    assert main([*train, *env, *truth, "--final-episodes", "4", "--out", "run"]) == 0
     assert "true success:" in capsys.readouterr().out
     settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert settings["truth"] == "lift_task:lifted"

@@ -143,7 +143,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
             step()
         clock.take()
         samples: list[Mapping[str, float]] = []
-        for _ in tqdm(range(config.steps), desc="profile", unit="step"):
+        for _ in tqdm(range(config.steps), desc="profile", unit="step", disable=None):
             with clock.part("other"):
                 step()
             if learn is not None:

@@ -319,7 +319,7 @@ def _fill(
     describe(False)
     saved, complete = len(table.rows), False
     try:
-        with tqdm(total=total, initial=saved, desc="capture", unit="frame") as bar:
+        with tqdm(total=total, initial=saved, desc="capture", unit="frame", disable=None) as bar:
             if play is not None:
                 play.show = bar.set_postfix_str
             for added in work:

@@ -100,8 +100,6 @@ class TrainConfig(RewardedTask):
     """Threads of the learner. More than one does not repeat exactly."""
     device: str = "cpu"
     """Torch device of the learner; small networks are fastest on the CPU."""
-    progress: bool = True
-    """Show the progress bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +149,6 @@ class PlayConfig:
     trust_run: bool = False
     """Import the package of an environment that only the run names, as in package:Id-v0. This runs
     its code. Without this option or --env, you are asked."""
-    progress: bool = True
-    """Show the progress bar."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, UselessClassifierError

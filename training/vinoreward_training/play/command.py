@@ -136,7 +136,7 @@ def _played(
     ends: list[dict[str, object]] = []
     returns: list[float] = []
     total = 0.0
-    bar = tqdm(total=config.episodes, desc="play", unit="episode", disable=not config.progress)
+    bar = tqdm(total=config.episodes, desc="play", unit="episode", disable=None)
     with dependencies_named(opened.task), bar:
 
         def watch(step: EvalStep) -> None:

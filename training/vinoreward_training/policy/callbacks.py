@@ -97,9 +97,8 @@ class RunCallback(ClaimedVsTrue):
         self._last_checkpoint: int | None = start if start else None
         self.truth = truth_reader(config.truth)
         self._bar = tqdm(
-            total=config.timesteps, initial=start, unit="step", disable=not config.progress,
-            desc="train",
-        )  # fmt: skip
+            total=config.timesteps, initial=start, unit="step", desc="train", disable=None
+        )
 
     def _take_over(self, start: int) -> None:
         """Bring the alarms to where they were when the run was stopped."""
