@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge
 
 from vinoreward_training.configs.task import (
     Arguments,
@@ -59,17 +59,10 @@ class TrainConfig(RewardedTask):
     """Seed of weights, exploration and training episodes. One thread, one seed: one curve."""
     config: Path | None = None
     """YAML file with these option names (underscores); the command line overrides it."""
-    on_alarm: Literal["tell", "pause", "stop", "off"] = "tell"
-    """What an alarm does: tell, pause (until Enter is pressed or a file named continue appears in
-    the run's folder), stop (go on with --resume), or off. It is raised when significantly more than
-    5 % of the episodes end with a false claim (where the truth is known), end with a claim before
-    --earliest-success or show a tenth of their images out of distribution; or when too few of the
-    labelled claims are true."""
-    earliest_success: Count | None = None
-    """First step of an episode at which a success is possible: an alarm for claims before it. None:
-    no such alarm."""
-    sample_claims: Annotated[int, Ge(0), Le(100_000)] = 200
-    """Claims, drawn at random, whose images are kept in claims/ for vinoreward label --run."""
+    on_alarm: Literal["tell", "stop", "off"] = "tell"
+    """What an alarm does: tell, stop (go on with --resume), or off. It is raised when significantly
+    more than 5 % of the episodes end with a false claim (where the truth is known) or show a tenth
+    of their images out of distribution; or when too few of the labelled claims are true."""
     num_envs: Count = 1
     """Environments that are stepped together, with one classification of all their images per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per

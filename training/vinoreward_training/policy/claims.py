@@ -22,6 +22,8 @@ from vinoreward_training.runs.report import read_table
 
 COLUMNS = ("image", "step", "episode", "probability", "ood_score", "true", "drawn")
 NUMBERS = COLUMNS[1:]
+SIZE = 200
+"""Claims that a training keeps."""
 MAX_WAITING = 32 << 20
 """Bytes of images that wait in memory to be written."""
 
@@ -46,7 +48,7 @@ class Claim:
 
 
 class ClaimSample:
-    """Keeps ``size`` claims of a training in its folder, each claim as likely as any other.
+    """Keeps some claims of a training in its folder, each claim as likely as any other.
 
     Each episode's claim draws a number, from the seed and the episode alone; the smallest ones are
     kept (reservoir sampling by random keys). A training that is killed and repeats episodes so
@@ -56,12 +58,12 @@ class ClaimSample:
 
     Args:
         run: folder of the run.
-        size: of the sample.
         seed: of the draws.
         until: step of the checkpoint that the run goes on from; later claims are dropped.
+        size: of the sample.
     """
 
-    def __init__(self, run: Path, size: int, seed: int, until: int = 0) -> None:
+    def __init__(self, run: Path, seed: int, until: int = 0, size: int = SIZE) -> None:
         self.folder = run / CLAIMS
         self.size = size
         self._labels_path = run / LABELS

@@ -386,8 +386,8 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
         "steps": result.steps,
         "goal reached at step": "not reached" if result.solved_at is None else result.solved_at,
     }
-    for test, name in TITLES.items():
-        facts[f"alarms of {name} at steps"] = ", ".join(map(str, raised[test][:10])) or "none"
+    for test in ("false", "ood", "precision"):
+        facts[f"alarms of {TITLES[test]} at steps"] = ", ".join(map(str, raised[test][:10])) or "none"
     if (bound := callback.trust.bound) is not None:
         facts["labelled claims that are successes"] = f"{bound.successes} of {bound.labels}"
         facts["successes among all claims, 95 % interval"] = f"{bound.low:.0%} to {bound.high:.0%}"
@@ -416,7 +416,6 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
     alarms = {
         "alarms": raised["false"],
         "ood_alarms": raised["ood"],
-        "early_alarms": raised["early"],
         "precision_alarms": raised["precision"],
         "labelled_claims": plain(bound),
     }
