@@ -430,7 +430,7 @@ def test_a_training_prints_what_its_images_suffice_for(
 
 
 def test_a_run_on_the_truth_leaves_out_what_it_refuses(runs: Path) -> None:
-    options = {"hold": 3, "exit_threshold": 0.4, "reward_mode": "potential"}
+    options = {"hold": 3, "reward_mode": "potential"}
     learned = dataclasses.replace(LEARNED, truth=None, on_ood="warn", **options)
     record(runs / "policy", learned)
     compared = parsed(to_compare(runs / "policy", vars(learned)))

@@ -43,7 +43,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     ("options", "more"),
     [
         ({"hold": 2, "step_reward": -0.5}, {}),
-        ({"hold": 2, "exit_threshold": 0.05}, {}),
         ({"reward_mode": "potential"}, {"gamma": 0.9}),
         ({"reward_mode": "probability"}, {}),
         ({"image_source": ("obs:image",), "env_kwargs": {"observation": "dict"}}, {}),
@@ -68,8 +67,7 @@ def test_environments_in_one_batch_pay_what_single_ones_pay(
 @pytest.mark.parametrize(
     ("options", "meant"),
     [
-        ({"hold": 2, "exit_threshold": 0.05},
-         {"success_hold_steps": 2, "success_exit_threshold": 0.05, "hold_in_observation": True}),
+        ({"hold": 2}, {"success_hold_steps": 2, "hold_in_observation": True}),
         ({"success_reward": 3.0, "step_reward": -0.5}, {"success_reward": 3.0,
                                                         "step_reward": -0.5}),
         ({"reward_mode": "potential"}, {"gamma": 0.9, "terminate_on_success": True}),
@@ -228,7 +226,6 @@ OWN: dict[str, Any] = {"bundle": None, "success_reward": 100.0, "step_reward": -
         ({"algorithm_kwargs": {"policy": "CnnPolicy"}}, r"DQN cannot be set up.*image"),
         # SB3's convolutions need 36 pixels.
         ({"image_source": ("obs:image",), "env_kwargs": {"observation": "dict"}}, "set up.*Kernel"),
-        ({"exit_threshold": 0.9, "hold": 2}, "0.9.*harder to keep"),
         ({"env": "VinorewardManyOnlyOne-v0", **OWN}, r"3 environments .*port is in use"),
         # Other processes have not registered it.
         ({"env": "VinorewardManyOnlyOne-v0", **OWN, "vec_env": "subproc"},
@@ -265,7 +262,7 @@ def test_many_environments_are_encoded_together_as_single_ones_are(
 ) -> None:
     encoder = str(toy_environments.save_toy_encoder(tmp_path / "encoder").path)
     given: dict[str, Any] = {
-        "env_kwargs": {"observation": "image"}, "encoder": encoder, "frame_stack": 2,
+        "env_kwargs": {"observation": "image"}, "encoder": encoder,
         "image_source": (source,),
     }  # fmt: skip
     task = toy_task(bundle, **given)
@@ -273,7 +270,7 @@ def test_many_environments_are_encoded_together_as_single_ones_are(
     expected, found = one_by_one(2, actions, task), together(2, actions, task)
     for one in (expected, found):
         for steps in one:
-            assert all(step[0].shape == (2 * toy_environments.LATENT,) for step in steps)
+            assert all(step[0].shape == (toy_environments.LATENT,) for step in steps)
             steps[:] = [(np.round(step[0], 4), *step[1:]) for step in steps]
     assert_equal(found, expected)
     if source == "obs":

@@ -15,7 +15,6 @@ from vinoreward_training.configs.task import (
     Seed,
     Share,
     Task,
-    Threads,
 )
 
 Learner = Literal["sb3", "fused", "skrl"]
@@ -89,8 +88,6 @@ class TrainConfig(RewardedTask):
     package:Id-v0. This runs its code. Without this option, you are asked."""
     force: bool = False
     """Train even with a classifier that its own training found useless."""
-    threads: Threads = 1
-    """Threads of the learner. More than one does not repeat exactly."""
     device: str = "cpu"
     """Torch device of the learner; small networks are fastest on the CPU."""
 

@@ -58,9 +58,7 @@ from vinoreward_training.tasks.environments import (
     find_bundle,
     has_own_reward,
     is_rewarded,
-    load_encoder,
     make_env,
-    network_sha256,
 )
 from vinoreward_training.tasks.many import make_batch, make_envs, sibling_env
 from vinoreward_training.tasks.recorded import task_of_bundle
@@ -116,16 +114,6 @@ def _presets(*names: str) -> dict[str, Any]:
 
 
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
-    if before is not None and before.encoder is None and config.encoder is not None:
-        expected = f"none, as the run in {config.out} has none"
-        raise ConfigError(field="encoder", value=config.encoder, expected=expected)
-    if config.exit_threshold is not None and config.hold == 1:
-        raise ConfigError(
-            field="exit_threshold",
-            value=config.exit_threshold,
-            expected="`hold` above 1, as after the first claim nothing follows",
-            remedy="add it, or leave `exit_threshold` out",
-        )
     if before is None:
         config = _with_algorithm(config)
     return dataclasses.replace(
@@ -160,13 +148,11 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
 
 SETTINGS: Settings[TrainConfig] = Settings(
     TrainConfig,
-    fixed=(
-        "env", "algorithm", "learner", "seed", "frame_stack", "num_envs", "hold", "exit_threshold",
-    ),
+    fixed=("env", "algorithm", "learner", "encoder", "seed", "num_envs", "hold"),
     task=task_of_bundle,
     preset=_preset,
     check=_checked,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -196,9 +182,6 @@ def train(config: TrainConfig) -> TrainResult:
             value=config.timesteps,
             expected="all settings, as SETTINGS.of(...) completes them",
         )
-    if config.encoder is not None:
-        encoder = load_encoder(config.encoder, config.encoder_sha256)
-        config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
     if not config.resume:
         _check_reward_used(config)
     if config.bundle is not None and config.backend != ORACLE:
@@ -230,7 +213,7 @@ def train(config: TrainConfig) -> TrainResult:
 
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
-    of_reward = ("reward_mode", "hold", "exit_threshold", "on_ood")
+    of_reward = ("reward_mode", "hold", "on_ood")
     rewards = ("success_reward", "step_reward")
     if not is_rewarded(config):
         by = f"a training on the own reward of {config.env}, without a bundle,"
@@ -249,7 +232,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
 
     from vinoreward_training.policy.callbacks import RunCallback, TrainingEnded
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(1)
     total = config.timesteps or 0
     with contextlib.ExitStack() as closing:
         closing.callback(_close, evaluation_env, env)
@@ -387,7 +370,8 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
         "goal reached at step": "not reached" if result.solved_at is None else result.solved_at,
     }
     for test in ("false", "ood", "precision"):
-        facts[f"alarms of {TITLES[test]} at steps"] = ", ".join(map(str, raised[test][:10])) or "none"
+        steps = ", ".join(map(str, raised[test][:10]))
+        facts[f"alarms of {TITLES[test]} at steps"] = steps or "none"
     if (bound := callback.trust.bound) is not None:
         facts["labelled claims that are successes"] = f"{bound.successes} of {bound.labels}"
         facts["successes among all claims, 95 % interval"] = f"{bound.low:.0%} to {bound.high:.0%}"

@@ -204,10 +204,9 @@ def make_env(
         gamma: the learner's discount, for ``reward_mode="potential"``.
         scored: False leaves learned reward and encoder to :func:`make_envs`.
     """
-    check_encoder_used(task)
     if task.encoder is None or not scored:
         return _rewarded(task, render_mode, gamma, scored)
-    loaded = load_encoder(task.encoder, task.encoder_sha256)
+    loaded = Bundle.load(task.encoder)
     env = _rewarded(task, render_mode, gamma, scored)
     try:
         if env.render_mode is None and default_source(env.observation_space, "rgb_array") == (
@@ -262,17 +261,6 @@ def _unscored(task: RewardedTask, own: Mapping[str, Any]) -> gym.Env[Any, Any]:
     return ImageInInfo(env) if rendered else env
 
 
-def check_encoder_used(task: RewardedTask) -> None:
-    """Refuse a stack of latents where there is no encoder."""
-    if task.frame_stack != 1 and task.encoder is None:
-        raise ConfigError(
-            field="frame_stack",
-            value=task.frame_stack,
-            expected="1 without an encoder, as the environment's own observation is used",
-            remedy="add `encoder`, or leave `frame_stack` out",
-        )
-
-
 def environment_arguments(task: Task) -> dict[str, Any]:
     """Return the environment's own arguments, with YAML's lists as tuples."""
     return {name: tupled(value) for name, value in task.env_kwargs.items()}
@@ -291,9 +279,10 @@ def own_arguments(task: RewardedTask) -> dict[str, Any]:
 
 
 _OF_OURS = {
-    "accept_foreign_images": "accept_foreign_images", "hold": "success_hold_steps",
-    "exit_threshold": "success_exit_threshold", "on_ood": "on_ood",
-}  # fmt: skip
+    "accept_foreign_images": "accept_foreign_images",
+    "hold": "success_hold_steps",
+    "on_ood": "on_ood",
+}
 """Options of the learned reward that environments of ours take too, and their names there."""
 
 
@@ -317,7 +306,6 @@ def reward_arguments(
         "image_source": _unpacked(task.image_source),
         "reward_mode": task.reward_mode,
         "success_hold_steps": task.hold,
-        "success_exit_threshold": task.exit_threshold,
         "on_ood": task.on_ood,
         "hold_in_observation": task.hold > 1 and row and task.encoder is None,
         # Else an agent that is paid for looking like success would stay just short of it.
@@ -331,7 +319,6 @@ def encoder_arguments(task: RewardedTask) -> dict[str, Any]:
     return {
         "backend": "openvino" if task.backend == ORACLE else task.backend,
         "precision": task.precision,
-        "frame_stack": task.frame_stack,
     }
 
 
@@ -349,29 +336,6 @@ def find_bundle(bundle: str) -> Path | str:
     if (path / "bundle" / SPEC_FILE).is_file():
         return path / "bundle"
     return path if path.exists() else bundle
-
-
-def network_sha256(bundle: Bundle) -> str | None:
-    """Return the hash of a bundle's FP32 network, or of its only one.
-
-    An INT8 network that is added later has passed its gate: it is the same encoder.
-    """
-    files = bundle.spec.files
-    names = ("model.onnx", "model.safetensors", *sorted(files))
-    return next((files[name] for name in names if name in files), None)
-
-
-def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
-    """Load an encoder's bundle; check the hash of its network where one is given."""
-    bundle = Bundle.load(path_or_name)
-    actual = network_sha256(bundle)
-    if sha256 is not None and actual != sha256:
-        raise ConfigError(
-            f"the encoder {path_or_name} has the network {(actual or 'unknown')[:12]}, and the "
-            f"policy was trained with {sha256[:12]}. Expected the same, as another encoder's "
-            "latent means nothing to it; name that one with --encoder, or train anew."
-        )
-    return bundle
 
 
 def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
