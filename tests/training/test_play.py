@@ -116,7 +116,6 @@ def test_policies_that_do_not_fit_or_are_damaged(trained: Path, tmp_path: Path) 
         ("--seed -1", "seed"),
         ("--out film.avi", "out"),
         ("--compressed", "compressed"),
-        ("--encoder some", "encoder"),
         ("--human", "human"),
     ],
 )

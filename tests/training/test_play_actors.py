@@ -177,8 +177,7 @@ def test_a_policy_without_a_run_is_played_on_the_task_that_is_named(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"backend": "oracle"}, "env_kwargs=backend oracle"),
-        ({"encoder": "some"}, "encoder"),
+        ({"bundle": "some"}, "env_kwargs=bundle some"),
         ({"env": "Acrobot-v1"}, "observations"),
         ({"env_kwargs": {"colour": "red"}}, "colour"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import statistics
 import time
@@ -17,7 +16,7 @@ import numpy as np
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward_training.configs import ProfileConfig
-from vinoreward_training.configs.task import RewardedTask, Task
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.policy.checkpoint import build_model, suited_algorithms
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import new_figure, save_figure
@@ -73,11 +72,11 @@ class Clock:
 class Stepper:
     """Steps an environment with random actions, over and over; resets are part of the call."""
 
-    def __init__(self, env: gym.Env[Any, Any], seed: int = 0) -> None:
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
         self._over = False
-        env.action_space.seed(seed)
-        env.reset(seed=seed)
+        env.action_space.seed(0)
+        env.reset(seed=0)
 
     def __call__(self) -> None:
         """Take one step, after a reset where the last one ended the episode."""
@@ -121,10 +120,8 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
         )
     with contextlib.ExitStack() as stack:
         env: Any = stack.enter_context(contextlib.closing(make_env(_task(config))))
-        # The oracle has none.
-        classifier = (
-            env.get_wrapper_attr("classifier") if env.has_wrapper_attr("classifier") else None
-        )
+        with_reward = env.has_wrapper_attr("classifier")  # the oracle has none
+        classifier = env.get_wrapper_attr("classifier") if with_reward else None
         if own_reward:
             timed = env.unwrapped.scene.batch
             parts = {"home": "motion", "move": "motion", "images": "render"}
@@ -133,7 +130,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
             parts = {"reset": "motion", "step": "motion", "render": "render"}
         for name, part in parts.items():
             setattr(timed, name, clock.timed(part, getattr(timed, name)))
-        step: Step = Stepper(env, config.seed)
+        step: Step = Stepper(env)
 
         if classifier is not None:
             for backend in classifier.backends:  # Built here, so that loading is in no step.
@@ -155,9 +152,9 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 
 def _task(config: ProfileConfig) -> RewardedTask:
     """Return what is stepped; only times matter here, not the claims."""
-    given = {one.name: getattr(config, one.name) for one in dataclasses.fields(Task)}
     return RewardedTask(
-        **given,
+        env=config.env,
+        env_kwargs=config.env_kwargs,
         backend=config.backend,
         bundle=config.bundle,
         precision=config.precision,
@@ -183,7 +180,7 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
                 expected=f"actions of SAC or DQN, not {env.action_space}, to time a learner's step",
                 remedy="add `learner=False` to time the rest",
             )
-        model: Any = build_model(name, env, {}, seed=config.seed, replay_size=500)
+        model: Any = build_model(name, env, {}, seed=0, replay_size=500)
         model.learn(300)
         yield lambda: model.train(gradient_steps=1, batch_size=model.batch_size)
 

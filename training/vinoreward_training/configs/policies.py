@@ -14,7 +14,6 @@ from vinoreward_training.configs.task import (
     RewardedTask,
     Seed,
     Share,
-    Task,
 )
 
 Learner = Literal["sb3", "fused", "skrl"]
@@ -126,14 +125,8 @@ class PlayConfig:
     """Arguments of the environment that override those of training: name value name value ..."""
     truth: str | None = None
     """How the true success is known, as in train; None: as in training."""
-    backend: str | None = None
-    """Another backend for the classifier; None: as in training."""
     bundle: str | None = None
-    """Another bundle for the claims; None: as in training."""
-    accept_foreign_images: bool = False
-    """Accept a bundle that does not record the source of its images, as in training."""
-    encoder: str | None = None
-    """Current location of the training's encoder; None: unchanged."""
+    """Another bundle for the claims, such as a mended one; None: as in training."""
     seed: Seed = 1000
     """Seed of the first episode; increases by 1 per episode."""
     trust_run: bool = False
@@ -142,7 +135,7 @@ class PlayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileConfig(Task):
+class ProfileConfig:
     """Measure the breakdown of a training step and the maximum gain of a faster backend.
 
     Examples:
@@ -151,6 +144,10 @@ class ProfileConfig(Task):
         vinoreward profile --env my_robot:Lift-v0 --bundle runs/lift
     """
 
+    env: str = "PandaHover-v0"
+    """Gymnasium id; package:Id-v0 imports the package first."""
+    env_kwargs: Arguments = field(default_factory=dict)
+    """Arguments of the environment: name value name value ..."""
     bundle: str | None = None
     """Classifier: an installed name or a folder; None: the environment's own."""
     backend: str = "openvino"
@@ -161,7 +158,5 @@ class ProfileConfig(Task):
     """Number of steps."""
     learner: bool = True
     """Include a gradient step, as in training: SAC's, or DQN's for discrete actions."""
-    seed: Seed = 0
-    """Seed of resets and actions."""
     out: Path = Path("runs/profile")
     """Folder for profile.json and profile.png, which an earlier profile's give way to."""

@@ -30,6 +30,7 @@ Count = Annotated[int, Ge(1), Le(10**12)]
 """A number of things of which there is at least one; more than the limit is a typo."""
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 """NumPy and Stable-Baselines3 accept no larger ones."""
+Threads = Annotated[int, Ge(1), Le(1000)]
 Share = Annotated[float, Gt(0), Le(1)]
 
 

@@ -155,10 +155,7 @@ def _played(
 
 def _task(config: PlayConfig, trained: TrainConfig) -> TrainConfig:
     """Return the task of a training with what the command line changes."""
-    if config.encoder is not None and trained.encoder is None:
-        expected = f"none, as the policy in {config.run} was trained without one"
-        raise ConfigError(field="encoder", value=config.encoder, expected=expected)
-    names = ("env", "truth", "backend", "bundle", "encoder", "accept_foreign_images")
+    names = ("env", "truth", "bundle")
     changes: dict[str, Any] = {name: value for name in names if (value := getattr(config, name))}
     same = config.env is None or same_environment(config.env, trained.env)
     kwargs = {**(trained.env_kwargs if same else {}), **config.env_kwargs}
@@ -190,14 +187,13 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
 
     ``mode`` ``"rgb_array"`` films; an environment that does not render is made without.
     """
-    for name in ("backend", "bundle", "encoder"):
-        if getattr(config, name) is not None:
-            raise ConfigError(
-                field=name,
-                value=getattr(config, name),
-                expected="none with a run of vinoreward actors, whose task has its own options",
-                remedy=f"leave it out, or try `env_kwargs={name} {getattr(config, name)}`",
-            )
+    if config.bundle is not None:
+        raise ConfigError(
+            field="bundle",
+            value=config.bundle,
+            expected="none with a run of vinoreward actors, whose task has its own options",
+            remedy=f"leave it out, or try `env_kwargs=bundle {config.bundle}`",
+        )
     file = "compressed.json" if config.compressed else "policy.json"
     if config.compressed and not (config.run / file).is_file():
         raise ModelNotFoundError(
