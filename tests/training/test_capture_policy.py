@@ -139,12 +139,11 @@ def test_episodes_are_mixed_and_each_image_says_who_played(
             straight[row["player"]].append(place == step + 1)
     assert all(straight["policy"]) and any(straight["noisy"]) and not all(straight["noisy"])
     about = read_about(out)
-    assert about["policy"] == f"{script}:act" and about["noise"] == 0.3
+    assert about["policy"] == f"{script}:act"
     assert about["mix"] == {"random": 1.0, "policy": 1.0, "noisy": 2.0}
     said = capsys.readouterr()
     (won,) = re.findall(r"success: random 0/\d+, policy (\d+)/\1, noisy \d+/\d+", said.out)
     assert int(won) >= counts["policy"]
-    assert re.search(r"\d+% of \d+ episodes succeed", said.err)
 
 
 def test_an_action_beyond_the_limits_becomes_the_limit(script: Path) -> None:

@@ -41,6 +41,12 @@ LEAD = 5
 """Successes may be ahead of the failures by this times the quota."""
 MOST_NUMBERS = 32
 """Numbers of one observation, or of one entry of it, that are written down."""
+FAILURES_PER_SUCCESS = 4
+"""Failures per success at most, where successes are rare."""
+NOISE = 0.3
+"""Share of random steps in a noisy episode."""
+PATIENCE = 200
+"""Episodes in a row without an image after which a capture gives up."""
 EARLY = 20
 """Episodes in a row without an image after which advice is printed."""
 
@@ -55,8 +61,6 @@ class Balance:
     """Images in all, at most half of them successes."""
     quota: int
     """Largest number of images of each label from one episode."""
-    ratio: int = 1
-    """Failures per success at most, where successes are rare."""
     kept_successes: int = 0
     kept_failures: int = 0
     kept_failed: int = 0
@@ -88,12 +92,13 @@ class Balance:
     def failures(self, more: int = 0, *, rare: bool = False) -> int:
         """How many failures there may be once ``more`` successes are kept: as many.
 
-        Where successes are ``rare``, one for each episode, but at most ``ratio`` for each success.
+        Where successes are ``rare``, one for each episode, but at most ``FAILURES_PER_SUCCESS`` for
+        each success.
         """
         successes, half = self.kept_successes + more, self.frames // 2
         owed = (self.frames - half) * successes // half
         if rare:
-            owed = max(owed, min(self.ratio * successes, self.episodes))
+            owed = max(owed, min(FAILURES_PER_SUCCESS * successes, self.episodes))
         return max(0, min(owed, self.frames - successes) - self.kept_failures)
 
     @property
@@ -234,7 +239,7 @@ class Play:
 
     def _steps(self, seed: int, observation: Any) -> Iterator[Step]:
         space = self._env.action_space
-        noise = {"random": 1.0, "policy": 0.0, "noisy": self._config.noise}[self._player]
+        noise = {"random": 1.0, "policy": 0.0, "noisy": NOISE}[self._player]
         random = np.random.default_rng([seed, 0x70])
         for number in range(LONGEST):
             if self._act is None or random.random() < noise:
@@ -267,8 +272,8 @@ class Play:
         if missing == "failure":
             play = "more random play (--mix random 2 policy 1), or "
             return f"{'' if self._act is None else play}another --truth or --env"
-        steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
-        longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
+        steps = (self._env.spec.max_episode_steps if self._env.spec is not None else None) or 0
+        longer = f"--env-kwargs max_episode_steps {2 * steps or 200}"
         better = "a better --policy, or more of it in --mix"
         if self._act is None:
             better = "a policy that succeeds now and then: --policy FILE.py:FUNCTION, or a zip"
@@ -278,16 +283,15 @@ class Play:
         """Add images until both labels have enough; yield after each episode how many it added.
 
         An episode adds all its chosen images or none, so a stopped capture resumes exactly. After
-        ``patience`` episodes in a row without an image there is a DatasetError.
+        ``PATIENCE`` episodes in a row without an image there is a DatasetError.
         """
-        config, patience = self._config, self._config.patience
+        config = self._config
         first = self._env.reset(seed=0)[0]
         if self._act is not None:
             self._act(first)  # a policy that fails is refused before it is played for long
         kept = table.count("success"), table.count("failure")
         failed = sum(row["category"] == "failed_episode" for row in table.rows.values())
-        ratio = config.failures_per_success
-        balance = Balance(config.frames, config.per_episode, ratio, *kept, failed)
+        balance = Balance(config.frames, config.per_episode, *kept, failed)
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
         barren, advised = 0, False
         while not balance.complete:
@@ -309,15 +313,15 @@ class Play:
                 table.add(pairs)
             yield len(pairs)
             barren = 0 if images else barren + 1
-            if not advised and barren and barren == min(EARLY, patience - 1):
+            if not advised and barren == EARLY:
                 advised = True
                 keys = ", ".join(sorted(map(str, self._info)))
                 self._say(
                     f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
-                    f"{self._truth_option} (info has {keys}). Capture gives up after {patience}. "
+                    f"{self._truth_option} (info has {keys}). Capture gives up after {PATIENCE}. "
                     f"What helps: {self._advice(balance.missing)}."
                 )
-            if barren >= patience:
+            if barren >= PATIENCE:
                 raise DatasetError(self._given_up(table, barren, balance))
             episode += 1
 
@@ -390,8 +394,7 @@ class Play:
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
         if balance.kept_successes and balance.kept_failures:
-            line = resume_capture(self._config, "--patience", str(10 * self._config.patience))
-            rest = f"{kept} are kept; continue with: {line} (or begin anew)"
+            rest = f"{kept} are kept; go on with: {resume_capture(self._config)} (or begin anew)"
         else:
             # Images of one label are no dataset, and would stand in the way of the next try.
             table.clear()

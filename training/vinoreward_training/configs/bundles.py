@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from vinoreward.images import MAX_VIEWS
-from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Share, Task
+from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Task
 
 Side = Annotated[int, Ge(16), Le(10_000)]
 """Height or width of an image."""
@@ -31,14 +31,13 @@ class CaptureConfig(Task):
             --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             obs:wrist
-        vinoreward capture --from-video recordings --labels times.csv --out data/mine
-        vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
-            --out data/pick
+        vinoreward capture --recordings videos --video-fps 5 --out data/mine
+        vinoreward capture --recordings pick --camera observation.images.front --out data/pick
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "out", "env", "truth", "frames", "image_source", "image_size", "policy", "env_kwargs",
-        "from_video", "labels", "from_lerobot", "seed", "resume",
+        "recordings", "seed", "resume",
     )  # fmt: skip
 
     out: Path = Path("data/hover")
@@ -69,37 +68,22 @@ class CaptureConfig(Task):
     mix: dict[str, float] = field(default_factory=dict)
     """With --policy, shares of the episodes, which are played at random, by the policy, or by the
     policy with random steps; default: random 1 policy 1 noisy 2."""
-    noise: Share = 0.3
-    """Share of random steps in a noisy episode."""
     per_episode: Count = 4
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""
-    failures_per_success: Count = 4
-    """Maximum failures per success. Where successes are rare, a capture keeps one failure for each
-    episode played rather than one for each success."""
-    patience: Count = 200
-    """Stop after this many episodes in a row without an image to keep."""
-    from_video: Path | None = None
-    """Instead of acting: take images from this video or folder of videos, --frames at most. Each
-    video is an episode."""
-    labels: Path | None = None
-    """With --from-video, a CSV table of times in seconds: video,start,end,label, with success or
-    failure. Default: labels.csv beside the videos, or else the folders success/ and failure/ that
-    they are in."""
+    recordings: Path | None = None
+    """Instead of acting: take images, --frames at most, from a LeRobotDataset v3.0 folder, or from
+    a video or a folder of videos, each an episode. Labels of videos are in a table of times beside
+    them, labels.csv (video,start,end,label, with seconds and success or failure), or are the
+    folders success/ and failure/ that they are in."""
     video_fps: Annotated[float, Gt(0), Le(1000)] = 5.0
     """Images per second of a video."""
-    from_lerobot: Path | None = None
-    """Instead of acting: take images from this LeRobotDataset v3.0 folder, --frames at most."""
     camera: str | None = None
-    """Key of its images, such as observation.images.front; not needed if there is one only."""
+    """Of a LeRobot dataset: key of its images, such as observation.images.front; not needed if
+    there is one only."""
     label_column: str | None = None
-    """Its column that says what is a success; by default next.success, else next.reward. none: take
-    images without labels, for train-vae."""
-    label_above: float | None = None
-    """A number above this in that column is a success; default: 0.5, for a column of 0 and 1."""
-    label_frame: Literal["same", "next"] | None = None
-    """Image that shows the outcome of a row: that of the same row, as LeRobot's recorder for reward
-    classifiers writes it, or of the next row. Default: next for next.success, same for others."""
+    """Of a LeRobot dataset: column that says what is a success; by default next.success, else
+    next.reward. none: take images without labels, for train-vae."""
 
 
 @dataclass(frozen=True)
@@ -355,10 +339,6 @@ class ScoreConfig:
     """Of a LeRobot dataset: key of its images; not needed if there is one only."""
     label_column: str | None = None
     """Of a LeRobot dataset, as in capture: next.success, else next.reward, if it has one."""
-    label_above: float | None = None
-    """A number above this in that column is a success; default: 0.5, for a column of 0 and 1."""
-    label_frame: Literal["same", "next"] | None = None
-    """Image that shows the outcome of a row, as in capture."""
     threshold: Annotated[float, Ge(0), Le(1)] | None = None
     """Probability from which success is claimed; default: the bundle's."""
     success_reward: float = 1.0

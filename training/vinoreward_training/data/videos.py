@@ -58,7 +58,7 @@ class Video:
     """Height and width."""
 
 
-def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
+def find_videos(source: Path, option: str = "--recordings") -> list[Video]:
     """Return a video, or those at any depth of a folder by name; ``option`` named the source.
 
     DatasetError if there is none, or one that FFmpeg cannot open.
@@ -84,19 +84,16 @@ def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
     return [_opened(name, inside(source, name)) for name in names]
 
 
-def read_labels(
-    source: Path, table: Path | None, videos: Sequence[Video], fps: float
-) -> list[Outcomes]:
+def read_labels(source: Path, videos: Sequence[Video], fps: float) -> list[Outcomes]:
     """Return of each video, for each of its images, 1 for success, 0, or -1 without a label.
 
-    Labels are in a CSV ``table`` with the columns video, start, end and label; None is ``LABELS``
-    beside the videos, or else the names of their folders. DatasetError for a video without labels,
-    times that contradict each other, or one label only.
+    Labels are in the CSV table ``LABELS`` beside the videos, with the columns video, start, end and
+    label, or are the names of their folders. DatasetError for a video without labels, times that
+    contradict each other, or one label only.
     """
-    usual = (source if source.is_dir() else source.parent) / LABELS
-    table = usual if table is None and usual.is_file() else table
+    table = (source if source.is_dir() else source.parent) / LABELS
     every = [np.full(count(video, fps), -1, np.int8) for video in videos]
-    if table is None:
+    if not table.is_file():
         for marks, video in zip(every, videos, strict=True):
             marks[:] = _MARKS.get(Path(video.name).parts[0], -1)
     else:
@@ -114,7 +111,7 @@ def read_labels(
         raise DatasetError(
             f"{len(bare)} of {len(videos)} videos have no label, the first is {bare[0]}. Expected "
             f"a table of times with the columns {', '.join(_COLUMNS)} (seconds; success or "
-            f"failure), as {usual} or named with --labels, or the folders success and failure "
+            f"failure), as {table}, or the folders success and failure "
             f"with whole videos; label {'them' if len(bare) > 1 else 'it'}, or move them away."
         )
     successes, failures = (sum(int((m == mark).sum()) for m in every) for mark in (1, 0))
