@@ -221,40 +221,6 @@ def test_broken_and_absent_videos_are_told_in_a_sentence(tmp_path: Path, videos:
         capture.run(CaptureConfig(out=out, recordings=videos, image_size=(32, 48)))
 
 
-def with_gap(path: Path, since: int, until: int) -> Path:
-    """Write a video of 10 images a second that lacks some of them."""
-    av = pytest.importorskip("av")
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 48, 32, "yuv420p", 4_000_000
-        packets = []
-        for index in range(40):
-            noise = np.random.default_rng(index).integers(0, 256, (32, 48, 3), dtype=np.uint8)
-            packets += stream.encode(av.VideoFrame.from_ndarray(noise, format="rgb24"))
-        packets += stream.encode()
-        for index, packet in enumerate(packets):
-            if not since <= index < until:
-                container.mux(packet)
-    return path
-
-
-def test_an_image_is_not_paired_with_the_label_of_a_later_moment(tmp_path: Path) -> None:
-    """A camera hung from 1 s to 3 s; what it showed then is no success."""
-    videos = tmp_path / "videos"
-    videos.mkdir()
-    with_gap(videos / "a.mp4", 10, 30)
-    labelled(videos, ["a.mp4,0,2.5,failure", "a.mp4,2.5,,success"])
-    with pytest.raises(DatasetError, match=r"a.mp4 shows one image from 1\.000 s to 2\.600 s, but"):
-        capture.run(CaptureConfig(out=tmp_path / "out", recordings=videos))
-    # Without a label where it hung, all is well; so is a label that begins within a second.
-    labelled(videos, ["a.mp4,0,1,failure", "a.mp4,3,,success"])
-    capture.run(CaptureConfig(out=tmp_path / "good", recordings=videos))
-    assert len(rows_of(tmp_path / "good")) == 10
-    with_gap(videos / "a.mp4", 10, 15)
-    labelled(videos, ["a.mp4,0,1.2,failure", "a.mp4,1.2,,success"])
-    capture.run(CaptureConfig(out=tmp_path / "short", recordings=videos))
-
-
 def test_a_damaged_video_does_not_repeat_earlier_images(tmp_path: Path) -> None:
     videos = tmp_path / "videos"
     content = bytearray(film(videos / "a.mp4", noise=True).read_bytes())

@@ -355,7 +355,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
     print(f"{total} images of {len(videos)} videos of {seconds:.0f} seconds in all")
     fps = config.video_fps
     table = _converted(
-        config, known, lambda table: take_images(videos, plan, table, fps, size, marks), total
+        config, known, lambda table: take_images(videos, plan, table, fps, size), total
     )
     return _end(config, table)
 
