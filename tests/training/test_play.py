@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from train_runs import Corridor
 from vinoreward.errors import (
     ConfigError,
     MissingDisplayError,
-    MissingExtraError,
     ModelCorruptError,
     ModelNotFoundError,
     VinorewardError,
@@ -127,24 +125,6 @@ def test_what_is_refused_before_anything_is_played(
     with pytest.raises((ConfigError, MissingDisplayError)) as error:
         play(Settings(PlayConfig).parse(["--run", str(trained), *arguments.split()], prog="play"))
     assert isinstance(error.value, VinorewardError) and error.value.field == field
-
-
-def test_mp4_without_ffmpeg_is_refused_before_anything_is_played(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)  # as if it were not installed
-    with pytest.raises(MissingExtraError, match="imageio_ffmpeg"):
-        play(PlayConfig(run=trained, out=tmp_path / "film.mp4"))
-    assert not (tmp_path / "film.mp4").exists()
-
-
-@pytest.mark.slow
-def test_a_film_can_be_an_mp4(trained: Path, tmp_path: Path) -> None:
-    import imageio.v2 as imageio
-
-    play(PlayConfig(run=trained, episodes=1, film=1, out=tmp_path / "film.mp4"))
-    with imageio.get_reader(tmp_path / "film.mp4") as film:
-        assert film.get_data(0).ndim == 3
 
 
 def test_captions_keep_the_image_and_differ_with_what_they_say() -> None:

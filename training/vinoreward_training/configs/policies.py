@@ -114,7 +114,7 @@ class PlayConfig:
     film: Annotated[int, Ge(0)] = 5
     """Number of episodes to film, from the first on; 0 for none."""
     out: Path | None = None
-    """The film, .gif or .mp4 (needs imageio-ffmpeg); None is play.gif in the run's folder."""
+    """The film, a .gif; None is play.gif in the run's folder."""
     human: bool = False
     """Show a window, which needs a display; makes no film."""
     compressed: bool = False

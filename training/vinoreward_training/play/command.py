@@ -30,7 +30,7 @@ from vinoreward_actors.tasks.lookup import make_task
 from vinoreward_envs.human import has_display
 from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
-from vinoreward_training.play.film import Filmer, check_film_path, save_film
+from vinoreward_training.play.film import Filmer, save_film
 from vinoreward_training.policy.checkpoint import discount, load_policy, read_description
 from vinoreward_training.policy.evaluate import EvalStep, Evaluation, Policy, evaluate
 from vinoreward_training.runs.next_command import to_mend
@@ -87,8 +87,8 @@ def play(config: PlayConfig) -> PlayResult:
     """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder."""
     filmed = 0 if config.human else min(config.film, config.episodes)
     film_path = config.run / "play.gif" if config.out is None else config.out
-    if filmed:
-        check_film_path(film_path)
+    if filmed and film_path.suffix.lower() != ".gif":
+        raise ConfigError(field="out", value=film_path.name, expected="a name ending in .gif")
     if config.human and not has_display():
         raise MissingDisplayError(
             field="human",
