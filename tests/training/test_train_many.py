@@ -16,7 +16,6 @@ from many_runs import SMALL_DQN, TOY, assert_equal, one_by_one, together, toy_co
 from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
-from train_runs import config
 
 from vinoreward import ClaimedVsTrue, RateAlarm, VecLearnedReward
 from vinoreward.bundles.bundle import Bundle
@@ -407,12 +406,3 @@ def test_each_process_computes_on_one_thread_unless_the_user_says_otherwise(
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-
-
-def test_what_is_said_of_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    few = {"timesteps": 8, "num_envs": 2, "algorithm": "DQN", "algorithm_kwargs": SMALL_DQN}
-    train(config(tmp_path, env="CartPole-v1", backend="openvino", **few))
-    assert "4 threads, as OMP_NUM_THREADS says" in capsys.readouterr().out

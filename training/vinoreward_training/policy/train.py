@@ -16,8 +16,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, needed_for
 from vinoreward.files import read_json, write_json
-from vinoreward.machine import usable_cores
-from vinoreward.processes import interrupt_between, thread_limits
+from vinoreward.processes import interrupt_between
 from vinoreward.rewards.alarms import TITLES
 from vinoreward_envs.making import ORACLE
 from vinoreward_training.classifier.evaluation import refuse_useless
@@ -34,10 +33,9 @@ from vinoreward_training.policy.checkpoint import (
     save_policy,
     suited_algorithms,
 )
-from vinoreward_training.policy.evaluate import Evaluation, Rate
+from vinoreward_training.policy.evaluate import Evaluation
 from vinoreward_training.runs.next_command import (
     ITS_DATA,
-    ON_TRUTH,
     command,
     to_compare,
     to_mend,
@@ -321,8 +319,6 @@ def _make_all(config: TrainConfig) -> Any:
             task = dataclasses.replace(config, env_kwargs=kwargs)
         return make_batch(config.num_envs, task)
     processes = config.vec_env == "subproc" and config.num_envs > 1
-    if processes:
-        print(cpu_summary(config.num_envs, usable_cores()))
     gamma = discount(config.algorithm_kwargs)
     return make_envs(config.num_envs, config, processes=processes, gamma=gamma)
 
@@ -334,14 +330,6 @@ def _device(config: TrainConfig) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def cpu_summary(count: int, cores: int) -> str:
-    """Return what a training prints of its environments' processes and their cores."""
-    threads = thread_limits()["OMP_NUM_THREADS"]
-    each = "1 thread" if threads == "1" else f"{threads} threads, as OMP_NUM_THREADS says"
-    shared = f" They share {cores} core{'s' if cores > 1 else ''}." if count > cores else ""
-    return f"{count} environments, each in a process that computes on {each}.{shared}"
 
 
 def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
@@ -443,27 +431,8 @@ def run(config: TrainConfig) -> int:
         print(f"watch:  {following}")
         print("Some claims are no successes, or may be none: mend the classifier with them.")
         following = to_mend(folder, truths_of(folder))
-    elif (said := _against_truth(folder)) is not None:
-        print(said)
     elif not solved and final.true is not None and learned:
         print("Is it the learner or the reward? The same training on the truth tells.")
         following = to_compare(folder, policy)
     print(f"next:   {following}")
     return 0
-
-
-def _against_truth(folder: Path) -> str | None:
-    """Return what the same run on the truth says of a failed one; None unless both are there."""
-    learned = folder.with_name(folder.name.removesuffix(ON_TRUTH))
-    paths = [run / "summary.json" for run in (learned, learned.with_name(learned.name + ON_TRUTH))]
-    if not all(path.is_file() for path in paths):
-        return None
-    with reading(paths[0], "what vinoreward train writes at a run's end"):
-        one, other = map(read_json, paths)
-        rates = [each["final"]["true"] for each in (one, other)]
-        if one["solved_at"] is not None or None in rates:
-            return None
-        rate, on_truth = (checked(Rate, each) for each in rates)
-    cause, other = ("reward", "learner") if on_truth.low > rate.high else ("learner", "reward")
-    both = f"true success is {rate} on the learned reward, {on_truth} on the truth"
-    return f"The {cause}, not the {other}: {both}."
