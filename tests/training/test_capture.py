@@ -518,8 +518,7 @@ def test_an_environment_that_does_not_repeat_itself_is_captured_all_the_same(
     assert "does not repeat an episode" in capsys.readouterr().out
     red, goal = data.images[:, 0, 0, 0].astype(int), data.images[:, 0, 0, 1].astype(int)
     np.testing.assert_array_equal(np.abs(red - 100 - goal) <= 1, data.labels == 1)
-    # A sample of the steps is drawn, with near misses, of the whole episode.
-    assert Goals.rendered < Unseeded.stepped / 2
+    # With near misses, of the whole episode.
     rows = rows_of(tmp_path)
     assert sum(row["category"] == "near_miss" for row in rows) > 40
     played = np.array([int(row["step"]) for row in rows if row["category"] == "failed_episode"])

@@ -6,14 +6,14 @@ give the label away. So successes and most failures come from the same episodes,
 
 An episode is played twice from its seed: first without images, to learn at which steps it
 succeeds, then up to the last chosen step, to render the chosen ones alone. If an environment does
-not repeat an episode, it is played once, and a random sample of its steps is drawn as it goes on.
+not repeat an episode, it is played once, and each of its steps is drawn.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -109,22 +109,17 @@ class Balance:
         return min(owed, max(1, self.quota // 2))
 
 
-def choose(
-    truths: Sequence[bool],
-    balance: Balance,
-    random: np.random.Generator,
-    drawn: Iterable[int] | None = None,
-) -> dict[int, str]:
+def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator) -> dict[int, str]:
     """Choose the steps of an episode that become images, from the success after each step.
 
     At most ``quota`` of each label. An episode with a success gives about as many failures as
     successes, or more where those are rare, half of them near misses; other episodes give the
-    missing failures, a few each. Only steps that were ``drawn`` are chosen, if not all can be.
+    missing failures, a few each.
+
     Returns step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
     """
     success = np.asarray(truths, dtype=np.bool_)
-    steps = np.arange(len(success)) if drawn is None else np.array(sorted(drawn), dtype=np.int64)
-    wins, rest = steps[success[steps]], steps[~success[steps]]
+    wins, rest = np.flatnonzero(success), np.flatnonzero(~success)
     if not success.any():
         few = min(len(rest), balance.failed)
         return dict.fromkeys(random.choice(rest, few, replace=False).tolist(), "failed_episode")
@@ -133,7 +128,7 @@ def choose(
     chosen = dict.fromkeys(random.choice(wins, successes, replace=False).tolist(), "success")
     due = int(random.binomial(balance.failures(successes, rare=True), SAME_EPISODE))
     failures = min(len(rest), balance.quota, due)
-    every = np.append(np.flatnonzero(success), np.iinfo(np.int64).max)
+    every = np.append(wins, np.iinfo(np.int64).max)
     gap = every[np.searchsorted(every, rest)] - rest
     close = rest[gap <= NEAR_STEPS]
     near = random.permutation(close)[: math.ceil(failures / 2)]
@@ -276,7 +271,7 @@ class Play:
         longer = f"--env-kwargs max_episode_steps {2 * steps or 200}"
         better = "a better --policy, or more of it in --mix"
         if self._act is None:
-            better = "a policy that succeeds now and then: --policy FILE.py:FUNCTION, or a zip"
+            better = "a policy that succeeds now and then: --policy FILE.py:FUNCTION"
         return f"{better}; longer episodes ({longer}); another --truth or --env"
 
     def fill(self, table: Table) -> Iterator[int]:
@@ -347,8 +342,8 @@ class Play:
                     return images
             self._repeats = False
             self._say(
-                f"{self._name} does not repeat an episode from its seed. A sample of its steps is "
-                "drawn therefore as it is played, and the same --seed gives other images."
+                f"{self._name} does not repeat an episode from its seed. Each of its steps is "
+                "drawn therefore, and the same --seed gives other images."
             )
             random.bit_generator.state = state
         return self._played_once(seed, balance, random)
@@ -356,39 +351,15 @@ class Play:
     def _played_once(
         self, seed: int, balance: Balance, random: np.random.Generator
     ) -> dict[int, Chosen]:
-        """Draw a reservoir of each label as the episode goes on, then choose of what was drawn.
-
-        Any failure may turn out to be a near miss: one of each ``NEAR_STEPS`` in a row is due to be
-        drawn, and kept if a success follows.
-        """
-        failures = min(balance.quota, balance.failures(balance.successes, rare=True))
-        sizes = {True: balance.successes, False: max(failures, balance.failed)}
-        samples: dict[bool, list[tuple[int, Chosen]]] = {True: [], False: []}
-        recent: list[tuple[int, Chosen]] = []
+        """Draw every step as the episode goes on, then choose."""
         truths: list[bool] = []
-        seen = Counter[bool]()
-        phase = int(random.integers(NEAR_STEPS))
+        drawn: list[Chosen] = []
         for step in self._begin(seed)[1]:
             truths.append(step.success)
-            seen[step.success] += 1
-            sample, size = samples[step.success], sizes[step.success]
-            due = size > 0 and not step.success and (step.number + phase) % NEAR_STEPS == 0
-            place = len(sample)
-            if place == size:  # algorithm R (Vitter 1985), of failures with those that are due
-                among = seen[step.success] if step.success else -(-seen[False] // NEAR_STEPS)
-                place = int(random.integers(among)) if step.success or due else size
-            if place < size or due:
-                image, numbers = self._image(step.observation), numbers_of(step.observation)
-                one = [(step.number, Chosen(image, "", numbers))]
-                recent = one if due else recent
-                if place < size:
-                    sample[place : place + 1] = one
-            if step.success and recent and step.number - recent[0][0] <= NEAR_STEPS:
-                half = int(random.integers(math.ceil(len(samples[False]) / 2)))
-                samples[False][half : half + 1], recent = recent, []
+            numbers = numbers_of(step.observation)
+            drawn.append(Chosen(self._image(step.observation), "", numbers))
         self._count(truths)
-        drawn = dict(samples[True] + samples[False])
-        chosen = choose(truths, balance, random, drawn)
+        chosen = choose(truths, balance, random)
         return {number: replace(drawn[number], category=why) for number, why in chosen.items()}
 
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:

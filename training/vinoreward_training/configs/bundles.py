@@ -61,10 +61,9 @@ class CaptureConfig(Task):
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
     PIL, as the bundle does too (default: longer side at most 160)."""
     policy: Annotated[str | None, RUNS_CODE] = None
-    """Who plays: a zip of Stable-Baselines3 (only plain data is read of it; one trained with
-    VecNormalize needs a function, see docs/datasets.md), a folder of vinoreward train or actors, or
-    a function of the observation that gives the action, FILE.py:FUNCTION or
-    PACKAGE.MODULE:FUNCTION, whose code is run. Default: at random."""
+    """Who plays: a function of the observation that gives the action, FILE.py:FUNCTION or
+    PACKAGE.MODULE:FUNCTION, whose code is run, or a folder of vinoreward train or actors. Default:
+    at random."""
     mix: dict[str, float] = field(default_factory=dict)
     """With --policy, shares of the episodes, which are played at random, by the policy, or by the
     policy with random steps; default: random 1 policy 1 noisy 2."""
