@@ -19,6 +19,7 @@ from vinoreward.files import write_json
 from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_image
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
 from vinoreward.wrappers.true_success import Truth
+from vinoreward_envs.making import ORACLE
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import Play
 from vinoreward_training.capture.policies import open_policy
@@ -49,14 +50,12 @@ from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse_ignored
 from vinoreward_training.tasks.environments import (
     dependencies_named,
+    environment_arguments,
     find_spec,
     has_own_reward,
     is_hover,
     make_plain,
-    not_importable,
-    takes_no_mode,
     truth_reader,
-    tupled,
     with_truth,
 )
 
@@ -84,31 +83,15 @@ def _hover(config: CaptureConfig, env: Any, table: Table) -> Iterator[int]:
 
 
 def _make(config: CaptureConfig) -> Any:
-    from gymnasium.error import Error
-
-    options: dict[str, Any] = {name: tupled(item) for name, item in config.env_kwargs.items()}
+    options = environment_arguments(config)
     if "render" in sources_of(config):
         options = {"render_mode": "rgb_array", **options}
-    try:
-        spec = find_spec(config.env)
-        if is_hover(spec):
-            if config.image_size is not None:
-                options["image_size"] = config.image_size
-            if has_own_reward(config.env):
-                options.setdefault("backend", "oracle")  # it needs no bundle to take images
-        env = make_plain(config.env, **options)
-        return with_truth(env, config.truth)
-    except (Error, ImportError, TypeError) as error:
-        if missing := not_importable(config.env, error):
-            raise ConfigError(f"found no {config.env!r} ({error}).{missing}") from error
-        if missing := takes_no_mode(error):
-            raise ConfigError(f"{config.env} cannot be captured.{missing}") from error
-        raise ConfigError(
-            f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
-            "package:Name-v0 whose environment takes these arguments; change `env_kwargs`. One "
-            "derived from PandaHover best passes on what it does not know: def __init__(self, "
-            "**kwargs)."
-        ) from error
+    own = has_own_reward(config.env)
+    if config.image_size is not None and is_hover(find_spec(config.env)):
+        options["image_size"] = config.image_size
+    if own:
+        options.setdefault("backend", ORACLE)  # it needs no bundle to take images
+    return with_truth(make_plain(config.env, **options), config.truth)
 
 
 def _is_placed(config: CaptureConfig, env: Any) -> bool:

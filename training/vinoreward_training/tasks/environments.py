@@ -80,13 +80,27 @@ def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
 
 
 def make_plain(env_id: str, **arguments: Any) -> gym.Env[Any, Any]:
-    """Return what ``gym.make`` makes, after :func:`find_spec`.
+    """Return what ``gym.make`` makes, after :func:`find_spec`; ConfigError if it cannot be made.
 
     dm_control's observations become one row of numbers: SB3's networks do not take their tables,
     which have single numbers in them.
     """
-    find_spec(env_id)
-    env = gym.make(env_id, **arguments)
+    try:
+        with dependencies_named(env_id):
+            find_spec(env_id)
+            env = gym.make(env_id, **arguments)
+    except VinorewardError:
+        raise
+    except Exception as error:  # an environment may raise anything
+        spec = gym.registry.get(env_id.rpartition(":")[2])
+        ours = spec is not None and str(spec.entry_point).startswith(OURS)
+        if ours and isinstance(error, ModuleNotFoundError):
+            raise  # the command names the extra that installs it
+        raise ConfigError(
+            f"{env_id} cannot be made: {type(error).__name__}: {error}. Expected one that "
+            "gymnasium.make makes with these arguments; install what it lacks, change "
+            f"--env-kwargs, or name another with --env.{takes_no_mode(error)}"
+        ) from error
     rows = env_id.rpartition(":")[2].startswith("dm_control/")
     return gym.wrappers.FlattenObservation(env) if rows else env
 
@@ -230,18 +244,18 @@ def _rewarded(
     if has_own_reward(task.env):
         own = {**own_arguments(task), **given}
         if scored or own["backend"] == ORACLE:
-            return with_truth(_made(task.env, own), task.truth)
+            return with_truth(make_plain(task.env, **own), task.truth)
         return _unscored(task, own)
     if task.backend == ORACLE:
-        env = with_truth(_made(task.env, given), task.truth)
+        env = with_truth(make_plain(task.env, **given), task.truth)
         rewards = task.success_reward, task.step_reward
         return _TrueReward(env, truth_reader(task.truth), *rewards)
     if task.bundle is None:
-        return with_truth(_made(task.env, given), task.truth)
+        return with_truth(make_plain(task.env, **given), task.truth)
     renders = takes_render(image_sources(task))
     if renders:
         given = {"render_mode": "rgb_array", **given}
-    env = with_truth(_made(task.env, given), task.truth)
+    env = with_truth(make_plain(task.env, **given), task.truth)
     if not scored:
         return ImageInInfo(env) if renders else env
     try:
@@ -256,7 +270,7 @@ def _unscored(task: RewardedTask, own: Mapping[str, Any]) -> gym.Env[Any, Any]:
     """Return the scene of one of ours, whose images others score."""
     scene = {name: value for name, value in own.items() if name not in OF_JUDGE}
     scene["bundle"] = own.get("bundle")  # says how the images are drawn
-    env = _made(task.env, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
+    env = make_plain(task.env, **{**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
     rendered = default_source(env.observation_space, "rgb_array") == "render"
     return ImageInInfo(env) if rendered else env
 
@@ -336,24 +350,6 @@ def find_bundle(bundle: str) -> Path | str:
     if (path / "bundle" / SPEC_FILE).is_file():
         return path / "bundle"
     return path if path.exists() else bundle
-
-
-def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
-    try:
-        with dependencies_named(env_id):
-            return make_plain(env_id, **arguments)
-    except VinorewardError:
-        raise
-    except Exception as error:  # an environment may raise anything
-        spec = gym.registry.get(env_id.rpartition(":")[2])
-        ours = spec is not None and str(spec.entry_point).startswith(OURS)
-        if ours and isinstance(error, ModuleNotFoundError):
-            raise  # the command names the extra that installs it
-        raise ConfigError(
-            f"{env_id} cannot be made: {type(error).__name__}: {error}. Expected one that "
-            "gymnasium.make makes with these arguments; install what it lacks, change "
-            f"--env-kwargs, or name another with --env.{takes_no_mode(error)}"
-        ) from error
 
 
 def tupled(value: Any) -> Any:
