@@ -7,7 +7,6 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +18,6 @@ from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.policy.checkpoint import build_model, suited_algorithms
 from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.report import new_figure, save_figure
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import (
@@ -186,7 +184,7 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
 
 
 def run(config: ProfileConfig) -> int:
-    """Measure, print the table and the bound, write JSON and the bar; return 0."""
+    """Measure, print the table and the bound, write JSON; return 0."""
     with RunFolder(config.out, config, resume=True) as folder:
         with (
             dependencies_named(config.env),
@@ -207,25 +205,5 @@ def run(config: ProfileConfig) -> int:
         record = {"machine": describe_machine(), "parts_seconds": table, "total_seconds": total}
         finite = bound if np.isfinite(bound) else None
         write_json(folder / "profile.json", {**record, "steps": config.steps, "bound": finite})
-        title = (
-            f"{config.env}, {config.backend}: {total * 1e3:.1f} ms; with a free backend at most "
-        )
-        draw(folder / "profile.png", f"{title}{bound:.2f} times faster", table)
-    print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
+    print(config.out / "profile.json")
     return 0
-
-
-def draw(path: Path, title: str, table: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw the parts as one horizontal bar."""
-    figure = new_figure(9.0, 2.6, dpi=120)
-    axes = figure.subplots()
-    left = 0.0
-    for index, (name, row) in enumerate(table.items()):
-        width = row["mean"] * 1e3
-        axes.barh([0], [width], left=left, color=f"C{index}", label=f"{name} {row['share']:.0%}")
-        left += width
-    axes.set_yticks([])
-    axes.set_xlabel("milliseconds per training step")
-    axes.set_title(title, fontsize=10)
-    figure.legend(ncols=len(table), loc="outside lower center", fontsize=8)
-    save_figure(figure, path)

@@ -159,4 +159,4 @@ class ProfileConfig:
     learner: bool = True
     """Include a gradient step, as in training: SAC's, or DQN's for discrete actions."""
     out: Path = Path("runs/profile")
-    """Folder for profile.json and profile.png, which an earlier profile's give way to."""
+    """Folder for profile.json, which an earlier profile's gives way to."""

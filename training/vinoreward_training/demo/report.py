@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.capture.hover import fresh_scenes
-from vinoreward_training.classifier.evaluation import average_precision, per_category, rates
+from vinoreward_training.classifier.evaluation import average_precision, rates
 from vinoreward_training.configs import DemoConfig
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import Section
@@ -46,12 +46,10 @@ CAPTIONS = {
 def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
     """Let the shipped classifier and that of ``bundle`` score the same ``count`` fresh scenes.
 
-    Returns plain data: ``rows`` (one per quantity), ``categories`` (one per kind of scene), and the
-    sentence ``verdict``.
+    Returns plain data: ``rows`` (one per quantity), and the sentence ``verdict``.
     """
-    images, labels, kinds = fresh_scenes(count, seed)
+    images, labels, _ = fresh_scenes(count, seed)
     rows: dict[str, dict[str, str]] = {}
-    categories: dict[str, dict[str, object]] = {}
     wrong = []
     for name, source in (("shipped", SHIPPED), ("this demo's", str(bundle))):
         with Classifier(source) as classifier:
@@ -73,13 +71,8 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
             "average precision (no threshold)": f"{average_precision(scores, labels):.4f}",
         }.items():
             rows.setdefault(quantity, {"": quantity})[name] = value
-        for row in per_category(claims, labels, kinds.tolist()):
-            kind = str(row["category"])
-            first = {"kind": kind, "scenes": row["frames"]}
-            categories.setdefault(kind, first)[name] = row["wrong"]
         wrong.append(claims != (labels == 1))
-    tables = {"rows": [*rows.values()], "categories": [*categories.values()]}
-    return {**tables, "verdict": verdict(*wrong)}
+    return {"rows": [*rows.values()], "verdict": verdict(*wrong)}
 
 
 def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
@@ -123,7 +116,6 @@ def demo_sections(
         for name, value in seconds.items()
     ]
     tried = [{"command": words, "what it does": what} for words, what in commands]
-    versions = {name: version for name, version in machine["versions"].items() if version}
     card = [path for name in CARD if (path := bundle / "images" / name).is_file()]
     return [
         Section(
@@ -149,9 +141,7 @@ def demo_sections(
             f"{check['verdict']}",
             check["rows"],
         ),
-        Section("Wrong decisions on the fresh scenes", rows=check["categories"]),
         Section("The classifier in images", "From its model card.", images=card, captions=CAPTIONS),
         Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.", times),
         Section("What to try next", rows=tried),
-        Section("Versions", f"Seed {config.seed}.", facts=versions),
     ]
