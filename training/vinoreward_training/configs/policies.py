@@ -99,12 +99,11 @@ class PlayConfig:
         vinoreward play --run runs/hover
         vinoreward play --run runs/hover --episodes 500 --film 3 --out hover.gif
         vinoreward play --run runs/lift-policy --env my_robot:Lift-v0
-        vinoreward play --run runs/hover --human
         vinoreward play --run runs/cartpole --compressed
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "run", "episodes", "film", "out", "human", "compressed", "env", "truth", "seed",
+        "run", "episodes", "film", "out", "compressed", "env", "truth", "seed",
     )  # fmt: skip
 
     run: Path
@@ -115,8 +114,6 @@ class PlayConfig:
     """Number of episodes to film, from the first on; 0 for none."""
     out: Path | None = None
     """The film, a .gif; None is play.gif in the run's folder."""
-    human: bool = False
-    """Show a window, which needs a display; makes no film."""
     compressed: bool = False
     """Play the compressed policy of a run of vinoreward actors instead of the full one."""
     env: str | None = None

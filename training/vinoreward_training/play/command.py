@@ -27,7 +27,6 @@ from vinoreward_actors.command import settings as actors_settings
 from vinoreward_actors.command.build import evaluation_options
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.tasks.lookup import make_task
-from vinoreward_envs.human import has_display
 from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
 from vinoreward_training.play.film import Filmer, save_film
@@ -85,17 +84,11 @@ class PlayResult:
 
 def play(config: PlayConfig) -> PlayResult:
     """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder."""
-    filmed = 0 if config.human else min(config.film, config.episodes)
+    filmed = min(config.film, config.episodes)
     film_path = config.run / "play.gif" if config.out is None else config.out
     if filmed and film_path.suffix.lower() != ".gif":
         raise ConfigError(field="out", value=film_path.name, expected="a name ending in .gif")
-    if config.human and not has_display():
-        raise MissingDisplayError(
-            field="human",
-            expected="a display, as DISPLAY or WAYLAND_DISPLAY name it",
-            remedy="leave it out to get a film, or run under a desktop or xvfb-run",
-        )
-    mode = "human" if config.human else "rgb_array" if filmed else None
+    mode = "rgb_array" if filmed else None
     with contextlib.ExitStack() as stack:
         opened = (_open_actors if is_of_actors(config.run) else _open)(config, mode, stack)
         filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed)
