@@ -6,9 +6,6 @@ import csv
 import dataclasses
 import json
 import math
-import re
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -288,33 +285,6 @@ def test_a_capture_that_was_stopped_goes_on_to_the_same_images(tmp_path: Path) -
     assert captured(stopped, frames=12, resume=True).sha256 == whole.sha256
 
 
-def test_ctrl_c_says_how_to_go_on_and_that_command_alone_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where the run alone names a package to import, the command names it too."""
-    out = tmp_path / "my data"
-    (tmp_path / "package_with_goals.py").write_text("", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    env, left, draw = f"package_with_goals:{GOALS}", [10], Goals.render
-
-    def render(self: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        return draw(self)
-
-    monkeypatch.setattr(Goals, "render", render)
-    words = ["--env", env, "--truth", "there", "--frames", "20", "--seed", "3"]
-    assert main(["capture", *words, "--out", str(out)]) == 130
-    (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
-    assert shlex.split(line) == ["capture", "--resume", "--out", str(out), "--env", env]
-    monkeypatch.delitem(sys.modules, "package_with_goals")
-    assert main(["capture", "--resume", "--out", str(out)]) == 1
-    assert f"--env {env}" in capsys.readouterr().err
-    assert main(shlex.split(line)) == 0
-    assert len(rows_of(out)) == 20 and read_about(out)["seed"] == 3
-
-
 def test_any_environment_with_a_truth_is_captured_balanced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -483,9 +453,8 @@ def test_near_misses_lie_close_before_a_success() -> None:
         assert len(chosen) <= 7
 
 
-@pytest.mark.parametrize("stops", [[10], [40, 41, 20]])
 def test_played_episodes_resumed_are_as_if_never_stopped(
-    tmp_path: Path, stops: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {"env": GOALS, "truth": "there", "frames": 120}
     monkeypatch.setattr(capture, "SAVE_EVERY", 7)
@@ -499,7 +468,7 @@ def test_played_episodes_resumed_are_as_if_never_stopped(
         return draw(self)
 
     monkeypatch.setattr(Goals, "render", render)
-    for left[0] in stops:
+    for left[0] in (40, 41, 20):
         with pytest.raises(KeyboardInterrupt):
             captured(out, **given, resume=out.exists())
     # A kill may also lose images that the table lists.

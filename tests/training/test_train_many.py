@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -364,27 +363,6 @@ def test_the_callback_tells_of_each_alarm_or_stops(bundle: Bundle, kind: str) ->
         assert sum(flags[:58]) == 0 and sum(flags[60:62]) == 1  # type: ignore[arg-type]
         assert 30 * 6 < first < 30 * 6 + 60 and not told.raised["false"]
     assert trained(told=False).raised[kind] == []
-
-
-def test_a_training_tells_of_false_claims_stops_and_goes_on(
-    tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    stopped = train(toy_config(out, bundle, timesteps=600, on_alarm="stop", final_episodes=2))
-    summary = json.loads((out / "summary.json").read_text())
-    assert stopped.steps < 600 and summary["alarms"][0] <= stopped.steps
-    assert len(summary["alarms"]) == 1
-    assert "alarms of false claims" in (out / "report.html").read_text()
-    said = capsys.readouterr().out
-    assert "claimed successes are false" in said and "has no guard" in said
-    assert f"Stopped at step {stopped.steps} by the alarm. Continue with: vinoreward train" in said
-    more = train(SETTINGS.of(out=out, resume=True, on_alarm="tell"))
-    assert more.steps == 600
-    alarms = json.loads((out / "summary.json").read_text())["alarms"]
-    assert alarms[0] == summary["alarms"][0] and len(alarms) > 1
-    capsys.readouterr()
-    quiet = train(toy_config(tmp_path / "quiet", bundle, timesteps=600, on_alarm="off"))
-    assert quiet.steps == 600 and "claimed successes are false" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
