@@ -82,7 +82,7 @@ def _recorded(kind: str, seed: int, steps: int, *options: object) -> Path:
     vinoreward(
         "train", "--env", "PandaHover-v0", "--bundle", BUNDLE, "--seed", seed, "--timesteps", steps,
         "--stop-when-solved", "None", "--eval-every", steps, "--eval-episodes", 1,
-        "--final-episodes", 1, "--no-progress", "--out", out, *options,
+        "--final-episodes", 1, "--out", out, *options,
     )  # fmt: skip
     rows = _episodes(out)
     claimed, true = (np.mean([row[name] for row in rows]) for name in ("claimed", "true"))

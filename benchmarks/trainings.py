@@ -74,7 +74,7 @@ def train(env: str, seed: int, *options: object, episodes: int = 100) -> Trainin
         options = ("--encoder", ENCODER, *options)
     process = vinoreward(
         "train", "--env", env, "--bundle", BUNDLE, "--seed", seed, "--stop-when-solved", GOAL,
-        "--final-episodes", episodes, "--no-progress", "--out", folder, *options,
+        "--final-episodes", episodes, "--out", folder, *options,
     )  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     true = summary["final"]["true"]

@@ -129,7 +129,7 @@ class Seed:
         steps = value_of(self.claims, "--timesteps")
         settings = {"seed": self.seed, "final_episodes": 100, "eval_every": steps}
         claims, truth = (
-            [*changed(words, **settings, stop_when_solved=None), "--no-progress", "--force"]
+            [*changed(words, **settings, stop_when_solved=None), "--force"]
             for words in (self.claims, self.truth)
         )
         self.run(claims, truth)
@@ -145,7 +145,7 @@ class Seed:
 
         before = self.classifier(fresh)
         first = changed(self.claims, seed=self.seed)
-        self.run([*first, "--no-progress"])
+        self.run(first)
         run = Path(value_of(first, "--out"))
         labels = label_by_truth(run, LABELS)
         mend = changed(next(w for w in self.after if w[0] == "mend"), seed=self.seed, threads=1)
@@ -158,7 +158,7 @@ class Seed:
         }  # fmt: skip
         if told["kept"] == "new":
             again = next(words for words in self.after if words[0] == "train")
-            self.run([*changed(again, seed=self.seed), "--no-progress"])
+            self.run(changed(again, seed=self.seed))
             found["policies"].append(training_of(Path(value_of(again, "--out"))))
             bundle = value_of(again, "--bundle")
             found["fresh"] = (before, self.scored(bundle, fresh, "mended"))

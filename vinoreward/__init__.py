@@ -22,7 +22,7 @@ _ELSEWHERE = {
         *("ActorLearner", "ActorLearnerConfig", "CompressorChain", "Player"),
         *("load_policy", "save_policy"),
     ),
-    "vinoreward_training.sb3": ("BatchedVecEnv", "OverlappedTraining", "RandomizationCurriculum"),
+    "vinoreward_training.sb3": ("BatchedVecEnv", "OverlappedTraining"),
 }
 
 

@@ -57,7 +57,7 @@ def test_what_lerobot_records_is_read(tmp_path: Path) -> None:
     data.finalize()
     for camera, (height, width) in SIZES.items():
         out = tmp_path / camera
-        words = ["capture", "--from-lerobot", str(root), "--camera", camera, "--out", str(out)]
+        words = ["capture", "--recordings", str(root), "--camera", camera, "--out", str(out)]
         assert main([*words, "--frames", "2000"]) == 0
         with (out / "metadata.csv").open(newline="") as stream:
             rows = list(csv.DictReader(stream))

@@ -27,7 +27,6 @@ def config(out: Path, **changes: Any) -> TrainConfig:
         "eval_episodes": 1,
         "final_episodes": 3,
         "algorithm_kwargs": SMALL,
-        "progress": False,
     }
     return SETTINGS.of(out=out, **{**settings, **changes})
 

@@ -156,16 +156,6 @@ def test_attributes_of_every_layer_are_found_the_outermost_first() -> None:
         assert tells.seen == [0, 1] and tells.classifier.busy_cores == 0
 
 
-def test_options_of_a_reset_are_the_batch_s() -> None:
-    with contextlib.closing(batch(backend="oracle")) as env:
-        places = np.array([[0.45, 0.0], [0.5, 0.1], [0.55, -0.1]])
-        env.set_options({"object_position": places})
-        np.testing.assert_allclose(env.reset()[:, 2:], places, atol=1e-6)
-        assert np.abs(env.reset()[:, 2:] - places).max() > 1e-3  # of the next reset alone
-        with pytest.raises(ConfigError, match="one table for all"):
-            env.set_options([{}, {}, {}])
-
-
 def test_episodes_that_are_cut_short_are_not_counted_on() -> None:
     still = np.zeros((3, 2), np.float32)
     with contextlib.closing(batch(backend="oracle")) as env:

@@ -46,7 +46,7 @@ def label(run: Path, answers: dict[int, str], by: str = "ann") -> None:
 def test_every_claim_is_as_likely_to_be_kept(tmp_path: Path) -> None:
     counts = np.zeros(60)
     for seed in range(400):
-        sample = ClaimSample(tmp_path / str(seed), 12, seed)
+        sample = ClaimSample(tmp_path / str(seed), seed, size=12)
         for episode in range(60):
             claim(sample, episode)
         for name in sample._claims:
@@ -57,7 +57,7 @@ def test_every_claim_is_as_likely_to_be_kept(tmp_path: Path) -> None:
 
 
 def test_folder_and_table_agree_and_stay_small(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 10, seed=3)
+    sample = ClaimSample(tmp_path, 3, size=10)
     for episode in range(200):
         claim(sample, episode, probability=0.9, ood_score=0.2, true=episode % 2)
         if episode % 30 == 0:
@@ -73,16 +73,16 @@ def test_folder_and_table_agree_and_stay_small(tmp_path: Path) -> None:
 
 
 def test_a_killed_training_ends_with_the_sample_of_one_that_was_not(tmp_path: Path) -> None:
-    whole = ClaimSample(tmp_path / "whole", 10, seed=3)
+    whole = ClaimSample(tmp_path / "whole", 3, size=10)
     for episode in range(100):
         claim(whole, episode)
     whole.write()
-    killed = ClaimSample(tmp_path / "killed", 10, seed=3)
+    killed = ClaimSample(tmp_path / "killed", 3, size=10)
     for episode in range(70):
         claim(killed, episode)
     killed.write()  # at an evaluation, after the last checkpoint at episode 50
     (tmp_path / "killed" / "claims" / "000003.png").write_bytes(b"torn")  # never of the table
-    again = ClaimSample(tmp_path / "killed", 10, seed=3, until=500)
+    again = ClaimSample(tmp_path / "killed", 3, until=500, size=10)
     assert all(claim.step <= 500 for claim in again._claims.values())
     for episode in range(51, 100):
         claim(again, episode)
@@ -92,7 +92,7 @@ def test_a_killed_training_ends_with_the_sample_of_one_that_was_not(tmp_path: Pa
 
 
 def test_what_is_labelled_is_not_removed(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 5, seed=1)
+    sample = ClaimSample(tmp_path, 1, size=5)
     for episode in range(5):
         claim(sample, episode)
     sample.write()
@@ -107,7 +107,7 @@ def test_what_is_labelled_is_not_removed(tmp_path: Path) -> None:
 
 def test_a_label_just_given_and_one_of_later_steps_keep_their_images(tmp_path: Path) -> None:
     """The training did not read the log since; or goes on from a checkpoint before the claim."""
-    sample = ClaimSample(tmp_path, 3, seed=1)
+    sample = ClaimSample(tmp_path, 1, size=3)
     for episode in range(60):
         claim(sample, episode)
     sample.write()
@@ -119,7 +119,7 @@ def test_a_label_just_given_and_one_of_later_steps_keep_their_images(tmp_path: P
     sample.write()
     assert before < episodes_of(tmp_path / "claims")
     images = {one.name: one.read_bytes() for one in (tmp_path / "claims").glob("*.png")}
-    again = ClaimSample(tmp_path, 60, seed=1, until=10 * last - 1)
+    again = ClaimSample(tmp_path, 1, until=10 * last - 1, size=60)
     for episode in range(last, last + 40):  # repeated, with other images
         drawn = again.wants(episode)
         if drawn is not None:
@@ -136,7 +136,7 @@ def in_order(sample: ClaimSample) -> list[int]:
 
 
 def test_labels_count_in_the_order_of_the_draw_up_to_the_first_without(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 50, seed=1)
+    sample = ClaimSample(tmp_path, 1, size=50)
     for episode in range(20):
         claim(sample, episode)
     assert sample.labelled() is None, "no labels yet"
@@ -161,14 +161,14 @@ def test_labels_count_in_the_order_of_the_draw_up_to_the_first_without(tmp_path:
 def test_people_who_disagree_leave_it_unclear_and_a_replaced_image_does_not_count(
     tmp_path: Path,
 ) -> None:
-    sample = ClaimSample(tmp_path, 50, seed=1)
+    sample = ClaimSample(tmp_path, 1, size=50)
     for episode in range(3):
         claim(sample, episode)
     label(tmp_path, dict.fromkeys(range(3), "success"))
     label(tmp_path, {1: "failure"}, by="bob")
     bound = sample.labelled()
     assert bound is not None and (bound.successes, bound.unclear) == (2, 1)
-    other = ClaimSample(tmp_path, 50, seed=1)
+    other = ClaimSample(tmp_path, 1, size=50)
     drawn = other.wants(0)
     assert drawn is not None
     other.add(image(99), drawn, step=0, episode=0)
@@ -176,7 +176,7 @@ def test_people_who_disagree_leave_it_unclear_and_a_replaced_image_does_not_coun
 
 
 def test_a_half_written_label_is_waited_for_and_a_damaged_one_is_told(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 50, seed=1)
+    sample = ClaimSample(tmp_path, 1, size=50)
     for episode in range(3):
         claim(sample, episode)
     label(tmp_path, dict.fromkeys(range(3), "failure"))

@@ -553,4 +553,4 @@ def test_a_classifier_of_nothing_is_useless_and_says_so(
     path = out / "bundle"
     assert "foreign.safetensors carries no record" in (path / "README.md").read_text()
     with pytest.raises(UselessClassifierError, match="--force"):
-        train(TRAIN.of(out=tmp_path / "policy", bundle=str(path), progress=False))
+        train(TRAIN.of(out=tmp_path / "policy", bundle=str(path)))

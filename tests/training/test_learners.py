@@ -128,7 +128,7 @@ def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path) -> None:
         assert torch.equal(value, policies[1][name]), "one seed, one policy"
     assert len(read_table(runs[0] / "episodes.csv", EPISODE_COLUMNS)) >= 16
     assert play(PlayConfig(run=runs[0], episodes=2, film=0)).returns
-    more = train(SETTINGS.of(out=runs[0], resume=True, timesteps=240, progress=False))
+    more = train(SETTINGS.of(out=runs[0], resume=True, timesteps=240))
     assert more.steps == 240
 
 

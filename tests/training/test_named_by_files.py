@@ -84,8 +84,8 @@ def actors_run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
-PLAY = ("play", "--run", "{}", "--episodes", "1", "--film", "0", "--no-progress")
-RESUME = ("train", "--resume", "--out", "{}", "--no-progress", "--timesteps")
+PLAY = ("play", "--run", "{}", "--episodes", "1", "--film", "0")
+RESUME = ("train", "--resume", "--out", "{}", "--timesteps")
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ from vinoreward_training.tasks.recorded import recorded_task, task_of_bundle
 SIZES = {
     "finetune": ("--epochs", "3"),
     "train": (
-        "--timesteps", "1500", "--eval-every", "250", "--final-episodes", "5", "--no-progress",
+        "--timesteps", "1500", "--eval-every", "250", "--final-episodes", "5",
     ),
-    "play": ("--episodes", "20", "--film", "0", "--no-progress"),
+    "play": ("--episodes", "20", "--film", "0"),
 }  # fmt: skip
 """What keeps each command short; all that matters is in what was printed."""
 
@@ -300,9 +300,9 @@ def test_what_was_stopped_goes_on_with_all_that_it_needs() -> None:
     )
     assert parsed(line) == dataclasses.replace(config, resume=True)
     capture = CaptureConfig(out=Path("d"), env="my:Arm-v0", truth="up.py:up", policy="up.py:act")
-    assert resume_capture(capture, "--patience", "9") == (
+    assert resume_capture(capture, "--frames", "9") == (
         "vinoreward capture --resume --out d --env my:Arm-v0 --policy up.py:act --truth up.py:up "
-        "--patience 9"
+        "--frames 9"
     )
     known = CaptureConfig(out=Path("d"), env="CartPole-v1", policy="runs/pole-policy")
     assert resume_capture(known) == "vinoreward capture --resume --out d"
@@ -403,7 +403,7 @@ def test_a_weak_classifier_leads_to_more_images(tmp_path: Path) -> None:
         f"vinoreward capture --resume --out {captured.out} --truth up.py:up --frames 2000"
     )
     assert (parsed(line).frames, parsed(line).resume) == (2000, True)
-    videos = dataclasses.replace(captured, out=tmp_path / "videos", from_video=Path("recordings"))
+    videos = dataclasses.replace(captured, out=tmp_path / "videos", recordings=Path("recordings"))
     record(videos.out, videos)
     for folder in (videos.out, tmp_path / "photographs"):
         assert to_more_images(folder, 2000).startswith(f"add images to {folder}, about 2000 in all")
@@ -430,7 +430,7 @@ def test_a_training_prints_what_its_images_suffice_for(
 
 
 def test_a_run_on_the_truth_leaves_out_what_it_refuses(runs: Path) -> None:
-    options = {"hold": 3, "exit_threshold": 0.4, "reward_mode": "potential"}
+    options = {"hold": 3, "reward_mode": "potential"}
     learned = dataclasses.replace(LEARNED, truth=None, on_ood="warn", **options)
     record(runs / "policy", learned)
     compared = parsed(to_compare(runs / "policy", vars(learned)))

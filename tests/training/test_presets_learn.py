@@ -52,7 +52,7 @@ gym.register("Grid-v0", entry_point=Grid)
 def test_a_grid_is_learned(tmp_path: Path, both: bool, algorithm: str) -> None:
     settings = SETTINGS.of(
         out=tmp_path / "run", env="Grid-v0", env_kwargs={"both": both},
-        backend="oracle", eval_every=2000, progress=False,
+        backend="oracle", eval_every=2000,
     )  # fmt: skip
     assert (settings.algorithm, settings.timesteps) == (algorithm, 8000)
     found = train(settings).final.true

@@ -31,7 +31,7 @@ CALIBRATED = {"calibrated_on": {"sha256": HASHES[1], "capture": list(ORIGINS)[1]
     ("says", "said"),
     [
         ({}, (UNKNOWN, UNKNOWN, UNKNOWN)),
-        ({**SIM, "sha256": HASHES[0]}, ("trained", NEW, NEW)),
+        ({**SIM, "sha256": HASHES[0]}, ("trained", UNKNOWN, UNKNOWN)),
         ({**SIM, **trained_on(0, datasets=1)}, ("trained", NEW, NEW)),
         ({**REAL, **trained_on(0, 1, datasets=2)}, ("trained", "trained", NEW)),
         # Calibration takes the place of a training's environment, not of its record.
@@ -39,12 +39,6 @@ CALIBRATED = {"calibrated_on": {"sha256": HASHES[1], "capture": list(ORIGINS)[1]
         # It began with weights without a record, or on images that no capture is named of.
         ({**SIM, **trained_on(0, datasets=1, complete=False)}, ("trained", UNKNOWN, UNKNOWN)),
         ({**REAL, **trained_on(1, datasets=2)}, ("trained", "trained", UNKNOWN)),
-        # Before captures were recorded: only the environment of the last images, and hashes.
-        ({"env": "Real-v0", **CALIBRATED}, (UNKNOWN, "calibrated", UNKNOWN)),
-        (
-            {**REAL, "sha256": HASHES[0], "calibrated_on": {"sha256": HASHES[1]}},
-            ("trained", "trained", UNKNOWN),
-        ),
         # A stranger's file.
         ({"trained_on": 3, "calibrated_on": [None]}, (UNKNOWN, UNKNOWN, UNKNOWN)),
         ({"trained_on": {"captures": "Sim-v0 seed 0", "datasets": [[]]}}, (UNKNOWN,) * 3),

@@ -136,7 +136,7 @@ def test_an_image_folder_stays_the_same_dataset(tmp_path: Path) -> None:
 
 def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) -> None:
     dataset = write_lerobot(tmp_path / "pick", episodes=40, length=6, video=False)
-    capture.run(CaptureConfig(out=tmp_path / "data", from_lerobot=dataset))
+    capture.run(CaptureConfig(out=tmp_path / "data", recordings=dataset))
     data = load_dataset(tmp_path / "data")
     test = np.unique(data.episodes[split_by_episode(data)[2]])
     bundle = bundle_of(tmp_path / "bundle", image={"scene": data.scene}, dataset={"seed": 0})
@@ -236,7 +236,6 @@ def test_what_is_ood_to_the_guard_is_no_success(
     [
         ({"success_reward": float("nan")}, "success_reward"),
         ({"step_reward": float("inf")}, "step_reward"),
-        ({"label_above": float("nan")}, "label_above"),
         ({"threshold": 1.5}, "threshold"),
     ],
 )

@@ -184,7 +184,7 @@ def test_a_run_writes_what_it_promises_and_names_the_next_command(
     (tmp_path / "c.yaml").write_text(settings, encoding="utf-8")
     arguments = ["--config", str(tmp_path / "c.yaml"), "--timesteps", "120", "--out", str(out)]
     arguments += ["--backend", "oracle", "--eval-every", "50", "--final-episodes", "3"]
-    assert main(["train", *arguments, "--no-progress"]) == 0
+    assert main(["train", *arguments]) == 0
     assert f"vinoreward play --run {out}" in capsys.readouterr().out
     names = "config.yaml checkpoint.pt policy.pt policy.json episodes.csv evaluations.csv"
     for name in [*names.split(), "learning_curve.png", "report.html", "summary.json"]:
@@ -213,7 +213,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
 
 @pytest.mark.slow
 def test_sac_solves_the_task_and_stops(tmp_path: Path) -> None:
-    result = train(SETTINGS.of(out=tmp_path / "run", backend="oracle", progress=False))
+    result = train(SETTINGS.of(out=tmp_path / "run", backend="oracle"))
     assert result.solved_at is not None and result.solved_at < 8000
     assert result.final.true is not None
     assert result.final.true.value >= 0.95 and result.final.true.trials == 100

@@ -156,7 +156,7 @@ def test_resume_continues_the_tables_and_takes_the_recorded_configuration(tmp_pa
     with pytest.raises(ConfigError) as error:
         train(SETTINGS.of(out=out, resume=True, seed=5))
     assert error.value.field == "seed"
-    more = train(SETTINGS.of(out=out, resume=True, timesteps=200, progress=False))
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=200))
     assert more.steps == 200 and more.seconds > first.seconds
     after = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     assert after[: len(before)] == before
@@ -173,7 +173,7 @@ def test_a_solved_run_goes_on_without_its_goal(
     first = train(config(out))
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     (out / "summary.json").write_text(json.dumps({**summary, "solved_at": first.steps}))
-    more = {"out": out, "resume": True, "progress": False, "timesteps": first.steps + 60}
+    more = {"out": out, "resume": True, "timesteps": first.steps + 60}
     assert train(SETTINGS.of(**more)).steps == first.steps
     assert "add --stop-when-solved None" in capsys.readouterr().out
     assert train(SETTINGS.of(**more, stop_when_solved=None)).steps == first.steps + 60
@@ -216,7 +216,7 @@ def start(out: Path) -> subprocess.Popen[str]:
     small = ["learning_starts", "40", "batch_size", "16"]
     command = [sys.executable, "-m", "vinoreward_training.cli", "train", "--out", str(out)]
     command += ["--backend", "oracle", "--timesteps", "20000"]
-    command += ["--eval-every", "100000", "--no-progress", "--algorithm-kwargs", *small]
+    command += ["--eval-every", "100000", "--algorithm-kwargs", *small]
     pipe = subprocess.PIPE
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
@@ -239,7 +239,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     run.communicate()
     done = torch.load(out / "checkpoint.pt", weights_only=True)["num_timesteps"]
     assert done >= 1000
-    more = {"timesteps": done + 60, "final_episodes": 3, "progress": False}
+    more = {"timesteps": done + 60, "final_episodes": 3}
     assert train(SETTINGS.of(out=out, resume=True, **more)).steps == done + 60
     rows = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     steps = [int(row["step"] or 0) for row in rows]

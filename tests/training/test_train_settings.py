@@ -40,17 +40,17 @@ def parse(*words: str) -> TrainConfig:
 def test_command_line_over_file_over_preset_and_tables_key_by_key(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
-        "timesteps: 500\neval_every: 70\nbackend: oracle\nprogress: false\n"
+        "timesteps: 500\neval_every: 70\nbackend: oracle\n"
         "algorithm_kwargs: {batch_size: 64, tau: 0.1}\n",
         encoding="utf-8",
     )
     silent = parse("--config", str(file))
     assert (silent.timesteps, silent.eval_every, silent.backend) == (500, 70, "oracle")
-    assert not silent.progress and silent.eval_episodes == 2  # the preset's
+    assert silent.eval_episodes == 2  # the preset's
     # What is named wins also where it is the default.
-    words = ["--eval-every", "500", "--backend=openvino", "--progress", "--algorithm-kwargs"]
+    words = ["--eval-every", "500", "--backend=openvino", "--algorithm-kwargs"]
     found = parse("--config", str(file), *words, "batch_size", "32", "train_freq", "2")
-    assert (found.eval_every, found.backend, found.progress) == (500, "openvino", True)
+    assert (found.eval_every, found.backend) == (500, "openvino")
     expected = {"batch_size": 32, "train_freq": 2, "tau": 0.1, "gamma": 0.9}
     assert found.algorithm_kwargs | expected == found.algorithm_kwargs
     named = SETTINGS.of(config=file, timesteps=8000, algorithm_kwargs={"batch_size": 32})
@@ -94,7 +94,7 @@ class Raising(Corridor):
     """Raises an error of any class."""
 
     def __init__(self, kind: str) -> None:
-        raise {"key": KeyError, "zero": ZeroDivisionError, "os": OSError}[kind](kind)
+        raise KeyError(kind)
 
 
 class Lacking(Corridor):
@@ -174,14 +174,12 @@ def test_a_discrete_action_can_be_looked_up_in_a_table(tmp_path: Path) -> None:
         ("--step-reward -1e400", "step_reward"),
         ("--hold 0", "hold"),
         ("--num-envs 0", "num_envs"),
-        ("--exit-threshold 0.1", "exit_threshold"),
         ("--env CartPole-v1 --algorithm SAC", "algorithm"),
         ("--env Pendulum-v1 --algorithm DQN", "algorithm"),
         ("--algorithm DQN", "algorithm"),
         ("--env Buttons-v0 --algorithm DQN", "algorithm"),
         ("--device quantum", "device"),
         ("--device cuda:77", "device"),
-        ("--frame-stack 2", "frame_stack"),
         ("--image-source obs", "image_source"),
         ("--env CartPole-v1 --hold 2", "hold"),
         ("--env CartPole-v1 --step-reward -2", "step_reward"),
@@ -211,11 +209,8 @@ def test_what_is_refused_before_anything_is_written(
         ({"env_kwargs": {"colour": 3}}, "colour"),
         ({"bundle": "none-such", "backend": "openvino"}, "none-such"),
         ({"env": "CartPole-v1", "env_kwargs": {"render_mode": [[[]]]}}, "made: AttributeError"),
-        ({"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": -3}}, "made: ValueError"),
         ({"env": "Lost-v0"}, "cannot be made: ModuleNotFoundError.*no_such_module"),
         ({"env": "Raising-v0", "env_kwargs": {"kind": "key"}}, "cannot be made: KeyError"),
-        ({"env": "Raising-v0", "env_kwargs": {"kind": "zero"}}, "ZeroDivisionError"),
-        ({"env": "Raising-v0", "env_kwargs": {"kind": "os"}}, "OSError"),
     ],
     ids=lambda value: "",
 )

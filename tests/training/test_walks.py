@@ -36,7 +36,7 @@ SHORT = {
     "train": {"--timesteps": "105", "--final-episodes": "1"},
     "play": {"--episodes": "1", "--film": "1"},
 }
-FLAGS = {"train": ["--force", "--no-progress"], "play": ["--no-progress"]}
+FLAGS = {"train": ["--force"], "play": []}
 # In a process of its own: a library of OpenGL is chosen once, and a crash there is this test's.
 RUN = """
 import json, sys

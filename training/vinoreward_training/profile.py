@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -17,10 +15,9 @@ import numpy as np
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward_training.configs import ProfileConfig
-from vinoreward_training.configs.task import RewardedTask, Task
+from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.policy.checkpoint import build_model, suited_algorithms
 from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.report import new_figure, save_figure
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import (
@@ -73,11 +70,11 @@ class Clock:
 class Stepper:
     """Steps an environment with random actions, over and over; resets are part of the call."""
 
-    def __init__(self, env: gym.Env[Any, Any], seed: int = 0) -> None:
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
         self._over = False
-        env.action_space.seed(seed)
-        env.reset(seed=seed)
+        env.action_space.seed(0)
+        env.reset(seed=0)
 
     def __call__(self) -> None:
         """Take one step, after a reset where the last one ended the episode."""
@@ -121,10 +118,8 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
         )
     with contextlib.ExitStack() as stack:
         env: Any = stack.enter_context(contextlib.closing(make_env(_task(config))))
-        # The oracle has none.
-        classifier = (
-            env.get_wrapper_attr("classifier") if env.has_wrapper_attr("classifier") else None
-        )
+        with_reward = env.has_wrapper_attr("classifier")  # the oracle has none
+        classifier = env.get_wrapper_attr("classifier") if with_reward else None
         if own_reward:
             timed = env.unwrapped.scene.batch
             parts = {"home": "motion", "move": "motion", "images": "render"}
@@ -133,7 +128,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
             parts = {"reset": "motion", "step": "motion", "render": "render"}
         for name, part in parts.items():
             setattr(timed, name, clock.timed(part, getattr(timed, name)))
-        step: Step = Stepper(env, config.seed)
+        step: Step = Stepper(env)
 
         if classifier is not None:
             for backend in classifier.backends:  # Built here, so that loading is in no step.
@@ -143,7 +138,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
             step()
         clock.take()
         samples: list[Mapping[str, float]] = []
-        for _ in tqdm(range(config.steps), desc="profile", unit="step"):
+        for _ in tqdm(range(config.steps), desc="profile", unit="step", disable=None):
             with clock.part("other"):
                 step()
             if learn is not None:
@@ -155,9 +150,9 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 
 def _task(config: ProfileConfig) -> RewardedTask:
     """Return what is stepped; only times matter here, not the claims."""
-    given = {one.name: getattr(config, one.name) for one in dataclasses.fields(Task)}
     return RewardedTask(
-        **given,
+        env=config.env,
+        env_kwargs=config.env_kwargs,
         backend=config.backend,
         bundle=config.bundle,
         precision=config.precision,
@@ -183,13 +178,13 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
                 expected=f"actions of SAC or DQN, not {env.action_space}, to time a learner's step",
                 remedy="add `learner=False` to time the rest",
             )
-        model: Any = build_model(name, env, {}, seed=config.seed, replay_size=500)
+        model: Any = build_model(name, env, {}, seed=0, replay_size=500)
         model.learn(300)
         yield lambda: model.train(gradient_steps=1, batch_size=model.batch_size)
 
 
 def run(config: ProfileConfig) -> int:
-    """Measure, print the table and the bound, write JSON and the bar; return 0."""
+    """Measure, print the table and the bound, write JSON; return 0."""
     with RunFolder(config.out, config, resume=True) as folder:
         with (
             dependencies_named(config.env),
@@ -210,25 +205,5 @@ def run(config: ProfileConfig) -> int:
         record = {"machine": describe_machine(), "parts_seconds": table, "total_seconds": total}
         finite = bound if np.isfinite(bound) else None
         write_json(folder / "profile.json", {**record, "steps": config.steps, "bound": finite})
-        title = (
-            f"{config.env}, {config.backend}: {total * 1e3:.1f} ms; with a free backend at most "
-        )
-        draw(folder / "profile.png", f"{title}{bound:.2f} times faster", table)
-    print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
+    print(config.out / "profile.json")
     return 0
-
-
-def draw(path: Path, title: str, table: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw the parts as one horizontal bar."""
-    figure = new_figure(9.0, 2.6, dpi=120)
-    axes = figure.subplots()
-    left = 0.0
-    for index, (name, row) in enumerate(table.items()):
-        width = row["mean"] * 1e3
-        axes.barh([0], [width], left=left, color=f"C{index}", label=f"{name} {row['share']:.0%}")
-        left += width
-    axes.set_yticks([])
-    axes.set_xlabel("milliseconds per training step")
-    axes.set_title(title, fontsize=10)
-    figure.legend(ncols=len(table), loc="outside lower center", fontsize=8)
-    save_figure(figure, path)

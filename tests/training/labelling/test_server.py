@@ -400,7 +400,7 @@ def test_a_run_is_labelled_with_its_ood_claims_first(tmp_path: Path) -> None:
 
 
 def test_claims_come_in_the_order_of_the_draw_however_doubtful(tmp_path: Path) -> None:
-    sample = ClaimSample(tmp_path, 20, seed=1)
+    sample = ClaimSample(tmp_path, 1, size=20)
     random = np.random.default_rng(0)
     draws = {}
     for episode in range(20):

@@ -19,6 +19,7 @@ from vinoreward.files import write_json
 from vinoreward.images import MAX_PIXELS, MAX_VIEWS, read_image
 from vinoreward.rewards.calibration import episode_rate, negatives_needed, rate_supported
 from vinoreward.wrappers.true_success import Truth
+from vinoreward_envs.making import ORACLE
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import Play
 from vinoreward_training.capture.policies import open_policy
@@ -49,14 +50,12 @@ from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse_ignored
 from vinoreward_training.tasks.environments import (
     dependencies_named,
+    environment_arguments,
     find_spec,
     has_own_reward,
     is_hover,
     make_plain,
-    not_importable,
-    takes_no_mode,
     truth_reader,
-    tupled,
     with_truth,
 )
 
@@ -84,31 +83,15 @@ def _hover(config: CaptureConfig, env: Any, table: Table) -> Iterator[int]:
 
 
 def _make(config: CaptureConfig) -> Any:
-    from gymnasium.error import Error
-
-    options: dict[str, Any] = {name: tupled(item) for name, item in config.env_kwargs.items()}
+    options = environment_arguments(config)
     if "render" in sources_of(config):
         options = {"render_mode": "rgb_array", **options}
-    try:
-        spec = find_spec(config.env)
-        if is_hover(spec):
-            if config.image_size is not None:
-                options["image_size"] = config.image_size
-            if has_own_reward(config.env):
-                options.setdefault("backend", "oracle")  # it needs no bundle to take images
-        env = make_plain(config.env, **options)
-        return with_truth(env, config.truth)
-    except (Error, ImportError, TypeError) as error:
-        if missing := not_importable(config.env, error):
-            raise ConfigError(f"found no {config.env!r} ({error}).{missing}") from error
-        if missing := takes_no_mode(error):
-            raise ConfigError(f"{config.env} cannot be captured.{missing}") from error
-        raise ConfigError(
-            f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
-            "package:Name-v0 whose environment takes these arguments; change `env_kwargs`. One "
-            "derived from PandaHover best passes on what it does not know: def __init__(self, "
-            "**kwargs)."
-        ) from error
+    own = has_own_reward(config.env)
+    if config.image_size is not None and is_hover(find_spec(config.env)):
+        options["image_size"] = config.image_size
+    if own:
+        options.setdefault("backend", ORACLE)  # it needs no bundle to take images
+    return with_truth(make_plain(config.env, **options), config.truth)
 
 
 def _is_placed(config: CaptureConfig, env: Any) -> bool:
@@ -132,16 +115,11 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
             expected=f"{count} images of at most {MAX_PIXELS} pixels in all",
             remedy="give a smaller `image_size`",
         )
-    sources = ("policy", "from_lerobot", "from_video")
-    given = [name for name in sources if getattr(config, name) is not None]
-    if len(given) > 1:
-        raise ConfigError(
-            field=given[0],
-            value=getattr(config, given[0]),
-            expected=f"no `{given[1]}` with it, as images come from play or from recordings",
-            remedy="leave one of them out",
-        )
-    _check_used(config)
+    if config.recordings is None:
+        by = "a capture without `recordings`"
+        refuse_ignored(config, ("video_fps", "camera", "label_column"), by)
+    else:
+        refuse_ignored(config, _OF_ENVIRONMENT, "a capture with `recordings`")
     if len(config.image_source) > MAX_VIEWS:
         raise ConfigError(
             field="image_source", value=config.image_source, expected=f"at most {MAX_VIEWS}"
@@ -150,27 +128,15 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
     return config
 
 
-def _check_used(config: CaptureConfig) -> None:
-    """Refuse an option that would be ignored."""
-    for name, needed in _NEEDS.items():
-        if getattr(config, needed) is None:
-            refuse_ignored(config, (name,), f"a capture without `{needed}`")
-    for other in ("from_video", "from_lerobot"):
-        if getattr(config, other) is not None:
-            refuse_ignored(config, _OF_ENVIRONMENT, f"a capture with `{other}`")
-
-
-_NEEDS: Mapping[str, str] = {
-    "labels": "from_video", "video_fps": "from_video", "camera": "from_lerobot",
-    "label_column": "from_lerobot", "label_above": "from_lerobot", "label_frame": "from_lerobot",
-    "noise": "policy", "mix": "policy",
-}  # fmt: skip
-_OF_ENVIRONMENT = ("env", "env_kwargs", "image_source", "stack", "truth", "per_episode")
+_OF_ENVIRONMENT = (
+    "env", "env_kwargs", "image_source", "stack", "truth", "per_episode", "policy", "mix",
+)  # fmt: skip
 
 
 def _mix(config: CaptureConfig) -> dict[str, float]:
     """Return the chances of the players, in their usual order; refuse what cannot be."""
     if config.policy is None:
+        refuse_ignored(config, ("mix",), "a capture without `policy`")
         return {"random": 1.0}
     mix = {name: config.mix.get(name, 0.0) for name in MIX} if config.mix else dict(MIX)
     wrong = set(config.mix) - set(MIX) or min(mix.values()) < 0
@@ -194,7 +160,6 @@ def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
         "image_size": None if size is None else [*size],
         "policy": config.policy,
         "mix": _mix(config) if played else None,
-        "noise": config.noise if played else None,
     }
     return {name: value for name, value in how.items() if value}
 
@@ -215,7 +180,6 @@ def _describe(
         about["image"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
     if truth is not None:
         about["per_episode"] = config.per_episode
-        about["failures_per_success"] = config.failures_per_success
         if (named := config.truth or truth.key) is not None:
             about["truth"] = named
     about |= {
@@ -243,10 +207,9 @@ def run(config: CaptureConfig) -> int:
     if is_lerobot(config.out):
         expected = "a new folder, as this one holds a LeRobot dataset"
         raise ConfigError(field="out", value=str(config.out), expected=expected)
-    if config.from_lerobot is not None:
-        return _recordings(config, config.from_lerobot)
-    if config.from_video is not None:
-        return _videos(config, config.from_video)
+    if config.recordings is not None:
+        kind = _episodes if is_lerobot(config.recordings) else _videos
+        return kind(config, config.recordings)
     mix, policy = _mix(config), config.policy
     line = resume_capture(config)
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
@@ -260,8 +223,6 @@ def run(config: CaptureConfig) -> int:
         size = next(iter(sizes.values()), None)
         how = _how(config, None if sizes == own else size)
         begun = _holds_nothing(config.out)
-        if not begun:
-            _check_recorded(config, {"scene": scene, **how})
         act = None if policy is None else open_policy(policy, env, closing)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
@@ -319,7 +280,7 @@ def _fill(
     describe(False)
     saved, complete = len(table.rows), False
     try:
-        with tqdm(total=total, initial=saved, desc="capture", unit="frame") as bar:
+        with tqdm(total=total, initial=saved, desc="capture", unit="frame", disable=None) as bar:
             if play is not None:
                 play.show = bar.set_postfix_str
             for added in work:
@@ -335,11 +296,11 @@ def _fill(
         describe(complete)
 
 
-def _recordings(config: CaptureConfig, dataset: Path) -> int:
+def _episodes(config: CaptureConfig, dataset: Path) -> int:
     """Take the images of a LeRobot dataset; return 0."""
     source = LeRobotFolder(dataset, config.camera)
     labels = labels_of(config, source)
-    plan = choose_frames(config, source, labels)
+    plan = choose_frames(config.frames, source, labels)
     own = next(source.images([(plan[0][0], [0])]))[2].shape[:2]
     sized = replace(config, image_size=config.image_size or chosen_size([own]))
     known = {
@@ -347,7 +308,6 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
         "lerobot": {"labels": str(labels), "fps": source.fps},
         **_how(config, None if sized.image_size == own else sized.image_size),
     }
-    _check_recorded(config, known)
     print(
         f"{source.frames} images of {len(source.episodes)} episodes in {dataset}, camera "
         f"{source.camera}; a success is {labels or 'not asked for'}."
@@ -371,28 +331,16 @@ def _videos(config: CaptureConfig, source: Path) -> int:
         "video_fps": config.video_fps,
         **_how(config, None if {*own} == {size} else size),
     }
-    _check_recorded(config, known)
-    marks = read_labels(source, config.labels, videos, config.video_fps)
-    plan = plan_images(config.frames, marks, config.failures_per_success)
+    marks = read_labels(source, videos, config.video_fps)
+    plan = plan_images(config.frames, marks)
     total = sum(map(len, plan))
     seconds = sum(video.seconds for video in videos)
     print(f"{total} images of {len(videos)} videos of {seconds:.0f} seconds in all")
     fps = config.video_fps
     table = _converted(
-        config, known, lambda table: take_images(videos, plan, table, fps, size, marks), total
+        config, known, lambda table: take_images(videos, plan, table, fps, size), total
     )
     return _end(config, table)
-
-
-def _check_recorded(config: CaptureConfig, known: Mapping[str, Any]) -> None:
-    """Refuse to resume with another scene, or images taken in another way."""
-    before = read_about(config.out) if config.resume else {}
-    for key in (*known, "image_size") if before else ():
-        if before.get(key) != known.get(key):
-            raise ConfigError(
-                f"{config.out} was captured with {key} {before.get(key)}, now {known.get(key)}. "
-                "Expected the same when resuming; choose another folder with `out`."
-            )
 
 
 def _converted(
@@ -439,7 +387,7 @@ def _summary(config: CaptureConfig, table: Table) -> str:
         seen = table.count("failure") / episodes
         share = episode_rate(rate_supported(deciding), steps, seen)
         text += f" Failing episodes of {steps} steps get a false claim in up to {share:.0%} then."
-    if deciding < needed and (config.from_lerobot or config.from_video) is not None:
+    if deciding < needed and config.recordings is not None:
         text += f" For 1 % it takes {needed}: record more episodes."
     elif deciding < needed:
         frames = math.ceil(len(table.rows) * needed / deciding / 1000) * 1000
@@ -451,7 +399,7 @@ SETTINGS = Settings(
     CaptureConfig,
     fixed=(
         "env", "env_kwargs", "truth", "image_source", "image_size", "stack", "policy",
-        "mix", "noise", "per_episode", "failures_per_success", "seed",
+        "mix", "per_episode", "recordings", "video_fps", "camera", "label_column", "seed",
     ),
     check=_check,
 )  # fmt: skip

@@ -6,14 +6,14 @@ give the label away. So successes and most failures come from the same episodes,
 
 An episode is played twice from its seed: first without images, to learn at which steps it
 succeeds, then up to the last chosen step, to render the chosen ones alone. If an environment does
-not repeat an episode, it is played once, and a random sample of its steps is drawn as it goes on.
+not repeat an episode, it is played once, and each of its steps is drawn.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +41,12 @@ LEAD = 5
 """Successes may be ahead of the failures by this times the quota."""
 MOST_NUMBERS = 32
 """Numbers of one observation, or of one entry of it, that are written down."""
+FAILURES_PER_SUCCESS = 4
+"""Failures per success at most, where successes are rare."""
+NOISE = 0.3
+"""Share of random steps in a noisy episode."""
+PATIENCE = 200
+"""Episodes in a row without an image after which a capture gives up."""
 EARLY = 20
 """Episodes in a row without an image after which advice is printed."""
 
@@ -55,8 +61,6 @@ class Balance:
     """Images in all, at most half of them successes."""
     quota: int
     """Largest number of images of each label from one episode."""
-    ratio: int = 1
-    """Failures per success at most, where successes are rare."""
     kept_successes: int = 0
     kept_failures: int = 0
     kept_failed: int = 0
@@ -88,12 +92,13 @@ class Balance:
     def failures(self, more: int = 0, *, rare: bool = False) -> int:
         """How many failures there may be once ``more`` successes are kept: as many.
 
-        Where successes are ``rare``, one for each episode, but at most ``ratio`` for each success.
+        Where successes are ``rare``, one for each episode, but at most ``FAILURES_PER_SUCCESS`` for
+        each success.
         """
         successes, half = self.kept_successes + more, self.frames // 2
         owed = (self.frames - half) * successes // half
         if rare:
-            owed = max(owed, min(self.ratio * successes, self.episodes))
+            owed = max(owed, min(FAILURES_PER_SUCCESS * successes, self.episodes))
         return max(0, min(owed, self.frames - successes) - self.kept_failures)
 
     @property
@@ -104,22 +109,17 @@ class Balance:
         return min(owed, max(1, self.quota // 2))
 
 
-def choose(
-    truths: Sequence[bool],
-    balance: Balance,
-    random: np.random.Generator,
-    drawn: Iterable[int] | None = None,
-) -> dict[int, str]:
+def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator) -> dict[int, str]:
     """Choose the steps of an episode that become images, from the success after each step.
 
     At most ``quota`` of each label. An episode with a success gives about as many failures as
     successes, or more where those are rare, half of them near misses; other episodes give the
-    missing failures, a few each. Only steps that were ``drawn`` are chosen, if not all can be.
+    missing failures, a few each.
+
     Returns step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
     """
     success = np.asarray(truths, dtype=np.bool_)
-    steps = np.arange(len(success)) if drawn is None else np.array(sorted(drawn), dtype=np.int64)
-    wins, rest = steps[success[steps]], steps[~success[steps]]
+    wins, rest = np.flatnonzero(success), np.flatnonzero(~success)
     if not success.any():
         few = min(len(rest), balance.failed)
         return dict.fromkeys(random.choice(rest, few, replace=False).tolist(), "failed_episode")
@@ -128,7 +128,7 @@ def choose(
     chosen = dict.fromkeys(random.choice(wins, successes, replace=False).tolist(), "success")
     due = int(random.binomial(balance.failures(successes, rare=True), SAME_EPISODE))
     failures = min(len(rest), balance.quota, due)
-    every = np.append(np.flatnonzero(success), np.iinfo(np.int64).max)
+    every = np.append(wins, np.iinfo(np.int64).max)
     gap = every[np.searchsorted(every, rest)] - rest
     close = rest[gap <= NEAR_STEPS]
     near = random.permutation(close)[: math.ceil(failures / 2)]
@@ -234,7 +234,7 @@ class Play:
 
     def _steps(self, seed: int, observation: Any) -> Iterator[Step]:
         space = self._env.action_space
-        noise = {"random": 1.0, "policy": 0.0, "noisy": self._config.noise}[self._player]
+        noise = {"random": 1.0, "policy": 0.0, "noisy": NOISE}[self._player]
         random = np.random.default_rng([seed, 0x70])
         for number in range(LONGEST):
             if self._act is None or random.random() < noise:
@@ -267,27 +267,26 @@ class Play:
         if missing == "failure":
             play = "more random play (--mix random 2 policy 1), or "
             return f"{'' if self._act is None else play}another --truth or --env"
-        steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
-        longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
+        steps = (self._env.spec.max_episode_steps if self._env.spec is not None else None) or 0
+        longer = f"--env-kwargs max_episode_steps {2 * steps or 200}"
         better = "a better --policy, or more of it in --mix"
         if self._act is None:
-            better = "a policy that succeeds now and then: --policy FILE.py:FUNCTION, or a zip"
+            better = "a policy that succeeds now and then: --policy FILE.py:FUNCTION"
         return f"{better}; longer episodes ({longer}); another --truth or --env"
 
     def fill(self, table: Table) -> Iterator[int]:
         """Add images until both labels have enough; yield after each episode how many it added.
 
         An episode adds all its chosen images or none, so a stopped capture resumes exactly. After
-        ``patience`` episodes in a row without an image there is a DatasetError.
+        ``PATIENCE`` episodes in a row without an image there is a DatasetError.
         """
-        config, patience = self._config, self._config.patience
+        config = self._config
         first = self._env.reset(seed=0)[0]
         if self._act is not None:
             self._act(first)  # a policy that fails is refused before it is played for long
         kept = table.count("success"), table.count("failure")
         failed = sum(row["category"] == "failed_episode" for row in table.rows.values())
-        ratio = config.failures_per_success
-        balance = Balance(config.frames, config.per_episode, ratio, *kept, failed)
+        balance = Balance(config.frames, config.per_episode, *kept, failed)
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
         barren, advised = 0, False
         while not balance.complete:
@@ -309,15 +308,15 @@ class Play:
                 table.add(pairs)
             yield len(pairs)
             barren = 0 if images else barren + 1
-            if not advised and barren and barren == min(EARLY, patience - 1):
+            if not advised and barren == EARLY:
                 advised = True
                 keys = ", ".join(sorted(map(str, self._info)))
                 self._say(
                     f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
-                    f"{self._truth_option} (info has {keys}). Capture gives up after {patience}. "
+                    f"{self._truth_option} (info has {keys}). Capture gives up after {PATIENCE}. "
                     f"What helps: {self._advice(balance.missing)}."
                 )
-            if barren >= patience:
+            if barren >= PATIENCE:
                 raise DatasetError(self._given_up(table, barren, balance))
             episode += 1
 
@@ -343,8 +342,8 @@ class Play:
                     return images
             self._repeats = False
             self._say(
-                f"{self._name} does not repeat an episode from its seed. A sample of its steps is "
-                "drawn therefore as it is played, and the same --seed gives other images."
+                f"{self._name} does not repeat an episode from its seed. Each of its steps is "
+                "drawn therefore, and the same --seed gives other images."
             )
             random.bit_generator.state = state
         return self._played_once(seed, balance, random)
@@ -352,46 +351,21 @@ class Play:
     def _played_once(
         self, seed: int, balance: Balance, random: np.random.Generator
     ) -> dict[int, Chosen]:
-        """Draw a reservoir of each label as the episode goes on, then choose of what was drawn.
-
-        Any failure may turn out to be a near miss: one of each ``NEAR_STEPS`` in a row is due to be
-        drawn, and kept if a success follows.
-        """
-        failures = min(balance.quota, balance.failures(balance.successes, rare=True))
-        sizes = {True: balance.successes, False: max(failures, balance.failed)}
-        samples: dict[bool, list[tuple[int, Chosen]]] = {True: [], False: []}
-        recent: list[tuple[int, Chosen]] = []
+        """Draw every step as the episode goes on, then choose."""
         truths: list[bool] = []
-        seen = Counter[bool]()
-        phase = int(random.integers(NEAR_STEPS))
+        drawn: list[Chosen] = []
         for step in self._begin(seed)[1]:
             truths.append(step.success)
-            seen[step.success] += 1
-            sample, size = samples[step.success], sizes[step.success]
-            due = size > 0 and not step.success and (step.number + phase) % NEAR_STEPS == 0
-            place = len(sample)
-            if place == size:  # algorithm R (Vitter 1985), of failures with those that are due
-                among = seen[step.success] if step.success else -(-seen[False] // NEAR_STEPS)
-                place = int(random.integers(among)) if step.success or due else size
-            if place < size or due:
-                image, numbers = self._image(step.observation), numbers_of(step.observation)
-                one = [(step.number, Chosen(image, "", numbers))]
-                recent = one if due else recent
-                if place < size:
-                    sample[place : place + 1] = one
-            if step.success and recent and step.number - recent[0][0] <= NEAR_STEPS:
-                half = int(random.integers(math.ceil(len(samples[False]) / 2)))
-                samples[False][half : half + 1], recent = recent, []
+            numbers = numbers_of(step.observation)
+            drawn.append(Chosen(self._image(step.observation), "", numbers))
         self._count(truths)
-        drawn = dict(samples[True] + samples[False])
-        chosen = choose(truths, balance, random, drawn)
+        chosen = choose(truths, balance, random)
         return {number: replace(drawn[number], category=why) for number, why in chosen.items()}
 
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
         if balance.kept_successes and balance.kept_failures:
-            line = resume_capture(self._config, "--patience", str(10 * self._config.patience))
-            rest = f"{kept} are kept; continue with: {line} (or begin anew)"
+            rest = f"{kept} are kept; go on with: {resume_capture(self._config)} (or begin anew)"
         else:
             # Images of one label are no dataset, and would stand in the way of the next try.
             table.clear()

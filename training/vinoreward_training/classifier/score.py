@@ -49,7 +49,7 @@ from vinoreward_training.data.dataset_files import (
 )
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
 from vinoreward_training.data.provenance import find_new_frames, origin_of
-from vinoreward_training.data.recordings import labels_of, shown_by
+from vinoreward_training.data.recordings import labels_of, read_outcomes
 from vinoreward_training.data.tables import MAX_TABLE_BYTES
 from vinoreward_training.runs.next_command import bundle_name
 from vinoreward_training.runs.report import (
@@ -70,7 +70,7 @@ BATCH_SIZE = 32
 IN_MEMORY = 64
 """Images that are read ahead."""
 SETTINGS_OF_SCORES = (
-    "camera", "label_column", "label_above", "label_frame", "success_label", "success_reward",
+    "camera", "label_column", "success_label", "success_reward",
     "step_reward", "backend", "on_ood",
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ Images = npt.NDArray[np.uint8]
 
 def run(config: ScoreConfig) -> int:
     """Score every image that has no score yet; return 0."""
-    for name in ("success_reward", "step_reward", "label_above"):
+    for name in ("success_reward", "step_reward"):
         value = getattr(config, name)
         if value is not None and not math.isfinite(value):
             raise ConfigError(field=name, value=value, expected="a finite number")
@@ -214,7 +214,7 @@ def _of_files(config: ScoreConfig) -> Source:
 def _of_recordings(config: ScoreConfig, seed: object) -> Source:
     """Return the images of a LeRobot dataset; ``seed`` is that of the bundle's capture."""
     reader = LeRobotFolder(config.data, config.camera)
-    every, outcomes = shown_by(config, reader, labels_of(config, reader, needed=False))
+    every, outcomes = read_outcomes(reader, labels_of(config, reader, needed=False))
     keys = [
         ("", str(rows.episode.number), str(frame))
         for rows in every

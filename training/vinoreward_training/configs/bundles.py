@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from vinoreward.images import MAX_VIEWS
-from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Share, Task
+from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Task
 
 Side = Annotated[int, Ge(16), Le(10_000)]
 """Height or width of an image."""
@@ -31,14 +31,13 @@ class CaptureConfig(Task):
             --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             obs:wrist
-        vinoreward capture --from-video recordings --labels times.csv --out data/mine
-        vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
-            --out data/pick
+        vinoreward capture --recordings videos --video-fps 5 --out data/mine
+        vinoreward capture --recordings pick --camera observation.images.front --out data/pick
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "out", "env", "truth", "frames", "image_source", "image_size", "policy", "env_kwargs",
-        "from_video", "labels", "from_lerobot", "seed", "resume",
+        "recordings", "seed", "resume",
     )  # fmt: skip
 
     out: Path = Path("data/hover")
@@ -62,44 +61,28 @@ class CaptureConfig(Task):
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128). Others are resized by
     PIL, as the bundle does too (default: longer side at most 160)."""
     policy: Annotated[str | None, RUNS_CODE] = None
-    """Who plays: a zip of Stable-Baselines3 (only plain data is read of it; one trained with
-    VecNormalize needs a function, see docs/datasets.md), a folder of vinoreward train or actors, or
-    a function of the observation that gives the action, FILE.py:FUNCTION or
-    PACKAGE.MODULE:FUNCTION, whose code is run. Default: at random."""
+    """Who plays: a function of the observation that gives the action, FILE.py:FUNCTION or
+    PACKAGE.MODULE:FUNCTION, whose code is run, or a folder of vinoreward train or actors. Default:
+    at random."""
     mix: dict[str, float] = field(default_factory=dict)
     """With --policy, shares of the episodes, which are played at random, by the policy, or by the
     policy with random steps; default: random 1 policy 1 noisy 2."""
-    noise: Share = 0.3
-    """Share of random steps in a noisy episode."""
     per_episode: Count = 4
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""
-    failures_per_success: Count = 4
-    """Maximum failures per success. Where successes are rare, a capture keeps one failure for each
-    episode played rather than one for each success."""
-    patience: Count = 200
-    """Stop after this many episodes in a row without an image to keep."""
-    from_video: Path | None = None
-    """Instead of acting: take images from this video or folder of videos, --frames at most. Each
-    video is an episode."""
-    labels: Path | None = None
-    """With --from-video, a CSV table of times in seconds: video,start,end,label, with success or
-    failure. Default: labels.csv beside the videos, or else the folders success/ and failure/ that
-    they are in."""
+    recordings: Path | None = None
+    """Instead of acting: take images, --frames at most, from a LeRobotDataset v3.0 folder, or from
+    a video or a folder of videos, each an episode. Labels of videos are in a table of times beside
+    them, labels.csv (video,start,end,label, with seconds and success or failure), or are the
+    folders success/ and failure/ that they are in."""
     video_fps: Annotated[float, Gt(0), Le(1000)] = 5.0
     """Images per second of a video."""
-    from_lerobot: Path | None = None
-    """Instead of acting: take images from this LeRobotDataset v3.0 folder, --frames at most."""
     camera: str | None = None
-    """Key of its images, such as observation.images.front; not needed if there is one only."""
+    """Of a LeRobot dataset: key of its images, such as observation.images.front; not needed if
+    there is one only."""
     label_column: str | None = None
-    """Its column that says what is a success; by default next.success, else next.reward. none: take
-    images without labels, for train-vae."""
-    label_above: float | None = None
-    """A number above this in that column is a success; default: 0.5, for a column of 0 and 1."""
-    label_frame: Literal["same", "next"] | None = None
-    """Image that shows the outcome of a row: that of the same row, as LeRobot's recorder for reward
-    classifiers writes it, or of the next row. Default: next for next.success, same for others."""
+    """Of a LeRobot dataset: column that says what is a success; by default next.success, else
+    next.reward. none: take images without labels, for train-vae."""
 
 
 @dataclass(frozen=True)
@@ -355,10 +338,6 @@ class ScoreConfig:
     """Of a LeRobot dataset: key of its images; not needed if there is one only."""
     label_column: str | None = None
     """Of a LeRobot dataset, as in capture: next.success, else next.reward, if it has one."""
-    label_above: float | None = None
-    """A number above this in that column is a success; default: 0.5, for a column of 0 and 1."""
-    label_frame: Literal["same", "next"] | None = None
-    """Image that shows the outcome of a row, as in capture."""
     threshold: Annotated[float, Ge(0), Le(1)] | None = None
     """Probability from which success is claimed; default: the bundle's."""
     success_reward: float = 1.0
@@ -558,16 +537,15 @@ class DoctorConfig:
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Capture, fine-tune, quantize, check, train, play and report: under 5 minutes on two cores.
+    """Capture, fine-tune, check, train, play and report: under 5 minutes on two cores.
 
     1. capture: labelled images of the arm over, next to and away from the object.
-    2. finetune: train a classifier on them. It starts from the shipped bundle's weights, so few
-       images are enough; with --from-scratch from random ones.
-    3. quantize: an INT8 network, kept only if it makes the same decisions.
-    4. check: compare this classifier with the shipped one on new scenes.
-    5. train: SAC learns to hover; its only reward is the classifier's.
-    6. play: a film, and the true success rate according to the simulator.
-    7. report: all results in one HTML file.
+    2. finetune: train a classifier on them, with an INT8 network that makes the same decisions. It
+       starts from the shipped bundle's weights, so few images are enough.
+    3. check: compare this classifier with the shipped one on new scenes.
+    4. train: SAC learns to hover; its only reward is the classifier's.
+    5. play: a film, and the true success rate according to the simulator.
+    6. report: all results in one HTML file.
 
     After Ctrl-C, run the same command again: finished stages are skipped, and the interrupted one
     resumes.
@@ -584,19 +562,7 @@ class DemoConfig:
     seed: Seed = 0
     """Seed of every stage; the images always differ from those of the shipped bundle."""
     from_scratch: bool = False
-    """Start the classifier from random weights. It then needs 24000 images and 8 epochs (unless
-    --frames and --epochs are given): about 15 minutes on two cores."""
-    frames: Count | None = None
-    """Images to capture; None is 5000, from scratch 24000."""
-    epochs: Count | None = None
-    """Epochs; None is 2, from scratch 8."""
-    target_fpr: float = 0.02
-    """False-positive rate of the threshold; 1 % needs more images."""
-    scenes: Annotated[int, Ge(8)] = 1000
-    """New scenes for the comparison with the shipped classifier."""
+    """Start the classifier from random weights. It then needs 24000 images and 8 epochs: about 15
+    minutes on two cores."""
     env: str = "PandaHover-v0"
     """Training environment; PandaHoverRandom-v0 takes some minutes more."""
-    timesteps: Count | None = None
-    """Maximum training steps; None is the preset's. Training stops when the task is solved."""
-    episodes: Count = 100
-    """Episodes of the final evaluation."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge
 
 from vinoreward_training.configs.task import (
     Arguments,
@@ -14,8 +14,6 @@ from vinoreward_training.configs.task import (
     RewardedTask,
     Seed,
     Share,
-    Task,
-    Threads,
 )
 
 Learner = Literal["sb3", "fused", "skrl"]
@@ -59,17 +57,10 @@ class TrainConfig(RewardedTask):
     """Seed of weights, exploration and training episodes. One thread, one seed: one curve."""
     config: Path | None = None
     """YAML file with these option names (underscores); the command line overrides it."""
-    on_alarm: Literal["tell", "pause", "stop", "off"] = "tell"
-    """What an alarm does: tell, pause (until Enter is pressed or a file named continue appears in
-    the run's folder), stop (go on with --resume), or off. It is raised when significantly more than
-    5 % of the episodes end with a false claim (where the truth is known), end with a claim before
-    --earliest-success or show a tenth of their images out of distribution; or when too few of the
-    labelled claims are true."""
-    earliest_success: Count | None = None
-    """First step of an episode at which a success is possible: an alarm for claims before it. None:
-    no such alarm."""
-    sample_claims: Annotated[int, Ge(0), Le(100_000)] = 200
-    """Claims, drawn at random, whose images are kept in claims/ for vinoreward label --run."""
+    on_alarm: Literal["tell", "stop", "off"] = "tell"
+    """What an alarm does: tell, stop (go on with --resume), or off. It is raised when significantly
+    more than 5 % of the episodes end with a false claim (where the truth is known) or show a tenth
+    of their images out of distribution; or when too few of the labelled claims are true."""
     num_envs: Count = 1
     """Environments that are stepped together, with one classification of all their images per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per
@@ -96,12 +87,8 @@ class TrainConfig(RewardedTask):
     package:Id-v0. This runs its code. Without this option, you are asked."""
     force: bool = False
     """Train even with a classifier that its own training found useless."""
-    threads: Threads = 1
-    """Threads of the learner. More than one does not repeat exactly."""
     device: str = "cpu"
     """Torch device of the learner; small networks are fastest on the CPU."""
-    progress: bool = True
-    """Show the progress bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +99,11 @@ class PlayConfig:
         vinoreward play --run runs/hover
         vinoreward play --run runs/hover --episodes 500 --film 3 --out hover.gif
         vinoreward play --run runs/lift-policy --env my_robot:Lift-v0
-        vinoreward play --run runs/hover --human
         vinoreward play --run runs/cartpole --compressed
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "run", "episodes", "film", "out", "human", "compressed", "env", "truth", "seed",
+        "run", "episodes", "film", "out", "compressed", "env", "truth", "seed",
     )  # fmt: skip
 
     run: Path
@@ -127,9 +113,7 @@ class PlayConfig:
     film: Annotated[int, Ge(0)] = 5
     """Number of episodes to film, from the first on; 0 for none."""
     out: Path | None = None
-    """The film, .gif or .mp4 (needs imageio-ffmpeg); None is play.gif in the run's folder."""
-    human: bool = False
-    """Show a window, which needs a display; makes no film."""
+    """The film, a .gif; None is play.gif in the run's folder."""
     compressed: bool = False
     """Play the compressed policy of a run of vinoreward actors instead of the full one."""
     env: str | None = None
@@ -138,25 +122,17 @@ class PlayConfig:
     """Arguments of the environment that override those of training: name value name value ..."""
     truth: str | None = None
     """How the true success is known, as in train; None: as in training."""
-    backend: str | None = None
-    """Another backend for the classifier; None: as in training."""
     bundle: str | None = None
-    """Another bundle for the claims; None: as in training."""
-    accept_foreign_images: bool = False
-    """Accept a bundle that does not record the source of its images, as in training."""
-    encoder: str | None = None
-    """Current location of the training's encoder; None: unchanged."""
+    """Another bundle for the claims, such as a mended one; None: as in training."""
     seed: Seed = 1000
     """Seed of the first episode; increases by 1 per episode."""
     trust_run: bool = False
     """Import the package of an environment that only the run names, as in package:Id-v0. This runs
     its code. Without this option or --env, you are asked."""
-    progress: bool = True
-    """Show the progress bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileConfig(Task):
+class ProfileConfig:
     """Measure the breakdown of a training step and the maximum gain of a faster backend.
 
     Examples:
@@ -165,6 +141,10 @@ class ProfileConfig(Task):
         vinoreward profile --env my_robot:Lift-v0 --bundle runs/lift
     """
 
+    env: str = "PandaHover-v0"
+    """Gymnasium id; package:Id-v0 imports the package first."""
+    env_kwargs: Arguments = field(default_factory=dict)
+    """Arguments of the environment: name value name value ..."""
     bundle: str | None = None
     """Classifier: an installed name or a folder; None: the environment's own."""
     backend: str = "openvino"
@@ -175,7 +155,5 @@ class ProfileConfig(Task):
     """Number of steps."""
     learner: bool = True
     """Include a gradient step, as in training: SAC's, or DQN's for discrete actions."""
-    seed: Seed = 0
-    """Seed of resets and actions."""
     out: Path = Path("runs/profile")
-    """Folder for profile.json and profile.png, which an earlier profile's give way to."""
+    """Folder for profile.json, which an earlier profile's gives way to."""

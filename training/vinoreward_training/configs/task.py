@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
 from vinoreward.rewards.decision import OodAction, RewardMode
@@ -33,7 +32,6 @@ Seed = Annotated[int, Ge(0), Lt(2**32)]
 """NumPy and Stable-Baselines3 accept no larger ones."""
 Threads = Annotated[int, Ge(1), Le(1000)]
 Share = Annotated[float, Gt(0), Le(1)]
-Probability = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +73,6 @@ class RewardedTask(Task):
     hold: Count = 1
     """Steps in a row that must look like success before it is claimed. Above 1, an observation of
     one row gets the number of such steps appended, in environments that are not ours."""
-    exit_threshold: Probability | None = None
-    """With --hold above 1: probability that is enough for a step after one that reached the
-    bundle's threshold, so that a flicker does not end the row. None: the threshold."""
     on_ood: OodAction = "withhold"
     """What becomes of an image out of distribution, if the bundle has a guard: it does not count
     (withhold), a warning, an error, or ignore: nothing looks for it."""
@@ -91,7 +86,3 @@ class RewardedTask(Task):
     nothing here."""
     encoder: str | None = None
     """Name or folder of an encoder's bundle: the policy gets its latent instead of the image."""
-    frame_stack: Annotated[int, Ge(1), Le(100)] = 1
-    """Number of steps whose latents are stacked, with --encoder."""
-    encoder_sha256: tyro.conf.Suppress[str | None] = None
-    """Hash of the encoder's network, recorded by the run."""

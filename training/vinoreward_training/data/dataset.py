@@ -157,7 +157,7 @@ def check_folder(folder: Path, kind: str) -> None:
     if is_lerobot(folder):
         raise DatasetError(
             f"{folder} is a LeRobot dataset. Expected a capture or {kind}; take its images with: "
-            f"vinoreward capture --from-lerobot {name} "
+            f"vinoreward capture --recordings {name} "
             f"--out {shlex.quote(f'data/{folder.resolve().name}')}"
         )
     if not folder.is_dir():

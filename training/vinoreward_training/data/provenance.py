@@ -69,13 +69,8 @@ class TrainingProvenance(NamedTuple):
         )
         captures, datasets = _texts(training.get("captures")), _texts(training.get("datasets"))
         # A full record may have lost its oldest.
-        complete = training.get("complete") is not False
+        complete = training.get("complete") is not False and bool(captures)
         complete &= len(datasets) <= len(captures) < MOST_DATASETS
-        if not captures:
-            # An older bundle, of one training: it has the training's seed, and the scene and
-            # environment of its last images.
-            captures = _texts([origin_of({**spec.dataset, "scene": spec.image.scene})])
-            complete = bool(captures) and not calibration
         return cls(
             frozenset([*captures, *datasets, *_texts([spec.dataset.get("sha256")])]),
             frozenset(_texts([calibration.get("capture"), calibration.get("sha256")])),

@@ -15,6 +15,7 @@ from vinoreward_training.data.dataset_files import NEAR_STEPS, Indices, Table, m
 from vinoreward_training.data.lerobot import REWARD, SUCCESS, LeRobotFolder, Rows
 from vinoreward_training.data.tables import Row
 
+FAILURES_PER_SUCCESS = 4
 WITHOUT = "none"
 """As ``--label-column``: images without labels, for a state encoder."""
 UNLABELLED = "unlabelled"
@@ -27,13 +28,11 @@ class Labels:
     """Which column of a LeRobot dataset says what a success is, and how."""
 
     column: str
-    above: float
-    """A number above this is a success."""
     frame: str
     """Which image shows the outcome of a row: its own (``same``) or the one after (``next``)."""
 
     def __str__(self) -> str:
-        return f"{self.column} > {self.above:g} of the {self.frame} row"
+        return f"{self.column} of the {self.frame} row"
 
 
 def labels_of(
@@ -50,25 +49,20 @@ def labels_of(
     column = source.label_column(config.label_column)
     # LeRobot's evaluation writes next.success beside the image before the action; its recorder
     # for reward classifiers writes next.reward beside the image after it.
-    frame = config.label_frame or ("next" if column == SUCCESS else "same")
-    return Labels(column, 0.5 if config.label_above is None else config.label_above, frame)
+    return Labels(column, "next" if column == SUCCESS else "same")
 
 
-def shown_by(
-    config: CaptureConfig | ScoreConfig, source: LeRobotFolder, labels: Labels | None
+def read_outcomes(
+    source: LeRobotFolder, labels: Labels | None
 ) -> tuple[list[Rows], list[Outcomes]]:
-    """Return the rows and outcomes of each episode.
-
-    DatasetError if the labels are other numbers than 0 and 1, and ``--label-above`` is not given.
-    """
+    """Return the rows and outcomes of each episode; DatasetError for labels that are not 0 or 1."""
     every = list(source.rows(labels.column if labels else None))
-    if labels is not None and config.label_above is None:
+    if labels is not None:
         values = np.unique(np.concatenate([r.values for r in every if r.values is not None]))
         if not np.isin(values, (0.0, 1.0)).all():
             raise DatasetError(
                 f"{labels.column} of {source.folder} has {len(values)} values from {values[0]:g} "
-                f"to {values[-1]:g}. Expected 0 and 1 only; say with --label-above which numbers "
-                "are a success."
+                f"to {values[-1]:g}. Expected 0 and 1 only; name another with --label-column."
             )
     return every, [_outcomes(labels, rows) for rows in every]
 
@@ -76,7 +70,7 @@ def shown_by(
 def _outcomes(labels: Labels | None, rows: Rows) -> Outcomes:
     outcomes = np.full(rows.episode.length, -1, dtype=np.int8)
     if labels is not None and rows.values is not None:
-        success = rows.values > labels.above
+        success = rows.values > 0.5
         if labels.frame == "same":
             outcomes[:] = success
         else:
@@ -85,24 +79,23 @@ def _outcomes(labels: Labels | None, rows: Rows) -> Outcomes:
 
 
 def choose_frames(
-    config: CaptureConfig, source: LeRobotFolder, labels: Labels | None
+    frames: int, source: LeRobotFolder, labels: Labels | None
 ) -> list[tuple[Rows, dict[int, str]]]:
     """Return the rows of each episode, with the frames to take and their categories.
 
-    More ``frames`` only add images. DatasetError if all labels are of one kind.
+    At most ``frames`` in all; more of them only add images. DatasetError if all labels are of one
+    kind.
     """
-    every, outcomes = shown_by(config, source, labels)
+    every, outcomes = read_outcomes(source, labels)
     if labels is not None:
         counts = [sum(int((each == kind).sum()) for each in outcomes) for kind in (1, 0)]
         if 0 in counts:
-            other = "next" if labels.frame == "same" else "same"
             raise DatasetError(
-                f"{config.from_lerobot} shows {counts[0]} successes and {counts[1]} failures by "
+                f"{source.folder} shows {counts[0]} successes and {counts[1]} failures by "
                 f"{labels}. Expected both: a classifier is trained on successes and failures; try "
-                f"--label-frame {other}, another --label-column or --label-above, or give "
-                "--label-column none for images without labels."
+                "another --label-column, or give --label-column none for images without labels."
             )
-    plan = plan_images(config.frames, outcomes, config.failures_per_success)
+    plan = plan_images(frames, outcomes)
     return list(zip(every, plan, strict=True))
 
 
@@ -133,13 +126,13 @@ def fill(
         yield 1
 
 
-def plan_images(frames: int, outcomes: Sequence[Outcomes], ratio: int) -> list[dict[int, str]]:
+def plan_images(frames: int, outcomes: Sequence[Outcomes]) -> list[dict[int, str]]:
     """Return of each episode which images to take, with their category.
 
-    At most ``frames`` in all, half of them successes where there are as many, and ``ratio`` times
-    as many failures at most. Without a single success, images are taken without labels. Of a label
-    that has more images than wanted, each episode gives as many as the others where it can, evenly
-    spread over its time.
+    At most ``frames`` in all, half of them successes where there are as many, and
+    ``FAILURES_PER_SUCCESS`` times as many failures at most. Without a single success, images are
+    taken without labels. Of a label that has more images than wanted, each episode gives as many as
+    the others where it can, evenly spread over its time.
     """
     plan: list[dict[int, str]] = [{} for _ in outcomes]
     wins = [_spread_order(np.flatnonzero(each == 1)) for each in outcomes]
@@ -161,7 +154,7 @@ def plan_images(frames: int, outcomes: Sequence[Outcomes], ratio: int) -> list[d
             dict.fromkeys(far.tolist(), other) | dict.fromkeys(near.tolist(), "near_miss")
         )
     failures: list[dict[int, str]] = [{} for _ in outcomes]
-    _take(failures, losses, min(frames - successes, ratio * successes))
+    _take(failures, losses, min(frames - successes, FAILURES_PER_SUCCESS * successes))
     return [
         chosen | {frame: names[frame] for frame in lost}
         for chosen, lost, names in zip(plan, failures, categories, strict=True)

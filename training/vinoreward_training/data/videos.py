@@ -58,7 +58,7 @@ class Video:
     """Height and width."""
 
 
-def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
+def find_videos(source: Path, option: str = "--recordings") -> list[Video]:
     """Return a video, or those at any depth of a folder by name; ``option`` named the source.
 
     DatasetError if there is none, or one that FFmpeg cannot open.
@@ -84,19 +84,16 @@ def find_videos(source: Path, option: str = "--from-video") -> list[Video]:
     return [_opened(name, inside(source, name)) for name in names]
 
 
-def read_labels(
-    source: Path, table: Path | None, videos: Sequence[Video], fps: float
-) -> list[Outcomes]:
+def read_labels(source: Path, videos: Sequence[Video], fps: float) -> list[Outcomes]:
     """Return of each video, for each of its images, 1 for success, 0, or -1 without a label.
 
-    Labels are in a CSV ``table`` with the columns video, start, end and label; None is ``LABELS``
-    beside the videos, or else the names of their folders. DatasetError for a video without labels,
-    times that contradict each other, or one label only.
+    Labels are in the CSV table ``LABELS`` beside the videos, with the columns video, start, end and
+    label, or are the names of their folders. DatasetError for a video without labels, times that
+    contradict each other, or one label only.
     """
-    usual = (source if source.is_dir() else source.parent) / LABELS
-    table = usual if table is None and usual.is_file() else table
+    table = (source if source.is_dir() else source.parent) / LABELS
     every = [np.full(count(video, fps), -1, np.int8) for video in videos]
-    if table is None:
+    if not table.is_file():
         for marks, video in zip(every, videos, strict=True):
             marks[:] = _MARKS.get(Path(video.name).parts[0], -1)
     else:
@@ -114,7 +111,7 @@ def read_labels(
         raise DatasetError(
             f"{len(bare)} of {len(videos)} videos have no label, the first is {bare[0]}. Expected "
             f"a table of times with the columns {', '.join(_COLUMNS)} (seconds; success or "
-            f"failure), as {usual} or named with --labels, or the folders success and failure "
+            f"failure), as {table}, or the folders success and failure "
             f"with whole videos; label {'them' if len(bare) > 1 else 'it'}, or move them away."
         )
     successes, failures = (sum(int((m == mark).sum()) for m in every) for mark in (1, 0))
@@ -156,12 +153,11 @@ def take_images(
     table: Table,
     fps: float,
     size: tuple[int, int] | None,
-    labels: Sequence[Outcomes],
 ) -> Iterator[int]:
     """Add the chosen images that are not in the table; yield how many were added."""
     done = {(row["video"], row["second"]): row["label"] for row in table.rows.values()}
     numbers = {row["video"]: int(row["episode"]) for row in table.rows.values()}
-    for video, chosen, marks in zip(videos, plan, labels, strict=True):
+    for video, chosen in zip(videos, plan, strict=True):
         # A video that came later gets the next number: others keep theirs, and their parts.
         number = numbers.setdefault(video.name, max(numbers.values(), default=-1) + 1)
         wanted = {}
@@ -175,7 +171,7 @@ def take_images(
                     f"{second_of(index, fps)} s, which is another now. Expected the labels as they "
                     "were when resuming; capture into another folder with --out."
                 )
-        for index, image in decoded(video, fps, wanted, marks):
+        for index, image in decoded(video, fps, wanted):
             category = wanted[index]
             row = make_row(
                 f"{number:06d}-{index:06d}.png", category == "success", category, number, 0
@@ -261,29 +257,18 @@ def _unreadable(path: Path, error: object) -> DatasetError:
     )
 
 
-def decoded(
-    video: Video, fps: float, wanted: Mapping[int, object], marks: Outcomes | None = None
-) -> Iterator[tuple[int, Image]]:
-    """Yield the wanted images ``(H, W, 3)`` of a video with their numbers, checked by labels."""
+def decoded(video: Video, fps: float, wanted: Mapping[int, object]) -> Iterator[tuple[int, Image]]:
+    """Yield the wanted images ``(H, W, 3)`` of a video with their numbers."""
     if not wanted:
         return
-    last, index, since, before = max(wanted), -1, 0, None
+    last, index = max(wanted), -1
     # The frame that is on screen at index / fps. By default it would be one of up to half a period
     # later, which the label may not fit. After damage it would repeat an earlier one, without
     # -xerror.
     moments = f"settb=AVTB,setpts=PTS-{1e6 * _ROUNDING + 1:.0f},fps={fps!r}:round=up"
     with contextlib.closing(_images(video.path, "-xerror", "-vf", moments)) as images:
         for index, image in enumerate(images):
-            if before is None or not np.array_equal(image, before):
-                since, before = index, image
             if index in wanted:
-                other = [] if marks is None else marks[since:index] == 1 - marks[index]
-                if index - since > SLACK * fps and np.any(other):
-                    raise DatasetError(
-                        f"{video.name} shows one image from {second_of(since, fps)} s to "
-                        f"{second_of(index, fps)} s, but its labels change in between. "
-                        "Expected another image where a label begins; label or record it again."
-                    )
                 yield index, image
             if index == last:
                 return

@@ -1,33 +1,24 @@
 """``vinoreward demo``: from images to a trained policy, a film and a report, by one command.
 
-Runs other commands, which can be resumed. ``stages/NAME.json`` has a finished stage's facts.
+Runs other commands, each of which continues where it was stopped.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
+from dataclasses import dataclass
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, UselessClassifierError
-from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.capture.command import run as run_capture
 from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.classifier.finetune import run as run_finetune
-from vinoreward_training.configs import (
-    CaptureConfig,
-    DemoConfig,
-    FinetuneConfig,
-    PlayConfig,
-)
-from vinoreward_training.data.dataset import load_labelled
-from vinoreward_training.data.provenance import HELD_OUT_SHARES
-from vinoreward_training.demo.report import CAPTIONS, SHIPPED, STAGES, compare, demo_sections
+from vinoreward_training.configs import CaptureConfig, DemoConfig, FinetuneConfig, PlayConfig
+from vinoreward_training.demo.report import SHIPPED, STAGES, compare, demo_sections
 from vinoreward_training.play.command import play as play_policy
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train as train_policy
-from vinoreward_training.quantize.int8 import classifier_int8
 from vinoreward_training.runs.next_command import command, option_words, sibling_path
 from vinoreward_training.runs.report import write_report
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder
@@ -38,122 +29,73 @@ CAPTURE_SEED = 710_000
 """Added to the capture's seed, so that its images differ from those of the shipped bundle."""
 SCENES_SEED = 2
 """Seed of the fresh scenes; ``benchmarks/classifier.py`` uses another."""
-FAILURE_SHARE = 2 / 3
-"""Share of failures in a capture."""
-QUANTIZE_NEEDS = 200
-"""Minimum number of held-out frames to compare the decisions of INT8 and FP32."""
-SPARE = 1.2
-"""Factor on the frames needed on average: the split is by hash, so the sizes of parts vary."""
+NAMES = [one.name for one in dataclasses.fields(DemoConfig)]
 
 
-def settled(config: DemoConfig) -> DemoConfig:
-    """Return the configuration with defaults filled in; ConfigError for too few images."""
-    frames = config.frames or (24_000 if config.from_scratch else 5000)
-    epochs = config.epochs or (8 if config.from_scratch else 2)
-    validation, test = HELD_OUT_SHARES
-    # Twice the minimum, because false positives may occur and the split is random.
-    needed = 2 * negatives_needed(config.target_fpr)
-    fewest = max(needed / validation / FAILURE_SHARE, SPARE * QUANTIZE_NEEDS / (validation + test))
-    if frames < fewest:
-        raise ConfigError(
-            field="frames",
-            value=frames,
-            expected=f"at least {int(fewest) + 1}, to choose a threshold for a false-positive rate "
-            f"of {config.target_fpr:g} by about {needed} failures",
-            remedy="ask for more, or accept a higher `target_fpr`",
-        )
-    return dataclasses.replace(config, frames=frames, epochs=epochs)
+@dataclass(frozen=True)
+class Sizes:
+    """How much a demo does."""
+
+    frames: int = 5000
+    """Images to capture."""
+    epochs: int = 2
+    target_fpr: float = 0.02
+    """False-positive rate of the threshold; a lower one needs more images."""
+    scenes: int = 1000
+    """New scenes for the comparison with the shipped classifier."""
+    timesteps: int | None = None
+    """Maximum training steps; None is the preset's. Training stops when the task is solved."""
+    episodes: int = 100
+    """Of the final evaluation."""
 
 
-FIXED = (
-    "seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes",
-    "from_scratch",
-)  # fmt: skip
-"""Options that cannot change when a demo is continued."""
-
-
-def _check_same(config: DemoConfig) -> None:
-    """Raise ConfigError if the demo in the folder was started with other options."""
-    path = config.out / CONFIG
-    if not path.is_file():
-        return
-    names = [one.name for one in dataclasses.fields(DemoConfig)]
-    before = settled(checked(DemoConfig, read_yaml(path, names)))
-    for name in FIXED:
-        if (value := getattr(config, name)) != getattr(before, name):
-            raise ConfigError(
-                field=name,
-                value=value,
-                expected=f"{getattr(before, name)!r}, as when the demo in {config.out} was started",
-                remedy="give that value to continue, or choose another folder with `out`",
-            )
+FROM_SCRATCH = Sizes(frames=24_000, epochs=8)
+"""What a classifier with random weights needs."""
 
 
 class Demo:
     """The stages of a demo, which run other commands; each returns facts for the report."""
 
-    def __init__(self, config: DemoConfig, folder: Path) -> None:
-        self.config = config
-        self.folder = folder
-        self.data = folder / "data"
-        self.classifier = folder / "classifier"
-        self.bundle = self.classifier / "bundle"
-        self.policy = folder / "policy"
-
-    @property
-    def start(self) -> str:
-        """What the classifier starts from, in words."""
-        if self.config.from_scratch:
-            return "random weights (--from-scratch)"
-        return f"the weights of the shipped bundle {SHIPPED}"
+    def __init__(self, config: DemoConfig, sizes: Sizes) -> None:
+        self.config, self.sizes, self.folder = config, sizes, config.out
+        self.data, self.classifier = self.folder / "data", self.folder / "classifier"
+        self.bundle, self.policy = self.classifier / "bundle", self.folder / "policy"
 
     def capture(self) -> Facts:
         """Take the images."""
-        frames, seed = self.config.frames or 0, CAPTURE_SEED + self.config.seed
-        run_capture(CaptureConfig(frames=frames, seed=seed, **resumed(self.data)))
+        seed = CAPTURE_SEED + self.config.seed
+        run_capture(CaptureConfig(frames=self.sizes.frames, seed=seed, **resumed(self.data)))
         return {}
 
     def finetune(self) -> Facts:
-        """Train the classifier."""
-        config = self.config
+        """Train the classifier, with its INT8 network."""
+        scratch, sizes = self.config.from_scratch, self.sizes
         status = run_finetune(
             FinetuneConfig(
                 **resumed(self.classifier),
                 data=self.data,
                 name="demo-classifier",
-                weights=None if config.from_scratch else _shipped_weights(),
-                epochs=config.epochs or 0,
+                weights=None if scratch else Bundle.load(SHIPPED).path / "model.safetensors",
+                epochs=sizes.epochs,
                 # Low for pretrained weights, which a high rate would destroy.
-                learning_rate=1.5e-3 if config.from_scratch else 1e-4,
-                target_fpr=config.target_fpr,
-                int8="off",
-                seed=config.seed,
+                learning_rate=1.5e-3 if scratch else 1e-4,
+                target_fpr=sizes.target_fpr,
+                seed=self.config.seed,
             )
         )
         if status == USELESS:
             raise UselessClassifierError(
                 f"the demo's classifier in {self.bundle} is useless (see above). Expected one "
-                "that claims successes; ask for more --frames or --epochs in another folder."
+                "that claims successes; try another `seed` in another folder."
             )
-        return {}
-
-    def quantize(self) -> Facts:
-        """Add an INT8 network, or record why it failed the gate."""
-        bundle = Bundle.load(self.bundle)
-        dataset = load_labelled(self.data, bundle.spec.image, "success")
-        result = classifier_int8(bundle, dataset, "auto")
-        print(f"INT8: {result}")
         gate = Bundle.load(self.bundle).spec.quantization
         if gate is None:
-            return {"int8": result}
-        text = f"passed the gate: {gate.flips} of {gate.frames} decisions differ from FP32"
-        return {"int8": text}
+            return {"int8": "not used on this processor"}
+        return {"int8": f"{gate.flips} of {gate.frames} decisions differ from FP32"}
 
     def check(self) -> Facts:
         """Compare the classifier with the shipped one on scenes that are new to both."""
-        scenes = self.config.scenes
-        print(f"{scenes} fresh scenes, scored by the shipped and by this demo's classifier …")
-        comparison = compare(self.bundle, scenes, SCENES_SEED + self.config.seed)
+        comparison = compare(self.bundle, self.sizes.scenes, SCENES_SEED + self.config.seed)
         for row in comparison["rows"]:
             name, *values = row.values()
             print(f"  {name:<40}" + "".join(f"{value:>18}" for value in values))
@@ -162,31 +104,31 @@ class Demo:
 
     def train(self) -> Facts:
         """Train the policy."""
-        config = self.config
-        timesteps = {} if config.timesteps is None else {"timesteps": config.timesteps}
+        steps = self.sizes.timesteps
         result = train_policy(
             TRAIN.of(
                 **resumed(self.policy),
-                env=config.env,
+                env=self.config.env,
                 bundle=str(self.bundle),
-                final_episodes=config.episodes,
-                seed=config.seed,
-                **timesteps,
+                final_episodes=self.sizes.episodes,
+                seed=self.config.seed,
+                **({} if steps is None else {"timesteps": steps}),
             )
         )
         return {"steps": result.steps, "solved_at": result.solved_at}
 
     def play(self) -> Facts:
         """Evaluate the policy and film some episodes."""
-        played = play_policy(PlayConfig(run=self.policy, episodes=self.config.episodes)).evaluation
+        played = play_policy(PlayConfig(run=self.policy, episodes=self.sizes.episodes)).evaluation
         return {"true": str(played.true), "claimed": str(played.claimed)}
 
     def report(self, stages: Stages) -> Facts:
         """Write the report."""
-        paths = [self.policy / "play.gif", self.policy / "learning_curve.png"]
-        paths += [self.bundle / "images" / name for name in CAPTIONS]
-        facts, seconds, commands = stages.facts, stages.seconds, self.next_commands()
-        sections = demo_sections(self.config, self.start, facts, paths, seconds, commands)
+        start = "random weights" if self.config.from_scratch else f"the weights of {SHIPPED}"
+        facts = {**stages.facts, "start": start, "frames": self.sizes.frames}
+        sections = demo_sections(
+            self.config, facts, self.policy, self.bundle, stages.seconds, self.next_commands()
+        )
         title = "vinoreward demo: an arm that learned from images alone"
         write_report(self.folder / "report.html", title, sections)
         return {}
@@ -208,21 +150,28 @@ class Demo:
         return [(command(*words), what) for words, what in commands]
 
 
-def _shipped_weights() -> Path:
-    return Bundle.load(SHIPPED).path / "model.safetensors"
+def _check_same(config: DemoConfig) -> None:
+    """Raise ConfigError if the demo in the folder was started with other options."""
+    path = config.out / CONFIG
+    before = checked(DemoConfig, read_yaml(path, NAMES)) if path.is_file() else config
+    if dataclasses.replace(before, out=config.out) != config:
+        started = command("demo", *option_words(non_default_options(before, NAMES)))
+        raise ConfigError(
+            field="out",
+            value=str(config.out),
+            expected=f"a new folder, as the demo in this one was started with: {started}",
+        )
 
 
-def run(config: DemoConfig) -> int:
+def run(config: DemoConfig, sizes: Sizes | None = None) -> int:
     """Run the unfinished stages of the demo; return 0."""
     # Before torch is imported: threads in a busy wait would slow down other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    given, config = config, settled(config)
     _check_same(config)
-    demo, stages = Demo(config, config.out), Stages(config.out, list(STAGES))
-    print(f"classifier starts from {demo.start}", flush=True)
-    names = [one.name for one in dataclasses.fields(DemoConfig)]
-    line = command("demo", *option_words(non_default_options(given, names)))
-    with RunFolder(config.out, given, resume=True, again=line):
+    demo = Demo(config, sizes or (FROM_SCRATCH if config.from_scratch else Sizes()))
+    stages = Stages(config.out, list(STAGES))
+    line = command("demo", *option_words(non_default_options(config, NAMES)))
+    with RunFolder(config.out, config, resume=True, again=line):
         for name in list(STAGES)[:-1]:
             stages.stage(name, getattr(demo, name))
         # Never skipped, because it is cheap.
@@ -233,7 +182,6 @@ def run(config: DemoConfig) -> int:
         f"claimed success: {stages.facts['claimed']}\n"
         f"film:   {demo.policy / 'play.gif'}\n"
         f"curve:  {demo.policy / 'learning_curve.png'}\n"
-        f"plots:  {demo.bundle / 'images'}\n"
         f"card:   {demo.bundle / 'README.md'}\n"
         f"report: {demo.folder / 'report.html'}\n"
         "\nnext:\n" + "\n".join(f"  {words}" for words, _ in demo.next_commands())

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.capture.hover import fresh_scenes
-from vinoreward_training.classifier.evaluation import average_precision, per_category, rates
+from vinoreward_training.classifier.evaluation import average_precision, rates
 from vinoreward_training.configs import DemoConfig
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import Section
@@ -20,8 +20,7 @@ SHIPPED = "panda-hover-classifier"
 """Name of the bundle that comes with the package."""
 STAGES = {
     "capture": "take and label the images",
-    "finetune": "train the classifier, choose its threshold, export it",
-    "quantize": "make INT8 and compare its decisions",
+    "finetune": "train the classifier, choose its threshold, quantize it",
     "check": "compare with the shipped classifier",
     "train": "train the policy, evaluations included",
     "play": "film and count",
@@ -29,6 +28,8 @@ STAGES = {
 }
 """Stage to what it does."""
 SIGNIFICANCE = 0.05
+CARD = ("history.png", "roc.png", "pr.png", "mistakes.png")
+"""Images of the model card."""
 CAPTIONS = {
     "play.gif": "The first episodes of the trained policy. The classifier sees the same scene "
     "smaller.",
@@ -45,12 +46,10 @@ CAPTIONS = {
 def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
     """Let the shipped classifier and that of ``bundle`` score the same ``count`` fresh scenes.
 
-    Returns plain data: ``rows`` (one per quantity), ``categories`` (one per kind of scene), and the
-    sentence ``verdict``.
+    Returns plain data: ``rows`` (one per quantity), and the sentence ``verdict``.
     """
-    images, labels, kinds = fresh_scenes(count, seed)
+    images, labels, _ = fresh_scenes(count, seed)
     rows: dict[str, dict[str, str]] = {}
-    categories: dict[str, dict[str, object]] = {}
     wrong = []
     for name, source in (("shipped", SHIPPED), ("this demo's", str(bundle))):
         with Classifier(source) as classifier:
@@ -72,13 +71,8 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
             "average precision (no threshold)": f"{average_precision(scores, labels):.4f}",
         }.items():
             rows.setdefault(quantity, {"": quantity})[name] = value
-        for row in per_category(claims, labels, kinds.tolist()):
-            kind = str(row["category"])
-            first = {"kind": kind, "scenes": row["frames"]}
-            categories.setdefault(kind, first)[name] = row["wrong"]
         wrong.append(claims != (labels == 1))
-    tables = {"rows": [*rows.values()], "categories": [*categories.values()]}
-    return {**tables, "verdict": verdict(*wrong)}
+    return {"rows": [*rows.values()], "verdict": verdict(*wrong)}
 
 
 def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
@@ -102,73 +96,52 @@ def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
 
 def demo_sections(
     config: DemoConfig,
-    start: str,
     facts: Mapping[str, Any],
-    images: Sequence[Path],
+    policy: Path,
+    bundle: Path,
     seconds: Mapping[str, float],
     commands: Sequence[tuple[str, str]],
 ) -> list[Section]:
-    """Return the report's sections.
-
-    ``start`` is what the classifier started from; ``images`` are the film, the learning curve and
-    those of the model card, some of which may be missing.
-    """
-    film, curve, card = (
-        [path for path in part if path.is_file()] for part in (images[:1], images[1:2], images[2:])
-    )
-    machine: dict[str, Any] = describe_machine()
-    solved = (
-        "the goal was not reached" if facts["solved_at"] is None else "then the task was solved"
-    )
-    load = machine["load_average"]
-    busy = f" Load average {load[0]:.1f} at the end." if load else ""
-    commit = f", commit {machine['commit']}" if machine["commit"] else ""
-    check = facts["check"]
+    """Return the report's sections; ``facts`` are the stages', by name."""
+    machine = describe_machine()
+    check, solved = facts["check"], facts["solved_at"] is not None
     result = {
         "true success, by the simulator": facts["true"],
         "claimed success, by the classifier": facts["claimed"],
-        "training steps": f"{facts['steps']}, {solved}",
-        "classifier started from": start,
+        "training steps": f"{facts['steps']}, {'solved' if solved else 'the goal was not reached'}",
         "INT8": facts["int8"],
     }
-    spent = {**seconds, "all": sum(seconds.values())}
     times = [
-        {"stage": name, "what it did": STAGES.get(name, ""), "seconds": round(value)}
-        for name, value in spent.items()
+        {"stage": name, "what it did": STAGES[name], "seconds": round(value)}
+        for name, value in seconds.items()
     ]
-    heads = ("command", "what it does")
-    versions = {name: version for name, version in machine["versions"].items() if version}
-    python = f"Python {machine['python']}{commit}, seed {config.seed}."
+    tried = [{"command": words, "what it does": what} for words, what in commands]
+    card = [path for name in CARD if (path := bundle / "images" / name).is_file()]
     return [
         Section(
             "Result",
-            f"{config.env}, {config.episodes} episodes after training. Success of an episode "
-            "is that of its last state: the gripper within 35 mm of the point above the object. "
-            "The classifier's claims were the only reward in training; the simulator's truth was "
-            "only watched, and decided when to stop.",
-            images=film,
+            f"{config.env} after training. Success of an episode is that of its last state: the "
+            "gripper within 35 mm of the point above the object. The classifier's claims were the "
+            "only reward in training; the simulator's truth was only watched, and decided when to "
+            "stop.",
+            images=[policy / "play.gif"],
             captions=CAPTIONS,
             facts=result,
         ),
         Section(
             "Learning curve",
             "Where claimed and true part, the policy has found a way to fool the classifier.",
-            (),
-            curve,
-            CAPTIONS,
+            images=[policy / "learning_curve.png"],
+            captions=CAPTIONS,
         ),
         Section(
             "The classifier beside the shipped one",
-            f"It started from {start} and saw {config.frames} images, {config.epochs} times the "
-            f"part for training. Both scored the same {config.scenes} fresh scenes, which "
-            "neither was trained on. Intervals are Clopper-Pearson; average precision needs no "
-            f"threshold.\n{check['verdict']} Their thresholds differ, and a threshold trades "
-            "recall for false positives.",
+            f"It started from {facts['start']} and saw {facts['frames']} images. Both scored the "
+            "same fresh scenes, which neither was trained on. Intervals are Clopper-Pearson. "
+            f"{check['verdict']}",
             check["rows"],
         ),
-        Section("Wrong decisions on the fresh scenes", rows=check["categories"]),
-        Section("The classifier in images", "From its model card.", (), card, CAPTIONS),
-        Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.{busy}", times),
-        Section("What to try next", "", [dict(zip(heads, pair, strict=True)) for pair in commands]),
-        Section("Versions", python, facts=versions),
+        Section("The classifier in images", "From its model card.", images=card, captions=CAPTIONS),
+        Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.", times),
+        Section("What to try next", rows=tried),
     ]

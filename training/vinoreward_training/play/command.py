@@ -27,10 +27,9 @@ from vinoreward_actors.command import settings as actors_settings
 from vinoreward_actors.command.build import evaluation_options
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.tasks.lookup import make_task
-from vinoreward_envs.human import has_display
 from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, truths_of
-from vinoreward_training.play.film import Filmer, check_film_path, save_film
+from vinoreward_training.play.film import Filmer, save_film
 from vinoreward_training.policy.checkpoint import discount, load_policy, read_description
 from vinoreward_training.policy.evaluate import EvalStep, Evaluation, Policy, evaluate
 from vinoreward_training.runs.next_command import to_mend
@@ -85,17 +84,11 @@ class PlayResult:
 
 def play(config: PlayConfig) -> PlayResult:
     """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder."""
-    filmed = 0 if config.human else min(config.film, config.episodes)
+    filmed = min(config.film, config.episodes)
     film_path = config.run / "play.gif" if config.out is None else config.out
-    if filmed:
-        check_film_path(film_path)
-    if config.human and not has_display():
-        raise MissingDisplayError(
-            field="human",
-            expected="a display, as DISPLAY or WAYLAND_DISPLAY name it",
-            remedy="leave it out to get a film, or run under a desktop or xvfb-run",
-        )
-    mode = "human" if config.human else "rgb_array" if filmed else None
+    if filmed and film_path.suffix.lower() != ".gif":
+        raise ConfigError(field="out", value=film_path.name, expected="a name ending in .gif")
+    mode = "rgb_array" if filmed else None
     with contextlib.ExitStack() as stack:
         opened = (_open_actors if is_of_actors(config.run) else _open)(config, mode, stack)
         filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed)
@@ -136,7 +129,7 @@ def _played(
     ends: list[dict[str, object]] = []
     returns: list[float] = []
     total = 0.0
-    bar = tqdm(total=config.episodes, desc="play", unit="episode", disable=not config.progress)
+    bar = tqdm(total=config.episodes, desc="play", unit="episode", disable=None)
     with dependencies_named(opened.task), bar:
 
         def watch(step: EvalStep) -> None:
@@ -155,10 +148,7 @@ def _played(
 
 def _task(config: PlayConfig, trained: TrainConfig) -> TrainConfig:
     """Return the task of a training with what the command line changes."""
-    if config.encoder is not None and trained.encoder is None:
-        expected = f"none, as the policy in {config.run} was trained without one"
-        raise ConfigError(field="encoder", value=config.encoder, expected=expected)
-    names = ("env", "truth", "backend", "bundle", "encoder", "accept_foreign_images")
+    names = ("env", "truth", "bundle")
     changes: dict[str, Any] = {name: value for name in names if (value := getattr(config, name))}
     same = config.env is None or same_environment(config.env, trained.env)
     kwargs = {**(trained.env_kwargs if same else {}), **config.env_kwargs}
@@ -190,14 +180,13 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
 
     ``mode`` ``"rgb_array"`` films; an environment that does not render is made without.
     """
-    for name in ("backend", "bundle", "encoder"):
-        if getattr(config, name) is not None:
-            raise ConfigError(
-                field=name,
-                value=getattr(config, name),
-                expected="none with a run of vinoreward actors, whose task has its own options",
-                remedy=f"leave it out, or try `env_kwargs={name} {getattr(config, name)}`",
-            )
+    if config.bundle is not None:
+        raise ConfigError(
+            field="bundle",
+            value=config.bundle,
+            expected="none with a run of vinoreward actors, whose task has its own options",
+            remedy=f"leave it out, or try `env_kwargs=bundle {config.bundle}`",
+        )
     file = "compressed.json" if config.compressed else "policy.json"
     if config.compressed and not (config.run / file).is_file():
         raise ModelNotFoundError(

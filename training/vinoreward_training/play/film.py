@@ -1,4 +1,4 @@
-"""Films of episodes: frames with a caption under them, written as GIF or MP4."""
+"""Films of episodes: frames with a caption under them, written as GIF."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vinoreward.errors import ConfigError, needed_for
+from vinoreward.errors import ConfigError
 from vinoreward.files import atomic_path
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.scene import make_camera
@@ -23,9 +23,10 @@ MOST_FRAMES = 300
 """Maximum frames of a film: a game has thousands of steps, and a frame takes half a megabyte."""
 FRAME_SECONDS = 0.25
 """Maximum seconds per frame."""
+LAST_SECONDS = 1.0
+"""An episode's last frame is shown so long."""
 SHORTEST = 0.04
 """Minimum seconds per frame; viewers do not show less well."""
-FILM_SUFFIXES = (".gif", ".mp4")
 _INK, _PAPER = (235, 237, 240), (24, 27, 32)
 _GOOD, _BAD = (110, 200, 120), (240, 120, 100)
 
@@ -129,30 +130,17 @@ def save_film(
     lasts: Sequence[bool],
     *,
     frame_seconds: float = FRAME_SECONDS,
-    last_seconds: float = 1.0,
 ) -> Path:
-    """Write frames ``(H, W, 3)`` uint8 of one size as GIF or MP4, by the path's suffix, atomically.
+    """Write frames ``(H, W, 3)`` uint8 of one size as a GIF, atomically.
 
     ``lasts`` says for each frame whether it ends an episode; such frames are shown longer.
     """
-    shown = [last_seconds if last else frame_seconds for last in lasts]
+    images = [Image.fromarray(frame) for frame in frames]
+    palette = _palette(images)
+    first, *rest = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in images]
+    times = [round(1000 * (LAST_SECONDS if last else frame_seconds)) for last in lasts]
     with atomic_path(path) as part:
-        if path.suffix.lower() == ".gif":
-            images = [Image.fromarray(frame) for frame in frames]
-            palette = _palette(images)
-            still = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in images]
-            times = [round(1000 * seconds) for seconds in shown]
-            first, *rest = still
-            first.save(part, "GIF", save_all=True, append_images=rest, duration=times, loop=0)
-        else:
-            import imageio.v2 as imageio
-
-            rate = 1.0 / frame_seconds
-            writer: Any = imageio.get_writer(part, format="FFMPEG", fps=rate, macro_block_size=2)
-            with writer as film:
-                for frame, seconds in zip(frames, shown, strict=True):
-                    for _ in range(max(1, round(seconds * rate))):
-                        film.append_data(frame)
+        first.save(part, "GIF", save_all=True, append_images=rest, duration=times, loop=0)
     return path
 
 
@@ -170,16 +158,3 @@ def _palette(images: Sequence[Image.Image]) -> Image.Image:
     # The caption's colours have few pixels, so the quantizer would drop them.
     palette.putpalette([*colours, *extra])
     return palette
-
-
-def check_film_path(path: Path) -> None:
-    """Refuse a film that is neither GIF nor MP4, or an MP4 without imageio-ffmpeg."""
-    suffix = path.suffix.lower()
-    if suffix not in FILM_SUFFIXES:
-        raise ConfigError(
-            field="out", value=path.name, expected=f"a name ending in {' or '.join(FILM_SUFFIXES)}"
-        )
-    if suffix == ".mp4":
-        with needed_for("an MP4 film (not a .gif)", "train"):
-            import imageio.v2  # noqa: F401
-            import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401

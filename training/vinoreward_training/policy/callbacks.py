@@ -24,7 +24,6 @@ from vinoreward_training.data.tables import write_table
 from vinoreward_training.policy.checkpoint import resume_train, save_checkpoint
 from vinoreward_training.policy.claims import ClaimSample
 from vinoreward_training.policy.evaluate import Evaluation, evaluate, evaluate_batch
-from vinoreward_training.policy.pausing import how_to_go_on, wait
 from vinoreward_training.runs.next_command import command
 from vinoreward_training.runs.report import (
     EPISODE_COLUMNS,
@@ -73,11 +72,8 @@ class RunCallback(ClaimedVsTrue):
         self.trust = TrustMonitor(
             false=RateAlarm() if tested else None,
             ood=RateAlarm() if tested else None,
-            earliest=config.earliest_success if tested else None,
         )
-        self.claims: ClaimSample | None = None
-        if config.sample_claims:
-            self.claims = ClaimSample(folder, config.sample_claims, config.seed, until=start)
+        self.claims = ClaimSample(folder, config.seed, until=start)
         self._next_labels = 0.0
         self._take_over(start)
         self._alarms_before = self.alarm_count
@@ -97,9 +93,8 @@ class RunCallback(ClaimedVsTrue):
         self._last_checkpoint: int | None = start if start else None
         self.truth = truth_reader(config.truth)
         self._bar = tqdm(
-            total=config.timesteps, initial=start, unit="step", disable=not config.progress,
-            desc="train",
-        )  # fmt: skip
+            total=config.timesteps, initial=start, unit="step", desc="train", disable=None
+        )
 
     def _take_over(self, start: int) -> None:
         """Bring the alarms to where they were when the run was stopped."""
@@ -142,7 +137,7 @@ class RunCallback(ClaimedVsTrue):
     def warn(self, text: str) -> None:
         """Tell of an alarm above the progress bar."""
         self.say(text)
-        if self.claims is not None and len(self.claims):
+        if len(self.claims):
             self.claims.write()
             # In this order few labels say much of all claims.
             line = command("label", "--run", self.folder, "--order", "drawn")
@@ -164,26 +159,16 @@ class RunCallback(ClaimedVsTrue):
             self._alarmed()
 
     def _alarmed(self) -> None:
-        """Stop or wait after an alarm, as configured."""
+        """Stop after an alarm, if configured."""
         self._alarms_before = self.alarm_count
-        line = resume_train(self.folder, self._config.env, self._config.truth)
         if self._config.on_alarm == "stop":
+            line = resume_train(self.folder, self._config.env, self._config.truth)
             self.say(f"Stopped at step {self.num_timesteps} by the alarm. Continue with: {line}")
             raise TrainingEnded
-        if self._config.on_alarm == "pause":
-            self.checkpoint_now()
-            self.say(
-                f"Paused at step {self.num_timesteps} by the alarm; the checkpoint is written. To "
-                f"go on, {how_to_go_on(self.folder)}; Ctrl-C stops, and {line} goes on later."
-            )
-            began = time.perf_counter()
-            wait(self.folder, lambda: self._check_interrupt(self._stopped))
-            self._began = (self._began or began) + time.perf_counter() - began
-            self.say(f"Going on from step {self.num_timesteps}.")
 
     def read_labels(self, *, now: bool = False) -> None:
         """Read what people have labelled meanwhile, every few seconds or ``now``."""
-        if self.claims is None or (not now and time.perf_counter() < self._next_labels):
+        if not now and time.perf_counter() < self._next_labels:
             return
         self._next_labels = time.perf_counter() + LABELS_EVERY
         bound = self._labelled()
@@ -200,7 +185,7 @@ class RunCallback(ClaimedVsTrue):
     def _labelled(self) -> PrecisionBound | None:
         """Return what the labels say, None if they say nothing new; tell of damaged ones."""
         try:
-            return None if self.claims is None else self.claims.labelled()
+            return self.claims.labelled()
         except DatasetError as error:
             self.say(str(error))
             return None
@@ -209,8 +194,8 @@ class RunCallback(ClaimedVsTrue):
         super()._note(info, ood)
         # Keep the image of the episode's claim if the sample wants it.
         row, episode = self.episodes[-1], len(self.episodes) - 1
-        drawn = self.claims.wants(episode) if self.claims is not None and row["claimed"] else None
-        if self.claims is None or drawn is None:
+        drawn = self.claims.wants(episode) if row["claimed"] else None
+        if drawn is None:
             return
         infos = self.locals["infos"]
         number = next(at for at, one in enumerate(infos) if one is info)
@@ -286,8 +271,7 @@ class RunCallback(ClaimedVsTrue):
         if self._last_checkpoint == self.num_timesteps:
             return
         self.write_tables()
-        if self.claims is not None:  # not more often: the sample would soon replace them
-            self.claims.write()
+        self.claims.write()  # not more often: the sample would soon replace them
         clock = self.seconds, self.evaluation_seconds
         save_checkpoint(self.folder / "checkpoint.pt", self.model, clock)
         self._last_checkpoint = self.num_timesteps

@@ -22,6 +22,8 @@ from vinoreward_training.runs.report import read_table
 
 COLUMNS = ("image", "step", "episode", "probability", "ood_score", "true", "drawn")
 NUMBERS = COLUMNS[1:]
+SIZE = 200
+"""Claims that a training keeps."""
 MAX_WAITING = 32 << 20
 """Bytes of images that wait in memory to be written."""
 
@@ -46,7 +48,7 @@ class Claim:
 
 
 class ClaimSample:
-    """Keeps ``size`` claims of a training in its folder, each claim as likely as any other.
+    """Keeps some claims of a training in its folder, each claim as likely as any other.
 
     Each episode's claim draws a number, from the seed and the episode alone; the smallest ones are
     kept (reservoir sampling by random keys). A training that is killed and repeats episodes so
@@ -56,12 +58,12 @@ class ClaimSample:
 
     Args:
         run: folder of the run.
-        size: of the sample.
         seed: of the draws.
         until: step of the checkpoint that the run goes on from; later claims are dropped.
+        size: of the sample.
     """
 
-    def __init__(self, run: Path, size: int, seed: int, until: int = 0) -> None:
+    def __init__(self, run: Path, seed: int, until: int = 0, size: int = SIZE) -> None:
         self.folder = run / CLAIMS
         self.size = size
         self._labels_path = run / LABELS
@@ -69,9 +71,8 @@ class ClaimSample:
         self._claims: dict[str, Claim] = {}
         self._digests: dict[str, str] = {}
         self._waiting: dict[str, npt.NDArray[np.uint8]] = {}
-        self._removed: set[str] = set()
-        self._held: dict[str, str] = {}
-        """Labelled images of later steps than the checkpoint, with their digests."""
+        self._labelled_later: set[str] = set()
+        """Labelled images of later steps than the checkpoint; no other image takes their names."""
         self._state: tuple[int, int] | None = None
         self._changed = False
         self._limit = 1.0
@@ -99,12 +100,11 @@ class ClaimSample:
         true: int | None = None,
     ) -> None:
         """Take a claim that :meth:`wants` gave a number, with its ``(H, W, 3)`` RGB image."""
-        name, digest = f"{episode:06d}.png", digest_of(image)
-        if self._held.get(name, digest) != digest:
-            return  # somebody has labelled another image of that name
-        self._removed.discard(name)
+        name = f"{episode:06d}.png"
+        if name in self._labelled_later:
+            return
         self._claims[name] = Claim(name, step, episode, probability, ood_score, true, drawn)
-        self._digests[name] = digest
+        self._digests[name] = digest_of(image)
         self._waiting[name] = image
         self._changed = True
         for claim in self._ordered()[self.size :]:
@@ -131,9 +131,9 @@ class ClaimSample:
         rows = sorted(self._claims.values(), key=lambda claim: claim.episode)
         write_table(self.folder / TABLE, COLUMNS, [asdict(row) for row in rows])
         if labelled is not None:
-            for name in self._removed - labelled:
-                (self.folder / name).unlink(missing_ok=True)
-            self._removed.clear()
+            for file in self.folder.glob("*.png"):
+                if file.name not in self._claims and file.name not in labelled:
+                    file.unlink(missing_ok=True)
         self._changed = False
 
     def labelled(self) -> PrecisionBound | None:
@@ -194,7 +194,6 @@ class ClaimSample:
     def _drop(self, name: str) -> None:
         del self._claims[name], self._digests[name]
         self._waiting.pop(name, None)
-        self._removed.add(name)
 
     def _read(self, until: int) -> None:
         """Take over what the run has kept up to its checkpoint."""
@@ -202,17 +201,15 @@ class ClaimSample:
         for row in read_table(self.folder / TABLE, NUMBERS) if until else []:
             step, episode = int(row["step"] or 0), int(row["episode"] or 0)
             name = f"{episode:06d}.png"
+            if step > until:
+                self._changed = True
+                if labelled is None or name in labelled:
+                    self._labelled_later.add(name)
+                continue
             try:
                 digest = digest_of(read_image(self.folder / name))
             except (InputError, OSError):
                 continue  # removed by somebody
-            if step > until:
-                if labelled is None or name in labelled:
-                    self._held[name] = digest
-                else:
-                    self._removed.add(name)
-                    self._changed = True
-                continue
             true = None if row["true"] is None else int(row["true"])
             known = row["probability"], row["ood_score"], true, float(row["drawn"] or 0)
             self._claims[name] = Claim(name, step, episode, *known)

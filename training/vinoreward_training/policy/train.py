@@ -16,8 +16,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, needed_for
 from vinoreward.files import read_json, write_json
-from vinoreward.machine import usable_cores
-from vinoreward.processes import interrupt_between, thread_limits
+from vinoreward.processes import interrupt_between
 from vinoreward.rewards.alarms import TITLES
 from vinoreward_envs.making import ORACLE
 from vinoreward_training.classifier.evaluation import refuse_useless
@@ -34,10 +33,9 @@ from vinoreward_training.policy.checkpoint import (
     save_policy,
     suited_algorithms,
 )
-from vinoreward_training.policy.evaluate import Evaluation, Rate
+from vinoreward_training.policy.evaluate import Evaluation
 from vinoreward_training.runs.next_command import (
     ITS_DATA,
-    ON_TRUTH,
     command,
     to_compare,
     to_mend,
@@ -58,9 +56,7 @@ from vinoreward_training.tasks.environments import (
     find_bundle,
     has_own_reward,
     is_rewarded,
-    load_encoder,
     make_env,
-    network_sha256,
 )
 from vinoreward_training.tasks.many import make_batch, make_envs, sibling_env
 from vinoreward_training.tasks.recorded import task_of_bundle
@@ -116,16 +112,6 @@ def _presets(*names: str) -> dict[str, Any]:
 
 
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
-    if before is not None and before.encoder is None and config.encoder is not None:
-        expected = f"none, as the run in {config.out} has none"
-        raise ConfigError(field="encoder", value=config.encoder, expected=expected)
-    if config.exit_threshold is not None and config.hold == 1:
-        raise ConfigError(
-            field="exit_threshold",
-            value=config.exit_threshold,
-            expected="`hold` above 1, as after the first claim nothing follows",
-            remedy="add it, or leave `exit_threshold` out",
-        )
     if before is None:
         config = _with_algorithm(config)
     return dataclasses.replace(
@@ -160,13 +146,11 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
 
 SETTINGS: Settings[TrainConfig] = Settings(
     TrainConfig,
-    fixed=(
-        "env", "algorithm", "learner", "seed", "frame_stack", "num_envs", "hold", "exit_threshold",
-    ),
+    fixed=("env", "algorithm", "learner", "encoder", "seed", "num_envs", "hold"),
     task=task_of_bundle,
     preset=_preset,
     check=_checked,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -196,9 +180,6 @@ def train(config: TrainConfig) -> TrainResult:
             value=config.timesteps,
             expected="all settings, as SETTINGS.of(...) completes them",
         )
-    if config.encoder is not None:
-        encoder = load_encoder(config.encoder, config.encoder_sha256)
-        config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
     if not config.resume:
         _check_reward_used(config)
     if config.bundle is not None and config.backend != ORACLE:
@@ -230,7 +211,7 @@ def train(config: TrainConfig) -> TrainResult:
 
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
-    of_reward = ("reward_mode", "hold", "exit_threshold", "on_ood")
+    of_reward = ("reward_mode", "hold", "on_ood")
     rewards = ("success_reward", "step_reward")
     if not is_rewarded(config):
         by = f"a training on the own reward of {config.env}, without a bundle,"
@@ -249,7 +230,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
 
     from vinoreward_training.policy.callbacks import RunCallback, TrainingEnded
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(1)
     total = config.timesteps or 0
     with contextlib.ExitStack() as closing:
         closing.callback(_close, evaluation_env, env)
@@ -338,8 +319,6 @@ def _make_all(config: TrainConfig) -> Any:
             task = dataclasses.replace(config, env_kwargs=kwargs)
         return make_batch(config.num_envs, task)
     processes = config.vec_env == "subproc" and config.num_envs > 1
-    if processes:
-        print(cpu_summary(config.num_envs, usable_cores()))
     gamma = discount(config.algorithm_kwargs)
     return make_envs(config.num_envs, config, processes=processes, gamma=gamma)
 
@@ -351,14 +330,6 @@ def _device(config: TrainConfig) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def cpu_summary(count: int, cores: int) -> str:
-    """Return what a training prints of its environments' processes and their cores."""
-    threads = thread_limits()["OMP_NUM_THREADS"]
-    each = "1 thread" if threads == "1" else f"{threads} threads, as OMP_NUM_THREADS says"
-    shared = f" They share {cores} core{'s' if cores > 1 else ''}." if count > cores else ""
-    return f"{count} environments, each in a process that computes on {each}.{shared}"
 
 
 def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
@@ -386,8 +357,9 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
         "steps": result.steps,
         "goal reached at step": "not reached" if result.solved_at is None else result.solved_at,
     }
-    for test, name in TITLES.items():
-        facts[f"alarms of {name} at steps"] = ", ".join(map(str, raised[test][:10])) or "none"
+    for test in ("false", "ood", "precision"):
+        steps = ", ".join(map(str, raised[test][:10]))
+        facts[f"alarms of {TITLES[test]} at steps"] = steps or "none"
     if (bound := callback.trust.bound) is not None:
         facts["labelled claims that are successes"] = f"{bound.successes} of {bound.labels}"
         facts["successes among all claims, 95 % interval"] = f"{bound.low:.0%} to {bound.high:.0%}"
@@ -416,7 +388,6 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
     alarms = {
         "alarms": raised["false"],
         "ood_alarms": raised["ood"],
-        "early_alarms": raised["early"],
         "precision_alarms": raised["precision"],
         "labelled_claims": plain(bound),
     }
@@ -460,27 +431,8 @@ def run(config: TrainConfig) -> int:
         print(f"watch:  {following}")
         print("Some claims are no successes, or may be none: mend the classifier with them.")
         following = to_mend(folder, truths_of(folder))
-    elif (said := _against_truth(folder)) is not None:
-        print(said)
     elif not solved and final.true is not None and learned:
         print("Is it the learner or the reward? The same training on the truth tells.")
         following = to_compare(folder, policy)
     print(f"next:   {following}")
     return 0
-
-
-def _against_truth(folder: Path) -> str | None:
-    """Return what the same run on the truth says of a failed one; None unless both are there."""
-    learned = folder.with_name(folder.name.removesuffix(ON_TRUTH))
-    paths = [run / "summary.json" for run in (learned, learned.with_name(learned.name + ON_TRUTH))]
-    if not all(path.is_file() for path in paths):
-        return None
-    with reading(paths[0], "what vinoreward train writes at a run's end"):
-        one, other = map(read_json, paths)
-        rates = [each["final"]["true"] for each in (one, other)]
-        if one["solved_at"] is not None or None in rates:
-            return None
-        rate, on_truth = (checked(Rate, each) for each in rates)
-    cause, other = ("reward", "learner") if on_truth.low > rate.high else ("learner", "reward")
-    both = f"true success is {rate} on the learned reward, {on_truth} on the truth"
-    return f"The {cause}, not the {other}: {both}."

@@ -117,7 +117,7 @@ def to_more_images(data: Path, frames: int) -> str:
     """Return the command that adds images to a capture; words where no capture made them."""
     known = recorded(data)
     names: dict[str, Any] = {name: known.get(name) for name in ("env", "truth", "policy")}
-    played = "per_episode" in known and not (known.get("from_video") or known.get("from_lerobot"))
+    played = "per_episode" in known and not known.get("recordings")
     if played and all(value is None or short_text(value) for value in names.values()):
         return resume_capture(CaptureConfig(out=data, **names), "--frames", str(frames))
     return f"add images to {data}, about {frames} in all, and finetune into another folder"
@@ -241,7 +241,7 @@ def to_play(run: Path, policy: Mapping[str, Any]) -> str:
 
 ON_TRUTH = "-oracle"
 """End of the name of a run's folder whose reward is the truth."""
-OF_REWARD = ("reward_mode", "hold", "exit_threshold", "on_ood")
+OF_REWARD = ("reward_mode", "hold", "on_ood")
 """Options of ``train`` that it refuses where the truth pays."""
 
 

@@ -136,16 +136,6 @@ class BatchedVecEnv(VecEnv):
         self._returns[mask], self._lengths[mask] = 0.0, 0
         return on_host(observations)
 
-    def set_options(self, options: Any = None) -> None:
-        """Set the options of the next reset, the same for all."""
-        if isinstance(options, list):
-            raise ConfigError(
-                field="options",
-                expected="one table for all environments; it may name one value for each",
-                remedy="make one of them",
-            )
-        super().set_options(options)
-
     def step_async(self, actions: NDArray[Any]) -> None:
         """Take the actions ``(N, ...)`` of the next step."""
         self._actions = actions
@@ -239,11 +229,6 @@ class BatchedVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         """Return False for each: nothing is around a single environment of a batch."""
         return [False for _ in self._get_indices(indices)]
-
-    def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """Return an image of each environment, None without a render mode."""
-        images: Any = self.batch.render()
-        return [None] * self.num_envs if images is None else list(images)
 
 
 @contextlib.contextmanager

@@ -80,13 +80,27 @@ def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
 
 
 def make_plain(env_id: str, **arguments: Any) -> gym.Env[Any, Any]:
-    """Return what ``gym.make`` makes, after :func:`find_spec`.
+    """Return what ``gym.make`` makes, after :func:`find_spec`; ConfigError if it cannot be made.
 
     dm_control's observations become one row of numbers: SB3's networks do not take their tables,
     which have single numbers in them.
     """
-    find_spec(env_id)
-    env = gym.make(env_id, **arguments)
+    try:
+        with dependencies_named(env_id):
+            find_spec(env_id)
+            env = gym.make(env_id, **arguments)
+    except VinorewardError:
+        raise
+    except Exception as error:  # an environment may raise anything
+        spec = gym.registry.get(env_id.rpartition(":")[2])
+        ours = spec is not None and str(spec.entry_point).startswith(OURS)
+        if ours and isinstance(error, ModuleNotFoundError):
+            raise  # the command names the extra that installs it
+        raise ConfigError(
+            f"{env_id} cannot be made: {type(error).__name__}: {error}. Expected one that "
+            "gymnasium.make makes with these arguments; install what it lacks, change "
+            f"--env-kwargs, or name another with --env.{takes_no_mode(error)}"
+        ) from error
     rows = env_id.rpartition(":")[2].startswith("dm_control/")
     return gym.wrappers.FlattenObservation(env) if rows else env
 
@@ -204,10 +218,9 @@ def make_env(
         gamma: the learner's discount, for ``reward_mode="potential"``.
         scored: False leaves learned reward and encoder to :func:`make_envs`.
     """
-    check_encoder_used(task)
     if task.encoder is None or not scored:
         return _rewarded(task, render_mode, gamma, scored)
-    loaded = load_encoder(task.encoder, task.encoder_sha256)
+    loaded = Bundle.load(task.encoder)
     env = _rewarded(task, render_mode, gamma, scored)
     try:
         if env.render_mode is None and default_source(env.observation_space, "rgb_array") == (
@@ -231,18 +244,18 @@ def _rewarded(
     if has_own_reward(task.env):
         own = {**own_arguments(task), **given}
         if scored or own["backend"] == ORACLE:
-            return with_truth(_made(task.env, own), task.truth)
+            return with_truth(make_plain(task.env, **own), task.truth)
         return _unscored(task, own)
     if task.backend == ORACLE:
-        env = with_truth(_made(task.env, given), task.truth)
+        env = with_truth(make_plain(task.env, **given), task.truth)
         rewards = task.success_reward, task.step_reward
         return _TrueReward(env, truth_reader(task.truth), *rewards)
     if task.bundle is None:
-        return with_truth(_made(task.env, given), task.truth)
+        return with_truth(make_plain(task.env, **given), task.truth)
     renders = takes_render(image_sources(task))
     if renders:
         given = {"render_mode": "rgb_array", **given}
-    env = with_truth(_made(task.env, given), task.truth)
+    env = with_truth(make_plain(task.env, **given), task.truth)
     if not scored:
         return ImageInInfo(env) if renders else env
     try:
@@ -257,20 +270,9 @@ def _unscored(task: RewardedTask, own: Mapping[str, Any]) -> gym.Env[Any, Any]:
     """Return the scene of one of ours, whose images others score."""
     scene = {name: value for name, value in own.items() if name not in OF_JUDGE}
     scene["bundle"] = own.get("bundle")  # says how the images are drawn
-    env = _made(task.env, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
+    env = make_plain(task.env, **{**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
     rendered = default_source(env.observation_space, "rgb_array") == "render"
     return ImageInInfo(env) if rendered else env
-
-
-def check_encoder_used(task: RewardedTask) -> None:
-    """Refuse a stack of latents where there is no encoder."""
-    if task.frame_stack != 1 and task.encoder is None:
-        raise ConfigError(
-            field="frame_stack",
-            value=task.frame_stack,
-            expected="1 without an encoder, as the environment's own observation is used",
-            remedy="add `encoder`, or leave `frame_stack` out",
-        )
 
 
 def environment_arguments(task: Task) -> dict[str, Any]:
@@ -291,9 +293,10 @@ def own_arguments(task: RewardedTask) -> dict[str, Any]:
 
 
 _OF_OURS = {
-    "accept_foreign_images": "accept_foreign_images", "hold": "success_hold_steps",
-    "exit_threshold": "success_exit_threshold", "on_ood": "on_ood",
-}  # fmt: skip
+    "accept_foreign_images": "accept_foreign_images",
+    "hold": "success_hold_steps",
+    "on_ood": "on_ood",
+}
 """Options of the learned reward that environments of ours take too, and their names there."""
 
 
@@ -317,7 +320,6 @@ def reward_arguments(
         "image_source": _unpacked(task.image_source),
         "reward_mode": task.reward_mode,
         "success_hold_steps": task.hold,
-        "success_exit_threshold": task.exit_threshold,
         "on_ood": task.on_ood,
         "hold_in_observation": task.hold > 1 and row and task.encoder is None,
         # Else an agent that is paid for looking like success would stay just short of it.
@@ -331,7 +333,6 @@ def encoder_arguments(task: RewardedTask) -> dict[str, Any]:
     return {
         "backend": "openvino" if task.backend == ORACLE else task.backend,
         "precision": task.precision,
-        "frame_stack": task.frame_stack,
     }
 
 
@@ -349,47 +350,6 @@ def find_bundle(bundle: str) -> Path | str:
     if (path / "bundle" / SPEC_FILE).is_file():
         return path / "bundle"
     return path if path.exists() else bundle
-
-
-def network_sha256(bundle: Bundle) -> str | None:
-    """Return the hash of a bundle's FP32 network, or of its only one.
-
-    An INT8 network that is added later has passed its gate: it is the same encoder.
-    """
-    files = bundle.spec.files
-    names = ("model.onnx", "model.safetensors", *sorted(files))
-    return next((files[name] for name in names if name in files), None)
-
-
-def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
-    """Load an encoder's bundle; check the hash of its network where one is given."""
-    bundle = Bundle.load(path_or_name)
-    actual = network_sha256(bundle)
-    if sha256 is not None and actual != sha256:
-        raise ConfigError(
-            f"the encoder {path_or_name} has the network {(actual or 'unknown')[:12]}, and the "
-            f"policy was trained with {sha256[:12]}. Expected the same, as another encoder's "
-            "latent means nothing to it; name that one with --encoder, or train anew."
-        )
-    return bundle
-
-
-def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
-    try:
-        with dependencies_named(env_id):
-            return make_plain(env_id, **arguments)
-    except VinorewardError:
-        raise
-    except Exception as error:  # an environment may raise anything
-        spec = gym.registry.get(env_id.rpartition(":")[2])
-        ours = spec is not None and str(spec.entry_point).startswith(OURS)
-        if ours and isinstance(error, ModuleNotFoundError):
-            raise  # the command names the extra that installs it
-        raise ConfigError(
-            f"{env_id} cannot be made: {type(error).__name__}: {error}. Expected one that "
-            "gymnasium.make makes with these arguments; install what it lacks, change "
-            f"--env-kwargs, or name another with --env.{takes_no_mode(error)}"
-        ) from error
 
 
 def tupled(value: Any) -> Any:

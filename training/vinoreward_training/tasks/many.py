@@ -28,7 +28,6 @@ from vinoreward_training.tasks.environments import (
     find_spec,
     has_own_reward,
     image_sources,
-    load_encoder,
     make_env,
     own_arguments,
     reward_arguments,
@@ -59,7 +58,7 @@ def make_envs(
     """
     from vinoreward.wrappers.sb3 import VecEncodedObservation, VecLearnedReward
 
-    loaded = None if task.encoder is None else load_encoder(task.encoder, task.encoder_sha256)
+    loaded = None if task.encoder is None else Bundle.load(task.encoder)
     env = _together(count, task, processes)
     try:
         if task.backend == ORACLE:
@@ -113,7 +112,7 @@ def make_batch(count: int, task: RewardedTask) -> VecEnv:
             remedy=f"leave it out, or {cure}",
         )
     own = own_arguments(task)
-    loaded = None if task.encoder is None else load_encoder(task.encoder, task.encoder_sha256)
+    loaded = None if task.encoder is None else Bundle.load(task.encoder)
     try:
         with dependencies_named(task.env):
             made = gym.make_vec(task.env, count, vectorization_mode="vector_entry_point", **own)

@@ -55,8 +55,6 @@ def task_of_bundle(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | No
         return None
     bundle = Bundle.load(find_bundle(str(named)))
     task = recorded_task(bundle.spec.dataset)
-    if "drawn" in bundle.spec.image.scene:
-        task["env_kwargs"] = {**task.get("env_kwargs", {}), "fidelity": "article"}
     if given.get("env") is not None and not same_environment(given["env"], task.get("env")):
         task = {name: value for name, value in task.items() if name == "image_source"}
     # Steps that a success must last, so that few failing episodes get a false claim.
