@@ -109,6 +109,18 @@ def test_a_runs_package_is_imported_only_where_the_user_agrees(
     assert stranger.imported
 
 
+def test_a_truth_that_only_a_run_names_is_not_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"env: CartPole-v1\ntruth: {tmp_path / 'evil.py'}:fn\n")
+    assert main(["train", "--resume", "--out", str(run)]) == 1
+    said = capsys.readouterr().err
+    assert "Expected your agreement" in said and "--truth" in said
+
+
 def test_a_run_of_actors_likewise(
     stranger: Stranger, actors_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
