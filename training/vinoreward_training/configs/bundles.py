@@ -331,11 +331,10 @@ class LabelConfig:
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """Score each image of a dataset with a classifier: a probability, a success and a reward.
+    """Score each image of a dataset with a classifier: a probability, and whether it is a success.
 
     Writes DATA/scores/NAME/scores.csv, of the bundle's NAME. Where the data have labels, the report
-    beside it has rates with intervals by episode and by frame, ROC and calibration. Run the same
-    command again to continue after Ctrl-C, or when images were added.
+    beside it has rates with intervals by episode and by frame, ROC and calibration.
 
     Examples:
         vinoreward score --data data/mine --bundle runs/mine-classifier/bundle
@@ -354,25 +353,16 @@ class ScoreConfig:
     camera: str | None = None
     """Of a LeRobot dataset: key of its images; not needed if there is one only."""
     label_column: str | None = None
-    """Of a LeRobot dataset, as in capture: next.success, else next.reward, if it has one."""
-    label_above: float | None = None
-    """A number above this in that column is a success; default: 0.5, for a column of 0 and 1."""
-    label_frame: Literal["same", "next"] | None = None
-    """Image that shows the outcome of a row, as in capture."""
+    """Of a LeRobot dataset: its column of 0 and 1 that says what is a success, or none; by default
+    next.success, else next.reward, if it has one."""
     threshold: Annotated[float, Ge(0), Le(1)] | None = None
     """Probability from which success is claimed; default: the bundle's."""
-    success_reward: float = 1.0
-    """Reward of a claimed success."""
-    step_reward: float = 0.0
-    """Reward of any other image."""
     backend: str = "openvino"
     """What runs the network, in FP32."""
-    device: str = "CPU"
-    """Device of the backend."""
     on_ood: Literal["withhold", "ignore"] = "withhold"
     """An image that is out of distribution is no success (withhold), or is not checked (ignore)."""
     overwrite: bool = False
-    """Replace scores that another bundle or other settings made."""
+    """Replace the scores that are there."""
 
 
 @dataclass(frozen=True)
