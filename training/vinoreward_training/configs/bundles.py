@@ -170,10 +170,9 @@ class ImportConfig:
     """Make a bundle from a classifier or an encoder that was trained elsewhere.
 
     Accepts an ONNX file, a state dict with its network, or the folder of a LeRobot reward
-    classifier. What the file defines (size, layout, softmax or sigmoid at the end, Intel
-    model_api's model_info) need not be given. A classifier's threshold is a guess until vinoreward
-    calibrate chooses it. Give one image with the latent that the original encoder makes of it: this
-    checks colour order, value range and size.
+    classifier; with --data and --golden it is an encoder. What the file defines (size, layout,
+    softmax or sigmoid at the end, Intel model_api's model_info) need not be given. A classifier's
+    threshold is the file's, or 0.5, until vinoreward calibrate chooses it.
 
     Examples:
         vinoreward import --model resnet18.onnx --labels failure success \\
@@ -187,8 +186,8 @@ class ImportConfig:
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "model", "out", "kind", "network", "height", "width", "color_order", "mean", "std",
-        "labels", "success_label", "data", "golden",
+        "model", "out", "network", "height", "width", "color_order", "mean", "std", "labels",
+        "success_label", "data", "golden",
     )  # fmt: skip
 
     model: Path
@@ -196,8 +195,6 @@ class ImportConfig:
     classifier's folder."""
     out: Path
     """The new bundle's folder."""
-    kind: Literal["classifier", "encoder"] | None = None
-    """Default: a classifier if there are labels, an encoder if there are --data or two outputs."""
     name: str | None = None
     """Name of the bundle; default: the model file's name."""
     network: str | None = None
@@ -219,8 +216,6 @@ class ImportConfig:
     """Divisor of pixels: 255 (the default) for a network trained on 0 to 1, 1 for 0 to 255."""
     crop: tuple[int, int, int, int] | None = None
     """TOP LEFT HEIGHT WIDTH: crop each image first, as in training."""
-    resize: bool = True
-    """Resize images to the network's size; otherwise another size is an error."""
     outputs: tuple[str, ...] = ()
     """Names or numbers of the graph's outputs. Of a classifier one number; of an encoder the
     vector, or means then log variances. Default: the file's."""
@@ -232,20 +227,11 @@ class ImportConfig:
     output: Literal["logits", "probabilities", "logit", "probability"] | None = None
     """What a classifier returns: one column per label, or a single one for the second label;
     before or after the softmax or sigmoid. Default: from the file."""
-    threshold: Annotated[float, Ge(0), Le(1)] | None = None
-    """Lowest probability of success until it is calibrated; default: the file's, or 0.5."""
     data: Path | None = None
     """Of an encoder: a folder of typical images, for the bounds of the latent and golden images."""
-    posterior: bool | None = None
-    """Whether an encoder outputs means and log variances; default: from the file's outputs."""
-    latent_size: Annotated[int, Ge(1)] | None = None
-    """Length of the latent vector, if the outputs do not define it."""
     golden: tuple[Path, Path] | None = None
-    """IMAGE LATENT: an image, and a .npy file of the means that the original encoder makes of
-    it."""
-    stretch: bool = False
-    """Allow images of another aspect ratio, if the encoder was trained on stretched ones.
-    Otherwise they are an error, because positions in the image would move."""
+    """IMAGE LATENT: of an encoder, an image and a .npy file of the means that the original makes of
+    it. This checks colour order, value range and size."""
     overwrite: bool = False
     """Replace an existing bundle."""
 
