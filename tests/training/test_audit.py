@@ -37,21 +37,15 @@ from vinoreward.bundles.schema import BundleSpec, Decision
 from vinoreward.errors import DatasetError
 from vinoreward.files import sha256
 from vinoreward.images import View
-from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Intervention
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import FIXED_OBJECT, MAX_MOVE, WORKSPACE_HIGH, WORKSPACE_LOW
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit.bands import bands
-from vinoreward_training.audit.checks import KEPT_IMAGES, FalsePositives, Subject, share_check
-from vinoreward_training.audit.command import FIRST_VERDICT, AuditOptions, audit
-from vinoreward_training.audit.corruptions import (
-    STRONGEST_FIRST,
-    CorruptionReport,
-    CorruptionRow,
-    corrupt,
-)
+from vinoreward_training.audit.checks import KEPT_IMAGES, FalsePositives, share_check
+from vinoreward_training.audit.command import SETTINGS, AuditOptions, audit
+from vinoreward_training.audit.corruptions import CorruptionReport, CorruptionRow
 from vinoreward_training.audit.env import AuditEnv
 from vinoreward_training.audit.interventions import Change, InterventionReport
 from vinoreward_training.audit.pairs import PairRow
@@ -63,7 +57,6 @@ from vinoreward_training.classifier.evaluation import Rates, rates
 from vinoreward_training.classifier.training import record_of
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
-from vinoreward_training.runs.bundles import MAX_CARD_BYTES
 
 EACH = [(one.name, strength) for one in CORRUPTIONS for strength in one.strengths]
 NAMED = {one.name: one for one in CORRUPTIONS}
@@ -134,18 +127,6 @@ def test_what_the_corruptions_of_light_and_place_do() -> None:
     assert any(found)
 
 
-def test_the_strongest_corruptions_come_first_and_rows_keep_their_order(bundle: Bundle) -> None:
-    first = STRONGEST_FIRST[1 : 1 + len(CORRUPTIONS)]
-    assert [(one.name, each) for one, each in first if one] == [
-        (one.name, one.strengths[-1]) for one in CORRUPTIONS
-    ]
-    report, images = CorruptionReport(), np.concatenate([red(200), red(60)])
-    with Classifier(bundle, precision="fp32") as classifier:
-        steps = list(corrupt(Subject(classifier), images, np.array([True, False]), report))
-    assert len(steps) == len(STRONGEST_FIRST)
-    assert [(one.corruption, one.strength) for one in report.rows] == [("", None), *EACH]
-
-
 # --- bands -------------------------------------------------------------------------------------
 
 
@@ -184,22 +165,6 @@ def test_a_band_shows_what_the_pooled_rate_hides() -> None:
 # --- false positives that are kept -------------------------------------------------------------
 
 
-def test_the_images_that_are_kept_look_different() -> None:
-    """Of a crowd and a few others, the others stay, and so does the most certain."""
-    random, kept = np.random.default_rng(0), FalsePositives()
-    crowd = np.full((300, 48, 64, 3), 100, np.uint8)
-    crowd[np.arange(300), :, :, 0] += np.arange(300, dtype=np.uint8)[:, None, None] % 30
-    crowd[:, :6, :8] = random.integers(60, 140, (300, 1, 1, 3), dtype=np.uint8)
-    others = random.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8).repeat(6, 1).repeat(8, 2)
-    certain = random.uniform(0.9, 1.0, 300).astype(np.float32)
-    kept.add(crowd[:150], certain[:150], "crowd")
-    kept.add(others, np.full(40, 0.6, np.float32), "other")
-    kept.add(crowd[150:], certain[150:], "crowd")
-    assert len(kept.images) == KEPT_IMAGES
-    assert sum(one.cause == "other" for one in kept.images) == 40
-    assert kept.images[0].probability == pytest.approx(certain.max())
-
-
 @given(st.lists(st.tuples(st.integers(0, 255), st.floats(0, 1, width=32)), max_size=150))
 @settings(deadline=None)
 def test_the_most_certain_images_are_kept_and_none_twice(found: list[tuple[int, float]]) -> None:
@@ -209,7 +174,7 @@ def test_the_most_certain_images_are_kept_and_none_twice(found: list[tuple[int, 
         images = np.concatenate([red(level) for level, _ in part])
         kept.add(images, np.array([each for _, each in part], np.float32), "toy")
     certain = [one.probability for one in kept.images]
-    assert certain == sorted(certain, reverse=True) and len(certain) <= 64
+    assert certain == sorted(certain, reverse=True) and len(certain) <= KEPT_IMAGES
     levels = [int(one.image[0, 0, 0]) for one in kept.images]
     assert all(abs(a - b) > 12 for n, a in enumerate(levels) for b in levels[:n])
     assert not found or certain[0] == max(each for _, each in found)
@@ -336,7 +301,7 @@ def test_the_command_reports_how_it_was_cheated(
     assert not report["safe"] and report["verdict"] in said
     assert not report["robust"] and report["robustness"] in said
     rows = {(one["corruption"], one["strength"]): one for one in report["corruptions"]}
-    assert len(rows) == 1 + len(EACH) + 6
+    assert len(rows) == 1 + len(EACH) + 6 and list(rows)[: 1 + len(EACH)] == [("", None), *EACH]
     # A frozen camera shows an earlier success: the network claims it, the frozen check does not.
     frozen = rows["frozen", 1.0]
     assert frozen["network"]["false_positives"] > 30 and frozen["rates"]["false_positives"] == 0
@@ -375,41 +340,19 @@ def honest(folder: Path) -> tuple[Bundle, Path]:
     return save_linear_bundle(folder / "posed", load_dataset(folder / "data")), folder / "data"
 
 
-def test_an_honest_classifier_is_safe_and_its_card_says_what_it_misses(
+def test_an_honest_classifier_is_safe_and_its_report_says_what_it_misses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What else the card says stays, and a second audit takes the place of the first."""
     made, data = honest(tmp_path)
-    card = made.path / "README.md"
-    card.write_text("# mine\n\nWords.\n\n## Audit\n\nOld.\n\n## Mine\n\nLast.\n")
-    words = ["audit", "--bundle", str(made.path), "--data", str(data), "--card"]
+    words = ["audit", "--bundle", str(made.path), "--data", str(data)]
     words += ["--pairs", str(tmp_path / "pairs"), "--out", str(tmp_path / "audit")]
     assert main(words) == 0
     assert "posed is safe: no test found too many false claims." in capsys.readouterr().out
     report = json.loads((tmp_path / "audit" / "audit.json").read_text())
     assert report["safe"] and not report["robust"] and report["faults"] == []
     assert any("under JPEG (8 quality) it claims 0 of 40" in miss for miss in report["misses"])
-    for page in (tmp_path / "audit" / "report.html", card):
-        assert "posed is safe" in page.read_text() and "under JPEG (8 quality)" in page.read_text()
-    text = card.read_text()
-    assert text.startswith("# mine\n\nWords.\n\n## Audit\n\n") and "Old." not in text
-    assert text.endswith("\n\n## Mine\n\nLast.\n") and text.count("## Audit") == 1
-    assert Bundle.load(made.path).spec == made.spec
-    card.write_text("x" * (MAX_CARD_BYTES + 1))
-    assert main([*words[:-1], str(tmp_path / "other")]) == 1
-    assert not (tmp_path / "other").exists(), "refused before the audit, not after it"
-
-
-def test_a_long_audit_says_what_it_found_so_far(
-    bundle: Bundle, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After the failing cameras, which come first, and before the corruptions."""
-    times = iter([0.0, *[1.0] * 10])
-    monkeypatch.setattr("time.monotonic", lambda: next(times, FIRST_VERDICT))
-    audit(bundle, data, dataclasses.replace(SHORT, progress=True))
-    (first,) = re.findall("so far, .*: toy-corridor is not safe: (.*)", capsys.readouterr().out)
-    assert re.match(r"it claims \d+ of \d+ frames of a failing camera .*", first)
-    assert "robust" not in first
+    page = (tmp_path / "audit" / "report.html").read_text()
+    assert "posed is safe" in page and "under JPEG (8 quality)" in page
 
 
 def test_a_seed_gives_the_same_audit_on_any_threads(bundle: Bundle, tmp_path: Path) -> None:
@@ -510,6 +453,26 @@ def test_of_an_own_folder_the_content_says_what_was_kept_for_the_test(
 
 
 # --- an environment ----------------------------------------------------------------------------
+
+
+def test_the_environments_arguments_and_truth_are_the_bundles(
+    bundle: Bundle, data: Path, tmp_path: Path
+) -> None:
+    """They need no options again, unless another environment is named."""
+    shutil.copytree(bundle.path, made := tmp_path / "made")
+    task = {"env": "ToyCorridor-v0", "env_kwargs": {"length": 7}, "truth": "is_success"}
+    rewrite(Bundle.load(made), lambda spec: spec["dataset"].update(task))
+    named: dict[str, Any] = {"bundle": str(made), "data": data}
+    played = SETTINGS.of(**named, env="toy_environments:ToyCorridor-v0")
+    assert (played.env_kwargs, played.truth) == ({"length": 7}, "is_success")
+    assert SETTINGS.of(**named, env="CartPole-v1").truth is None
+    assert SETTINGS.of(**named).env == "", "without --env nothing is played"
+    # Where the bundle records nothing, the data do.
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset.json").write_text(json.dumps(task))
+    named = {"bundle": str(bundle.path), "data": tmp_path / "data"}
+    assert SETTINGS.of(**named, env="ToyCorridor-v0").truth == "is_success"
+
 
 MODULE = """
 from vinoreward import Intervention

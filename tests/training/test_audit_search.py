@@ -156,7 +156,7 @@ def test_a_wide_hole_is_a_fault_that_says_where(classifier: Classifier) -> None:
     assert "x 0.6" in found.place(found.at)
     assert f"claims {found.claimed} of {found.failures} failures" in second
     assert [one.cause for one in cheats] == ["lamp"], "all look alike; no corruption adds a claim"
-    assert found.as_dict()["area"] == found.area() and "drawn" not in found.as_dict()
+    assert found.as_dict()["area"] == found.area() and "plane_scores" not in found.as_dict()
 
 
 def test_successes_and_states_left_out_do_not_count(classifier: Classifier) -> None:
@@ -339,7 +339,7 @@ def test_the_learning_policy_reads_the_truth_by_itself(tmp_path: Path) -> None:
     shutil.copytree(Bundle.load("panda-hover-classifier").path, tmp_path / "foreign")
     bundle = Bundle.load(tmp_path / "foreign")
     rewrite(bundle, lambda spec: spec["image"].update(scene={}))
-    config = AuditConfig(str(bundle.path), Path("none"), env="PandaHover-v0")
+    config = AuditConfig(bundle=str(bundle.path), data=Path("none"), env="PandaHover-v0")
     with contextlib.ExitStack() as closing:
         learner = open_learner(config, bundle, closing)
         assert learner.steps == 2000

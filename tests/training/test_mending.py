@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.envs.registration import EnvSpec
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -29,7 +27,6 @@ from vinoreward.files import sha256
 from vinoreward.images import View
 from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_training.audit.checks import Check, share_check
-from vinoreward_training.audit.command import audit
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.audit.search import Hole, SearchReport
 from vinoreward_training.cli import main
@@ -38,7 +35,7 @@ from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_epi
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.mending import command
-from vinoreward_training.mending.command import CANDIDATE, audit_both, keep_better
+from vinoreward_training.mending.command import CANDIDATE, keep_better
 from vinoreward_training.mending.comparison import (
     Comparison,
     compare_bundles,
@@ -352,7 +349,7 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
     new = toy(out / CANDIDATE / "bundle", threshold)
     images = noise(12) // 8 + np.uint8(220)  # the bundle is right about them
     labelled = Labelled(images, np.ones(12, np.int64), np.arange(12) > 3, "")
-    config = MendConfig(str(old.path), data, (tmp_path,), out)
+    config = MendConfig(bundle=str(old.path), data=data, labels=(tmp_path,), out=out)
     status = keep_better(config, old, new, dataset, labelled, out)
     said = capsys.readouterr().out
     report = json.loads((out / "mend.json").read_text())
@@ -370,58 +367,6 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
         assert status == 3 and "next:" not in said
         assert not (out / "bundle").exists() and (out / CANDIDATE / "bundle").is_dir()
         assert "kept the old bundle, as the new one is worse:" in said
-
-
-NOTHING = """
-import os, signal
-
-def nothing(env):
-    if os.getpid() != int(os.environ["PARENT_OF_THE_TEST"]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return []
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("environment", "dies"),
-    [("toy_environments:ToyCorridor-v0", False), ("toy_environments:ToyCorridor-v0", True),
-     ("MendCorridor-v0", False)],
-)  # fmt: skip
-def test_two_audits_side_by_side_are_those_of_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str, dies: bool
-) -> None:
-    """Also where the second process is killed, or does not know the environment."""
-    (tmp_path / "changes.py").write_text(NOTHING)
-    monkeypatch.setenv("PARENT_OF_THE_TEST", str(os.getpid()))
-    spec = EnvSpec("MendCorridor-v0", entry_point=Corridor)
-    monkeypatch.setitem(gym.registry, "MendCorridor-v0", spec)
-    bundles = [toy(tmp_path / name, one) for name, one in (("old", 0.5), ("new", 0.9))]
-    config = MendConfig(
-        str(bundles[0].path),
-        corridors(tmp_path / "data"),
-        (),
-        env=environment,
-        interventions=f"{tmp_path / 'changes.py'}:nothing" if dies else None,
-        seed=4,
-    )
-    here: list[str] = []
-
-    def noted(bundle: Bundle, *arguments: Any) -> AuditReport:
-        here.append(bundle.path.name)
-        return audit(bundle, *arguments)
-
-    monkeypatch.setattr(command, "audit", noted)
-    reports = []
-    for cores in (2, 1):
-        monkeypatch.setattr(command, "usable_cores", lambda cores=cores: cores)
-        reports.append(audit_both(config, *bundles))
-    alone = dies or environment == "MendCorridor-v0"
-    assert here == (["new", "old"] if alone else ["new"]) + ["old", "new"]
-    for report, other in zip(*reports, strict=True):
-        assert report.replays is not None and report.replays.claims > 10
-        assert report.as_dict() == other.as_dict()
-    assert reports[0][0].corruptions.rows != reports[0][1].corruptions.rows
 
 
 class Undrawable(Corridor):
@@ -455,7 +400,7 @@ SEARCHED = ("--env", "SearchableCorridor-v0", "--truth", "is_success")
     [
         (["--bundle", "panda-hover-encoder"], "--bundle"),
         (["--target-fpr", "1"], "--target-fpr"),
-        (["--truth", "done"], "--truth.*mending without --env would ignore"),
+        (["--truth", "done"], "--truth.*without --env would ignore"),
         (["--env", "UndrawableCorridor-v0"], r"UndrawableCorridor-v0 lacks.*\[drawing-board\]"),
         ([*SEARCHED, "--image-source", "obs", "--env-kwargs", "observation", "image"],
          "--image-source"),
@@ -484,7 +429,7 @@ def test_the_examples_of_an_environment_are_cut(tmp_path: Path, bundle: Bundle) 
     image = dataclasses.replace(bundle.spec.image, crop=(1, 2, HEIGHT, WIDTH))
     cut = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
     larger = {"times": 2}
-    config = MendConfig("cut", tmp_path, (), env=SEARCHED[1], env_kwargs=larger)
+    config = MendConfig(bundle="cut", data=tmp_path, env=SEARCHED[1], env_kwargs=larger)
     with contextlib.ExitStack() as closing:
         with pytest.raises(DatasetError, match=rf"{2 * HEIGHT}x{WIDTH} .*at least"):
             command.open_source(config, cut, closing)

@@ -21,7 +21,6 @@ from vinoreward_training.configs import AuditConfig
 from vinoreward_training.runs.report import (
     Section,
     configuration,
-    markdown_table,
     new_figure,
     save_figure,
 )
@@ -30,7 +29,6 @@ from vinoreward_training.runs.run_folder import plain_numbers
 NOT_CHECKED = "Not checked: a camera that sees another room."
 NO_FAULT = "no test found too many false claims"
 CAUSE_UNKNOWN = "whether claims depend on their cause is not known"
-CARD_TITLE = "## Audit"
 
 
 @dataclass
@@ -144,7 +142,7 @@ def _listed(sentences: Sequence[str]) -> str:
 
 
 def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Section]:
-    """Return the parts of ``report.html``; their images are drawn into ``out``."""
+    """Return the parts of ``report.html``; their figures are saved in ``out``."""
     found, (claimed, frames) = report.corruptions, report.corruptions.failing_camera_total
     sections = [
         Section(report.verdict, "\n".join([_listed(report.faults), *report.notes, NOT_CHECKED])),
@@ -176,7 +174,8 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
             Section(
                 "Search",
                 "Failures, each with its image. The rate is of the sampled states; the area is of "
-                "the plane through the worst state in which the first two numbers vary, as drawn. "
+                "the plane through the worst state in which the first two numbers vary (see the "
+                "figure). "
                 "A false claim is a hole if most states within 1 % of each axis are claimed too. "
                 "Corrupted: the most false claims under one corruption.",
                 rows=[_search_row(one) for one in report.searches],
@@ -241,10 +240,14 @@ def _search_row(one: SearchReport) -> dict[str, object]:
 
 def _draw_planes(path: Path, searches: Sequence[SearchReport]) -> Path:
     """Draw the log-odds of failures in each space's plane, and where they are claimed."""
-    drawn = [(one, one.drawn) for one in searches if one.drawn is not None and len(one.axes) > 1]
-    figure = new_figure(7.0, 2.9 * max(1, len(drawn)))
-    for number, (one, (states, score, wrong)) in enumerate(drawn, 1):
-        axes, (down, across) = figure.add_subplot(len(drawn), 1, number), one.axes[:2]
+    planes = [
+        (one, one.plane_scores)
+        for one in searches
+        if one.plane_scores is not None and len(one.axes) > 1
+    ]
+    figure = new_figure(7.0, 2.9 * max(1, len(planes)))
+    for number, (one, (states, score, wrong)) in enumerate(planes, 1):
+        axes, (down, across) = figure.add_subplot(len(planes), 1, number), one.axes[:2]
         points = axes.scatter(
             states[:, 1], states[:, 0], c=score, s=4, cmap="viridis", vmin=-8, vmax=8
         )
@@ -271,30 +274,3 @@ def _draw_false_positives(path: Path, images: Sequence[FalsePositive]) -> Path:
         title = "\n".join([f"P {one.probability:.3f}", *textwrap.wrap(one.cause, 26)[:2]])
         axes.set_title(title, fontsize=6, parse_math=False)
     return save_figure(figure, path)
-
-
-def with_audit(card: str, report: AuditReport, config: AuditConfig, precision: str) -> str:
-    """Return a model card with a section on the audit, in place of an earlier one.
-
-    ``precision`` is what the network ran in.
-    """
-    before, _, rest = (card or f"# {report.bundle}\n").partition(f"\n{CARD_TITLE}\n")
-    _, others, later = rest.partition("\n## ")
-    environment = f" in {config.env}" if config.env else " without an environment"
-    claimed, frames = report.corruptions.failing_camera_total
-    parts = [
-        before.rstrip(),
-        CARD_TITLE,
-        f"`vinoreward audit`{environment}, seed {config.seed}, {precision.upper()}; of {frames} "
-        f"frames of a failing camera {claimed} are claimed.",
-        f"**{report.verdict}**",
-        _listed(report.faults),
-        f"**{report.robustness}**",
-        _listed(report.misses),
-        markdown_table([_corruption_row(row) for row in report.corruptions.rows]),
-        "False claims on clean images, by kind of failure and by distance:",
-        markdown_table(report.bands),
-        "\n".join([*report.notes, NOT_CHECKED]),
-        f"## {later.strip()}" if others else "",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"

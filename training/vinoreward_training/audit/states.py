@@ -162,10 +162,12 @@ def climb(
     for number, middle in enumerate(middles):
         deviation = np.full(len(table.low), _FIRST_DEVIATION)
         for _ in range(max(1, states // (starts * _POPULATION))):
-            drawn = np.clip(random.normal(middle, deviation, (_POPULATION, len(middle))), 0.0, 1.0)
+            sampled = np.clip(
+                random.normal(middle, deviation, (_POPULATION, len(middle))), 0.0, 1.0
+            )
             before = len(table.states)
-            yield from table.add(table.low + table.span * drawn, f", climb {number + 1}")
-            best = drawn[table.worst(_ELITE, before) - before]
+            yield from table.add(table.low + table.span * sampled, f", climb {number + 1}")
+            best = sampled[table.worst(_ELITE, before) - before]
             if not len(best):
                 break
             middle, deviation = best.mean(axis=0), np.maximum(best.std(axis=0), least_deviation)

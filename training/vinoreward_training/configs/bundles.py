@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from vinoreward.images import MAX_VIEWS
-from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Share, Task
+from vinoreward_training.configs.task import RUNS_CODE, Count, Seed, Share, Task
 
 Side = Annotated[int, Ge(16), Le(10_000)]
 """Height or width of an image."""
@@ -351,8 +351,26 @@ class ScoreConfig:
     """Replace the scores that are there."""
 
 
-@dataclass(frozen=True)
-class AuditConfig:
+@dataclass(frozen=True, kw_only=True)
+class AuditTask(Task):
+    """The task of a classifier under audit, as its bundle records it, and who plays."""
+
+    env: Annotated[str, RUNS_CODE] = ""
+    """Gymnasium id of an environment to play in, to find out whether claims depend on their cause
+    and which failures are claimed; mend trains on such failures too. Arguments, truth and image
+    source are the bundle's, or else those of --data. Default: none."""
+    policy: Annotated[str | None, RUNS_CODE] = None
+    """Who plays, as in capture; default: at random."""
+    interventions: Annotated[str | None, RUNS_CODE] = None
+    """FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION of the environment (env.unwrapped) that returns a
+    list of vinoreward.Intervention and vinoreward.SearchSpace; default: what the environment
+    offers."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of images, corruptions, states and episodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(AuditTask):
     """Try to cheat a classifier: what does it claim under other light, from a dead camera, ...?
 
     Writes report.html and audit.json: whether it is safe (rewards no failures; else the exit status
@@ -365,11 +383,6 @@ class AuditConfig:
         vinoreward audit --bundle runs/mine-classifier/bundle --data data/mine --pairs photos
     """
 
-    FIRST: ClassVar[tuple[str, ...]] = (
-        "bundle", "data", "pairs", "env", "env_kwargs", "policy", "interventions", "truth",
-        "learn_steps", "out", "card",
-    )  # fmt: skip
-
     bundle: str
     """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub."""
     data: Path
@@ -378,40 +391,15 @@ class AuditConfig:
     pairs: Path | None = None
     """A folder with success/01.png and, of the same scene without its cause, removed/01.png or
     moved/01.png, and so on."""
-    env: str | None = None
-    """An environment to play in: whether claims depend on their cause, and which failures are
-    claimed."""
-    env_kwargs: Arguments = field(default_factory=dict)
-    """Arguments of the environment, as in capture."""
-    policy: str | None = None
-    """Who plays, as in capture; default: at random."""
-    interventions: str | None = None
-    """FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION of the environment (env.unwrapped) that returns a
-    list of vinoreward.Intervention and vinoreward.SearchSpace; default: what the environment
-    offers."""
     learn_steps: Annotated[int, Ge(0)] = 2000
     """With --env: train a policy on the reward for so many steps, and compare its claims with the
     truth; 0 for none."""
-    truth: str | None = None
-    """Key of info or function that tells the truth, as in capture."""
-    image_source: str = "render"
-    """The environment's image: render, obs or obs:KEY."""
     out: Path | None = None
     """New folder for the report; default: runs/NAME-audit."""
-    card: bool = False
-    """Also write the result into the bundle's model card, README.md."""
-    success_label: str = "success"
-    """Label or sub-folder of the successes."""
-    backend: str = "openvino"
-    """What runs the network."""
-    precision: Literal["fp32", "auto", "int8"] = "auto"
-    """As the classifier will run; where that is INT8, its decisions are compared with FP32's."""
-    seed: Annotated[int, Ge(0)] = 0
-    """Seed of images, corruptions, states and episodes."""
 
 
-@dataclass(frozen=True)
-class MendConfig:
+@dataclass(frozen=True, kw_only=True)
+class MendConfig(AuditTask):
     """Refit a classifier from labels, audit it again, and keep the old one if the new one is worse.
 
     Trains from the bundle's own weights, on the labelled images and a sample of its old data. The
@@ -422,38 +410,22 @@ class MendConfig:
             --labels runs/mine-policy --out runs/mine-mended
         vinoreward mend --bundle runs/mine-classifier/bundle --data data/mine \\
             --labels runs/mine-audit/findings --env my_package:MyEnv-v0 --out runs/mine-mended
+        vinoreward mend --resume --out runs/mine-mended
     """
 
-    bundle: str
+    bundle: str = "runs/hover-classifier"
     """A bundle of vinoreward finetune: its folder, or the name of an installed one."""
-    data: Path
+    data: Path = Path("data/hover")
     """The images it was trained on, so that it forgets nothing; only its training part is used."""
-    labels: tuple[Path, ...]
+    labels: tuple[Path, ...] = ()
     """Folders with a labels.jsonl of vinoreward label, and runs whose claims carry the truth."""
     out: Path = Path("runs/mended")
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
     target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
     """False-positive rate of the threshold, with 95 % confidence; default: keep the recall that the
     bundle has on the validation part of --data."""
-    env: str | None = None
-    """An environment for the audits, as in audit. States of its search spaces that the network gets
-    wrong are trained on too."""
-    env_kwargs: Arguments = field(default_factory=dict)
-    """Arguments of the environment, as in capture."""
-    policy: str | None = None
-    """Who plays in the audits, as in capture; default: at random."""
-    interventions: str | None = None
-    """As in audit."""
-    truth: str | None = None
-    """Key of info or function that tells the truth, as in capture."""
-    image_source: str = "render"
-    """The environment's image: render, obs or obs:KEY."""
-    success_label: str = "success"
-    """Label or sub-folder of the successes in --data."""
-    seed: Annotated[int, Ge(0)] = 0
-    """Seed of the training and of the audits, which draw otherwise than vinoreward audit."""
     resume: bool = False
-    """Continue the training in --out from its last checkpoint; give the other options again."""
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from vinoreward_training.mending.examples import PARTS, Examples, ExampleSource
 from vinoreward_training.mending.labelled import Labelled, extended, subset
 from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.run_folder import made
+from vinoreward_training.tasks.recorded import success_label_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,10 +110,10 @@ def refit(
         if source is not None:
             place = made(folder / f"part{part + 1}")
             examples = source.draw(partial(log_odds_of, module), place, part)
-            images, (replayed, ours, checked, drawn) = with_examples(
+            images, (replayed, ours, checked, examined) = with_examples(
                 both, (replayed, new, some), examples
             )
-            kinds = [replayed, ours, drawn]
+            kinds = [replayed, ours, examined]
         chosen = np.concatenate(kinds)
         passes = recipe.epochs or passes_over(len(chosen), count)
         fit = training.ClassifierFit(
@@ -150,7 +151,7 @@ def _fit_config(
         weights=weights,
         learning_rate=recipe.learning_rate,
         target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
-        success_label=config.success_label,
+        success_label=success_label_of(bundle.spec),
         seed=config.seed,
         resume=config.resume,
     )
@@ -187,12 +188,12 @@ def with_examples(
 
 
 def shares_of(kinds: Sequence[Indices], share: float) -> npt.NDArray[np.float64]:
-    """Return how often each image is drawn: old ones, labelled ones with a share, and examples.
+    """Return how often each image is sampled: old ones, labelled ones with a share, and examples.
 
     Examples, if there are any, have ``SHARE_OF_EXAMPLES`` of what the labels leave.
     """
-    drawn = SHARE_OF_EXAMPLES * (1 - share) if any(map(len, kinds[2:])) else 0.0
-    pairs = zip(kinds, (1 - share - drawn, share, drawn)[: len(kinds)], strict=True)
+    of_examples = SHARE_OF_EXAMPLES * (1 - share) if any(map(len, kinds[2:])) else 0.0
+    pairs = zip(kinds, (1 - share - of_examples, share, of_examples)[: len(kinds)], strict=True)
     every = np.concatenate([np.full(len(one), part / max(1, len(one))) for one, part in pairs])
     return np.asarray(every / every.sum())
 
