@@ -348,7 +348,7 @@ def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(r
     assert after_labelling(sitting, 2, 0) == f"{mend} --out runs/pole-mended"
     # The truth that claims carry needs no labels, if there are enough.
     assert to_mend(policy, 10) == f"{mend} --out runs/pole-mended"
-    assert to_mend(policy, 9) == f"vinoreward label --run {policy} --limit 100"
+    assert to_mend(policy, 9) == (f"vinoreward label --run {policy} --bundle {BUNDLE} --limit 100")
     Path(BUNDLE).rename("runs/pole-mended")
     config = MendConfig(bundle=BUNDLE, data=Path("data/pole"), labels=(policy,))
     line = after_mending(Path("runs/pole-mended"), config)

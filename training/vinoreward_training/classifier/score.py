@@ -57,6 +57,8 @@ ABOUT = "scores.json"
 COLUMNS = ("file", "episode", "frame", "label", "probability", "ood_score", "success")
 LABELS = {-1: "", 0: "failure", 1: "success"}
 BATCH_SIZE = 32
+BATCH_BYTES = 64 * 2**20
+"""Of the images of one inference."""
 
 Key = tuple[str, str, str]
 """File, episode and frame of an image; what is not known is empty."""
@@ -206,7 +208,7 @@ def score(source: Source, classifier: Classifier) -> Scores:
     from tqdm import tqdm
 
     probability, ood_score = (np.full(len(source.keys), np.nan) for _ in range(2))
-    for part, images in _batches(tqdm(source.images, "score", len(source.keys), unit="frame")):
+    for part, images in batches(tqdm(source.images, "score", len(source.keys), unit="frame")):
         try:
             found = classifier.predict(images)
         except (InputError, ImageMismatchError) as error:
@@ -221,11 +223,12 @@ def score(source: Source, classifier: Classifier) -> Scores:
     return Scores(probability, ood_score, probable & ~(ood_score > 1.0))
 
 
-def _batches(images: Iterable[tuple[int, Images]]) -> Iterator[tuple[list[int], Images]]:
-    """Yield numbers and images (N, H, W, 3) of one size together."""
+def batches(images: Iterable[tuple[int, Images]]) -> Iterator[tuple[list[int], Images]]:
+    """Yield numbers and images (N, H, W, 3) of one size, few enough at a time."""
     numbers, batch = list[int](), list[Images]()
     for number, image in images:
-        if batch and (len(batch) >= BATCH_SIZE or batch[0].shape != image.shape):
+        full = len(batch) >= BATCH_SIZE or image.nbytes * (len(batch) + 1) > BATCH_BYTES
+        if batch and (full or batch[0].shape != image.shape):
             yield numbers, np.stack(batch)
             numbers, batch = [], []
         numbers.append(number)
@@ -256,11 +259,11 @@ def _publish(
     labelled = source.labels >= 0
     spec = classifier.bundle.spec
     labelled[labelled], note = find_new_frames(spec, episodes[labelled], source.origin)
-    with tempfile.TemporaryDirectory() as drawn:
+    with tempfile.TemporaryDirectory() as figures_folder:
         if len(np.unique(source.labels[labelled])) == 2:
             chosen = Scores(*(getattr(scores, name)[labelled] for name in vars(scores)))
             values = source.labels[labelled], episodes[labelled], classifier.threshold
-            parts, more = _against_labels(chosen, *values, note, Path(drawn))
+            parts, more = _against_labels(chosen, *values, note, Path(figures_folder))
             figures |= more
             sections += parts
         else:

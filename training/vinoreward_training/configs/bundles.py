@@ -276,8 +276,8 @@ class LabelConfig:
     """Label images in the browser, the most useful first: success, failure, skip, undo.
 
     Opens a page of this machine's own; no other machine can reach it. Each label is on the disk
-    before the next image appears. Stop with Ctrl-C; the same command goes on where you were. Some
-    images come twice, unmarked, to measure how often you agree with yourself.
+    before the next image appears. Stop with Ctrl-C; the same command goes on where you were. One
+    image of twenty comes twice, unmarked, to measure how often you agree with yourself.
 
     Examples:
         vinoreward label --run runs/mine-policy --bundle runs/mine-classifier/bundle
@@ -291,26 +291,20 @@ class LabelConfig:
     """Instead: a capture, or any folder of images."""
     video: Path | None = None
     """Instead: a video, or a folder of videos; each video is an episode."""
-    video_fps: float = 2.0
+    video_fps: Annotated[float, Gt(0), Le(1000)] = 2.0
     """Images per second of a video."""
     bundle: str | None = None
     """Classifier that chooses which images come first, never shown: those it is unsure of, and
     claims that its guard finds out of distribution. A folder, the name of an installed one, or
-    hf:OWNER/NAME. None: what the run recorded, else random order."""
-    order: Literal["useful", "drawn"] = "useful"
-    """useful: the most useful first, to mend a classifier. drawn, with --run: in the order of the
-    run's random draw, so that few labels bound the precision of all its claims."""
+    hf:OWNER/NAME. None: random order; of a run that of its draw, so that few labels bound the
+    precision of all its claims."""
     labeller: str | None = None
     """Your name, as written with each label; default: your login name."""
-    limit: int | None = None
+    limit: Annotated[int, Ge(1)] | None = None
     """Maximum number of new images in this sitting; default: all."""
-    duplicates: float = 0.05
-    """Share of images that are shown a second time."""
     out: Path | None = None
     """File of labels, appended to; default: labels.jsonl in the run or data folder, or beside the
     video."""
-    port: int = 0
-    """Port on 127.0.0.1; 0: any free one."""
     open: bool = True
     """Open the browser. The address is printed in any case."""
 

@@ -41,7 +41,8 @@ from vinoreward_training.labelling.sources import Source, of_folder, of_run, of_
 from vinoreward_training.runs.next_command import after_labelling
 from vinoreward_training.runs.settings import non_default_options
 
-MAX_DUPLICATES = 0.5
+DUPLICATES = 0.05
+"""Share of the images that are shown a second time."""
 SEED = 0
 """Of the random order and of which images are shown twice: the same after a restart."""
 
@@ -58,7 +59,7 @@ def run(config: LabelConfig) -> int:
         print(f"{source.left_out} images with unprintable or overlong names are left out.")
     with (
         LabelLog(out) as log,
-        listening(config.port) as server,
+        listening() as server,
         tempfile.TemporaryDirectory() as private,
     ):
         session = _session(config, source, log, by)
@@ -86,20 +87,12 @@ def _check(config: LabelConfig) -> None:
             "Expected one of `run`, `data` and `video`; name what to label.",
             field=(*sources, "run")[0],
         )
-    found_name = config.labeller is None or is_labeller(config.labeller)
-    for field, possible, expected in (
-        (
-            "order",
-            config.order != "drawn" or config.run is not None,
-            "a `run`, which is drawn from",
-        ),
-        ("duplicates", 0 <= config.duplicates <= MAX_DUPLICATES, f"0 to {MAX_DUPLICATES}"),
-        ("limit", config.limit is None or config.limit >= 1, "at least 1"),
-        ("port", 0 <= config.port < 2**16, "0 to 65535"),
-        ("labeller", found_name, "a printable name of at most 100 characters"),
-    ):
-        if not possible:
-            raise ConfigError(field=field, value=getattr(config, field), expected=expected)
+    if config.labeller is not None and not is_labeller(config.labeller):
+        raise ConfigError(
+            field="labeller",
+            value=config.labeller,
+            expected="a printable name of at most 100 characters",
+        )
 
 
 def _login() -> str:
@@ -133,18 +126,15 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     mine = [label for label in labels if label.by == by and label.image in places]
     done = {places[label.image] for label in mine if not label.duplicate}
     repeated = {places[label.image] for label in mine if label.duplicate}
-    drawn = config.order == "drawn"
-    if config.bundle is None or drawn or len(done) == len(places):  # what is not asked: no scores
-        opinion = recorded(source)
-    else:
-        opinion = scored(source, config.bundle)
-    if drawn:
+    known = config.bundle is None or len(done) == len(places)  # what is not asked: no scores
+    opinion = recorded(source) if known else scored(source, str(config.bundle))
+    if config.bundle is None and "drawn" in source.numbers:
         order = np.argsort(source.numbers["drawn"], kind="stable").tolist()  # unknown ones last
     else:
         order = most_useful_first(source, opinion, labels, by, SEED)
     order = [index for index in order if index not in done][: config.limit]
     skipped = {places[label.image] for label in mine if label.label == "skip"}
-    plan = with_duplicates(source.names, order, done - skipped, repeated, config.duplicates, SEED)
+    plan = with_duplicates(source.names, order, done - skipped, repeated, DUPLICATES, SEED)
     return Session(source, opinion, log, by, plan)
 
 
@@ -183,7 +173,5 @@ def _print_counts(labels: list[Label], by: str) -> None:
 
 def _following(config: LabelConfig, session: Session) -> str:
     of_sitting = ("limit", "labeller") if session.unlabelled else ()
-    names = (
-        "run", "data", "video", "video_fps", "bundle", "order", *of_sitting, "duplicates", "out",
-    )  # fmt: skip
+    names = ("run", "data", "video", "video_fps", "bundle", *of_sitting, "out")
     return after_labelling(non_default_options(config, names), session.left, session.unlabelled)

@@ -155,7 +155,7 @@ def _read(data: bytes, path: Path) -> tuple[list[Entry], int]:
 
 
 def standing(entries: Iterable[Entry]) -> list[Label]:
-    """Return the labels that were not taken back, in the order in which they were given."""
+    """Return the labels that were not undone, in the order in which they were given."""
     labels: list[Label | None] = []
     places: dict[str, list[int]] = defaultdict(list)
     for entry in entries:
@@ -168,7 +168,7 @@ def standing(entries: Iterable[Entry]) -> list[Label]:
 
 
 def read_labels(path: Path) -> list[Label]:
-    """Return the labels of a log that were not taken back.
+    """Return the labels of a log that were not undone.
 
     Warns of a last line that is damaged, and leaves it out.
 
@@ -201,7 +201,6 @@ class LabelLog:
     def __enter__(self) -> LabelLog:
         """Take the lock, read what is there, and cut off what a crash left of a line."""
         with contextlib.ExitStack() as stack, self._writing():
-            new = not self.path.exists()
             self._file = stack.enter_context(open_plain(self.path, "a+b"))
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,8 +210,6 @@ class LabelLog:
                     "labeller at a time; wait until that vinoreward label has ended, stop it with "
                     "Ctrl-C, or write elsewhere with --out."
                 ) from error
-            if new:
-                _sync_folder(self.path.parent)
             data = read_plain(self.path, MAX_LOG_BYTES)
             self.entries, self._size = _read(data, self.path)
             if self._size and data[self._size - 1 : self._size] != b"\n":
@@ -247,7 +244,7 @@ class LabelLog:
                     left = left[os.write(file, left) :]
                 os.fsync(file)
             except OSError:
-                # It must not count later, as nobody was told that it does.
+                # It must not count later: the page shows an error for it.
                 with contextlib.suppress(OSError):
                     self._cut()
                 raise
@@ -279,15 +276,6 @@ class LabelLog:
             ) from error
 
 
-def _sync_folder(folder: Path) -> None:
-    """Put a new file's name on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _opinions(labels: Iterable[Label]) -> dict[Key, dict[tuple[str, bool], Label]]:
     """Return of each image what each labeller said at first sight and of its blind duplicate.
 
@@ -314,7 +302,7 @@ def contradictions(labels: Iterable[Label]) -> dict[Key, list[Label]]:
     return {key: said for key, said in by_image.items() if len({one.label for one in said}) > 1}
 
 
-def settled(labels: Iterable[Label]) -> list[Label]:
+def agreed_labels(labels: Iterable[Label]) -> list[Label]:
     """Return one label, a success or a failure, of each image about which nobody disagrees."""
     found: list[Label] = []
     for opinions in _opinions(labels).values():

@@ -42,7 +42,7 @@ from vinoreward_training.data.videos import (
     frame_at,
     second_of,
 )
-from vinoreward_training.labelling.labels import Answer, Label, is_name, now, settled
+from vinoreward_training.labelling.labels import Answer, Label, agreed_labels, is_name, now
 
 CLAIMS = "claims"
 """Folder of a run with the images that its network claimed to be successes."""
@@ -208,8 +208,6 @@ def labels_by_truth(run: Path) -> list[Label]:
 
 def of_videos(path: Path, fps: float) -> Source:
     """Return the images of a video, or of all in a folder; each video is an episode."""
-    if not 0 < fps <= 1000:
-        raise ConfigError(field="video_fps", value=fps, expected="above 0 and at most 1000")
     videos = find_videos(path, "--video")
     kept = [video for video in videos if is_name(video.name)]
     counts = [count(video, fps) for video in kept]
@@ -251,7 +249,7 @@ def _check_any(names: Sequence[str], folder: Path, left_out: int) -> None:
 
 
 class Labelled(NamedTuple):
-    """Images with their settled labels."""
+    """Images with the label that everybody gave."""
 
     images: Image
     """``(N, H, W, 3)`` uint8 RGB."""
@@ -276,7 +274,7 @@ def labelled_images(
     Raises:
         DatasetError: more images than fit into memory, or an image too small for ``crop``.
     """
-    chosen = settled(labels)
+    chosen = agreed_labels(labels)
     check_memory(folder, len(chosen), size)
     images = np.empty((len(chosen), *size, 3), dtype=np.uint8)
     kept: list[Label] = []

@@ -226,7 +226,8 @@ def to_mend(run: Path, truths: int) -> str:
     """Return what mends the classifier by a run's claims, so many of which carry the truth."""
     bundle = _bundle_of(recorded(run))
     if bundle is None or truths < FEW:
-        return command("label", "--run", run, "--limit", LABELS)
+        useful = [] if bundle is None else ["--bundle", bundle]
+        return command("label", "--run", run, *useful, "--limit", LABELS)
     return _to_mend(bundle, run)
 
 
