@@ -147,16 +147,8 @@ class Subject:
 
     classifier: Classifier
     seed: int = 0
-    fp32: Classifier | None = None
-    """The same in FP32, if it runs in another precision."""
     false_positives: FalsePositives = field(default_factory=FalsePositives)
 
     def score(self, images: Images) -> ClaimScores:
         """Score images (N, H, W, 3)."""
         return score_images(self.classifier, images)
-
-    def flips(self, images: Images, scores: ClaimScores) -> int | None:
-        """Return how many decisions differ from FP32's; None where FP32 decides."""
-        if self.fp32 is None:
-            return None
-        return int((score_images(self.fp32, images).claimed != scores.claimed).sum())

@@ -18,7 +18,6 @@ from vinoreward.files import write_json
 from vinoreward.images import prepare
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.checks import FalsePositive, Subject
 from vinoreward_training.audit.corruptions import (
     EVERY,
@@ -65,7 +64,7 @@ class AuditOptions:
     pairs: Path | None = None
     """A folder of images before and after a change, see :func:`compare_pairs`."""
     precision: str = "auto"
-    """As the classifier will run; where that is INT8, its decisions are compared with FP32's."""
+    """As the classifier will run."""
     frames: int = 300
     """At most so many images of each label, one of each episode."""
     failing_frames: int = 3000
@@ -143,18 +142,15 @@ def audit(
         dataset = load_dataset(data, size=size, success_label=label, skip_broken=True)
         allowed, note = unseen_frames(bundle, dataset)
         sample = sample_per_episode(dataset, allowed, options.frames, options.seed)
-        fp32 = None
-        if classifier.precision != "fp32":
-            fp32 = closing.enter_context(Classifier(bundle, precision="fp32", threads=threads))
         report = AuditReport(bundle.spec.name, note)
-        subject = Subject(classifier, options.seed, fp32, report.false_positives)
+        subject = Subject(classifier, options.seed, report.false_positives)
         if options.pairs is not None:
             report.pairs = compare_pairs(subject, options.pairs)
         if options.played is not None:
             _show(_in_environment(subject, options.played, report, options.states), options)
-        images = _on_images(subject, dataset, sample, np.flatnonzero(allowed), report, options)
+        images = _on_images(subject, dataset, sample, report, options)
         # How many tests come is known, so the bar says how long they take.
-        _show(images, options, len(EVERY) + len(FAILING_CAMERAS) + len(FROZEN) + 1)
+        _show(images, options, len(EVERY) + len(FAILING_CAMERAS) + len(FROZEN))
     return report
 
 
@@ -176,22 +172,14 @@ def _in_environment(
 
 
 def _on_images(
-    subject: Subject, dataset: Dataset, sample: Indices, clean: Indices, report: AuditReport,
-    options: AuditOptions,
-) -> Iterator[str]:  # fmt: skip
+    subject: Subject, dataset: Dataset, sample: Indices, report: AuditReport, options: AuditOptions
+) -> Iterator[str]:
     """Test the classifier on a sample of the dataset; yield each test."""
     images, success, found = dataset.images[sample], dataset.labels[sample] == 1, report.corruptions
     frames, views = options.failing_frames, dataset.views
     yield from corrupt(subject, images, success, found, views)
     yield from freeze_camera(subject, images, success, found)
     yield from fail_camera(subject, images, success, found, views, frames=frames)
-    report.bands = bands(
-        subject.score(dataset.images[clean]).rewarded,
-        dataset.labels[clean] == 0,
-        dataset.categories[clean],
-        dataset.distances[clean],
-    )
-    yield "bands"
 
 
 def _show(steps: Iterable[str], options: AuditOptions, total: int | None = None) -> None:

@@ -64,8 +64,6 @@ class CorruptionRow:
     """Of claims that the OOD detector lets pass."""
     network: Rates
     """Of the network's claims."""
-    flips: int | None = None
-    """Decisions of the network that differ from FP32's; None where FP32 decides."""
     withheld: int | None = None
     """Images that the OOD detector withholds; None without one."""
 
@@ -184,8 +182,7 @@ def corrupt(
         labels = success.astype(np.int64)
         rewarded, network = rates(scores.rewarded, labels), rates(scores.claimed, labels)
         withheld = None if scores.withheld is None else int(scores.withheld.sum())
-        flips = subject.flips(changed, scores)
-        report.rows.append(CorruptionRow(name, strength, unit, rewarded, network, flips, withheld))
+        report.rows.append(CorruptionRow(name, strength, unit, rewarded, network, withheld))
         yield done
 
 
@@ -228,9 +225,9 @@ def freeze_camera(
         withheld = (moved < CLAIMED * least) & (scores.claimed | (moved == 0))
         withheld |= False if scores.withheld is None else scores.withheld
         network, rewarded = (rates(scores.claimed & one, nothing) for one in (True, ~withheld))
-        flips, count = subject.flips(changed, scores), int(withheld.sum())
+        count = int(withheld.sum())
         report.rows.append(
-            CorruptionRow(name, strength, "of the earlier image", rewarded, network, flips, count)
+            CorruptionRow(name, strength, "of the earlier image", rewarded, network, count)
         )
         yield name
 

@@ -39,8 +39,6 @@ class AuditReport:
     note: str = ""
     """Whether the images are new to the network."""
     corruptions: CorruptionReport = field(default_factory=CorruptionReport)
-    bands: list[dict[str, object]] = field(default_factory=list)
-    """False claims on clean images, by kind of failure and by distance."""
     pairs: list[PairRow] = field(default_factory=list)
     interventions: InterventionReport | None = None
     """None without an environment, as those below."""
@@ -120,7 +118,7 @@ class AuditReport:
         values = {
             **{name: getattr(self, name) for name in ("bundle", "safe", "verdict", "faults")},
             "robust": not self.misses,
-            **{name: getattr(self, name) for name in ("robustness", "misses", "note", "bands")},
+            **{name: getattr(self, name) for name in ("robustness", "misses", "note")},
             "not_checked": NOT_CHECKED,
             "corruptions": [dataclasses.asdict(row) for row in self.corruptions.rows],
             "failing_camera": {"claimed": claimed, "frames": frames, "by_family": families},
@@ -197,7 +195,6 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
             rows=[_corruption_row(row) for row in found.rows],
         ),
         Section(f"Failing camera: {claimed} of {frames} frames are claimed", rows=families),
-        Section("False claims by kind and distance", "On all clean images.", rows=report.bands),
         configuration(config),
     ]
 
@@ -215,8 +212,6 @@ def _corruption_row(row: CorruptionRow) -> dict[str, object]:
         values["out of distribution for the guard"] = row.withheld
         values["recall without it"] = f"{row.network.recall:.1%}"
         values["false without it"] = row.network.false_positives
-    if row.flips is not None:
-        values["decisions unlike FP32's"] = row.flips
     return values
 
 
