@@ -400,7 +400,6 @@ REFUSALS = [
     (["--data", "a", "--run", "b"], "run"),
     (["--data", "a", "--limit", "0"], "limit"),
     (["--data", "a", "--labeller", "a\nb"], "labeller"),
-    (["--video", "a", "--video-fps", "0"], "video_fps"),
 ]
 
 

@@ -282,17 +282,12 @@ class LabelConfig:
     Examples:
         vinoreward label --run runs/mine-policy --bundle runs/mine-classifier/bundle
         vinoreward label --data data/mine --limit 200
-        vinoreward label --video recordings --video-fps 2
     """
 
     run: Path | None = None
     """A run of vinoreward train: images of claimed successes."""
     data: Path | None = None
     """Instead: a capture, or any folder of images."""
-    video: Path | None = None
-    """Instead: a video, or a folder of videos; each video is an episode."""
-    video_fps: Annotated[float, Gt(0), Le(1000)] = 2.0
-    """Images per second of a video."""
     bundle: str | None = None
     """Classifier that chooses which images come first, never shown: those it is unsure of, and
     claims that its guard finds out of distribution. A folder, the name of an installed one, or
@@ -303,8 +298,7 @@ class LabelConfig:
     limit: Annotated[int, Ge(1)] | None = None
     """Maximum number of new images in this sitting; default: all."""
     out: Path | None = None
-    """File of labels, appended to; default: labels.jsonl in the run or data folder, or beside the
-    video."""
+    """File of labels, appended to; default: labels.jsonl in the run or data folder."""
     open: bool = True
     """Open the browser. The address is printed in any case."""
 

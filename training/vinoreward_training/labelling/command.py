@@ -37,7 +37,7 @@ from vinoreward_training.labelling.order import (
 )
 from vinoreward_training.labelling.server import HOST, Door, application, listening, serve
 from vinoreward_training.labelling.session import Session
-from vinoreward_training.labelling.sources import Source, of_folder, of_run, of_videos
+from vinoreward_training.labelling.sources import Source, of_folder, of_run
 from vinoreward_training.runs.next_command import after_labelling
 from vinoreward_training.runs.settings import non_default_options
 
@@ -80,11 +80,11 @@ def run(config: LabelConfig) -> int:
 
 
 def _check(config: LabelConfig) -> None:
-    sources = [name for name in ("run", "data", "video") if getattr(config, name) is not None]
+    sources = [name for name in ("run", "data") if getattr(config, name) is not None]
     if len(sources) != 1:
         raise ConfigError(
             f"found {' and '.join(f'`{name}`' for name in sources) or 'nothing to label'}. "
-            "Expected one of `run`, `data` and `video`; name what to label.",
+            "Expected one of `run` and `data`; name what to label.",
             field=(*sources, "run")[0],
         )
     if config.labeller is not None and not is_labeller(config.labeller):
@@ -106,17 +106,14 @@ def _login() -> str:
 def _source(config: LabelConfig) -> Source:
     if config.run is not None:
         return of_run(config.run)
-    if config.data is not None:
-        return of_folder(config.data)
-    return of_videos(Path(config.video or ""), config.video_fps)
+    return of_folder(Path(config.data or ""))
 
 
 def _out(config: LabelConfig) -> Path:
     if config.out is not None:
         return config.out
-    folder = config.run or config.data or Path(config.video or "")
     # A link in somebody's folder must not have us write elsewhere.
-    return inside(folder if folder.is_dir() else folder.parent, LABELS)
+    return inside(config.run or Path(config.data or ""), LABELS)
 
 
 def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Session:
@@ -173,5 +170,5 @@ def _print_counts(labels: list[Label], by: str) -> None:
 
 def _following(config: LabelConfig, session: Session) -> str:
     of_sitting = ("limit", "labeller") if session.unlabelled else ()
-    names = ("run", "data", "video", "video_fps", "bundle", *of_sitting, "out")
+    names = ("run", "data", "bundle", *of_sitting, "out")
     return after_labelling(non_default_options(config, names), session.left, session.unlabelled)

@@ -75,7 +75,7 @@ class Label:
     """What somebody said of an image."""
 
     image: Annotated[str, AfterValidator(_name)]
-    """Its name in the source folder, with ``/``; of a video's frame ``video.mp4@12.400s``."""
+    """Its name in the source folder, with ``/``."""
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """Of its decoded pixels, see :func:`vinoreward_training.labelling.sources.digest_of`."""
     label: Answer
