@@ -55,6 +55,7 @@ from vinoreward_training.classifier.evaluation import Rates, rates
 from vinoreward_training.classifier.training import record_of
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.labelling.labels import read_labels
 
 EACH = [(one.name, strength) for one in CORRUPTIONS for strength in one.strengths]
 NAMED = {one.name: one for one in CORRUPTIONS}
@@ -283,6 +284,8 @@ def test_the_command_reports_how_it_was_cheated(
     assert all(html.escape(miss) in page for miss in report["misses"])
     findings = (out / "findings" / "findings.csv").read_text().splitlines()
     assert len(findings) == 1 + len(list((out / "findings").glob("*.png"))) > 5
+    labels = read_labels(out / "findings" / "labels.jsonl")
+    assert [label.label for label in labels] == ["failure"] * (len(findings) - 1)
     assert main(words) == 1, "an audit is not overwritten"
 
 

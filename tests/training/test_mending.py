@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -34,8 +33,7 @@ from vinoreward_training.configs import MendConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
-from vinoreward_training.mending import command
-from vinoreward_training.mending.command import CANDIDATE, keep_better
+from vinoreward_training.mending.command import CANDIDATE, SETTINGS, keep_better
 from vinoreward_training.mending.comparison import (
     Comparison,
     compare_bundles,
@@ -44,7 +42,8 @@ from vinoreward_training.mending.comparison import (
     sign_test_pvalue,
 )
 from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all
-from vinoreward_training.mending.refit import WEIGHTS, share_of_labels
+from vinoreward_training.mending.refit import WEIGHTS, passes_over, share_of_labels, shares_of
+from vinoreward_training.runs.run_folder import RunFolder
 
 
 def corridors(folder: Path, count: int = 40) -> Path:
@@ -150,6 +149,13 @@ def test_a_fifth_of_the_labels_and_held_out_images_are_not_trained_on(
     few = dataclasses.replace(labelled, train=np.arange(11) > 1)
     with pytest.raises(DatasetError, match=r"4 of 11 labelled.*: 5 are in .* 2 are held out"):
         keep_held_out(few, dataset)
+
+
+def test_old_images_and_labels_have_their_shares_of_a_step() -> None:
+    shares = shares_of(10, 4, 0.2)
+    assert shares[:10].sum() == pytest.approx(0.8) and shares[10:].sum() == pytest.approx(0.2)
+    assert np.ptp(shares[:10]) == np.ptp(shares[10:]) == 0
+    assert [passes_over(count) for count in (100_000, 12_051, 4_285, 1_000)] == [1, 1, 5, 24]
 
 
 def test_labels_get_a_larger_share_the_more_the_bundle_gets_wrong(
@@ -369,6 +375,19 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
         assert "kept the old bundle, as the new one is worse:" in said
 
 
+def test_a_stopped_mending_continues_with_its_own_settings(tmp_path: Path) -> None:
+    config = MendConfig(
+        bundle="b", data=tmp_path, labels=(tmp_path,), out=tmp_path / "out", target_fpr=0.02
+    )
+    with RunFolder(config.out, config) as folder:
+        (folder / CANDIDATE).mkdir()
+    again = SETTINGS.parse(["--resume", "--out", str(config.out)], prog="mend")
+    assert again == dataclasses.replace(config, resume=True)
+    with pytest.raises(ConfigError) as found:
+        SETTINGS.of(out=config.out, resume=True, bundle="other")
+    assert found.value.field == "bundle"
+
+
 class Undrawable(Corridor):
     """Lacks a package to draw with."""
 
@@ -377,14 +396,7 @@ class Undrawable(Corridor):
 
 
 class Searchable(Corridor):
-    """Offers its cells to be searched; its images may be larger than the network's."""
-
-    def __init__(self, times: int = 1, **options: Any) -> None:
-        super().__init__(**options)
-        self.times = times
-
-    def render(self) -> Any:
-        return super().render().repeat(self.times, axis=0)
+    """Offers its cells to be searched."""
 
     def audit_spaces(self) -> list[SearchSpace]:
         return [SearchSpace("cells", (Axis("cell", 0.0, 9.0),), lambda state: False)]
@@ -404,7 +416,6 @@ SEARCHED = ("--env", "SearchableCorridor-v0", "--truth", "is_success")
         (["--env", "UndrawableCorridor-v0"], r"UndrawableCorridor-v0 lacks.*\[drawing-board\]"),
         ([*SEARCHED, "--image-source", "obs", "--env-kwargs", "observation", "image"],
          "--image-source"),
-        ([*SEARCHED, "--env-kwargs", "times", "2"], f"{2 * HEIGHT}x{WIDTH} .*--env-kwargs"),
         (["--labels", "nowhere"], "Expected labels"),
     ],
 )  # fmt: skip
@@ -423,21 +434,6 @@ def test_what_cannot_be_mended_is_refused_before_the_training(
     assert main(["mend", *given, *words]) == 1
     assert re.search(said, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_examples_of_an_environment_are_cut(tmp_path: Path, bundle: Bundle) -> None:
-    image = dataclasses.replace(bundle.spec.image, crop=(1, 2, HEIGHT, WIDTH))
-    cut = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
-    larger = {"times": 2}
-    config = MendConfig(bundle="cut", data=tmp_path, env=SEARCHED[1], env_kwargs=larger)
-    with contextlib.ExitStack() as closing:
-        with pytest.raises(DatasetError, match=rf"{2 * HEIGHT}x{WIDTH} .*at least"):
-            command.open_source(config, cut, closing)
-        image = dataclasses.replace(image, crop=(1, 0, HEIGHT, WIDTH))
-        cut = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
-        source = command.open_source(config, cut, closing)
-        found = source.draw(lambda images: np.zeros(len(images)), tmp_path, 0)
-    assert found.images.shape[1:] == (HEIGHT, WIDTH, 3)
 
 
 def test_a_bundle_of_several_images_or_too_few_episodes_are_refused(

@@ -81,7 +81,7 @@ class FalsePositive:
 class FalsePositives:
     """Images of wrong claims that look different from each other, the most certain first.
 
-    They are to be labelled, and a network learns little from the same image twice.
+    A classifier is mended with them, and a network learns little from the same image twice.
     """
 
     images: list[FalsePositive] = field(default_factory=list)

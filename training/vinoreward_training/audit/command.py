@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,9 @@ from vinoreward_training.data.dataset import Dataset, episode_identities, load_d
 from vinoreward_training.data.dataset_files import Indices, save_image
 from vinoreward_training.data.provenance import LEAST_AUDITED, find_new_frames
 from vinoreward_training.data.tables import write_table
-from vinoreward_training.runs.next_command import bundle_name, command, to_train, unique_path
+from vinoreward_training.labelling.labels import LABELS, Label, LabelLog, now
+from vinoreward_training.labelling.sources import digest_of
+from vinoreward_training.runs.next_command import after_audit, bundle_name, to_train, unique_path
 from vinoreward_training.runs.report import Row, write_report
 from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import Settings
@@ -50,7 +52,7 @@ UNSAFE = 3
 MOST_THREADS = 8
 """Threads of the network: a small one gains nothing from more."""
 FINDINGS = "findings"
-"""Folder of the false positives, to be labelled."""
+"""Folder of the false positives, with the labels that the audit knows."""
 PRINTED = 5
 """Faults, and misses, that are printed; all are in the report."""
 
@@ -220,19 +222,22 @@ def run(config: AuditConfig) -> int:
     print(f"report {out / 'report.html'}")
     if not report.faults:
         print(f"next: {to_train(bundle.path, bundle.spec)}")
-    elif report.false_positives.images:
-        line = command("label", "--data", out / FINDINGS, "--bundle", config.bundle)
-        print(f"next: {line}")
+    elif found := len(report.false_positives.images):
+        print(f"next: {after_audit(config.bundle, out / FINDINGS, found)}")
     return UNSAFE if report.faults else 0
 
 
-def write_findings(folder: Path, images: Iterable[FalsePositive]) -> None:
-    """Write the false positives, the most certain first, and what was done to each."""
+def write_findings(folder: Path, images: Sequence[FalsePositive]) -> None:
+    """Write the false positives, the most certain first, their causes, and their labels."""
+    if not images:
+        return
     rows: list[Row] = []
     for number, one in enumerate(images):
-        save_image(folder / f"{number:02d}.png", one.image)
-        rows.append(
-            {"image": f"{number:02d}.png", "probability": one.probability, "cause": one.cause}
-        )
-    if rows:
-        write_table(folder / "findings.csv", ("image", "probability", "cause"), rows)
+        name = f"{number:02d}.png"
+        save_image(folder / name, one.image)
+        rows.append({"image": name, "probability": one.probability, "cause": one.cause})
+    write_table(folder / "findings.csv", ("image", "probability", "cause"), rows)
+    with LabelLog(folder / LABELS) as log:
+        for row, one in zip(rows, images, strict=True):
+            name = str(row["image"])
+            log.add(Label(name, digest_of(one.image), "failure", "truth", now(), 0.0))

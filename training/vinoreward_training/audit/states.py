@@ -152,16 +152,13 @@ def climb(
     table: StateTable,
     random: np.random.Generator,
     states: int,
-    *,
-    starts: int = STARTS,
-    least_deviation: float = LEAST_DEVIATION,
 ) -> Iterator[str]:
     """Score about ``states`` more, by the cross-entropy method from a few of the worst."""
-    begin = table.distinct(table.worst(len(table.states)), starts)
+    begin = table.distinct(table.worst(len(table.states)), STARTS)
     middles = (table.states[begin] - table.low) / table.span
     for number, middle in enumerate(middles):
         deviation = np.full(len(table.low), _FIRST_DEVIATION)
-        for _ in range(max(1, states // (starts * _POPULATION))):
+        for _ in range(max(1, states // (STARTS * _POPULATION))):
             sampled = np.clip(
                 random.normal(middle, deviation, (_POPULATION, len(middle))), 0.0, 1.0
             )
@@ -170,4 +167,4 @@ def climb(
             best = sampled[table.worst(_ELITE, before) - before]
             if not len(best):
                 break
-            middle, deviation = best.mean(axis=0), np.maximum(best.std(axis=0), least_deviation)
+            middle, deviation = best.mean(axis=0), np.maximum(best.std(axis=0), LEAST_DEVIATION)

@@ -345,8 +345,8 @@ class AuditTask(Task):
 
     env: Annotated[str, RUNS_CODE] = ""
     """Gymnasium id of an environment to play in, to find out whether claims depend on their cause
-    and which failures are claimed; mend trains on such failures too. Arguments, truth and image
-    source are the bundle's, or else those of --data. Default: none."""
+    and which failures are claimed. Arguments, truth and image source are the bundle's, or else
+    those of --data. Default: none."""
     policy: Annotated[str | None, RUNS_CODE] = None
     """Who plays, as in capture; default: at random."""
     interventions: Annotated[str | None, RUNS_CODE] = None
@@ -406,7 +406,8 @@ class MendConfig(AuditTask):
     data: Path = Path("data/hover")
     """The images it was trained on, so that it forgets nothing; only its training part is used."""
     labels: tuple[Path, ...] = ()
-    """Folders with a labels.jsonl of vinoreward label, and runs whose claims carry the truth."""
+    """Folders with a labels.jsonl of vinoreward label or audit, and runs whose claims carry the
+    truth."""
     out: Path = Path("runs/mended")
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
     target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None

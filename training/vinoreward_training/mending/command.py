@@ -7,13 +7,9 @@ import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, ImageMismatchError
+from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward_envs.camera.spec import resized
 from vinoreward_training.audit.command import (
     AuditOptions,
     audit,
@@ -25,10 +21,8 @@ from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.configs import MendConfig
 from vinoreward_training.configs.bundles import AuditTask
 from vinoreward_training.data.dataset import Dataset
-from vinoreward_training.data.dataset_files import cut, rendered
 from vinoreward_training.data.provenance import LEAST_AUDITED
 from vinoreward_training.mending.comparison import compare_bundles
-from vinoreward_training.mending.examples import FILE, ExampleSource
 from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all, read_data
 from vinoreward_training.mending.refit import WEIGHTS, Recipe, refit
 from vinoreward_training.runs.bundles import of_cut_images
@@ -79,13 +73,11 @@ def run(config: MendConfig, recipe: Recipe | None = None) -> int:
     allowed, _ = unseen_frames(of_cut_images(old), dataset)
     sample_per_episode(dataset, allowed, LEAST_AUDITED, config.seed)
     with contextlib.ExitStack() as closing:
-        source = open_source(config, old, closing)
-        line = resume_mend(config)
-        with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
-            work = made(folder / CANDIDATE)
-            new = refit(config, old, dataset, labelled, work, source, recipe)
-            closing.close()  # the audits have environments of their own
-            return keep_better(config, old, new, dataset, labelled, folder)
+        open_env(config, old, closing)
+    line = resume_mend(config)
+    with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
+        new = refit(config, old, dataset, labelled, made(folder / CANDIDATE), recipe)
+        return keep_better(config, old, new, dataset, labelled, folder)
 
 
 def keep_better(
@@ -109,8 +101,6 @@ def keep_better(
         "after": after.as_dict(),
     }
     write_json(folder / "mend.json", values)
-    for each in work.glob(f"*/{FILE}"):  # no training needs them any more
-        each.unlink()
     if worse:
         print("kept the old bundle, as the new one is worse:")
         print("\n".join(f"- {row}" for row in worse))
@@ -127,37 +117,6 @@ def keep_better(
         )
     print(f"next: {after_mending(saved, config)}")
     return 0
-
-
-def open_source(
-    config: MendConfig, bundle: Bundle, closing: contextlib.ExitStack
-) -> ExampleSource | None:
-    """Return what draws examples; None without an environment with search spaces.
-
-    Raises:
-        ConfigError: an environment that no audit can use.
-        ImageMismatchError: its images are of another size.
-    """
-    played = open_env(config, bundle, closing)
-    if played is None or not played.spaces:
-        return None
-    env, expected, name = played.env, bundle.spec.image, config.env
-    size = expected.height, expected.width
-
-    def take() -> npt.NDArray[np.uint8]:
-        image = rendered(env, name)
-        if expected.crop is not None:
-            image = cut(image, expected.crop, Path(name))
-        if expected.resize == "none" and image.shape[:2] != size:
-            raise ImageMismatchError(
-                f"{name} renders images of which {image.shape[0]}x{image.shape[1]} pixels "
-                f"(height x width) are scored. Expected {size[0]}x{size[1]}, as "
-                f"{bundle.spec.name} takes them; render that size with `env_kwargs`."
-            )
-        return resized(image, *size)
-
-    take()  # before the training
-    return ExampleSource(played.spaces, take, config.seed, config.resume)
 
 
 def _audited(config: MendConfig, bundle: Bundle) -> AuditReport:

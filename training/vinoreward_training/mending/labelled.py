@@ -126,30 +126,15 @@ def read_data(folder: Path, spec: BundleSpec) -> Dataset:
     return dataset
 
 
-def subset(dataset: Dataset, indices: Indices) -> Dataset:
-    """Return some images of a dataset."""
-    digest = hashlib.sha256(dataset.sha256.encode() + indices.tobytes())
-    names = ("images", "labels", "episodes", "categories", "distances")
-    parts: dict[str, Any] = {name: getattr(dataset, name)[indices] for name in names}
-    return dataclasses.replace(
-        dataset,
-        files=tuple(dataset.files[index] for index in indices.tolist()),
-        sha256=digest.hexdigest(),
-        **parts,
-    )
-
-
-def extended(
-    dataset: Dataset, images: npt.NDArray[np.uint8], labels: Indices, category: str = CATEGORY
-) -> Dataset:
-    """Return a dataset with more images behind the others, an episode each."""
+def extended(dataset: Dataset, images: npt.NDArray[np.uint8], labels: Indices) -> Dataset:
+    """Return a dataset with labelled images behind the others, an episode each."""
     count = len(labels)
     digest = hashlib.sha256(dataset.sha256.encode() + images.tobytes())
     more: dict[str, Any] = {
         "images": images,
         "labels": labels,
         "episodes": int(dataset.episodes.max()) + 1 + np.arange(count),
-        "categories": np.full(count, category),
+        "categories": np.full(count, CATEGORY),
         "distances": np.full(count, np.nan),
     }
     every: dict[str, Any] = {
@@ -157,7 +142,7 @@ def extended(
     }
     return dataclasses.replace(
         dataset,
-        files=(*dataset.files, *(f"{category}/{index}" for index in range(count))),
+        files=(*dataset.files, *(f"{CATEGORY}/{index}" for index in range(count))),
         sha256=digest.hexdigest(),
         **every,
     )

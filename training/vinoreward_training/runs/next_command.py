@@ -222,6 +222,13 @@ def _to_mend(bundle: str, labels: Path) -> str:
     return line if known else f"{line}\n({ITS_DATA} stands for the images it was trained on)"
 
 
+def after_audit(bundle: str, findings: Path, count: int) -> str:
+    """Return what mends a classifier by so many false claims, or shows them if they are few."""
+    if count < FEW:
+        return command("label", "--data", findings, "--bundle", bundle)
+    return _to_mend(bundle, findings)
+
+
 def to_mend(run: Path, truths: int) -> str:
     """Return what mends the classifier by a run's claims, so many of which carry the truth."""
     bundle = _bundle_of(recorded(run))

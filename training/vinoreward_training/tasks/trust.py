@@ -26,7 +26,7 @@ def agree_to_run(named: object, named_by: Path, *, trust_run: bool = False, fiel
     on a terminal only; elsewhere the answer is no. A package that is imported already, or one of
     ours, needs no agreement.
     """
-    if named is None or (isinstance(named, str) and os.path.exists(named)):
+    if named in (None, "") or (isinstance(named, str) and os.path.exists(named)):
         return
     if not isinstance(named, str) or not _NAME.fullmatch(named):
         raise ConfigError(
