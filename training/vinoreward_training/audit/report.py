@@ -172,12 +172,10 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
             Section(
                 "Search",
                 "Failures, each with its image. The rate is of the sampled states; the area is of "
-                "the plane through the worst state in which the first two numbers vary (see the "
-                "figure). "
+                "the plane through the worst state in which the first two numbers vary. "
                 "A false claim is a hole if most states within 1 % of each axis are claimed too. "
                 "Corrupted: the most false claims under one corruption.",
                 rows=[_search_row(one) for one in report.searches],
-                images=[_draw_planes(out / "search.png", report.searches)],
             )
         )
     if report.pairs:
@@ -231,28 +229,6 @@ def _search_row(one: SearchReport) -> dict[str, object]:
         if worst is None
         else f"{worst.claimed} of {worst.failures} ({worst.corruption} {worst.strength:g})",
     }
-
-
-def _draw_planes(path: Path, searches: Sequence[SearchReport]) -> Path:
-    """Draw the log-odds of failures in each space's plane, and where they are claimed."""
-    planes = [
-        (one, one.plane_scores)
-        for one in searches
-        if one.plane_scores is not None and len(one.axes) > 1
-    ]
-    figure = new_figure(7.0, 2.9 * max(1, len(planes)))
-    for number, (one, (states, score, wrong)) in enumerate(planes, 1):
-        axes, (down, across) = figure.add_subplot(len(planes), 1, number), one.axes[:2]
-        points = axes.scatter(
-            states[:, 1], states[:, 0], c=score, s=4, cmap="viridis", vmin=-8, vmax=8
-        )
-        axes.scatter(states[wrong, 1], states[wrong, 0], s=14, marker="x", color="#c8102e")
-        axes.set(xlabel=f"{across.name} {across.unit}", ylabel=f"{down.name} {down.unit}")
-        if down.unit == across.unit:
-            axes.set_aspect("equal")
-        axes.set_title(f"{one.space}: {one.area()}", fontsize=8, parse_math=False)
-        figure.colorbar(points, ax=axes, label="log-odds of failures")
-    return save_figure(figure, path)
 
 
 def _draw_false_positives(path: Path, images: Sequence[FalsePositive]) -> Path:

@@ -17,7 +17,7 @@ import numpy as np
 
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.interventions import Axis, SearchSpace
-from vinoreward_training.audit.checks import Check, Claims, Floats, Images, Subject, share_check
+from vinoreward_training.audit.checks import Check, Floats, Images, Subject, share_check
 from vinoreward_training.audit.corruptions import FALSELY_CLAIMED
 from vinoreward_training.audit.states import FAILURE, STARTS, StateScores, StateTable, Truth, climb
 from vinoreward_training.classifier.corruptions import CORRUPTIONS, corrupted
@@ -85,14 +85,10 @@ class SearchReport:
     """Area for which one state of that plane stands."""
     holes: list[Hole] = field(default_factory=list)
     corrupted: list[CorruptedSearch] = field(default_factory=list)
-    plane_scores: tuple[Floats, Floats, Claims] | None = field(default=None, repr=False)
-    """States (N, K) of the plane, log-odds (NaN for what is no failure), and false claims."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        values = dataclasses.asdict(dataclasses.replace(self, plane_scores=None))
-        del values["plane_scores"]
-        return values | {"rate_high": self.rate_high, "area": self.area()}
+        return dataclasses.asdict(self) | {"rate_high": self.rate_high, "area": self.area()}
 
     @property
     def rate_high(self) -> float:
@@ -219,8 +215,7 @@ def _measure_plane(
         rest = np.tile(report.at[PLANE_AXES:], (len(plane), 1))
         yield from table.add(np.hstack([plane, rest]), ", plane")
         part = slice(first, len(table.states))
-    wrong, score = table.false[part], table.score[part]
-    report.plane_scores = table.states[part], np.where(np.isfinite(score), score, np.nan), wrong
+    wrong = table.false[part]
     report.cell = area / len(wrong)
     report.plane = report.cell * int(wrong.sum())
 
