@@ -245,9 +245,6 @@ def test_agreement_is_that_of_blind_duplicates() -> None:
         label("e.png", duplicate=True),
     ]  # fmt: skip
     found = agreement(every)
-    assert (found.agreed, found.pairs) == (1, 2)
-    low, high = found.interval
-    assert low < 0.02 and high > 0.98
-    assert "1 of 2" in str(found) and "50 %" in str(found)
-    assert str(agreement([])) == "no image was labelled twice"
+    assert found.startswith("1 of 2 images") and "(50 %; 95 % interval 1 to 99 %)" in found
+    assert agreement([]) == "no image was labelled twice"
     assert counts(every) == {"success": 5, "failure": 0, "skip": 0}

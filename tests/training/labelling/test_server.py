@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from label_logs import write_images
-from labelling_client import Client, Labelling, labels_lost
+from labelling_client import Client, Labelling
 from PIL import Image
 
 from vinoreward.errors import ConfigError, RunFolderError
@@ -356,14 +356,6 @@ def test_a_full_disk_while_labelling(folder: Path) -> None:
     assert whole.endswith(b"\n") and len(whole) <= 1200
     lines = [json.loads(line) for line in whole.splitlines()]
     assert sum("label" in line for line in lines) == acknowledged
-
-
-@pytest.mark.slow
-def test_no_acknowledged_label_is_lost_by_a_kill(tmp_path: Path) -> None:
-    many = write_images(tmp_path / "many", [f"{index:03d}.png" for index in range(120)])
-    acknowledged, lost, interrupted = labels_lost(many, 3, seed=0)
-    assert lost == 0 < acknowledged
-    assert interrupted == 3
 
 
 # Where images come from

@@ -312,43 +312,27 @@ def agreed_labels(labels: Iterable[Label]) -> list[Label]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """How often a labeller said the same of an image that was shown twice."""
+def agreement(labels: Iterable[Label]) -> str:
+    """Return in a sentence how often blind duplicates agreed, over all labellers.
 
-    agreed: int
-    pairs: int
-    """Images with two labels that are no skips."""
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the rate (Clopper & Pearson 1934)."""
-        return clopper_pearson(self.agreed, self.pairs)
-
-    def __str__(self) -> str:
-        if not self.pairs:
-            return "no image was labelled twice"
-        try:
-            low, high = self.interval
-        except MissingExtraError:  # SciPy, which labelling itself does not need
-            interval = ""
-        else:
-            interval = f"; 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
-        return (
-            f"{self.agreed} of {self.pairs} images that were shown twice got the same label "
-            f"({100 * self.agreed / self.pairs:.0f} %{interval})"
-        )
-
-
-def agreement(labels: Iterable[Label]) -> Agreement:
-    """Return how often blind duplicates agreed, over all labellers."""
+    With the 95 % interval of the rate (Clopper & Pearson 1934), if SciPy is there.
+    """
     pairs: list[bool] = []
     for opinions in _opinions(labels).values():
         for (by, duplicate), label in opinions.items():
             first = opinions.get((by, False))
             if duplicate and first is not None and "skip" not in (label.label, first.label):
                 pairs.append(label.label == first.label)
-    return Agreement(sum(pairs), len(pairs))
+    if not pairs:
+        return "no image was labelled twice"
+    interval = ""
+    with contextlib.suppress(MissingExtraError):  # labelling itself does not need SciPy
+        low, high = clopper_pearson(sum(pairs), len(pairs))
+        interval = f"; 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
+    return (
+        f"{sum(pairs)} of {len(pairs)} images that were shown twice got the same label "
+        f"({100 * sum(pairs) / len(pairs):.0f} %{interval})"
+    )
 
 
 def counts(labels: Sequence[Label]) -> dict[str, int]:

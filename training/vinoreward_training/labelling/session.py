@@ -182,7 +182,7 @@ class Session:
         with self._turn:
             labels = self.labels
             mine = [label for label in labels if label.by == self.by]
-            agreed = str(agreement(mine))
+            agreed = agreement(mine)
             return {
                 "counts": counts(mine),
                 "agreement": f"{agreed[:1].upper()}{agreed[1:]}.",
