@@ -16,7 +16,7 @@ from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward.wrappers.true_success import Truth
 from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.checks import Images, Subject
-from vinoreward_training.audit.states import apart, offered_by
+from vinoreward_training.audit.states import Offer, checked_offer, offered_by
 from vinoreward_training.configs import AuditConfig, MendConfig
 from vinoreward_training.configs.task import RewardedTask, Task
 from vinoreward_training.data.dataset import size_for
@@ -122,11 +122,12 @@ def open_env(
         known = [name for name in options if hasattr(config, name)]
         refuse_ignored(config, known, "an audit without --env")
         return None
-    if bundle.spec.image.views:
+    sources = config.image_source or ("render",)
+    if bundle.spec.image.views or len(sources) > 1:
         raise ConfigError(
             field="env",
             value=config.env,
-            expected=f"none with {bundle.spec.name}, which scores several images",
+            expected="none where the classifier scores several images, or `image_source` has them",
             remedy="leave `env` out, and audit with `pairs`",
         )
     from vinoreward_training.capture.policies import open_policy
@@ -134,7 +135,7 @@ def open_env(
     arguments: dict[str, Any] = {"render_mode": "rgb_array", **environment_arguments(config)}
     if has_own_reward(config.env):
         arguments = {"backend": "oracle", "bundle": bundle, **arguments}
-    (source,) = config.image_source or ("render",)
+    (source,) = sources
     with dependencies_named(config.env):
         env = with_truth(make_plain(config.env, **arguments), config.truth)
         closing.callback(env.close)
@@ -153,16 +154,14 @@ def open_env(
     return AuditEnv(env, take, act, interventions, spaces, truth_reader(config.truth))
 
 
-def _offered(
-    function: str | None, env: gym.Env[Any, Any]
-) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+def _offered(function: str | None, env: gym.Env[Any, Any]) -> Offer:
     """Return what a function named by the user offers, or the environment itself."""
     if function is None:
         return offered_by(env.unwrapped)
     offer = named_function(function, "interventions", "a function of an environment")
     with as_config_error(f"--interventions {function} fails", _OFFER):
         offered = offer(env.unwrapped)
-    return apart(offered, function)
+    return checked_offer(offered, function)
 
 
 def open_learner(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack) -> Learner:

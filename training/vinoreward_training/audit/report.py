@@ -171,8 +171,7 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         sections.append(
             Section(
                 "Search",
-                "Failures, each with its image. The rate is of the sampled states; the area is of "
-                "the plane through the worst state in which the first two numbers vary. "
+                "Failures, each with its image. The rate is of the sampled states. "
                 "A false claim is a hole if most states within 1 % of each axis are claimed too. "
                 "Corrupted: the most false claims under one corruption.",
                 rows=[_search_row(one) for one in report.searches],
@@ -223,7 +222,6 @@ def _search_row(one: SearchReport) -> dict[str, object]:
         "rate at most": f"{one.rate_high:.2%}",
         "largest P": f"{one.most:.3f}",
         "at": one.place(one.at) if one.at else "",
-        "area": one.area(),
         "holes": sum(hole.open for hole in one.holes),
         "corrupted": ""
         if worst is None

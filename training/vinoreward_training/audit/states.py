@@ -27,20 +27,24 @@ _APPLIES = "set_state(state) that returns True, False or None; mend it"
 _BATCH = 64
 
 Truth = npt.NDArray[np.int8]
+Offer = tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]
+"""What an environment lets an audit change, and search."""
 
 
-def offered_by(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+def offered_by(env: Any) -> Offer:
     """Return the interventions and spaces that an environment (``env.unwrapped``) offers.
 
-    ConfigError as :func:`apart`.
+    ConfigError as :func:`checked_offer`.
     """
     found: list[Any] = []
     for name in ("audit_interventions", "audit_spaces"):
         found += getattr(env, name, tuple)()
-    return apart(found, type(env).__name__)
+    return checked_offer(found, type(env).__name__)
 
 
-def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+def checked_offer(
+    found: Any, source: str
+) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
     """Return the interventions and the spaces among what ``source`` gives.
 
     ConfigError for anything else, and for a space that cannot be searched.
