@@ -8,7 +8,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -32,13 +32,16 @@ from vinoreward_training.runs.machine import (
 
 NO_PYBULLET = (3, 12)
 """First Python version without a wheel of PyBullet."""
-OFF = {
-    "OpenVINO and NNCF": (TELEMETRY_SWITCH, ("", "0")),
-    "Ray": ("RAY_USAGE_STATS_ENABLED", ("", "0")),
-    "ONNX Runtime": ("ORT_DISABLE_TELEMETRY", ("1", "true", "yes")),
-    "huggingface_hub": ("HF_HUB_DISABLE_TELEMETRY", ("1", "true", "yes", "on")),
+TELEMETRY: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "OpenVINO and NNCF": (TELEMETRY_SWITCH, lambda value: value == "1"),
+    "Ray": ("RAY_USAGE_STATS_ENABLED", lambda value: value not in ("", "0")),
+    "ONNX Runtime": ("ORT_DISABLE_TELEMETRY", lambda value: value not in ("1", "true", "yes")),
+    "huggingface_hub": (
+        "HF_HUB_DISABLE_TELEMETRY",
+        lambda value: value not in ("1", "true", "yes", "on"),
+    ),
 }
-"""Library to its environment variable, and the values with which it sends nothing."""
+"""Library to its environment variable, and whether it sends data with a value of it."""
 
 
 class Finding(NamedTuple):
@@ -173,9 +176,9 @@ def surroundings() -> Iterator[Finding]:
         yield Finding("display", "absent", text)
     if sys.platform == "linux" and importlib.util.find_spec("mujoco") is not None:
         yield _mujoco(os.environ.get("MUJOCO_GL", "").lower(), display)
-    for library, (variable, off) in OFF.items():
+    for library, (variable, sends) in TELEMETRY.items():
         value = os.environ.get(variable, "")
-        text = "off" if value.lower() in off else f"on, as set by {variable}={value}"
+        text = f"on, as set by {variable}={value}" if sends(value.lower()) else "off"
         yield Finding(f"telemetry of {library}", "ok", text)
 
 
