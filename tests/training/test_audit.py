@@ -33,7 +33,7 @@ from toy_environments import (
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision
-from vinoreward.errors import DatasetError
+from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.images import View
 from vinoreward.rewards.interventions import Intervention
@@ -432,6 +432,11 @@ def test_the_environments_arguments_and_truth_are_the_bundles(
     assert (played.env_kwargs, played.truth) == ({"length": 7}, "is_success")
     assert SETTINGS.of(**named, env="CartPole-v1").truth is None
     assert SETTINGS.of(**named).env == "", "without --env nothing is played"
+    rewrite(Bundle.load(made), lambda spec: spec["dataset"].update(truth="no_such.module:up"))
+    with pytest.raises(ConfigError) as caught:  # a file's code is run only if the user names it
+        SETTINGS.of(**named, env="ToyCorridor-v0")
+    assert "truth=no_such.module:up" in str(caught.value)
+    assert "trust" not in str(caught.value).partition("trust it")[2]
     # Where the bundle records nothing, the data do.
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset.json").write_text(json.dumps(task))
