@@ -168,7 +168,6 @@ def _refitted(start: Bundle, task: Task, known: Sequence[int] | Labels, name: st
     config = MendConfig(
         bundle=str(start.path),
         data=task.folder / "old",
-        labels=(),
         out=out,
         seed=task.seed,
     )

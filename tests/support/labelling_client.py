@@ -172,7 +172,7 @@ def labels_lost(folder: Path, kills: int, seed: int) -> tuple[int, int, int]:
     sent = 0
     interrupted = 0
     for kill in range(kills):
-        arguments = ["--data", str(folder), "--duplicates", "0", "--labeller", f"labeller {kill}"]
+        arguments = ["--data", str(folder), "--labeller", f"labeller {kill}"]
         with Labelling(arguments) as running:
             process = cast("subprocess.Popen[str]", running.process)
             client = Client(running.port)

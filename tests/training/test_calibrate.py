@@ -219,6 +219,7 @@ def test_data_that_do_not_fit_change_nothing(
         calibrate.run(dataclasses.replace(few, data=data))
     assert "images of 32 x 16 are squeezed to 32 x 40" in capsys.readouterr().out
     assert tiny.snapshot(tmp_path / "bundle") == before
-    strict = imported(foreign, tmp_path / "strict", resize=False)
+    strict = imported(foreign, tmp_path / "strict")
+    tiny.rewrite(Bundle.load(tmp_path / "strict"), lambda spec: spec["image"].update(resize="none"))
     with pytest.raises(ImageMismatchError, match=f"Expected {SIZE[0]} x {SIZE[1]}"):
         calibrate.run(dataclasses.replace(strict, data=data))

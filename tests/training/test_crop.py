@@ -104,7 +104,9 @@ def test_the_bundle_and_the_commands_after_it_read_the_whole_images(
             name = f"{file.parent.name}/{file.name}"
             log.add(Label(name, digest_of(image), answer, "ann", now(), 1.0))
     before = sha256(bundle.path / "bundle.json")
-    config = MendConfig(str(bundle.path), data, (labelled,), tmp_path / "mended")
+    config = MendConfig(
+        bundle=str(bundle.path), data=data, labels=(labelled,), out=tmp_path / "mended"
+    )
     recipe = Recipe(replay=300, epochs=1, learning_rate=1e-6)
     assert mending.run(config, recipe) == 0, capsys.readouterr().out
     better = Bundle.load(tmp_path / "mended" / "bundle").spec

@@ -90,53 +90,19 @@ def test_an_extra_comes_from_where_vinoreward_was_installed(
     assert install_command("train").startswith(expected.format(path=path, root=project_root))
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "statuses", "fix"),
-    [
-        ("pybullet", ["numpy"], ["ok", "missing"], "3.10 or 3.11"),
-        ("dm-control", [], ["missing"], "3.10 to 3.12"),
-        (None, ["no-such-thing"], ["missing"], install_command("some")),
-    ],
-)
-def test_a_missing_extra_comes_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-    name: str | None,
-    more: list[str],
-    statuses: list[str],
-    fix: str,
-) -> None:
+def test_a_missing_extra_comes_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution without a wheel for this Python is not called a missing extra."""
-    gone = [] if name is None else [f"no-{name}"]
-    wheelless = {} if name is None else {gone[0]: ((3, 0), *doctor.WHEELLESS[name][1:])}
-    monkeypatch.setattr(doctor, "EXTRAS", {"some": (*gone, *more)})
-    monkeypatch.setattr(doctor, "WHEELLESS", wheelless)
-    findings = list(doctor.extras())
-    assert [found.status for found in findings] == statuses
-    assert fix in findings[-1].fix
-
-
-def test_a_suite_that_does_not_load_is_broken_and_one_that_is_not_there_not_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(doctor, "EXTRAS", {"atari": ("numpy",), "dm-control": ("no-such-thing",)})
-    monkeypatch.setitem(sys.modules, "ale_py", None)
-    hover, found = doctor.environments()
-    assert (hover.topic, hover.status) == ("PandaHover-v0", "ok")
-    assert (found.topic, found.status) == ("task pong", "broken")
-    assert "ale_py" in found.text and found.fix == install_command("atari")
-
-
-@pytest.mark.slow
-def test_it_is_said_where_ray_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    (found,) = doctor.ray_cluster()
-    assert found.status == "ok"
-    assert "on this machine" in found.text
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    (found,) = doctor.ray_cluster()
-    assert found.status == "broken"
-    assert "127.0.0.1:1" in found.text
+    monkeypatch.setattr(doctor, "EXTRAS", {"some": ("numpy", "no-such-thing"), "core": ("numpy",)})
+    missing, installed = doctor.extras()
+    assert (missing.status, installed.status) == ("missing", "ok")
+    assert missing.fix == install_command("some")
+    monkeypatch.setattr(doctor, "EXTRAS", {"some": ("numpy", "pybullet")})
+    monkeypatch.setattr(doctor, "missing_of", lambda extra: ["pybullet"])
+    for first, statuses in (((3, 0), ["missing", "ok"]), ((9, 0), ["missing"])):
+        monkeypatch.setattr(doctor, "NO_PYBULLET", first)
+        found = list(doctor.extras())
+        assert [one.status for one in found] == statuses
+        assert (found[0].topic == "pybullet") == (first == (3, 0))
 
 
 @pytest.mark.parametrize(
@@ -167,9 +133,8 @@ def test_a_broken_bundle_is_a_finding_not_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_doctor_runs_everything_that_is_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "local")
     assert main(["doctor", "--bundle", "panda-hover-classifier"]) == 0
     printed = capsys.readouterr().out
     assert "The core works" in printed

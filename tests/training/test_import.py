@@ -28,6 +28,7 @@ from foreign_networks import (
 from PIL import Image
 from torch import nn
 
+from vinoreward import Encoder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.entry_points import named_function
 from vinoreward.errors import BundleParityError, ConfigError, ImageMismatchError, VinorewardError
@@ -111,14 +112,14 @@ LEROBOT = Path(__file__).parents[1] / "data" / "lerobot" / "resnet10"
 @pytest.mark.parametrize(
     ("model", "changes", "named"),
     [
-        ("net.onnx", {"labels": (), "mean": None, "kind": "classifier"}, "labels mean"),
+        ("net.onnx", {"labels": (), "mean": None}, "labels mean"),
         ("net.onnx", {"labels": ("success",)}, "labels output"),
         ("net.onnx", {"success_label": "done"}, ""),
         ("net.onnx", {"output": "logit"}, "output labels"),
         ("net.onnx", {"outputs": ("3",)}, ""),
         ("net.onnx", {"outputs": ("logits",)}, "outputs"),
         ("net.onnx", {"network": "resnet18"}, "network"),
-        ("net.onnx", {"posterior": True}, "posterior"),
+        ("net.onnx", {"data": Path("frames")}, "data"),
         ("own.onnx", {}, "mean std"),
         ("net.xml", {}, ""),
         ("net.txt", {}, "model"),
@@ -184,7 +185,7 @@ def of_encoder(folder: Path, out: Path, model: str, **changes: Any) -> ImportCon
     ("model", "changes", "posterior"),
     [
         ("variational.onnx", {}, True),
-        ("plain.onnx", {"posterior": False}, False),
+        ("plain.onnx", {}, False),
         (
             "weights.pt",
             {"network": "nets.py:variational", "height": SIZE[0], "width": SIZE[1]},
@@ -235,31 +236,32 @@ def test_a_crop_is_part_of_the_bundle(encoders: Path, wide: Path, tmp_path: Path
     assert Bundle.load(tmp_path / "plain").spec.encoding == bundle.spec.encoding
 
 
-def test_images_are_not_squeezed_unasked(encoders: Path, wide: Path, tmp_path: Path) -> None:
-    def config(name: str, **more: Any) -> ImportConfig:
-        changes = {"data": wide, "golden": None, **more}
-        return of_encoder(encoders, tmp_path / name, "variational.onnx", **changes)
-
-    for crop, advised in ((None, "0 2 37 46"), ((2, 0, 20, 40), "2 7 20 25")):
-        with pytest.raises(ImageMismatchError) as caught:
-            importing.run(config("bundle", crop=crop))
-        said = caught.value.as_options(OPTIONS)
-        assert f"--crop {advised}" in said and "--stretch" in said
-    assert importing.run(config("cut", crop=(0, 2, 37, 46))) == 0
-    assert importing.run(config("stretched", stretch=True)) == 0
+def test_images_are_stretched_only_if_the_golden_one_is(
+    encoders: Path, wide: Path, tmp_path: Path
+) -> None:
+    model = "variational.onnx"
+    with pytest.raises(ImageMismatchError) as caught:
+        importing.run(of_encoder(encoders, tmp_path / "bundle", model, data=wide))
+    assert caught.value.field == "crop"
+    importing.run(of_encoder(encoders, tmp_path / "plain", model))
+    with Encoder(tmp_path / "plain") as encoder:
+        latent = encoder.encode(np.asarray(Image.open(wide / "000.png"))[None])
+    np.save(tmp_path / "latent.npy", latent)
+    golden = (wide / "000.png", tmp_path / "latent.npy")
+    stretched = of_encoder(encoders, tmp_path / "stretched", model, data=wide, golden=golden)
+    assert importing.run(stretched) == 0
 
 
 @pytest.mark.parametrize(
     ("model", "changes", "named"),
     [
-        ("plain.onnx", {}, {"posterior", "no-posterior", "latent-size", "outputs"}),
         ("variational.onnx", {"outputs": ("mu", "nothing")}, {"outputs"}),
         ("variational.onnx", {"outputs": ("mu", "mu")}, {"outputs"}),
         ("variational.onnx", {"color_order": "BGR"}, {"color-order"}),
         ("variational.onnx", {"scale": 1.0}, {"scale", "mean", "std"}),
         ("variational.onnx", {"data": None}, {"data"}),
-        ("variational.onnx", {"data": None, "golden": None}, {"data"}),
-        ("variational.onnx", {"threshold": 0.7}, {"threshold"}),
+        ("variational.onnx", {"golden": None}, {"golden"}),
+        ("variational.onnx", {"success_label": "x"}, {"success-label"}),
         ("weights.pt", {}, {"network", "height", "width"}),
         (
             "weights.pt",

@@ -230,9 +230,8 @@ def test_a_bundle_leads_to_the_first_command_that_its_data_suffice_for(
     tested: int, name: str
 ) -> None:
     bundle = spec(env="CartPole-v1")
-    line = after_bundle(Path("b"), bundle, Path("d"), tested, "good")
+    line = after_bundle(Path("b"), bundle, Path("d"), tested)
     assert shlex.split(line)[1] == name
-    assert ("--success-label good" in line) == (name != "train")
 
 
 @pytest.mark.parametrize(("kind", "said"), [("classifier", "Prediction("), ("encoder", "[[")])
@@ -292,13 +291,10 @@ def test_folders_that_are_not_there_yet(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_was_stopped_goes_on_with_all_that_it_needs() -> None:
     config = MendConfig(bundle="old", data=Path("d"), labels=(Path("a b"), Path("c")), seed=2,
-                        env="Pendulum-v1", env_kwargs={"g": 9.0}, truth="up.py:up")  # fmt: skip
-    line = resume_mend(config)
-    assert line == (
-        "vinoreward mend --bundle old --data d --labels 'a b' c --env Pendulum-v1 "
-        "--env-kwargs g 9.0 --truth up.py:up --seed 2 --resume"
+                        env="Pendulum-v1", policy="up.py:act", truth="up.py:up")  # fmt: skip
+    assert resume_mend(config) == (
+        "vinoreward mend --resume --out runs/mended --truth up.py:up --policy up.py:act"
     )
-    assert parsed(line) == dataclasses.replace(config, resume=True)
     capture = CaptureConfig(out=Path("d"), env="my:Arm-v0", truth="up.py:up", policy="up.py:act")
     assert resume_capture(capture, "--frames", "9") == (
         "vinoreward capture --resume --out d --env my:Arm-v0 --policy up.py:act --truth up.py:up "
@@ -352,7 +348,7 @@ def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(r
     assert after_labelling(sitting, 2, 0) == f"{mend} --out runs/pole-mended"
     # The truth that claims carry needs no labels, if there are enough.
     assert to_mend(policy, 10) == f"{mend} --out runs/pole-mended"
-    assert to_mend(policy, 9) == f"vinoreward label --run {policy} --limit 100"
+    assert to_mend(policy, 9) == (f"vinoreward label --run {policy} --bundle {BUNDLE} --limit 100")
     Path(BUNDLE).rename("runs/pole-mended")
     config = MendConfig(bundle=BUNDLE, data=Path("data/pole"), labels=(policy,))
     line = after_mending(Path("runs/pole-mended"), config)
@@ -367,11 +363,11 @@ def test_labelled_claims_lead_to_a_mending_and_that_to_the_same_training_again(r
 
 def test_a_second_mending_gets_the_labels_of_the_first_too(runs: Path) -> None:
     first, second, mended = runs / "pole-policy", runs / "pole-policy-2", runs / "pole-mended"
-    config = MendConfig(bundle="old", data=Path("data/pole"), labels=(first,), success_label="good")
+    config = MendConfig(bundle="old", data=Path("data/pole"), labels=(first,))
     record(mended, config)
     record(second, dataclasses.replace(LEARNED, bundle=str(mended / "bundle")))
     assert after_labelling({"--run": second}, 0) == (
-        f"vinoreward mend --bundle {mended}/bundle --data data/pole --success-label good "
+        f"vinoreward mend --bundle {mended}/bundle --data data/pole "
         f"--labels {first} {second} --out runs/pole-mended-2"
     )
 
@@ -449,7 +445,7 @@ def test_every_printed_line_is_what_its_command_takes(runs: Path) -> None:
     known = spec(env="Walled-v0")
     lines = [
         after_capture(data),
-        after_bundle(bundle, known, data, 0), after_bundle(bundle, known, data, 30, "ok"),
+        after_bundle(bundle, known, data, 0), after_bundle(bundle, known, data, 30),
         to_mend(policy, 99), to_mend(policy, 0), to_play(policy, written),
         to_compare(policy, written), after_mending(bundle, mended), resume_mend(mended),
         after_import(bundle), after_labelling({"--run": policy}, 3, 9),

@@ -126,7 +126,7 @@ def test_false_claims_are_told_and_drawn(
     assert f"\nnext:   vinoreward {mend}" in said, "the claims carry the truth"
     assert f"watch:  vinoreward play --run {out} --env {TOY}\n" in said
     assert "claimed successes are false" in said
-    assert f"vinoreward label --run {out} --order drawn" in said
+    assert f"vinoreward label --run {out}" in said
     drawn = tags(out / "logs")
     assert max(drawn["trust/false_evidence"]) > 10 and drawn["trust/alarms"][-1] >= 1
     assert 0 < drawn["trust/claim_rate"][-1] <= 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
-import functools
 import importlib.util
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 
@@ -21,9 +20,6 @@ from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, install_command
 from vinoreward.machine import cores
-from vinoreward_actors.actor_learner.engines.base import EngineError
-from vinoreward_actors.actor_learner.engines.ray.cluster import found_address, import_ray
-from vinoreward_actors.tasks.lookup import make_task
 from vinoreward_training.configs import DoctorConfig
 from vinoreward_training.runs.machine import (
     EXTRAS,
@@ -34,24 +30,10 @@ from vinoreward_training.runs.machine import (
     package_versions,
 )
 
-TASKS = {"dm-control": "cheetah-run", "atari": "pong"}
-"""Extra to the task of ``vinoreward actors`` that is stepped to test it."""
-WHEELLESS = {
-    "pybullet": (
-        (3, 12),
-        '; the default environments work, motion="dynamics", camera="tiny" and fidelity="article" '
-        "do not",
-        "use Python 3.10 or 3.11 for these, or build it with a C++ compiler: pip install pybullet",
-    ),
-    "dm-control": (
-        (3, 13),
-        " of labmaze, which it needs; its tasks do not work, all others do",
-        "use Python 3.10 to 3.12 for these",
-    ),
-}
-"""Distribution to the first Python version without a wheel, what does not work there, a remedy."""
+NO_PYBULLET = (3, 12)
+"""First Python version without a wheel of PyBullet."""
 TELEMETRY: dict[str, tuple[str, Callable[[str], bool]]] = {
-    "OpenVINO and NNCF": (TELEMETRY_SWITCH, "1".__eq__),
+    "OpenVINO and NNCF": (TELEMETRY_SWITCH, lambda value: value == "1"),
     "Ray": ("RAY_USAGE_STATS_ENABLED", lambda value: value not in ("", "0")),
     "ONNX Runtime": ("ORT_DISABLE_TELEMETRY", lambda value: value not in ("1", "true", "yes")),
     "huggingface_hub": (
@@ -59,7 +41,7 @@ TELEMETRY: dict[str, tuple[str, Callable[[str], bool]]] = {
         lambda value: value not in ("1", "true", "yes", "on"),
     ),
 }
-"""Library to its environment variable, and a function: does it send data with this value?"""
+"""Library to its environment variable, and whether it sends data with a value of it."""
 
 
 class Finding(NamedTuple):
@@ -87,55 +69,38 @@ def missing_of(extra: str) -> list[str]:
 
 
 def extras() -> Iterator[Finding]:
-    """Yield a finding for each extra, and one for each distribution without a wheel here."""
-    for extra, parts in EXTRAS.items():
+    """Yield a finding for each extra, and one for PyBullet where it has no wheel."""
+    wheelless = sys.version_info[:2] >= NO_PYBULLET
+    for extra in EXTRAS:
         topic, missing = f"extra [{extra}]", missing_of(extra)
-        wheelless = {
-            name: WHEELLESS[name]
-            for name in missing
-            if name in WHEELLESS and sys.version_info[:2] >= WHEELLESS[name][0]
-        }
-        if missing := [name for name in missing if name not in wheelless]:
+        if "pybullet" in missing and wheelless:
+            missing.remove("pybullet")
+            yield Finding(
+                "pybullet",
+                "missing",
+                f"there is no wheel for Python {platform.python_version()}; the default "
+                'environments work, motion="dynamics", camera="tiny" and fidelity="article" do not',
+                "use Python 3.10 or 3.11, or build it with a C++ compiler: pip install pybullet",
+            )
+        if missing:
             text = f"not installed: {', '.join(missing)}"
             yield Finding(topic, "missing", text, install_command(extra))
-        elif len(wheelless) < len(parts):
+        else:
             yield Finding(topic, "ok", "installed")
-        for name, (_, without, fix) in wheelless.items():
-            text = f"there is no wheel for Python {platform.python_version()}{without}"
-            yield Finding(name, "missing", text, fix)
 
 
-def _stepped(topic: str, make: Callable[[], gym.Env[Any, Any]], missing: str) -> Finding:
-    """Create, reset and step an environment; ``missing`` is the status without its library."""
+def environment() -> Finding:
+    """Return whether PandaHover-v0 (camera, kinematics, network) can be stepped."""
+    topic = "PandaHover-v0"
     try:
-        with contextlib.closing(make()) as env:
+        with contextlib.closing(gym.make(topic)) as env:
             env.reset(seed=0)
             env.step(env.action_space.sample())
     except VinorewardError as error:
-        return _failed(topic, missing if isinstance(error, MissingExtraError) else "broken", error)
+        return _failed(
+            topic, "missing" if isinstance(error, MissingExtraError) else "broken", error
+        )
     return Finding(topic, "ok", "created, reset and stepped")
-
-
-def environments() -> Iterator[Finding]:
-    """Step PandaHover-v0 (camera, kinematics, network) and a task of each suite installed."""
-    yield _stepped("PandaHover-v0", lambda: gym.make("PandaHover-v0"), "missing")
-    for extra, task in TASKS.items():
-        if not missing_of(extra):  # installed, but does not load: broken
-            yield _stepped(f"task {task}", functools.partial(make_task, task, seed=0), "broken")
-
-
-def ray_cluster() -> Iterator[Finding]:
-    """Yield on which cluster the engine ``ray`` would run; nothing if Ray is not installed."""
-    if missing_of("ray"):
-        return
-    try:
-        version = import_ray().__version__
-        address = found_address()
-    except (MissingExtraError, EngineError) as error:
-        yield Finding("engine ray", "broken", str(error))
-        return
-    where = "a cluster of its own on this machine" if address is None else f"the one at {address}"
-    yield Finding("engine ray", "ok", f"Ray {version}, would use {where}")
 
 
 def devices() -> Finding:
@@ -185,10 +150,8 @@ def golden_frames(name: str) -> Iterator[Finding]:
         for precision in ("fp32", "int8"):
             if problem or (precision == "int8" and not (quantized and backend in INT8_BACKENDS)):
                 continue
-            topic, core = (
-                f"  on {backend} {precision}",
-                (backend, precision) == ("openvino", "fp32"),
-            )
+            topic = f"  on {backend} {precision}"
+            core = (backend, precision) == ("openvino", "fp32")
             try:
                 bundle.backend(backend, precision=precision).close()
             except VinorewardError as error:
@@ -223,7 +186,7 @@ def _mujoco(chosen: str, display: str | None) -> Finding:
     """Return how MuJoCo renders images; ``chosen`` is the value of MUJOCO_GL."""
     topic = "MuJoCo's images"
     if chosen != "osmesa" and (chosen or display):
-        return Finding(topic, "ok", f"drawn by {chosen or 'the display'}")
+        return Finding(topic, "ok", f"rendered by {chosen or 'the display'}")
     if ctypes.util.find_library("OSMesa") is not None:
         return Finding(topic, "ok", "OSMesa draws them with MUJOCO_GL=osmesa, without a GPU")
     text = "no display and no OSMesa: they need a GPU and MUJOCO_GL=egl"
@@ -244,8 +207,7 @@ def examine(bundle: str | None = None) -> Iterator[Finding]:
     yield from backends()
     for name in known_names() if bundle is None else [bundle]:
         yield from golden_frames(name)
-    yield from environments()
-    yield from ray_cluster()
+    yield environment()
 
 
 def run(config: DoctorConfig) -> int:

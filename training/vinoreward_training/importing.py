@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from pathlib import Path
@@ -12,14 +13,13 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import made_up_images
-from vinoreward.bundles.importers.facts import NetworkFile
 from vinoreward.bundles.importers.modules import load_state, without_prefix
 from vinoreward.bundles.locate import MODEL_FILE
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import ONE_COLUMN, Encoding
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ImageMismatchError, needed_for
-from vinoreward.images import ImageSpec, View
+from vinoreward.images import ImageSpec, View, read_image
 from vinoreward_training.classifier.lerobot import (
     LABELS,
     is_reward_classifier,
@@ -41,48 +41,36 @@ MAX_IMAGES = 500
 """On which the bounds of a latent are measured."""
 GOLDEN_IMAGES = 8
 MAX_BYTES = 2**28
-"""Of typical images in memory, if they cannot be resized as they are read."""
+"""Of typical images in memory."""
 OF_IMAGES = ("mean", "std", "scale", "color_order")
-OF_CLASSIFIERS = ("labels", "success_label", "output", "threshold")
-OF_ENCODERS = ("data", "posterior", "latent_size", "golden", "stretch")
+OF_CLASSIFIERS = ("labels", "success_label", "output")
+OF_ENCODERS = ("data", "golden")
 OF_GRAPHS = ("layout", "outputs")
-OF_LEROBOT = ("network", "height", "width", "crop", *OF_IMAGES, *OF_GRAPHS, *OF_CLASSIFIERS[:3])
+OF_LEROBOT = ("network", "height", "width", "crop", *OF_IMAGES, *OF_GRAPHS, *OF_CLASSIFIERS)
 
 
 def run(config: ImportConfig) -> int:
     """Describe the network, check it and save the bundle; return 0."""
-    kind = _kind(config)
-    others = OF_ENCODERS if kind == "classifier" else OF_CLASSIFIERS
-    refuse_ignored(config, others, f"the import of a{'n' * (kind == 'encoder')} {kind}")
+    encoder = _is_encoder(config)
+    others = OF_CLASSIFIERS if encoder else OF_ENCODERS
+    refuse_ignored(config, others, f"the import of {'an encoder' if encoder else 'a classifier'}")
+    import_one = _import_encoder if encoder else _import_classifier
     with tempfile.TemporaryDirectory() as folder:
-        if kind == "classifier":
-            _import_classifier(config, Path(folder) / "model.onnx")
-        else:
-            _import_encoder(config, Path(folder) / "model.onnx")
+        import_one(config, Path(folder) / "model.onnx")
     return 0
 
 
-def _kind(config: ImportConfig) -> str:
-    if config.kind is not None:
-        return config.kind
+def _is_encoder(config: ImportConfig) -> bool:
     if config.labels or is_reward_classifier(config.model):
-        return "classifier"
-    if config.data is not None:
-        return "encoder"
-    two = config.model.suffix == ".onnx" and len(_outputs(config.model)) == 2
-    return "encoder" if two else "classifier"
-
-
-def _outputs(path: Path) -> list[Any]:
-    """Return the outputs of an ONNX file's graph."""
-    return list(NetworkFile(path, trusted=False).model.outputs)
+        return False
+    return config.data is not None or config.golden is not None
 
 
 def _facts(config: ImportConfig, names: tuple[str, ...]) -> dict[str, Any]:
     """Return what the options say of the network; what they leave out is not in it."""
-    facts = {name: getattr(config, name) for name in ("height", "width", *OF_IMAGES, *names)}
-    resize = "pil_bilinear" if config.resize else "none"
-    facts |= {"crop": config.crop, "resize": resize, "name": config.name or config.model.stem}
+    names = ("height", "width", "crop", *OF_IMAGES, *names)
+    facts = {name: getattr(config, name) for name in names}
+    facts |= {"resize": "pil_bilinear", "name": config.name or config.model.stem}
     return {name: value for name, value in facts.items() if value not in (None, ())}
 
 
@@ -190,8 +178,7 @@ def _of_lerobot(config: ImportConfig, onnx_path: Path) -> Bundle:
         output="logit",
         labels=LABELS,
         success_label=LABELS[1],
-        threshold=config.threshold,
-        resize="pil_bilinear" if config.resize and not several else "none",
+        resize="none" if several else "pil_bilinear",
         name=config.name or config.model.resolve().name,
     )
     if not several:
@@ -205,12 +192,16 @@ def _of_lerobot(config: ImportConfig, onnx_path: Path) -> Bundle:
 
 
 def _import_encoder(config: ImportConfig, onnx_path: Path) -> None:
-    if config.data is None:
+    if config.data is None or config.golden is None:
         raise ConfigError(
-            field="data", value=None, expected="a folder of typical images for an encoder"
+            field="data" if config.data is None else "golden",
+            value=None,
+            expected="a folder of typical images for an encoder, and an image with its latent",
         )
     facts: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "scale": 255.0}
-    facts |= _facts(config, ("posterior", "latent_size", "golden"))
+    facts |= _facts(config, ("golden",))
+    with contextlib.suppress(OSError, ValueError):  # Bundle.from_encoder says what is wrong
+        facts["latent_size"] = np.load(config.golden[1], mmap_mode="r").size
     if config.model.suffix in (".onnx", ".xml"):
         outputs = [int(one) if one.isdecimal() else one for one in config.outputs] or None
         bundle = Bundle.from_encoder(config.model, layout=config.layout, outputs=outputs, **facts)
@@ -218,7 +209,7 @@ def _import_encoder(config: ImportConfig, onnx_path: Path) -> None:
         _check_state_dict(config)
         module = named_function(str(config.network), "network", BUILDER)()
         bundle = Bundle.from_encoder(onnx_path, module=module, weights=config.model, **facts)
-    images = _typical_images(config, config.data, bundle.spec.image)
+    images = _typical_images(config, config.data, config.golden[0], bundle.spec.image)
     encoding = _with_bounds(bundle, images)
     dataset = {**bundle.spec.dataset, **recorded_task(read_about(config.data))}
     spec = dataclasses.replace(bundle.spec, dataset=dataset, encoding=encoding)
@@ -226,12 +217,9 @@ def _import_encoder(config: ImportConfig, onnx_path: Path) -> None:
         config.out, images[:GOLDEN_IMAGES], overwrite=config.overwrite
     )
     outputs_are = "means and variances" if encoding.posterior else "one vector"
-    compared = "the golden image's latent is right"
-    if config.golden is None:
-        compared = "not compared with the original: give --golden for that"
     print(
         f"bundle {saved.path}: {spec.image.height} x {spec.image.width} pixels to "
-        f"{spec.latent_size} numbers ({outputs_are}); {compared}."
+        f"{spec.latent_size} numbers ({outputs_are}); the golden image's latent is right."
     )
     print(f"next: {to_train(saved.path, saved.spec)}")
 
@@ -254,36 +242,26 @@ def _with_bounds(bundle: Bundle, images: npt.NDArray[np.uint8]) -> Encoding:
     )
 
 
-def _typical_images(config: ImportConfig, data: Path, image: ImageSpec) -> npt.NDArray[np.uint8]:
-    """Return typical images (N, h, w, 3) uint8, before the bundle crops and resizes them."""
-    # A few in their own size: many large ones would fill the memory.
+def _typical_images(
+    config: ImportConfig, data: Path, golden: Path, image: ImageSpec
+) -> npt.NDArray[np.uint8]:
+    """Return typical images (N, h, w, 3) uint8, before the bundle crops and resizes them.
+
+    ImageMismatchError if they would be stretched, and the golden image has another shape.
+    """
+    # A few first: many large ones would fill the memory.
     few = load_frames(data, limit=MIN_FRAMES).images
-    height, width = few.shape[1:3]
+    size = (few.shape[1], few.shape[2])
+    part = size if config.crop is None else config.crop[2:]
     wanted = (image.height, image.width)
-    if config.resize and not config.stretch:
-        _check_aspect(config.crop or (0, 0, height, width), wanted, cropped=config.crop is not None)
-    if config.crop is None:
-        size = wanted if config.resize else None
-        return load_frames(data, size=size, limit=MAX_IMAGES).images
-    count = max(MIN_FRAMES, min(MAX_IMAGES, MAX_BYTES // (height * width * 3)))
+    known = same_aspect(read_image(golden).shape[:2], size)
+    if not known and not same_aspect(part, wanted):
+        raise ImageMismatchError(
+            f"{part[0]} x {part[1]} pixels (height x width) would be stretched to the encoder's "
+            f"{wanted[0]} x {wanted[1]}, which moves everything that it knows the place of. "
+            "Expected the same aspect ratio: cut out what was cut out in training with `crop`; if "
+            "it was trained on stretched images, give a `golden` image of that shape.",
+            field="crop",
+        )
+    count = max(MIN_FRAMES, min(MAX_IMAGES, MAX_BYTES // few[0].nbytes))
     return load_frames(data, limit=count).images
-
-
-def _check_aspect(
-    part: tuple[int, int, int, int], wanted: tuple[int, int], *, cropped: bool
-) -> None:
-    """Raise ImageMismatchError if a part of an image would be squeezed."""
-    (top, left, height, width), (rows, columns) = part, wanted
-    if same_aspect((height, width), wanted):
-        return
-    factor = min(height / rows, width / columns)
-    kept = (round(rows * factor), round(columns * factor))
-    top, left = top + (height - kept[0]) // 2, left + (width - kept[1]) // 2
-    raise ImageMismatchError(
-        f"the {'crop' if cropped else 'images'} of {height} x {width} pixels would be squeezed to "
-        f"the encoder's {rows} x {columns} (height x width), which moves everything that it knows "
-        "the place of. Expected the same aspect ratio; cut out the middle with "
-        f"`crop={top} {left} {kept[0]} {kept[1]}`, or what was cut out in training, or add "
-        "`stretch` if it was trained on squeezed images.",
-        field="crop",
-    )

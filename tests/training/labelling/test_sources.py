@@ -7,20 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from label_logs import TIME, write_film, write_images
+from label_logs import TIME, write_images
 from PIL import Image
 
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.images import read_image
 from vinoreward_envs.camera.spec import resized
-from vinoreward_training.data.videos import count, decoded, find_videos, frame_at, second_of
 from vinoreward_training.labelling.labels import Answer, Label
 from vinoreward_training.labelling.sources import (
     digest_of,
     labelled_images,
     of_folder,
     of_run,
-    of_videos,
     read_named,
 )
 
@@ -29,17 +27,6 @@ HOSTILE = (
     "\u202egnp.exe.png", "'; drop.png", "%2e%2e%2f.png", "a b&c.png",
 )  # fmt: skip
 PRINTABLE = {name for name in HOSTILE if name.isprintable()}
-
-
-def numbered_film(path: Path, fps: float, seconds: float) -> Path:
-    """Write a video whose frames show their number in stripes."""
-    bits = np.arange(int(fps * seconds))[:, None] >> np.arange(10) & 1
-    stripes = np.repeat(255 * bits.astype(np.uint8), 8, axis=1)
-    return write_film(path, [np.tile(row[None, :, None], (48, 1, 3)) for row in stripes], fps)
-
-
-def number_of(image: np.ndarray) -> int:
-    return sum(int(image[24, 8 * bit + 4, 0] > 128) << bit for bit in range(10))
 
 
 def said(name: str, image: np.ndarray, answer: Answer = "success", by: str = "ann") -> Label:
@@ -82,7 +69,7 @@ def test_hostile_names_are_shown_or_left_out(tmp_path: Path) -> None:
 def test_no_name_reaches_out_of_the_folder(tmp_path: Path, name: str) -> None:
     write_images(tmp_path, ["secret.png", "inner/a.png"])
     with pytest.raises(DatasetError):
-        read_named(tmp_path / "inner", name, {})
+        read_named(tmp_path / "inner", name)
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
@@ -121,39 +108,6 @@ def test_a_run_without_claims_or_with_damaged_ones_is_refused(tmp_path: Path) ->
             of_run(tmp_path)
 
 
-@pytest.mark.parametrize(("fps", "rate"), [(10, 3), (29.97, 5)])
-def test_a_frame_of_a_video_by_its_moment(tmp_path: Path, fps: float, rate: float) -> None:
-    (video,) = find_videos(numbered_film(tmp_path / "a.mp4", fps, 4.0))
-    wanted = dict.fromkeys(range(count(video, rate)))
-    for index, image in decoded(video, rate, wanted):
-        second = float(second_of(index, rate))
-        found = number_of(frame_at(video, second))
-        # On screen at that moment; where the name rounds it, the one a millisecond away.
-        assert found in {int((second + slack) * fps + 1e-9) for slack in (-6e-4, 0.0, 6e-4)}
-        assert abs(found - number_of(image)) <= 1
-
-
-def test_videos_are_episodes_of_frames(tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    numbered_film(tmp_path / "a.mp4", 10, 2.0)
-    numbered_film(tmp_path / "more" / "b.mp4", 10, 1.0)
-    source = of_videos(tmp_path, 2.0)
-    assert source.names == [
-        "a.mp4@0.000s", "a.mp4@0.500s", "a.mp4@1.000s", "a.mp4@1.500s",
-        "more/b.mp4@0.000s", "more/b.mp4@0.500s",
-    ]  # fmt: skip
-    assert source.episodes == [0, 0, 0, 0, 1, 1]
-    assert [number_of(source.read(index)) for index in range(6)] == [0, 5, 10, 15, 0, 5]
-    assert [number_of(image) for _, image in source.images()] == [0, 5, 10, 15, 0, 5]
-    alone = of_videos(tmp_path / "a.mp4", 1.0)
-    assert alone.folder == tmp_path and alone.names == ["a.mp4@0.000s", "a.mp4@1.000s"]
-    with pytest.raises(ConfigError) as refused:
-        of_videos(tmp_path, 0)
-    assert refused.value.field == "video_fps"
-    with pytest.raises(DatasetError, match="--video"):
-        of_videos(tmp_path / "none", 1)
-
-
 def test_the_digest_is_of_pixels_and_shape(tmp_path: Path) -> None:
     image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
     assert digest_of(image) == hashlib.sha256(b"2x3x3 " + bytes(range(18))).hexdigest()
@@ -181,12 +135,3 @@ def test_labelled_images_are_those_that_were_seen(tmp_path: Path) -> None:
     assert found.names == ["a.png", "b.png"] and found.labels.tolist() == [1, 0]
     assert found.images.shape == (2, 6, 8, 3) and found.labels.dtype == np.int64
     assert np.array_equal(found.images[1], resized(images["b.png"], 6, 8))
-
-
-def test_labelled_frames_of_videos(tmp_path: Path) -> None:
-    numbered_film(tmp_path / "a.mp4", 10, 2.0)
-    source = of_videos(tmp_path / "a.mp4", 3.0)
-    labels = [said(name, source.read(index)) for index, name in enumerate(source.names)]
-    found = labelled_images(tmp_path, labels, (48, 80))
-    assert found.names == source.names
-    assert [number_of(image) for image in found.images] == [0, 3, 6, 10, 13, 16]

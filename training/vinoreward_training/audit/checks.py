@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from scipy.spatial.distance import cdist
 
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
@@ -21,8 +20,7 @@ KEPT_IMAGES = 64
 PARTS = 8
 """Rows and columns of the parts by whose means images are compared."""
 ALIKE = 12.0
-"""Two images look alike if no part of them differs by more grey levels; more, once there are
-enough others."""
+"""Two images look alike if no part of them differs by more grey levels."""
 _BATCH = 64
 
 
@@ -83,38 +81,24 @@ class FalsePositive:
 class FalsePositives:
     """Images of wrong claims that look different from each other, the most certain first.
 
-    They are to be labelled, and a network learns little from the same image twice.
+    A classifier is mended with them, and a network learns little from the same image twice.
     """
 
     images: list[FalsePositive] = field(default_factory=list)
-    _alike: float = ALIKE
 
     def add(self, images: Images, probabilities: npt.NDArray[np.float32], cause: str) -> None:
-        """Keep those of images (N, H, W, 3) that look unlike all more certain ones.
-
-        Beyond ``KEPT_IMAGES``, images have to differ by more than those that are dropped.
-        """
+        """Keep those of images (N, H, W, 3) that look unlike all more certain ones."""
         for index in np.argsort(-probabilities, kind="stable"):
             image, probability = images[index], float(probabilities[index])
             small = Image.fromarray(image).resize((PARTS, PARTS), Image.Resampling.BOX)
             parts = np.asarray(small, np.float64).ravel()
             others = np.array([one.parts for one in self.images]).reshape(-1, len(parts))
-            alike = np.abs(others - parts).max(axis=1) <= self._alike
+            alike = np.abs(others - parts).max(axis=1) <= ALIKE
             if any(self.images[n].probability >= probability for n in np.flatnonzero(alike)):
                 continue
             kept = [one for one, near in zip(self.images, alike, strict=True) if not near]
             one = FalsePositive(image.copy(), probability, cause, parts)
-            self.images = sorted([*kept, one], key=lambda each: -each.probability)
-            if len(self.images) > KEPT_IMAGES:
-                self._drop_one()
-
-    def _drop_one(self) -> None:
-        """Drop the less certain of the two that look most alike."""
-        flat = np.stack([one.parts for one in self.images])
-        apart = cdist(flat, flat, "chebyshev")
-        np.fill_diagonal(apart, np.inf)
-        self._alike = max(self._alike, float(apart.min()))
-        del self.images[max(np.unravel_index(np.argmin(apart), apart.shape))]
+            self.images = sorted([*kept, one], key=lambda each: -each.probability)[:KEPT_IMAGES]
 
 
 @dataclass(frozen=True)
@@ -163,16 +147,8 @@ class Subject:
 
     classifier: Classifier
     seed: int = 0
-    fp32: Classifier | None = None
-    """The same in FP32, if it runs in another precision."""
     false_positives: FalsePositives = field(default_factory=FalsePositives)
 
     def score(self, images: Images) -> ClaimScores:
         """Score images (N, H, W, 3)."""
         return score_images(self.classifier, images)
-
-    def flips(self, images: Images, scores: ClaimScores) -> int | None:
-        """Return how many decisions differ from FP32's; None where FP32 decides."""
-        if self.fp32 is None:
-            return None
-        return int((score_images(self.fp32, images).claimed != scores.claimed).sum())

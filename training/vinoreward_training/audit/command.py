@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,18 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.locate import CARD_FILE
 from vinoreward.errors import ConfigError, TooFewNegativesError, needed_for
-from vinoreward.files import write_json, write_text
+from vinoreward.files import write_json
 from vinoreward.images import prepare
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.checks import FalsePositive, Subject
 from vinoreward_training.audit.corruptions import (
+    EVERY,
     FAILING_CAMERAS,
     FROZEN,
-    STRONGEST_FIRST,
     corrupt,
     fail_camera,
     freeze_camera,
@@ -36,26 +32,27 @@ from vinoreward_training.audit.interventions import InterventionReport, interven
 from vinoreward_training.audit.learned_policy import LearnedPolicy, learn
 from vinoreward_training.audit.pairs import compare_pairs
 from vinoreward_training.audit.replays import ReplayReport, replay_claims
-from vinoreward_training.audit.report import AuditReport, sections_of, with_audit
+from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.audit.search import STATES, SearchReport, search
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, save_image
 from vinoreward_training.data.provenance import LEAST_AUDITED, find_new_frames
 from vinoreward_training.data.tables import write_table
-from vinoreward_training.runs.bundles import card_of
-from vinoreward_training.runs.next_command import bundle_name, command, to_train, unique_path
+from vinoreward_training.labelling.labels import LABELS, Label, LabelLog, now
+from vinoreward_training.labelling.sources import digest_of
+from vinoreward_training.runs.next_command import after_audit, bundle_name, to_train, unique_path
 from vinoreward_training.runs.report import Row, write_report
 from vinoreward_training.runs.run_folder import made
+from vinoreward_training.runs.settings import Settings
+from vinoreward_training.tasks.recorded import success_label_of, task_of_audit
 
 UNSAFE = 3
 """Exit status where a failure is rewarded."""
-FIRST_VERDICT = 120.0
-"""Seconds after which it is said what was found so far."""
 MOST_THREADS = 8
 """Threads of the network: a small one gains nothing from more."""
 FINDINGS = "findings"
-"""Folder of the false positives, to be labelled."""
+"""Folder of the false positives, with the labels that the audit knows."""
 PRINTED = 5
 """Faults, and misses, that are printed; all are in the report."""
 
@@ -68,9 +65,6 @@ class AuditOptions:
     """An environment, in which claims lose their cause; None for none."""
     pairs: Path | None = None
     """A folder of images before and after a change, see :func:`compare_pairs`."""
-    success_label: str = "success"
-    """Label or sub-folder of the successes."""
-    backend: str = "openvino"
     precision: str = "auto"
     """As the classifier will run."""
     frames: int = 300
@@ -83,7 +77,7 @@ class AuditOptions:
     threads: int = 0
     """Of the network; 0 for one per core, ``MOST_THREADS`` at most."""
     progress: bool = False
-    """Show a bar, and after ``FIRST_VERDICT`` seconds what was found so far."""
+    """Show a bar."""
 
 
 def unseen_frames(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
@@ -141,30 +135,25 @@ def audit(
         import matplotlib  # noqa: F401  # before the work
         import scipy  # noqa: F401
     threads = options.threads or min(usable_cores(), MOST_THREADS)
-    opened = partial(Classifier, backend=options.backend, threads=threads)
     with contextlib.ExitStack() as closing:
-        classifier = closing.enter_context(opened(bundle, precision=options.precision))
-        dataset = load_dataset(
-            data,
-            size=size_for(classifier.bundle.spec.image),
-            success_label=options.success_label,
-            skip_broken=True,
+        classifier = closing.enter_context(
+            Classifier(bundle, precision=options.precision, threads=threads)
         )
-        allowed, note = unseen_frames(classifier.bundle, dataset)
+        bundle = classifier.bundle
+        label = success_label_of(bundle.spec)
+        size = size_for(bundle.spec.image)
+        dataset = load_dataset(data, size=size, success_label=label, skip_broken=True)
+        allowed, note = unseen_frames(bundle, dataset)
         sample = sample_per_episode(dataset, allowed, options.frames, options.seed)
-        fp32 = None
-        if classifier.precision != "fp32":
-            fp32 = closing.enter_context(opened(classifier.bundle, precision="fp32"))
-        report = AuditReport(classifier.bundle.spec.name, note)
-        subject = Subject(classifier, options.seed, fp32, report.false_positives)
+        report = AuditReport(bundle.spec.name, note)
+        subject = Subject(classifier, options.seed, report.false_positives)
         if options.pairs is not None:
             report.pairs = compare_pairs(subject, options.pairs)
-        progress = _Progress(report, shown=options.progress)
         if options.played is not None:
-            progress.run(_in_environment(subject, options.played, report, options.states))
-        images = _on_images(subject, dataset, sample, np.flatnonzero(allowed), report, options)
+            _show(_in_environment(subject, options.played, report, options.states), options)
+        images = _on_images(subject, dataset, sample, report, options)
         # How many tests come is known, so the bar says how long they take.
-        progress.run(images, len(STRONGEST_FIRST) + len(FAILING_CAMERAS) + len(FROZEN) + 1)
+        _show(images, options, len(EVERY) + len(FAILING_CAMERAS) + len(FROZEN))
     return report
 
 
@@ -186,43 +175,26 @@ def _in_environment(
 
 
 def _on_images(
-    subject: Subject, dataset: Dataset, sample: Indices, clean: Indices, report: AuditReport,
-    options: AuditOptions,
-) -> Iterator[str]:  # fmt: skip
-    """Test the classifier on a sample of the dataset, what finds faults first; yield each test."""
+    subject: Subject, dataset: Dataset, sample: Indices, report: AuditReport, options: AuditOptions
+) -> Iterator[str]:
+    """Test the classifier on a sample of the dataset; yield each test."""
     images, success, found = dataset.images[sample], dataset.labels[sample] == 1, report.corruptions
     frames, views = options.failing_frames, dataset.views
-    yield from corrupt(subject, images, success, found, views, STRONGEST_FIRST[:1])
-    yield from fail_camera(subject, images, success, found, views, frames=frames)
+    yield from corrupt(subject, images, success, found, views)
     yield from freeze_camera(subject, images, success, found)
-    yield from corrupt(subject, images, success, found, views, STRONGEST_FIRST[1:])
-    report.bands = bands(
-        subject.score(dataset.images[clean]).rewarded,
-        dataset.labels[clean] == 0,
-        dataset.categories[clean],
-        dataset.distances[clean],
-    )
-    yield "bands"
+    yield from fail_camera(subject, images, success, found, views, frames=frames)
 
 
-class _Progress:
-    """Runs steps under a bar, and prints once what was found after ``FIRST_VERDICT`` seconds."""
+def _show(steps: Iterable[str], options: AuditOptions, total: int | None = None) -> None:
+    """Run steps, under a bar."""
+    from tqdm import tqdm
 
-    def __init__(self, report: AuditReport, *, shown: bool) -> None:
-        self._report, self._shown = report, shown
-        self._verdict_at = time.monotonic() + FIRST_VERDICT if shown else math.inf
+    with tqdm(steps, "audit", total, unit="test", disable=not options.progress) as bar:
+        for name in bar:
+            bar.set_postfix_str(name)
 
-    def run(self, steps: Iterable[str], total: int | None = None) -> None:
-        from tqdm import tqdm
 
-        off = not self._shown
-        with tqdm(steps, desc="audit", unit="test", total=total, disable=off) as bar:
-            for name in bar:
-                bar.set_postfix_str(name)
-                if time.monotonic() >= self._verdict_at:
-                    self._verdict_at = math.inf
-                    missed = f" {self._report.robustness}" if self._report.misses else ""
-                    bar.write(f"so far, the rest goes on: {self._report.verdict}{missed}")
+SETTINGS = Settings(AuditConfig, task=task_of_audit)
 
 
 def run(config: AuditConfig) -> int:
@@ -231,14 +203,12 @@ def run(config: AuditConfig) -> int:
     out = config.out or unique_path(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
     if (out / "audit.json").exists():
         raise ConfigError(field="out", value=str(out), expected="a folder without an audit")
-    card = card_of(bundle.path) or "" if config.card else ""
     with contextlib.ExitStack() as closing:
         played = open_env(config, bundle, closing)
         if played is not None and config.learn_steps > 0:
             played = dataclasses.replace(played, learner=open_learner(config, bundle, closing))
-        names = ("pairs", "success_label", "backend", "precision", "seed")
-        shared = {name: getattr(config, name) for name in names}
-        report = audit(bundle, config.data, AuditOptions(played, progress=True, **shared))
+        options = AuditOptions(played, config.pairs, seed=config.seed, progress=True)
+        report = audit(bundle, config.data, options)
     made(out)
     write_report(out / "report.html", f"Audit of {report.bundle}", sections_of(report, config, out))
     write_findings(out / FINDINGS, report.false_positives.images)
@@ -251,25 +221,24 @@ def run(config: AuditConfig) -> int:
         if len(sentences) > PRINTED:
             print(f"- and {len(sentences) - PRINTED} more, in the report")
     print(f"report {out / 'report.html'}")
-    if config.card:
-        precision = bundle.resolve_precision(config.backend, config.precision)
-        write_text(bundle.path / CARD_FILE, with_audit(card, report, config, precision))
-        print(f"card {bundle.path / CARD_FILE}")
     if not report.faults:
         print(f"next: {to_train(bundle.path, bundle.spec)}")
-    elif report.false_positives.images:
-        line = command("label", "--data", out / FINDINGS, "--bundle", config.bundle)
-        print(f"next: {line}")
+    elif found := len(report.false_positives.images):
+        print(f"next: {after_audit(config.bundle, out / FINDINGS, found)}")
     return UNSAFE if report.faults else 0
 
 
-def write_findings(folder: Path, images: Iterable[FalsePositive]) -> None:
-    """Write the false positives, the most certain first, and what was done to each."""
+def write_findings(folder: Path, images: Sequence[FalsePositive]) -> None:
+    """Write the false positives, the most certain first, their causes, and their labels."""
+    if not images:
+        return
     rows: list[Row] = []
     for number, one in enumerate(images):
-        save_image(folder / f"{number:02d}.png", one.image)
-        rows.append(
-            {"image": f"{number:02d}.png", "probability": one.probability, "cause": one.cause}
-        )
-    if rows:
-        write_table(folder / "findings.csv", ("image", "probability", "cause"), rows)
+        name = f"{number:02d}.png"
+        save_image(folder / name, one.image)
+        rows.append({"image": name, "probability": one.probability, "cause": one.cause})
+    write_table(folder / "findings.csv", ("image", "probability", "cause"), rows)
+    with LabelLog(folder / LABELS) as log:
+        for row, one in zip(rows, images, strict=True):
+            name = str(row["image"])
+            log.add(Label(name, digest_of(one.image), "failure", "truth", now(), 0.0))

@@ -43,17 +43,11 @@ FROZEN = (
 ALIKE_PAIRS = 0.05
 """Share of the failures that are left out: they look so much like the earlier success that a frozen
 camera does not differ from a working one."""
-STRONGEST_FIRST: tuple[tuple[Corruption | None, float | None], ...] = (
+EVERY: tuple[tuple[Corruption | None, float | None], ...] = (
     (None, None),
-    *(
-        (one, one.strengths[-n])
-        for n in range(1, 1 + max(len(each.strengths) for each in CORRUPTIONS))
-        for one in CORRUPTIONS
-        if n <= len(one.strengths)
-    ),
+    *((one, strength) for one in CORRUPTIONS for strength in one.strengths),
 )
-"""Clean images, then corruptions from strong to weak, because strong ones find faults sooner."""
-_ORDER = [("", None), *((one.name, each) for one in CORRUPTIONS for each in one.strengths), *FROZEN]
+"""Clean images, then each corruption from weak to strong."""
 _PART = 0xA0D1
 """``part`` of :func:`held_out` for an audit, whose frames nothing else uses."""
 
@@ -70,8 +64,6 @@ class CorruptionRow:
     """Of claims that the OOD detector lets pass."""
     network: Rates
     """Of the network's claims."""
-    flips: int | None = None
-    """Decisions of the network that differ from FP32's; None where FP32 decides."""
     withheld: int | None = None
     """Images that the OOD detector withholds; None without one."""
 
@@ -173,14 +165,12 @@ def corrupt(
     success: Claims,
     report: CorruptionReport,
     views: tuple[View, ...] = (),
-    corruptions: tuple[tuple[Corruption | None, float | None], ...] = STRONGEST_FIRST,
 ) -> Iterator[str]:
-    """Score images (N, H, W, 3) under each corruption; yield its name.
+    """Score images (N, H, W, 3) clean and under each corruption; yield its name.
 
-    ``success`` (N,) is the truth, ``views`` are the parts of each image. The report's rows have a
-    fixed order, which does not depend on that of ``corruptions``.
+    ``success`` (N,) is the truth, ``views`` are the parts of each image.
     """
-    for corruption, strength in corruptions:
+    for corruption, strength in EVERY:
         name, unit, changed = "", "", images
         if corruption is not None and strength is not None:
             name, unit = corruption.name, corruption.unit
@@ -192,14 +182,8 @@ def corrupt(
         labels = success.astype(np.int64)
         rewarded, network = rates(scores.rewarded, labels), rates(scores.claimed, labels)
         withheld = None if scores.withheld is None else int(scores.withheld.sum())
-        flips = subject.flips(changed, scores)
-        row = CorruptionRow(name, strength, unit, rewarded, network, flips, withheld)
-        report.rows = sorted([*report.rows, row], key=_place)
+        report.rows.append(CorruptionRow(name, strength, unit, rewarded, network, withheld))
         yield done
-
-
-def _place(row: CorruptionRow) -> int:
-    return _ORDER.index((row.corruption, row.strength))
 
 
 def _frozen_images(new: Images, old: Images, random: np.random.Generator) -> Iterator[Images]:
@@ -241,9 +225,10 @@ def freeze_camera(
         withheld = (moved < CLAIMED * least) & (scores.claimed | (moved == 0))
         withheld |= False if scores.withheld is None else scores.withheld
         network, rewarded = (rates(scores.claimed & one, nothing) for one in (True, ~withheld))
-        flips, count = subject.flips(changed, scores), int(withheld.sum())
-        row = CorruptionRow(name, strength, "of the earlier image", rewarded, network, flips, count)
-        report.rows = sorted([*report.rows, row], key=_place)
+        count = int(withheld.sum())
+        report.rows.append(
+            CorruptionRow(name, strength, "of the earlier image", rewarded, network, count)
+        )
         yield name
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,15 +16,16 @@ from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward.wrappers.true_success import Truth
 from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.checks import Images, Subject
-from vinoreward_training.audit.states import apart, offered_by
+from vinoreward_training.audit.states import Offer, checked_offer, offered_by
 from vinoreward_training.configs import AuditConfig, MendConfig
-from vinoreward_training.configs.task import RewardedTask
+from vinoreward_training.configs.task import RewardedTask, Task
 from vinoreward_training.data.dataset import size_for
 from vinoreward_training.data.dataset_files import image_reader
 from vinoreward_training.runs.next_command import OF_AUDIT
 from vinoreward_training.runs.settings import refuse_ignored
 from vinoreward_training.tasks.environments import (
     dependencies_named,
+    environment_arguments,
     has_own_reward,
     make_env,
     make_plain,
@@ -109,65 +110,58 @@ class AuditEnv:
 def open_env(
     config: AuditConfig | MendConfig, bundle: Bundle, closing: contextlib.ExitStack
 ) -> AuditEnv | None:
-    """Return the environment that the options name; None without ``env``.
+    """Return the environment of a task; None without ``env``.
 
     ``closing`` closes it.
 
     Raises:
         ConfigError: options without an environment, or one that no audit can use.
     """
-    if config.env is None:
-        command = "an audit" if isinstance(config, AuditConfig) else "mending"
-        options = ("env_kwargs", *OF_AUDIT, "learn_steps", "examples")
+    if not config.env:
+        options = ("env_kwargs", *OF_AUDIT, "learn_steps")
         known = [name for name in options if hasattr(config, name)]
-        refuse_ignored(config, known, f"{command} without --env")
+        refuse_ignored(config, known, "an audit without --env")
         return None
-    if bundle.spec.image.views:
+    sources = config.image_source or ("render",)
+    if bundle.spec.image.views or len(sources) > 1:
         raise ConfigError(
             field="env",
             value=config.env,
-            expected=f"none with {bundle.spec.name}, which scores several images",
+            expected="none where the classifier scores several images, or `image_source` has them",
             remedy="leave `env` out, and audit with `pairs`",
         )
     from vinoreward_training.capture.policies import open_policy
 
-    arguments: dict[str, Any] = {"render_mode": "rgb_array", **config.env_kwargs}
+    arguments: dict[str, Any] = {"render_mode": "rgb_array", **environment_arguments(config)}
     if has_own_reward(config.env):
         arguments = {"backend": "oracle", "bundle": bundle, **arguments}
+    (source,) = sources
     with dependencies_named(config.env):
         env = with_truth(make_plain(config.env, **arguments), config.truth)
         closing.callback(env.close)
-        take = image_reader(env, config.env, config.image_source, size_for(bundle.spec.image))
+        take = image_reader(env, config.env, source, size_for(bundle.spec.image))
         # An environment that cannot render is refused now, not after minutes.
         take(env.reset(seed=config.seed)[0])
-    interventions, spaces = _offered(config, env)
-    if config.image_source != "render" and (interventions or spaces):
+    interventions, spaces = _offered(config.interventions, env)
+    if source != "render" and (interventions or spaces):
         raise ConfigError(
             field="image_source",
-            value=config.image_source,
+            value=source,
             expected="render with interventions or search spaces, as an observation does not show "
             "a change before the next step",
         )
-    return AuditEnv(
-        env,
-        take,
-        None if config.policy is None else open_policy(config.policy, env, closing),
-        interventions,
-        spaces,
-        truth_reader(config.truth),
-    )
+    act = None if config.policy is None else open_policy(config.policy, env, closing)
+    return AuditEnv(env, take, act, interventions, spaces, truth_reader(config.truth))
 
 
-def _offered(
-    config: AuditConfig | MendConfig, env: gym.Env[Any, Any]
-) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
-    """Return what ``interventions`` names, or what the environment offers itself."""
-    if config.interventions is None:
+def _offered(function: str | None, env: gym.Env[Any, Any]) -> Offer:
+    """Return what a function named by the user offers, or the environment itself."""
+    if function is None:
         return offered_by(env.unwrapped)
-    offer = named_function(config.interventions, "interventions", "a function of an environment")
-    with as_config_error(f"--interventions {config.interventions} fails", _OFFER):
+    offer = named_function(function, "interventions", "a function of an environment")
+    with as_config_error(f"--interventions {function} fails", _OFFER):
         offered = offer(env.unwrapped)
-    return apart(offered, config.interventions)
+    return checked_offer(offered, function)
 
 
 def open_learner(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack) -> Learner:
@@ -175,19 +169,13 @@ def open_learner(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitSt
     from vinoreward_training.policy.train import SETTINGS
 
     task = RewardedTask(
-        env=config.env or "",
-        env_kwargs=config.env_kwargs,
-        backend=config.backend,
+        **{one.name: getattr(config, one.name) for one in fields(Task)},
         bundle=str(bundle.path),
-        precision=config.precision,
-        truth=config.truth,
-        image_source=(config.image_source,),
         accept_foreign_images=True,  # the audit finds out whether the bundle suits them
     )
     env = make_env(task)
     closing.callback(env.close)
     settings = SETTINGS.of(env=config.env, env_kwargs=config.env_kwargs)
-    # A reader of its own: under a learned reward the truth may have another key.
-    truth = truth_reader(config.truth)
     name, arguments = str(settings.algorithm), settings.algorithm_kwargs
-    return Learner(env, name, arguments, config.learn_steps, truth)
+    # A reader of its own: under a learned reward the truth may have another key.
+    return Learner(env, name, arguments, config.learn_steps, truth_reader(config.truth))

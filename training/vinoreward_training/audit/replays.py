@@ -38,7 +38,7 @@ class ReplayReport:
     false: int = 0
     """Failures that are claimed."""
     alike: int = 0
-    """Claims whose other start looked the same, so that a replay tells nothing."""
+    """Claims whose other start looked the same, so that a replay says nothing."""
     truth_known: bool = False
 
     @property

@@ -21,7 +21,6 @@ from vinoreward_training.configs import AuditConfig
 from vinoreward_training.runs.report import (
     Section,
     configuration,
-    markdown_table,
     new_figure,
     save_figure,
 )
@@ -30,7 +29,6 @@ from vinoreward_training.runs.run_folder import plain_numbers
 NOT_CHECKED = "Not checked: a camera that sees another room."
 NO_FAULT = "no test found too many false claims"
 CAUSE_UNKNOWN = "whether claims depend on their cause is not known"
-CARD_TITLE = "## Audit"
 
 
 @dataclass
@@ -41,8 +39,6 @@ class AuditReport:
     note: str = ""
     """Whether the images are new to the network."""
     corruptions: CorruptionReport = field(default_factory=CorruptionReport)
-    bands: list[dict[str, object]] = field(default_factory=list)
-    """False claims on clean images, by kind of failure and by distance."""
     pairs: list[PairRow] = field(default_factory=list)
     interventions: InterventionReport | None = None
     """None without an environment, as those below."""
@@ -122,7 +118,7 @@ class AuditReport:
         values = {
             **{name: getattr(self, name) for name in ("bundle", "safe", "verdict", "faults")},
             "robust": not self.misses,
-            **{name: getattr(self, name) for name in ("robustness", "misses", "note", "bands")},
+            **{name: getattr(self, name) for name in ("robustness", "misses", "note")},
             "not_checked": NOT_CHECKED,
             "corruptions": [dataclasses.asdict(row) for row in self.corruptions.rows],
             "failing_camera": {"claimed": claimed, "frames": frames, "by_family": families},
@@ -144,7 +140,7 @@ def _listed(sentences: Sequence[str]) -> str:
 
 
 def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Section]:
-    """Return the parts of ``report.html``; their images are drawn into ``out``."""
+    """Return the parts of ``report.html``; their figures are saved in ``out``."""
     found, (claimed, frames) = report.corruptions, report.corruptions.failing_camera_total
     sections = [
         Section(report.verdict, "\n".join([_listed(report.faults), *report.notes, NOT_CHECKED])),
@@ -175,12 +171,10 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         sections.append(
             Section(
                 "Search",
-                "Failures, each with its image. The rate is of the sampled states; the area is of "
-                "the plane through the worst state in which the first two numbers vary, as drawn. "
+                "Failures, each with its image. The rate is of the sampled states. "
                 "A false claim is a hole if most states within 1 % of each axis are claimed too. "
                 "Corrupted: the most false claims under one corruption.",
                 rows=[_search_row(one) for one in report.searches],
-                images=[_draw_planes(out / "search.png", report.searches)],
             )
         )
     if report.pairs:
@@ -198,7 +192,6 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
             rows=[_corruption_row(row) for row in found.rows],
         ),
         Section(f"Failing camera: {claimed} of {frames} frames are claimed", rows=families),
-        Section("False claims by kind and distance", "On all clean images.", rows=report.bands),
         configuration(config),
     ]
 
@@ -216,8 +209,6 @@ def _corruption_row(row: CorruptionRow) -> dict[str, object]:
         values["out of distribution for the guard"] = row.withheld
         values["recall without it"] = f"{row.network.recall:.1%}"
         values["false without it"] = row.network.false_positives
-    if row.flips is not None:
-        values["decisions unlike FP32's"] = row.flips
     return values
 
 
@@ -231,30 +222,11 @@ def _search_row(one: SearchReport) -> dict[str, object]:
         "rate at most": f"{one.rate_high:.2%}",
         "largest P": f"{one.most:.3f}",
         "at": one.place(one.at) if one.at else "",
-        "area": one.area(),
         "holes": sum(hole.open for hole in one.holes),
         "corrupted": ""
         if worst is None
         else f"{worst.claimed} of {worst.failures} ({worst.corruption} {worst.strength:g})",
     }
-
-
-def _draw_planes(path: Path, searches: Sequence[SearchReport]) -> Path:
-    """Draw the log-odds of failures in each space's plane, and where they are claimed."""
-    drawn = [(one, one.drawn) for one in searches if one.drawn is not None and len(one.axes) > 1]
-    figure = new_figure(7.0, 2.9 * max(1, len(drawn)))
-    for number, (one, (states, score, wrong)) in enumerate(drawn, 1):
-        axes, (down, across) = figure.add_subplot(len(drawn), 1, number), one.axes[:2]
-        points = axes.scatter(
-            states[:, 1], states[:, 0], c=score, s=4, cmap="viridis", vmin=-8, vmax=8
-        )
-        axes.scatter(states[wrong, 1], states[wrong, 0], s=14, marker="x", color="#c8102e")
-        axes.set(xlabel=f"{across.name} {across.unit}", ylabel=f"{down.name} {down.unit}")
-        if down.unit == across.unit:
-            axes.set_aspect("equal")
-        axes.set_title(f"{one.space}: {one.area()}", fontsize=8, parse_math=False)
-        figure.colorbar(points, ax=axes, label="log-odds of failures")
-    return save_figure(figure, path)
 
 
 def _draw_false_positives(path: Path, images: Sequence[FalsePositive]) -> Path:
@@ -271,30 +243,3 @@ def _draw_false_positives(path: Path, images: Sequence[FalsePositive]) -> Path:
         title = "\n".join([f"P {one.probability:.3f}", *textwrap.wrap(one.cause, 26)[:2]])
         axes.set_title(title, fontsize=6, parse_math=False)
     return save_figure(figure, path)
-
-
-def with_audit(card: str, report: AuditReport, config: AuditConfig, precision: str) -> str:
-    """Return a model card with a section on the audit, in place of an earlier one.
-
-    ``precision`` is what the network ran in.
-    """
-    before, _, rest = (card or f"# {report.bundle}\n").partition(f"\n{CARD_TITLE}\n")
-    _, others, later = rest.partition("\n## ")
-    environment = f" in {config.env}" if config.env else " without an environment"
-    claimed, frames = report.corruptions.failing_camera_total
-    parts = [
-        before.rstrip(),
-        CARD_TITLE,
-        f"`vinoreward audit`{environment}, seed {config.seed}, {precision.upper()}; of {frames} "
-        f"frames of a failing camera {claimed} are claimed.",
-        f"**{report.verdict}**",
-        _listed(report.faults),
-        f"**{report.robustness}**",
-        _listed(report.misses),
-        markdown_table([_corruption_row(row) for row in report.corruptions.rows]),
-        "False claims on clean images, by kind of failure and by distance:",
-        markdown_table(report.bands),
-        "\n".join([*report.notes, NOT_CHECKED]),
-        f"## {later.strip()}" if others else "",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"

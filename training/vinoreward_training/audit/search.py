@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.interventions import Axis, SearchSpace
@@ -25,8 +24,6 @@ from vinoreward_training.classifier.corruptions import CORRUPTIONS, corrupted
 
 STATES = 4096
 """In each space, about; half as many more are scored near the worst of a large one."""
-PLANE_AXES = 2
-"""The area of false claims is measured in the plane of so many axes, the first."""
 GRID_AXES = 3
 """A space of more axes is sampled."""
 NEIGHBOURS = 32
@@ -79,21 +76,12 @@ class SearchReport:
     """Largest probability of a failure."""
     at: tuple[float, ...] = ()
     """Its state."""
-    plane: float = 0.0
-    """Area (in the product of the first two axes' units) of false claims: of a space of two axes,
-    else of the plane through ``at`` in which the two first vary."""
-    cell: float = 0.0
-    """Area for which one state of that plane stands."""
     holes: list[Hole] = field(default_factory=list)
     corrupted: list[CorruptedSearch] = field(default_factory=list)
-    drawn: tuple[Floats, Floats, npt.NDArray[np.bool_]] | None = field(default=None, repr=False)
-    """States (N, K) of the plane, log-odds (NaN for what is no failure), and false claims."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        values = dataclasses.asdict(dataclasses.replace(self, drawn=None))
-        del values["drawn"]
-        return values | {"rate_high": self.rate_high, "area": self.area()}
+        return dataclasses.asdict(self) | {"rate_high": self.rate_high}
 
     @property
     def rate_high(self) -> float:
@@ -105,21 +93,8 @@ class SearchReport:
         parts = zip(self.axes, state, strict=True)
         return ", ".join(f"{axis.name} {value:.4g} {axis.unit}".strip() for axis, value in parts)
 
-    def area(self) -> str:
-        """``plane`` with its unit."""
-        units = [axis.unit for axis in self.axes[:2]]
-        if units == ["m", "m"]:
-            return f"{1e4 * self.plane:.3g} cm²"
-        if len(units) == 1 or not all(units):
-            return f"{self.plane:.3g} {units[0]}".strip()
-        return f"{self.plane:.3g} {units[0]} x {units[1]}"
-
     def checks(self) -> Iterator[Check]:
-        """Yield the checks of holes, areas and rates.
-
-        Two audits compare the area of a plane, but of a larger space the share of its sample and
-        whether there is a hole: each has the plane of its own worst state.
-        """
+        """Yield the checks of holes and rates."""
         space = f"in the space {self.space!r}"
         holes = [hole for hole in self.holes if hole.open]
         sentence = ""
@@ -127,15 +102,12 @@ class SearchReport:
             worst = max(holes, key=lambda one: one.probability)
             sentence = (
                 f"{space} it claims a failure and most states around it "
-                f"(P {worst.probability:.3f} at {self.place(worst.state)}; {self.area()} in the "
-                "plane of the worst)"
+                f"(P {worst.probability:.3f} at {self.place(worst.state)})"
             )
-        large = len(self.axes) > PLANE_AXES
-        measure = f"a hole {space}" if large else f"area claimed {space}"
-        value, bar = (float(bool(holes)), 0.0) if large else (self.plane, self.cell)
-        yield Check(sentence, bool(holes), measure=measure, value=value, bar=bar)
+        measure = f"a hole {space}"
+        yield Check(sentence, bool(holes), measure=measure, value=float(bool(holes)))
         sentence = f"{space} it claims {self.claimed} of {self.failures} failures"
-        measure = f"failures claimed {space}" if large else ""
+        measure = f"failures claimed {space}"
         yield share_check(sentence, self.claimed, self.failures, FALSELY_CLAIMED, measure=measure)
         for one in self.corrupted:
             sentence = f"{space} it claims {one.claimed} of {one.failures} failures"
@@ -178,7 +150,6 @@ def search(
     if (worst := table.worst(1)).size:
         report.at = tuple(table.states[worst[0]].tolist())
         report.most = float(table.probability[worst[0]])
-        yield from _measure_plane(table, report, len(sample), states // 4)
     yield from _measure_holes(table, random, report)
     yield from _corrupt(subject, table, report, len(sample), states // CORRUPTED)
     report.states = len(table.states)
@@ -206,24 +177,6 @@ def grid(axes: Sequence[Axis], states: int) -> Floats:
         for axis, n in zip(axes, numbers(count), strict=True)
     ]
     return np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(axes))
-
-
-def _measure_plane(
-    table: StateTable, report: SearchReport, sampled: int, states: int
-) -> Iterator[str]:
-    """Measure the area of false claims in the plane of the two first axes."""
-    axes = table.space.axes[:PLANE_AXES]
-    area = math.prod(axis.high - axis.low for axis in axes)
-    part = slice(0, sampled)
-    if len(table.space.axes) > len(axes):
-        plane, first = grid(axes, states), len(table.states)
-        rest = np.tile(report.at[PLANE_AXES:], (len(plane), 1))
-        yield from table.add(np.hstack([plane, rest]), ", plane")
-        part = slice(first, len(table.states))
-    wrong, score = table.false[part], table.score[part]
-    report.drawn = table.states[part], np.where(np.isfinite(score), score, np.nan), wrong
-    report.cell = area / len(wrong)
-    report.plane = report.cell * int(wrong.sum())
 
 
 def _measure_holes(

@@ -27,20 +27,24 @@ _APPLIES = "set_state(state) that returns True, False or None; mend it"
 _BATCH = 64
 
 Truth = npt.NDArray[np.int8]
+Offer = tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]
+"""What an environment lets an audit change, and search."""
 
 
-def offered_by(env: Any) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+def offered_by(env: Any) -> Offer:
     """Return the interventions and spaces that an environment (``env.unwrapped``) offers.
 
-    ConfigError as :func:`apart`.
+    ConfigError as :func:`checked_offer`.
     """
     found: list[Any] = []
     for name in ("audit_interventions", "audit_spaces"):
         found += getattr(env, name, tuple)()
-    return apart(found, type(env).__name__)
+    return checked_offer(found, type(env).__name__)
 
 
-def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+def checked_offer(
+    found: Any, source: str
+) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
     """Return the interventions and the spaces among what ``source`` gives.
 
     ConfigError for anything else, and for a space that cannot be searched.
@@ -152,20 +156,19 @@ def climb(
     table: StateTable,
     random: np.random.Generator,
     states: int,
-    *,
-    starts: int = STARTS,
-    least_deviation: float = LEAST_DEVIATION,
 ) -> Iterator[str]:
     """Score about ``states`` more, by the cross-entropy method from a few of the worst."""
-    begin = table.distinct(table.worst(len(table.states)), starts)
+    begin = table.distinct(table.worst(len(table.states)), STARTS)
     middles = (table.states[begin] - table.low) / table.span
     for number, middle in enumerate(middles):
         deviation = np.full(len(table.low), _FIRST_DEVIATION)
-        for _ in range(max(1, states // (starts * _POPULATION))):
-            drawn = np.clip(random.normal(middle, deviation, (_POPULATION, len(middle))), 0.0, 1.0)
+        for _ in range(max(1, states // (STARTS * _POPULATION))):
+            sampled = np.clip(
+                random.normal(middle, deviation, (_POPULATION, len(middle))), 0.0, 1.0
+            )
             before = len(table.states)
-            yield from table.add(table.low + table.span * drawn, f", climb {number + 1}")
-            best = drawn[table.worst(_ELITE, before) - before]
+            yield from table.add(table.low + table.span * sampled, f", climb {number + 1}")
+            best = sampled[table.worst(_ELITE, before) - before]
             if not len(best):
                 break
-            middle, deviation = best.mean(axis=0), np.maximum(best.std(axis=0), least_deviation)
+            middle, deviation = best.mean(axis=0), np.maximum(best.std(axis=0), LEAST_DEVIATION)

@@ -132,6 +132,7 @@ def make_bundle(
             "counts": dataset.counts,
             "seed": dataset.seed,
             **recorded_task(read_about(config.data)),
+            "success_label": config.success_label,
             "split": SPLIT,
             "trained_on": record.facts(),
         },

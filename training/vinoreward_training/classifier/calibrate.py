@@ -372,7 +372,9 @@ def _write(
         metrics=spec.metrics | result.metrics | {"guard": ood.metrics},
         # The rates hold for what drew these images.
         image=dataclasses.replace(spec.image, scene=dataset.scene or spec.image.scene),
-        dataset=before | recorded_task(read_about(config.data)) | {"calibrated_on": on},
+        dataset=before
+        | recorded_task(read_about(config.data))
+        | {"calibrated_on": on, "success_label": config.success_label},
     )
     intro = (
         "A success classifier: one camera image in, the probability of success out. Calibrated by"

@@ -200,6 +200,6 @@ def conclude(
         following = to_more_images(config.data, verdict["frames"])
     else:
         tested = least_episodes(dataset, split_by_episode(dataset)[2])
-        following = after_bundle(path, bundle.spec, config.data, tested, config.success_label)
+        following = after_bundle(path, bundle.spec, config.data, tested)
     print(f"next: {following}")
     return 0

@@ -1,12 +1,9 @@
-"""``vinoreward score``: a probability, a success and a reward for each image of a dataset."""
+"""``vinoreward score``: a probability and a decision for each image of a dataset."""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +19,7 @@ from vinoreward.errors import (
     InputError,
     needed_for,
 )
-from vinoreward.files import open_plain, open_to_read, read_json, write_json, write_text
+from vinoreward.files import write_json
 from vinoreward.images import read_image, shown_name
 from vinoreward.rewards.classifier import Classifier, logit
 from vinoreward_training.classifier.evaluation import (
@@ -50,100 +47,27 @@ from vinoreward_training.data.dataset_files import (
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
 from vinoreward_training.data.provenance import find_new_frames, origin_of
 from vinoreward_training.data.recordings import labels_of, read_outcomes
-from vinoreward_training.data.tables import MAX_TABLE_BYTES
+from vinoreward_training.data.tables import write_table
 from vinoreward_training.runs.next_command import bundle_name
-from vinoreward_training.runs.report import (
-    Section,
-    configuration,
-    new_figure,
-    save_figure,
-    write_report,
-)
-from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.report import Section, configuration, write_report
+from vinoreward_training.runs.run_folder import made
 
 TABLE = "scores.csv"
 ABOUT = "scores.json"
-FORMAT = "vinoreward scores 2"
-COLUMNS = ("file", "episode", "frame", "label", "probability", "ood_score", "success", "reward")
+COLUMNS = ("file", "episode", "frame", "label", "probability", "ood_score", "success")
 LABELS = {-1: "", 0: "failure", 1: "success"}
 BATCH_SIZE = 32
-IN_MEMORY = 64
-"""Images that are read ahead."""
-SETTINGS_OF_SCORES = (
-    "camera", "label_column", "success_label", "success_reward",
-    "step_reward", "backend", "on_ood",
-)  # fmt: skip
+BATCH_BYTES = 64 * 2**20
+"""Of the images of one inference."""
 
 Key = tuple[str, str, str]
 """File, episode and frame of an image; what is not known is empty."""
 Images = npt.NDArray[np.uint8]
 
 
-def run(config: ScoreConfig) -> int:
-    """Score every image that has no score yet; return 0."""
-    for name in ("success_reward", "step_reward"):
-        value = getattr(config, name)
-        if value is not None and not math.isfinite(value):
-            raise ConfigError(field=name, value=value, expected="a finite number")
-    with Classifier(
-        config.bundle,
-        backend=config.backend,
-        device=config.device,
-        precision="fp32",  # INT8 is checked for its decisions, not for the probabilities
-        threshold=config.threshold,
-        guarded=config.on_ood == "withhold",
-    ) as classifier:
-        spec = classifier.bundle.spec
-        if is_lerobot(config.data):
-            source = _of_recordings(config, spec.dataset.get("seed"))
-        else:
-            source = _of_files(config)
-        # A link in somebody's dataset must not have us write elsewhere.
-        name = bundle_name(Path(spec.name), "")
-        out = inside(config.data, f"scores/{name}") if config.out is None else config.out
-        identity = {
-            "format": FORMAT,
-            "bundle": {"name": spec.name, "sha256": classifier.bundle.sha256},
-            "threshold": classifier.threshold,
-            "settings": {name: getattr(config, name) for name in SETTINGS_OF_SCORES},
-        }
-        with RunFolder(out, config, resume=True) as folder:
-            if not config.overwrite:
-                _check_same(folder, identity)
-            known = {} if config.overwrite else _read_table(folder / TABLE)
-            write_json(folder / ABOUT, {**identity, "complete": False})
-            try:
-                scores = _score(config, source, classifier, folder / TABLE, known)
-            except KeyboardInterrupt:
-                how = "without --overwrite" if config.overwrite else "as it is"
-                print(f"\nContinue with the same command, {how}; {TABLE} keeps what was scored.")
-                raise
-            figures = _publish(config, source, classifier, scores, folder)
-            write_json(folder / ABOUT, {**identity, "complete": True, "figures": figures})
-    print(f"scores {out / TABLE}, report {out / 'report.html'}")
-    return 0
-
-
-def _check_same(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse to go on with scores of another bundle or other settings."""
-    try:
-        before = read_json(folder / ABOUT, 2**20)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError):
-        before = None
-    before = before if isinstance(before, dict) else {}
-    if differing := [name for name in identity if before.get(name) != identity[name]]:
-        raise ConfigError(
-            f"{folder} holds scores with another {', '.join(differing)}. Expected the same to go "
-            "on; choose another folder with `out`, or replace them with `overwrite`.",
-            field="out",
-        )
-
-
 @dataclass(frozen=True)
 class Source:
-    """The images of a dataset, in the order of its table, and how to read them."""
+    """The images of a dataset."""
 
     folder: Path
     keys: Sequence[Key]
@@ -151,37 +75,73 @@ class Source:
     """``(N,)``, 1 for success, 0 for failure, -1 where there is none."""
     origin: str | None
     """What identifies the episodes, see :func:`origin_of`."""
-    recordings: tuple[LeRobotFolder, list[Any]] | None = None
+    images: Iterable[tuple[int, Images]]
+    """The number of each and the image ``(H, W, 3)`` uint8 RGB, read when it is asked for."""
 
     @property
     def episodes(self) -> Labels:
         """``(N,)`` the number of each image's episode."""
         return np.array([int(key[1]) for key in self.keys], dtype=np.int64)
 
-    def images(self, wanted: Sequence[int]) -> Iterator[tuple[int, Images]]:
-        """Yield the index and the image ``(H, W, 3)`` uint8 RGB of each that is wanted."""
-        if self.recordings is None:
-            yield from self._files(wanted)
-            return
-        reader, every = self.recordings
-        index = {self.keys[each][1:]: each for each in wanted}
-        frames = []
-        for rows in every:
-            number = str(rows.episode.number)
-            own = [n for n in range(rows.episode.length) if (number, str(n)) in index]
-            frames.append((rows, own))
-        for episode, frame, image in reader.images(frames):
-            yield index[str(episode.number), str(frame)], image
 
-    def _files(self, wanted: Sequence[int]) -> Iterator[tuple[int, Images]]:
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            for start in range(0, len(wanted), IN_MEMORY):
-                part = wanted[start : start + IN_MEMORY]
-                paths = [inside(self.folder, self.keys[each][0]) for each in part]
-                try:
-                    yield from zip(part, pool.map(read_image, paths), strict=True)
-                except InputError as error:
-                    raise DatasetError(str(error)) from error
+@dataclass(frozen=True)
+class Scores:
+    """Probability, OOD score and decision of N images."""
+
+    probability: Floats
+    """``(N,)``."""
+    ood_score: Floats
+    """``(N,)``, above 1 for out of distribution; NaN without an OOD detector."""
+    claimed: npt.NDArray[np.bool_]
+    """``(N,)`` probable enough, and not out of distribution."""
+
+
+def run(config: ScoreConfig) -> int:
+    """Score every image, write table and report; return 0."""
+    with Classifier(
+        config.bundle,
+        backend=config.backend,
+        precision="fp32",  # INT8 is checked for its decisions, not for the probabilities
+        threshold=config.threshold,
+        guarded=config.on_ood == "withhold",
+    ) as classifier:
+        spec = classifier.bundle.spec
+        # A link in somebody's dataset must not have us write elsewhere.
+        name = bundle_name(Path(spec.name), "")
+        out = inside(config.data, f"scores/{name}") if config.out is None else config.out
+        if (out / TABLE).exists() and not config.overwrite:
+            raise ConfigError(
+                field="out",
+                value=str(out),
+                expected="a folder without scores",
+                remedy="choose another, or add `overwrite` to replace them",
+            )
+        if is_lerobot(config.data):
+            source = _of_recordings(config, spec.dataset.get("seed"))
+        else:
+            source = _of_files(config)
+        scores = score(source, classifier)
+        rows = [
+            {
+                **dict(zip(COLUMNS, (*key, LABELS[label]), strict=False)),
+                "probability": f"{probability:.9g}",
+                "ood_score": "" if np.isnan(ood_score) else f"{ood_score:.9g}",
+                "success": int(success),
+            }
+            for key, label, probability, ood_score, success in zip(
+                source.keys, source.labels.tolist(), scores.probability, scores.ood_score,
+                scores.claimed, strict=True,
+            )
+        ]  # fmt: skip
+        write_table(made(out) / TABLE, COLUMNS, rows)
+        about = {
+            "bundle": {"name": spec.name, "sha256": classifier.bundle.sha256},
+            "threshold": classifier.threshold,
+            "figures": _publish(config, source, classifier, scores, out),
+        }
+        write_json(out / ABOUT, about)
+    print(f"scores {out / TABLE}, report {out / 'report.html'}")
+    return 0
 
 
 def _of_files(config: ScoreConfig) -> Source:
@@ -208,144 +168,76 @@ def _of_files(config: ScoreConfig) -> Source:
     labels = np.array(
         [int(name == config.success_label) if known and name else -1 for name in names]
     )
-    return Source(folder, keys, labels, origin_of(read_about(folder)) if is_capture else None)
+    paths = [inside(folder, key[0]) for key in keys]
+    origin = origin_of(read_about(folder)) if is_capture else None
+    return Source(folder, keys, labels, origin, enumerate(_read(paths)))
+
+
+def _read(paths: Sequence[Path]) -> Iterator[Images]:
+    """Read image files in a few threads, a batch ahead."""
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        for start in range(0, len(paths), BATCH_SIZE):
+            try:
+                yield from pool.map(read_image, paths[start : start + BATCH_SIZE])
+            except InputError as error:
+                raise DatasetError(str(error)) from error
 
 
 def _of_recordings(config: ScoreConfig, seed: object) -> Source:
     """Return the images of a LeRobot dataset; ``seed`` is that of the bundle's capture."""
     reader = LeRobotFolder(config.data, config.camera)
     every, outcomes = read_outcomes(reader, labels_of(config, reader, needed=False))
-    keys = [
-        ("", str(rows.episode.number), str(frame))
-        for rows in every
-        for frame in range(rows.episode.length)
-    ]
-    shown = np.concatenate(outcomes).astype(np.int64)
+    frames = [(rows, list(range(rows.episode.length))) for rows in every]
+    keys = [("", str(rows.episode.number), str(each)) for rows, own in frames for each in own]
+    labels = np.concatenate(outcomes).astype(np.int64)
     origin = origin_of({"scene": reader.scene, "seed": seed})
-    return Source(config.data, keys, shown, origin, (reader, every))
+    numbers = {key: number for number, key in enumerate(keys)}  # images come in the files' order
+    images = (
+        (numbers["", str(episode.number), str(frame)], image)
+        for episode, frame, image in reader.images(frames)
+    )
+    return Source(config.data, keys, labels, origin, images)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Probability and OOD score of images; NaN where they are not known."""
+def score(source: Source, classifier: Classifier) -> Scores:
+    """Score all images of a source, under a progress bar.
 
-    probability: Floats
-    """``(N,)``."""
-    ood_score: Floats
-    """``(N,)``, above 1 for out of distribution; NaN without an OOD detector too."""
-    threshold: float
-
-    @property
-    def claimed(self) -> npt.NDArray[np.bool_]:
-        """``(N,)`` probable enough, and not out of distribution."""
-        # In the precision in which a wrapper compares them.
-        probable = self.probability.astype(np.float32) >= np.float32(self.threshold)
-        return np.asarray(probable & ~(self.ood_score > 1.0))
-
-    def __getitem__(self, chosen: Any) -> Scores:
-        """Return those of some images."""
-        return Scores(self.probability[chosen], self.ood_score[chosen], self.threshold)
-
-
-def _read_table(path: Path) -> dict[Key, tuple[float, float]]:
-    """Return probability and OOD score by image, without a last row that a kill cut off."""
-    known: dict[Key, tuple[float, float]] = {}
-    try:
-        with open_to_read(path, 4 * MAX_TABLE_BYTES) as stream:
-            data = stream.read()
-        whole = data[: data.rfind(b"\n") + 1].decode("utf-8")
-        for row in csv.DictReader(io.StringIO(whole, newline=""), restkey="more"):
-            probability, ood_score = float(row["probability"]), float(row["ood_score"] or "nan")
-            if "more" in row or not 0 <= probability <= 1 or ood_score < 0:
-                raise ValueError(f"{row} is no score")
-            known[row["file"], row["episode"], row["frame"]] = probability, ood_score
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-        raise DatasetError(
-            f"{path}: {error}. Expected what vinoreward score wrote; score anew with `overwrite`."
-        ) from error
-    return known
-
-
-def _score(
-    config: ScoreConfig,
-    source: Source,
-    classifier: Classifier,
-    table: Path,
-    known: Mapping[Key, tuple[float, float]],
-) -> Scores:
-    """Score what is not known and write the table; return the scores of all.
-
-    Rows are added as they are made, so that a stopped run goes on.
+    DatasetError: an image that cannot be read, or of another size than the classifier takes.
     """
     from tqdm import tqdm
 
-    keys, nothing = source.keys, (np.nan, np.nan)
-    done = np.array([known.get(key, nothing) for key in keys], np.float64).reshape(-1, 2)
-    scores = Scores(done[:, 0], done[:, 1], classifier.threshold)
-    batch: list[tuple[int, Images]] = []
-
-    def written(indices: Sequence[int]) -> str:
-        text = io.StringIO(newline="")
-        rows = _rows(config, source, scores, np.asarray(indices, np.int64))
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        return text.getvalue()
-
-    def write_all() -> None:
-        scored = np.flatnonzero(~np.isnan(scores.probability)).tolist()
-        write_text(table, ",".join(COLUMNS) + "\n" + written(scored))
-
-    def flush() -> None:
-        if not batch:
-            return
+    probability, ood_score = (np.full(len(source.keys), np.nan) for _ in range(2))
+    for part, images in batches(tqdm(source.images, "score", len(source.keys), unit="frame")):
         try:
-            found = classifier.predict(np.stack([image for _, image in batch]))
+            found = classifier.predict(images)
         except (InputError, ImageMismatchError) as error:
-            key = keys[batch[0][0]]
-            where = f"{source.folder}, {key[0] or f'episode {key[1]}, frame {key[2]}'}"
+            file, episode, frame = source.keys[part[0]]
+            where = f"{source.folder}, {file or f'episode {episode}, frame {frame}'}"
             raise DatasetError(f"{shown_name(where)}: {error}") from error
-        ood_scores = [np.nan] * len(batch) if found.ood_score is None else found.ood_score
-        for (index, _), value, ood in zip(batch, found.probability, ood_scores, strict=True):
-            done[index] = float(f"{value:.9g}"), float(f"{ood:.9g}")
-        with open_plain(table, "ab") as stream:
-            stream.write(written([index for index, _ in batch]).encode("utf-8"))
-        bar.update(len(batch))
-        batch.clear()
-
-    write_all()
-    wanted = np.flatnonzero(np.isnan(scores.probability)).tolist()
-    with tqdm(total=len(keys), initial=len(keys) - len(wanted), desc="score", unit="frame") as bar:
-        for index, image in source.images(wanted):
-            if batch and (len(batch) >= BATCH_SIZE or batch[0][1].shape != image.shape):
-                flush()
-            batch.append((index, image))
-        flush()
-    write_all()
-    return scores
+        probability[part] = found.probability
+        if found.ood_score is not None:
+            ood_score[part] = found.ood_score
+    # In the precision in which a wrapper compares them.
+    probable = probability.astype(np.float32) >= np.float32(classifier.threshold)
+    return Scores(probability, ood_score, probable & ~(ood_score > 1.0))
 
 
-def _rows(
-    config: ScoreConfig, source: Source, scores: Scores, chosen: npt.NDArray[np.int64]
-) -> Iterator[list[str]]:
-    """Yield the table's row of each chosen image."""
-    some = scores[chosen]
-    for index, probability, ood_score, success in zip(
-        chosen, some.probability, some.ood_score, some.claimed, strict=True
-    ):
-        reward = config.success_reward if success else config.step_reward
-        label = LABELS[int(source.labels[index])]
-        ood = "" if np.isnan(ood_score) else f"{ood_score:.9g}"
-        numbers = f"{probability:.9g}", ood, str(int(success)), f"{reward:g}"
-        yield [*source.keys[index], label, *numbers]
+def batches(images: Iterable[tuple[int, Images]]) -> Iterator[tuple[list[int], Images]]:
+    """Yield numbers and images (N, H, W, 3) of one size, few enough at a time."""
+    numbers, batch = list[int](), list[Images]()
+    for number, image in images:
+        full = len(batch) >= BATCH_SIZE or image.nbytes * (len(batch) + 1) > BATCH_BYTES
+        if batch and (full or batch[0].shape != image.shape):
+            yield numbers, np.stack(batch)
+            numbers, batch = [], []
+        numbers.append(number)
+        batch.append(image)
+    if batch:
+        yield numbers, np.stack(batch)
 
 
 def _publish(
-    config: ScoreConfig,
-    source: Source,
-    classifier: Classifier,
-    scores: Scores,
-    folder: Path,
+    config: ScoreConfig, source: Source, classifier: Classifier, scores: Scores, out: Path
 ) -> dict[str, Any]:
     """Print and report what the scores show; return the figures."""
     claimed, episodes = scores.claimed, source.episodes
@@ -360,45 +252,44 @@ def _publish(
         f"{figures['claimed episodes']} of {figures['episodes']} episodes."
     )
     if classifier.guard is not None:
-        figures["ood_score"] = int((scores.ood_score > 1.0).sum())
-        print(f"{figures['ood_score']} of them are out of distribution and no success.")
+        figures["out of distribution"] = int((scores.ood_score > 1.0).sum())
+        print(f"{figures['out of distribution']} of them are out of distribution and no success.")
     sections = [Section("Claims", facts=dict(figures))]
     labelled = source.labels >= 0
     spec = classifier.bundle.spec
     labelled[labelled], note = find_new_frames(spec, episodes[labelled], source.origin)
-    title = f"Scores of {classifier.bundle.spec.name}"
-    with tempfile.TemporaryDirectory() as drawn:
-        if labelled.any() and len(np.unique(source.labels[labelled])) == 2:
-            values = scores[labelled], source.labels[labelled], episodes[labelled]
-            parts, more = _against_labels(*values, note, Path(drawn))
+    with tempfile.TemporaryDirectory() as figures_folder:
+        if len(np.unique(source.labels[labelled])) == 2:
+            chosen = Scores(*(getattr(scores, name)[labelled] for name in vars(scores)))
+            values = source.labels[labelled], episodes[labelled], classifier.threshold
+            parts, more = _against_labels(chosen, *values, note, Path(figures_folder))
             figures |= more
             sections += parts
         else:
-            note = "There are no labels, so nothing says which of the claims are right."
-            if labelled.any():
-                note = "All labels are the same, so there are no rates to compare."
+            note = "There are no labels of both kinds, so nothing says which claims are right."
             sections.append(Section("Against the labels", note))
         print(note)
         sections.append(configuration(config))
-        write_report(folder / "report.html", title, sections)
+        write_report(out / "report.html", f"Scores of {spec.name}", sections)
     return figures
 
 
 def _against_labels(
-    scores: Scores, labels: Labels, episodes: Labels, note: str, folder: Path
+    scores: Scores, labels: Labels, episodes: Labels, threshold: float, note: str, folder: Path
 ) -> tuple[list[Section], dict[str, Any]]:
+    """Return the report's sections on the labels, and the figures in them."""
     with needed_for("rates and their report", "train"):  # the scores are written by now
         from vinoreward_training.classifier.bundle import draw_curves
 
-    probabilities, claimed = scores.probability, scores.claimed
     # Finite where the probability rounds to 0 or 1.
-    inner = np.clip(probabilities, 1e-9, 1 - 1e-9)
+    inner = np.clip(scores.probability, 1e-9, 1 - 1e-9)
     log_odds = np.log(inner) - np.log1p(-inner)
-    frames, by_episode = rates(claimed, labels), episode_rates(claimed, labels, episodes)
-    table = reliability(probabilities, labels)
+    frames = rates(scores.claimed, labels)
+    by_episode = episode_rates(scores.claimed, labels, episodes)
+    table = reliability(scores.probability, labels)
     facts = {
-        "area under ROC": roc_area(probabilities, labels),
-        "average precision": average_precision(probabilities, labels),
+        "area under ROC": roc_area(scores.probability, labels),
+        "average precision": average_precision(scores.probability, labels),
         "calibration error": calibration_error(table),
         "log loss": log_loss(log_odds, labels),
     }
@@ -414,22 +305,15 @@ def _against_labels(
         "Clopper-Pearson's."
     )
     print(sentence)
-    print(
-        f"area under ROC {facts['area under ROC']:.4f}, calibration error "
-        f"{facts['calibration error']:.4f}"
-    )
-    images = [
-        *draw_curves(folder, log_odds, labels, logit(scores.threshold), "frames with a label"),
-        _draw_reliability(folder / "calibration.png", table),
-    ]
     counts = [
         {"counted by": "episode", **asdict(by_episode)},
         {"counted by": "frame", **asdict(frames)},
     ]
+    curves = [*draw_curves(folder, log_odds, labels, logit(threshold), "frames with a label")]
     return [
         Section("Against the labels", f"{note}\n\n{sentence}", counts, facts=facts),
         Section("Calibration", rows=table),
-        Section("Curves", images=images),
+        Section("Curves", images=curves),
     ], figures
 
 
@@ -439,21 +323,3 @@ def _in_words(found: Rates) -> str:
         f"{found.recall_high:.1%}), false claims {found.false_positives} of {found.failures} (at "
         f"most {found.fpr_high:.1%})"
     )
-
-
-def _draw_reliability(path: Path, table: Sequence[Mapping[str, Any]]) -> Path:
-    """Draw the share of successes over the probability, with its intervals."""
-    figure = new_figure()
-    axes = figure.add_subplot()
-    at = np.array([row["mean probability"] for row in table])
-    share = np.array([row["share of successes"] for row in table])
-    below = share - np.array([row["low"] for row in table])
-    above = np.array([row["high"] for row in table]) - share
-    axes.plot([0, 1], [0, 1], color="#999999", linewidth=1)
-    axes.errorbar(at, share, yerr=np.maximum(0, [below, above]), fmt="o", color="#0068b5")
-    axes.set(
-        xlabel="probability", ylabel="share of successes", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02),
-        title="calibration, with 95 % intervals by frame",
-    )  # fmt: skip
-    axes.grid(alpha=0.3)
-    return save_figure(figure, path)

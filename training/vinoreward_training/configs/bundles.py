@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from vinoreward.images import MAX_VIEWS
-from vinoreward_training.configs.task import RUNS_CODE, Arguments, Count, Seed, Task
+from vinoreward_training.configs.task import RUNS_CODE, Count, Seed, Task
 
 Side = Annotated[int, Ge(16), Le(10_000)]
 """Height or width of an image."""
@@ -153,10 +153,9 @@ class ImportConfig:
     """Make a bundle from a classifier or an encoder that was trained elsewhere.
 
     Accepts an ONNX file, a state dict with its network, or the folder of a LeRobot reward
-    classifier. What the file defines (size, layout, softmax or sigmoid at the end, Intel
-    model_api's model_info) need not be given. A classifier's threshold is a guess until vinoreward
-    calibrate chooses it. Give one image with the latent that the original encoder makes of it: this
-    checks colour order, value range and size.
+    classifier; with --data and --golden it is an encoder. What the file defines (size, layout,
+    softmax or sigmoid at the end, Intel model_api's model_info) need not be given. A classifier's
+    threshold is the file's, or 0.5, until vinoreward calibrate chooses it.
 
     Examples:
         vinoreward import --model resnet18.onnx --labels failure success \\
@@ -170,8 +169,8 @@ class ImportConfig:
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "model", "out", "kind", "network", "height", "width", "color_order", "mean", "std",
-        "labels", "success_label", "data", "golden",
+        "model", "out", "network", "height", "width", "color_order", "mean", "std", "labels",
+        "success_label", "data", "golden",
     )  # fmt: skip
 
     model: Path
@@ -179,8 +178,6 @@ class ImportConfig:
     classifier's folder."""
     out: Path
     """The new bundle's folder."""
-    kind: Literal["classifier", "encoder"] | None = None
-    """Default: a classifier if there are labels, an encoder if there are --data or two outputs."""
     name: str | None = None
     """Name of the bundle; default: the model file's name."""
     network: str | None = None
@@ -202,8 +199,6 @@ class ImportConfig:
     """Divisor of pixels: 255 (the default) for a network trained on 0 to 1, 1 for 0 to 255."""
     crop: tuple[int, int, int, int] | None = None
     """TOP LEFT HEIGHT WIDTH: crop each image first, as in training."""
-    resize: bool = True
-    """Resize images to the network's size; otherwise another size is an error."""
     outputs: tuple[str, ...] = ()
     """Names or numbers of the graph's outputs. Of a classifier one number; of an encoder the
     vector, or means then log variances. Default: the file's."""
@@ -215,20 +210,11 @@ class ImportConfig:
     output: Literal["logits", "probabilities", "logit", "probability"] | None = None
     """What a classifier returns: one column per label, or a single one for the second label;
     before or after the softmax or sigmoid. Default: from the file."""
-    threshold: Annotated[float, Ge(0), Le(1)] | None = None
-    """Lowest probability of success until it is calibrated; default: the file's, or 0.5."""
     data: Path | None = None
     """Of an encoder: a folder of typical images, for the bounds of the latent and golden images."""
-    posterior: bool | None = None
-    """Whether an encoder outputs means and log variances; default: from the file's outputs."""
-    latent_size: Annotated[int, Ge(1)] | None = None
-    """Length of the latent vector, if the outputs do not define it."""
     golden: tuple[Path, Path] | None = None
-    """IMAGE LATENT: an image, and a .npy file of the means that the original encoder makes of
-    it."""
-    stretch: bool = False
-    """Allow images of another aspect ratio, if the encoder was trained on stretched ones.
-    Otherwise they are an error, because positions in the image would move."""
+    """IMAGE LATENT: of an encoder, an image and a .npy file of the means that the original makes of
+    it. This checks colour order, value range and size."""
     overwrite: bool = False
     """Replace an existing bundle."""
 
@@ -273,52 +259,39 @@ class LabelConfig:
     """Label images in the browser, the most useful first: success, failure, skip, undo.
 
     Opens a page of this machine's own; no other machine can reach it. Each label is on the disk
-    before the next image appears. Stop with Ctrl-C; the same command goes on where you were. Some
-    images come twice, unmarked, to measure how often you agree with yourself.
+    before the next image appears. Stop with Ctrl-C; the same command goes on where you were. One
+    image of twenty comes twice, unmarked, to measure how often you agree with yourself.
 
     Examples:
         vinoreward label --run runs/mine-policy --bundle runs/mine-classifier/bundle
         vinoreward label --data data/mine --limit 200
-        vinoreward label --video recordings --video-fps 2
     """
 
     run: Path | None = None
     """A run of vinoreward train: images of claimed successes."""
     data: Path | None = None
     """Instead: a capture, or any folder of images."""
-    video: Path | None = None
-    """Instead: a video, or a folder of videos; each video is an episode."""
-    video_fps: float = 2.0
-    """Images per second of a video."""
     bundle: str | None = None
     """Classifier that chooses which images come first, never shown: those it is unsure of, and
     claims that its guard finds out of distribution. A folder, the name of an installed one, or
-    hf:OWNER/NAME. None: what the run recorded, else random order."""
-    order: Literal["useful", "drawn"] = "useful"
-    """useful: the most useful first, to mend a classifier. drawn, with --run: in the order of the
-    run's random draw, so that few labels bound the precision of all its claims."""
+    hf:OWNER/NAME. None: random order; of a run that of its draw, so that few labels bound the
+    precision of all its claims."""
     labeller: str | None = None
     """Your name, as written with each label; default: your login name."""
-    limit: int | None = None
+    limit: Annotated[int, Ge(1)] | None = None
     """Maximum number of new images in this sitting; default: all."""
-    duplicates: float = 0.05
-    """Share of images that are shown a second time."""
     out: Path | None = None
-    """File of labels, appended to; default: labels.jsonl in the run or data folder, or beside the
-    video."""
-    port: int = 0
-    """Port on 127.0.0.1; 0: any free one."""
+    """File of labels, appended to; default: labels.jsonl in the run or data folder."""
     open: bool = True
     """Open the browser. The address is printed in any case."""
 
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """Score each image of a dataset with a classifier: a probability, a success and a reward.
+    """Score each image of a dataset with a classifier: a probability, and whether it is a success.
 
     Writes DATA/scores/NAME/scores.csv, of the bundle's NAME. Where the data have labels, the report
-    beside it has rates with intervals by episode and by frame, ROC and calibration. Run the same
-    command again to continue after Ctrl-C, or when images were added.
+    beside it has rates with intervals by episode and by frame, ROC and calibration.
 
     Examples:
         vinoreward score --data data/mine --bundle runs/mine-classifier/bundle
@@ -337,25 +310,38 @@ class ScoreConfig:
     camera: str | None = None
     """Of a LeRobot dataset: key of its images; not needed if there is one only."""
     label_column: str | None = None
-    """Of a LeRobot dataset, as in capture: next.success, else next.reward, if it has one."""
+    """Of a LeRobot dataset: its column of 0 and 1 that says what is a success, or none; by default
+    next.success, else next.reward, if it has one."""
     threshold: Annotated[float, Ge(0), Le(1)] | None = None
     """Probability from which success is claimed; default: the bundle's."""
-    success_reward: float = 1.0
-    """Reward of a claimed success."""
-    step_reward: float = 0.0
-    """Reward of any other image."""
     backend: str = "openvino"
     """What runs the network, in FP32."""
-    device: str = "CPU"
-    """Device of the backend."""
     on_ood: Literal["withhold", "ignore"] = "withhold"
     """An image that is out of distribution is no success (withhold), or is not checked (ignore)."""
     overwrite: bool = False
-    """Replace scores that another bundle or other settings made."""
+    """Replace the scores that are there."""
 
 
-@dataclass(frozen=True)
-class AuditConfig:
+@dataclass(frozen=True, kw_only=True)
+class AuditTask(Task):
+    """The task of a classifier under audit, as its bundle records it, and who plays."""
+
+    env: Annotated[str, RUNS_CODE] = ""
+    """Gymnasium id of an environment to play in, to find out whether claims depend on their cause
+    and which failures are claimed. Arguments, truth and image source are the bundle's, or else
+    those of --data. Default: none."""
+    policy: Annotated[str | None, RUNS_CODE] = None
+    """Who plays, as in capture; default: at random."""
+    interventions: Annotated[str | None, RUNS_CODE] = None
+    """FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION of the environment (env.unwrapped) that returns a
+    list of vinoreward.Intervention and vinoreward.SearchSpace; default: what the environment
+    offers."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of images, corruptions, states and episodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(AuditTask):
     """Try to cheat a classifier: what does it claim under other light, from a dead camera, ...?
 
     Writes report.html and audit.json: whether it is safe (rewards no failures; else the exit status
@@ -368,11 +354,6 @@ class AuditConfig:
         vinoreward audit --bundle runs/mine-classifier/bundle --data data/mine --pairs photos
     """
 
-    FIRST: ClassVar[tuple[str, ...]] = (
-        "bundle", "data", "pairs", "env", "env_kwargs", "policy", "interventions", "truth",
-        "learn_steps", "out", "card",
-    )  # fmt: skip
-
     bundle: str
     """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub."""
     data: Path
@@ -381,40 +362,15 @@ class AuditConfig:
     pairs: Path | None = None
     """A folder with success/01.png and, of the same scene without its cause, removed/01.png or
     moved/01.png, and so on."""
-    env: str | None = None
-    """An environment to play in: whether claims depend on their cause, and which failures are
-    claimed."""
-    env_kwargs: Arguments = field(default_factory=dict)
-    """Arguments of the environment, as in capture."""
-    policy: str | None = None
-    """Who plays, as in capture; default: at random."""
-    interventions: str | None = None
-    """FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION of the environment (env.unwrapped) that returns a
-    list of vinoreward.Intervention and vinoreward.SearchSpace; default: what the environment
-    offers."""
     learn_steps: Annotated[int, Ge(0)] = 2000
     """With --env: train a policy on the reward for so many steps, and compare its claims with the
     truth; 0 for none."""
-    truth: str | None = None
-    """Key of info or function that tells the truth, as in capture."""
-    image_source: str = "render"
-    """The environment's image: render, obs or obs:KEY."""
     out: Path | None = None
     """New folder for the report; default: runs/NAME-audit."""
-    card: bool = False
-    """Also write the result into the bundle's model card, README.md."""
-    success_label: str = "success"
-    """Label or sub-folder of the successes."""
-    backend: str = "openvino"
-    """What runs the network."""
-    precision: Literal["fp32", "auto", "int8"] = "auto"
-    """As the classifier will run; where that is INT8, its decisions are compared with FP32's."""
-    seed: Annotated[int, Ge(0)] = 0
-    """Seed of images, corruptions, states and episodes."""
 
 
-@dataclass(frozen=True)
-class MendConfig:
+@dataclass(frozen=True, kw_only=True)
+class MendConfig(AuditTask):
     """Refit a classifier from labels, audit it again, and keep the old one if the new one is worse.
 
     Trains from the bundle's own weights, on the labelled images and a sample of its old data. The
@@ -425,38 +381,23 @@ class MendConfig:
             --labels runs/mine-policy --out runs/mine-mended
         vinoreward mend --bundle runs/mine-classifier/bundle --data data/mine \\
             --labels runs/mine-audit/findings --env my_package:MyEnv-v0 --out runs/mine-mended
+        vinoreward mend --resume --out runs/mine-mended
     """
 
-    bundle: str
+    bundle: str = "runs/hover-classifier"
     """A bundle of vinoreward finetune: its folder, or the name of an installed one."""
-    data: Path
+    data: Path = Path("data/hover")
     """The images it was trained on, so that it forgets nothing; only its training part is used."""
-    labels: tuple[Path, ...]
-    """Folders with a labels.jsonl of vinoreward label, and runs whose claims carry the truth."""
+    labels: tuple[Path, ...] = ()
+    """Folders with a labels.jsonl of vinoreward label or audit, and runs whose claims carry the
+    truth."""
     out: Path = Path("runs/mended")
     """Run folder; the bundle is written to OUT/bundle if it is no worse."""
     target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
     """False-positive rate of the threshold, with 95 % confidence; default: keep the recall that the
     bundle has on the validation part of --data."""
-    env: str | None = None
-    """An environment for the audits, as in audit. States of its search spaces that the network gets
-    wrong are trained on too."""
-    env_kwargs: Arguments = field(default_factory=dict)
-    """Arguments of the environment, as in capture."""
-    policy: str | None = None
-    """Who plays in the audits, as in capture; default: at random."""
-    interventions: str | None = None
-    """As in audit."""
-    truth: str | None = None
-    """Key of info or function that tells the truth, as in capture."""
-    image_source: str = "render"
-    """The environment's image: render, obs or obs:KEY."""
-    success_label: str = "success"
-    """Label or sub-folder of the successes in --data."""
-    seed: Annotated[int, Ge(0)] = 0
-    """Seed of the training and of the audits, which draw otherwise than vinoreward audit."""
     resume: bool = False
-    """Continue the training in --out from its last checkpoint; give the other options again."""
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import DatasetError
 from vinoreward_envs.camera.spec import resized
-from vinoreward_training.configs import CaptureConfig, ScoreConfig
+from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import NEAR_STEPS, Indices, Table, make_row
 from vinoreward_training.data.lerobot import REWARD, SUCCESS, LeRobotFolder, Rows
 from vinoreward_training.data.tables import Row
@@ -36,7 +36,7 @@ class Labels:
 
 
 def labels_of(
-    config: CaptureConfig | ScoreConfig, source: LeRobotFolder, *, needed: bool = True
+    config: CaptureConfig, source: LeRobotFolder, *, needed: bool = True
 ) -> Labels | None:
     """Return where the labels are, None for ``--label-column none``.
 
@@ -62,7 +62,8 @@ def read_outcomes(
         if not np.isin(values, (0.0, 1.0)).all():
             raise DatasetError(
                 f"{labels.column} of {source.folder} has {len(values)} values from {values[0]:g} "
-                f"to {values[-1]:g}. Expected 0 and 1 only; name another with --label-column."
+                f"to {values[-1]:g}. Expected 0 and 1 only; name another with "
+                "--label-column, or take the images without labels: --label-column none."
             )
     return every, [_outcomes(labels, rows) for rows in every]
 

@@ -13,7 +13,6 @@ import math
 import re
 import subprocess
 import tempfile
-from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,28 +57,28 @@ class Video:
     """Height and width."""
 
 
-def find_videos(source: Path, option: str = "--recordings") -> list[Video]:
-    """Return a video, or those at any depth of a folder by name; ``option`` named the source.
+def find_videos(source: Path) -> list[Video]:
+    """Return a video, or those at any depth of a folder by name.
 
     DatasetError if there is none, or one that FFmpeg cannot open.
     """
     if source.is_file():
         if not source.name.isprintable():  # the table of the images could not be read again
             raise DatasetError(
-                f"{option} is {shown_name(source)}. Expected a printable name, as the table "
+                f"--from-video is {shown_name(source)}. Expected a printable name, as the table "
                 "of the images has it; rename the video."
             )
         return [_opened(source.name, source)]
     if not source.is_dir():
         raise DatasetError(
-            f"{option} is {source}, which is not there. Expected a video or a folder of "
+            f"--from-video is {source}, which is not there. Expected a video or a folder of "
             "videos; check the path."
         )
     names = images_below(source, suffixes=SUFFIXES)
     if not names:
         raise DatasetError(
             f"{source} holds no videos. Expected {', '.join(sorted(SUFFIXES))} files; name their "
-            f"folder with {option}."
+            "folder with --from-video."
         )
     return [_opened(name, inside(source, name)) for name in names]
 
@@ -209,18 +208,18 @@ def _opened(name: str, path: Path) -> Video:
 
 
 def _images(
-    path: Path, *output: str, part: Sequence[str] = (), messages: IO[str] | None = None
+    path: Path, *output: str, messages: IO[str] | None = None
 ) -> Generator[Image, None, None]:
     """Yield the images ``(H, W, 3)`` of a video that FFmpeg makes with these options of output.
 
-    ``part`` are options of the input. What FFmpeg says is written to ``messages`` at the end.
+    What FFmpeg says is written to ``messages`` at the end.
     """
     with needed_for("videos", "train"):
         from imageio_ffmpeg import get_ffmpeg_exe  # type: ignore[import-untyped]
     # Nothing but a file of these formats: a playlist could name other files or addresses.
     only = ["-protocol_whitelist", "file", "-format_whitelist", _FORMATS]
     limits = ["-max_pixels", str(MAX_PIXELS)]
-    before = ["-nostdin", "-hide_banner", *only, *limits, *part, "-i", str(path.resolve())]
+    before = ["-nostdin", "-hide_banner", *only, *limits, "-i", str(path.resolve())]
     # Eight bits, or a video of ten would be written with sixteen.
     after = ["-pix_fmt", "rgb24", "-f", "image2pipe", "-vcodec", "ppm", "-"]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
@@ -276,17 +275,3 @@ def decoded(video: Video, fps: float, wanted: Mapping[int, object]) -> Iterator[
     if (last - index) / fps > SLACK:
         ends = f"it ends after {(index + 1) / fps:.3g} of {video.seconds:.3g} s"
         raise _unreadable(video.path, f"{ends}, or is damaged there")
-
-
-def frame_at(video: Video, second: float) -> Image:
-    """Return the image ``(H, W, 3)`` that is on screen at a moment; it need not read the rest.
-
-    DatasetError if there is none.
-    """
-    for before in (1.0, second):  # the last second holds one unless an image stands longer
-        start = max(0.0, second - before)
-        until = f"settb=AVTB,trim=end={second - start + _ROUNDING:.6f}"
-        options, part = ("-vf", until, "-fps_mode", "passthrough"), ("-ss", f"{start:.6f}")
-        if shown_last := deque(_images(video.path, *options, part=part), maxlen=1):
-            return shown_last[0]
-    raise _unreadable(video.path, f"it shows nothing at {second:g} s of {video.seconds:.4g} s")

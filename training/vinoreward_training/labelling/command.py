@@ -37,11 +37,12 @@ from vinoreward_training.labelling.order import (
 )
 from vinoreward_training.labelling.server import HOST, Door, application, listening, serve
 from vinoreward_training.labelling.session import Session
-from vinoreward_training.labelling.sources import Source, of_folder, of_run, of_videos
+from vinoreward_training.labelling.sources import Source, of_folder, of_run
 from vinoreward_training.runs.next_command import after_labelling
 from vinoreward_training.runs.settings import non_default_options
 
-MAX_DUPLICATES = 0.5
+DUPLICATES = 0.05
+"""Share of the images that are shown a second time."""
 SEED = 0
 """Of the random order and of which images are shown twice: the same after a restart."""
 
@@ -58,7 +59,7 @@ def run(config: LabelConfig) -> int:
         print(f"{source.left_out} images with unprintable or overlong names are left out.")
     with (
         LabelLog(out) as log,
-        listening(config.port) as server,
+        listening() as server,
         tempfile.TemporaryDirectory() as private,
     ):
         session = _session(config, source, log, by)
@@ -79,27 +80,19 @@ def run(config: LabelConfig) -> int:
 
 
 def _check(config: LabelConfig) -> None:
-    sources = [name for name in ("run", "data", "video") if getattr(config, name) is not None]
+    sources = [name for name in ("run", "data") if getattr(config, name) is not None]
     if len(sources) != 1:
         raise ConfigError(
             f"found {' and '.join(f'`{name}`' for name in sources) or 'nothing to label'}. "
-            "Expected one of `run`, `data` and `video`; name what to label.",
+            "Expected one of `run` and `data`; name what to label.",
             field=(*sources, "run")[0],
         )
-    found_name = config.labeller is None or is_labeller(config.labeller)
-    for field, possible, expected in (
-        (
-            "order",
-            config.order != "drawn" or config.run is not None,
-            "a `run`, which is drawn from",
-        ),
-        ("duplicates", 0 <= config.duplicates <= MAX_DUPLICATES, f"0 to {MAX_DUPLICATES}"),
-        ("limit", config.limit is None or config.limit >= 1, "at least 1"),
-        ("port", 0 <= config.port < 2**16, "0 to 65535"),
-        ("labeller", found_name, "a printable name of at most 100 characters"),
-    ):
-        if not possible:
-            raise ConfigError(field=field, value=getattr(config, field), expected=expected)
+    if config.labeller is not None and not is_labeller(config.labeller):
+        raise ConfigError(
+            field="labeller",
+            value=config.labeller,
+            expected="a printable name of at most 100 characters",
+        )
 
 
 def _login() -> str:
@@ -113,17 +106,14 @@ def _login() -> str:
 def _source(config: LabelConfig) -> Source:
     if config.run is not None:
         return of_run(config.run)
-    if config.data is not None:
-        return of_folder(config.data)
-    return of_videos(Path(config.video or ""), config.video_fps)
+    return of_folder(Path(config.data or ""))
 
 
 def _out(config: LabelConfig) -> Path:
     if config.out is not None:
         return config.out
-    folder = config.run or config.data or Path(config.video or "")
     # A link in somebody's folder must not have us write elsewhere.
-    return inside(folder if folder.is_dir() else folder.parent, LABELS)
+    return inside(config.run or Path(config.data or ""), LABELS)
 
 
 def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Session:
@@ -133,18 +123,15 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     mine = [label for label in labels if label.by == by and label.image in places]
     done = {places[label.image] for label in mine if not label.duplicate}
     repeated = {places[label.image] for label in mine if label.duplicate}
-    drawn = config.order == "drawn"
-    if config.bundle is None or drawn or len(done) == len(places):  # what is not asked: no scores
-        opinion = recorded(source)
-    else:
-        opinion = scored(source, config.bundle)
-    if drawn:
+    known = config.bundle is None or len(done) == len(places)  # what is not asked: no scores
+    opinion = recorded(source) if known else scored(source, str(config.bundle))
+    if config.bundle is None and "drawn" in source.numbers:
         order = np.argsort(source.numbers["drawn"], kind="stable").tolist()  # unknown ones last
     else:
         order = most_useful_first(source, opinion, labels, by, SEED)
     order = [index for index in order if index not in done][: config.limit]
     skipped = {places[label.image] for label in mine if label.label == "skip"}
-    plan = with_duplicates(source.names, order, done - skipped, repeated, config.duplicates, SEED)
+    plan = with_duplicates(source.names, order, done - skipped, repeated, DUPLICATES, SEED)
     return Session(source, opinion, log, by, plan)
 
 
@@ -183,7 +170,5 @@ def _print_counts(labels: list[Label], by: str) -> None:
 
 def _following(config: LabelConfig, session: Session) -> str:
     of_sitting = ("limit", "labeller") if session.unlabelled else ()
-    names = (
-        "run", "data", "video", "video_fps", "bundle", "order", *of_sitting, "duplicates", "out",
-    )  # fmt: skip
+    names = ("run", "data", "bundle", *of_sitting, "out")
     return after_labelling(non_default_options(config, names), session.left, session.unlabelled)

@@ -75,7 +75,7 @@ class Label:
     """What somebody said of an image."""
 
     image: Annotated[str, AfterValidator(_name)]
-    """Its name in the source folder, with ``/``; of a video's frame ``video.mp4@12.400s``."""
+    """Its name in the source folder, with ``/``."""
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """Of its decoded pixels, see :func:`vinoreward_training.labelling.sources.digest_of`."""
     label: Answer
@@ -155,7 +155,7 @@ def _read(data: bytes, path: Path) -> tuple[list[Entry], int]:
 
 
 def standing(entries: Iterable[Entry]) -> list[Label]:
-    """Return the labels that were not taken back, in the order in which they were given."""
+    """Return the labels that were not undone, in the order in which they were given."""
     labels: list[Label | None] = []
     places: dict[str, list[int]] = defaultdict(list)
     for entry in entries:
@@ -168,7 +168,7 @@ def standing(entries: Iterable[Entry]) -> list[Label]:
 
 
 def read_labels(path: Path) -> list[Label]:
-    """Return the labels of a log that were not taken back.
+    """Return the labels of a log that were not undone.
 
     Warns of a last line that is damaged, and leaves it out.
 
@@ -201,7 +201,6 @@ class LabelLog:
     def __enter__(self) -> LabelLog:
         """Take the lock, read what is there, and cut off what a crash left of a line."""
         with contextlib.ExitStack() as stack, self._writing():
-            new = not self.path.exists()
             self._file = stack.enter_context(open_plain(self.path, "a+b"))
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,8 +210,6 @@ class LabelLog:
                     "labeller at a time; wait until that vinoreward label has ended, stop it with "
                     "Ctrl-C, or write elsewhere with --out."
                 ) from error
-            if new:
-                _sync_folder(self.path.parent)
             data = read_plain(self.path, MAX_LOG_BYTES)
             self.entries, self._size = _read(data, self.path)
             if self._size and data[self._size - 1 : self._size] != b"\n":
@@ -247,7 +244,7 @@ class LabelLog:
                     left = left[os.write(file, left) :]
                 os.fsync(file)
             except OSError:
-                # It must not count later, as nobody was told that it does.
+                # It must not count later: the page shows an error for it.
                 with contextlib.suppress(OSError):
                     self._cut()
                 raise
@@ -279,15 +276,6 @@ class LabelLog:
             ) from error
 
 
-def _sync_folder(folder: Path) -> None:
-    """Put a new file's name on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _opinions(labels: Iterable[Label]) -> dict[Key, dict[tuple[str, bool], Label]]:
     """Return of each image what each labeller said at first sight and of its blind duplicate.
 
@@ -314,7 +302,7 @@ def contradictions(labels: Iterable[Label]) -> dict[Key, list[Label]]:
     return {key: said for key, said in by_image.items() if len({one.label for one in said}) > 1}
 
 
-def settled(labels: Iterable[Label]) -> list[Label]:
+def agreed_labels(labels: Iterable[Label]) -> list[Label]:
     """Return one label, a success or a failure, of each image about which nobody disagrees."""
     found: list[Label] = []
     for opinions in _opinions(labels).values():
@@ -324,43 +312,27 @@ def settled(labels: Iterable[Label]) -> list[Label]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """How often a labeller said the same of an image that was shown twice."""
+def agreement(labels: Iterable[Label]) -> str:
+    """Return in a sentence how often blind duplicates agreed, over all labellers.
 
-    agreed: int
-    pairs: int
-    """Images with two labels that are no skips."""
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the rate (Clopper & Pearson 1934)."""
-        return clopper_pearson(self.agreed, self.pairs)
-
-    def __str__(self) -> str:
-        if not self.pairs:
-            return "no image was labelled twice"
-        try:
-            low, high = self.interval
-        except MissingExtraError:  # SciPy, which labelling itself does not need
-            interval = ""
-        else:
-            interval = f"; 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
-        return (
-            f"{self.agreed} of {self.pairs} images that were shown twice got the same label "
-            f"({100 * self.agreed / self.pairs:.0f} %{interval})"
-        )
-
-
-def agreement(labels: Iterable[Label]) -> Agreement:
-    """Return how often blind duplicates agreed, over all labellers."""
+    With the 95 % interval of the rate (Clopper & Pearson 1934), if SciPy is there.
+    """
     pairs: list[bool] = []
     for opinions in _opinions(labels).values():
         for (by, duplicate), label in opinions.items():
             first = opinions.get((by, False))
             if duplicate and first is not None and "skip" not in (label.label, first.label):
                 pairs.append(label.label == first.label)
-    return Agreement(sum(pairs), len(pairs))
+    if not pairs:
+        return "no image was labelled twice"
+    interval = ""
+    with contextlib.suppress(MissingExtraError):  # labelling itself does not need SciPy
+        low, high = clopper_pearson(sum(pairs), len(pairs))
+        interval = f"; 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
+    return (
+        f"{sum(pairs)} of {len(pairs)} images that were shown twice got the same label "
+        f"({100 * sum(pairs) / len(pairs):.0f} %{interval})"
+    )
 
 
 def counts(labels: Sequence[Label]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 In this order: images on which labellers disagree; claims of images that the guard finds out of
 distribution, and answers of the network that contradict what is recorded; then those whose log-odds
-are closest to the threshold. What nothing is known of comes last, drawn by the seed. One image of
+are closest to the threshold. What nothing is known of comes last, in random order. One image of
 an episode comes before a second of it. None of this is shown before the label is given.
 """
 
@@ -11,19 +11,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vinoreward.errors import DatasetError, ImageMismatchError, InputError
 from vinoreward.rewards.classifier import Classifier, logit
+from vinoreward_training.classifier.score import batches
 from vinoreward_training.labelling.labels import Label, contradictions
-from vinoreward_training.labelling.sources import Floats, Image, Source
+from vinoreward_training.labelling.sources import Floats, Source
 
-BATCH = 32
-BATCH_BYTES = 64 * 2**20
-"""Of the images of one inference."""
 GAP = 10
 """Images between one and its blind duplicate, at least."""
 SPREAD = 20
@@ -78,7 +76,7 @@ def scored(source: Source, bundle: str) -> Opinion:
         Classifier(bundle, precision="fp32") as classifier,
         tqdm(total=len(source.names), desc="score", unit="image") as bar,
     ):
-        for indices, images in _batches(source):
+        for indices, images in batches(source.images()):
             try:
                 said = classifier.predict(images)
             except (InputError, ImageMismatchError) as error:
@@ -92,21 +90,6 @@ def scored(source: Source, bundle: str) -> Opinion:
             bar.update(len(indices))
         threshold = logit(classifier.threshold)
     return Opinion(log_odds, ood_score, before.true, threshold)
-
-
-def _batches(source: Source) -> Iterator[tuple[list[int], Image]]:
-    """Yield images of one size, few enough at a time."""
-    indices: list[int] = []
-    images: list[Image] = []
-    for index, image in source.images():
-        full = len(images) >= BATCH or image.nbytes * (len(images) + 1) > BATCH_BYTES
-        if images and (full or images[0].shape != image.shape):
-            yield indices, np.stack(images)
-            indices, images = [], []
-        indices.append(index)
-        images.append(image)
-    if images:
-        yield indices, np.stack(images)
 
 
 def most_useful_first(
@@ -131,8 +114,8 @@ def most_useful_first(
         [0, 4, 1, 2],
         3,
     )
-    drawn = np.random.default_rng([seed, 0x1ABE]).permutation(count)
-    order: list[int] = np.lexsort((drawn, np.nan_to_num(far, nan=np.inf), kinds)).tolist()
+    shuffled = np.random.default_rng([seed, 0x1ABE]).permutation(count)
+    order: list[int] = np.lexsort((shuffled, np.nan_to_num(far, nan=np.inf), kinds)).tolist()
     if source.episodes is None:
         return order
     counts = Counter[int]()

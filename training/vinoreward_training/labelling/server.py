@@ -7,7 +7,6 @@ come from the page itself. Each answer forbids the browser whatever the page doe
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import secrets
 import socket
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 MAX_BODY = 4096
 """Bytes of a request's body; a label has a hundred."""
-PATIENCE = 5.0
-"""Seconds within which a request must have arrived."""
 PAGE = {"": "index.html", "page.js": "page.js", "page.css": "page.css"}
 """Path to the file of the page."""
 HEADERS = {
@@ -48,18 +45,10 @@ HEADERS = {
 """Of every answer."""
 
 
-def listening(port: int) -> socket.socket:
-    """Return a socket at this machine's own address; 0 is any free port."""
+def listening() -> socket.socket:
+    """Return a socket at any free port of this machine's own address."""
     server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        server.bind((HOST, port))
-    except (OSError, OverflowError) as error:
-        server.close()
-        raise RunFolderError(
-            f"port {port} of {HOST} cannot be used: {error}. Expected a free one; choose another "
-            "with --port, or leave it out."
-        ) from error
+    server.bind((HOST, 0))
     return server
 
 
@@ -243,27 +232,7 @@ def application(session: Session, door: Door, port: int, following: Callable[[],
 def serve(app: ASGIApp, server: socket.socket, started: Callable[[], None]) -> None:
     """Answer requests until Ctrl-C, which is raised again at the end."""
     with needed_for("vinoreward label", "label"):
-        import h11
         import uvicorn
-        from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Impatient(H11Protocol):
-        """Closes a connection whose request has not arrived: enough of them block the page."""
-
-        deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.deadline = self.loop.call_later(PATIENCE, transport.close)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            arriving = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-            if arriving and self.deadline is None:
-                self.deadline = self.loop.call_later(PATIENCE, self.transport.close)
-            elif not arriving and self.deadline is not None:
-                self.deadline.cancel()
-                self.deadline = None
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -273,7 +242,7 @@ def serve(app: ASGIApp, server: socket.socket, started: Callable[[], None]) -> N
 
     config = uvicorn.Config(
         app,
-        http=Impatient,
+        http="h11",
         ws="none",
         loop="asyncio",
         lifespan="off",

@@ -165,12 +165,12 @@ class Session:
         """Take back the last label, of ``done`` that the page knows of; its image comes again.
 
         Raises:
-            OutdatedError: there is another number of labels, or the last cannot be taken back.
+            OutdatedError: there is another number of labels, or the last cannot be undone.
             RunFolderError: it cannot be written.
         """
         with self._turn:
             if done != len(self._mine) or not self._undoable():
-                raise OutdatedError("there is nothing like that to take back")
+                raise OutdatedError("there is no such label to undo")
             self.log.add(Undo(by=self.by, time=now()))
             label = self._mine.pop()
             showing = Showing(self._next_number, self._places[label.image], label.duplicate)
@@ -182,7 +182,7 @@ class Session:
         with self._turn:
             labels = self.labels
             mine = [label for label in labels if label.by == self.by]
-            agreed = str(agreement(mine))
+            agreed = agreement(mine)
             return {
                 "counts": counts(mine),
                 "agreement": f"{agreed[:1].upper()}{agreed[1:]}.",

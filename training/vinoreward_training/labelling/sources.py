@@ -1,4 +1,4 @@
-"""Where the images to label come from: a folder, a capture, a run's claims, or videos.
+"""Where the images to label come from: a folder, a capture, or a run's claims.
 
 An image has a name in its source's folder. Nothing outside that folder is read, images are read
 one at a time, and what cannot be read is left out and counted.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,24 +33,12 @@ from vinoreward_training.data.dataset_files import (
     read_metadata,
 )
 from vinoreward_training.data.tables import Row, read_table
-from vinoreward_training.data.videos import (
-    Video,
-    count,
-    decoded,
-    find_videos,
-    frame_at,
-    second_of,
-)
-from vinoreward_training.labelling.labels import Answer, Label, is_name, now, settled
+from vinoreward_training.labelling.labels import Answer, Label, agreed_labels, is_name, now
 
 CLAIMS = "claims"
 """Folder of a run with the images that its network claimed to be successes."""
 TABLE = "claims.csv"
 """Its table: a column ``image``, and numbers, any of which may be missing."""
-MAX_FRAMES = 1_000_000
-"""Of all videos together."""
-_FRAME = re.compile(r"(.+)@(\d{1,6}\.\d{3})s")
-
 Image = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 
@@ -59,7 +46,7 @@ Floats = npt.NDArray[np.float64]
 def digest_of(image: Image) -> str:
     """Return the SHA-256 of an image's shape and decoded uint8 pixels.
 
-    So a label belongs to what was shown, however the file is compressed, and to frames of videos.
+    So a label belongs to what was shown, however the file is compressed.
     """
     digest = hashlib.sha256(f"{image.shape[0]}x{image.shape[1]}x3 ".encode())
     digest.update(np.ascontiguousarray(image).data)
@@ -82,27 +69,13 @@ class Source:
     """Whether a network claimed each to be a success."""
     left_out: int = 0
     """Images whose names cannot be shown or written."""
-    videos: dict[str, Video] = field(default_factory=dict)
-    """By name."""
-    fps: float = 0.0
-    """Images per second of the videos."""
 
     def read(self, index: int) -> Image:
         """Return an image ``(H, W, 3)`` uint8 RGB; DatasetError if it cannot be read."""
-        return read_named(self.folder, self.names[index], self.videos)
+        return read_named(self.folder, self.names[index])
 
     def images(self) -> Iterator[tuple[int, Image]]:
         """Yield each index and image in turn, one in memory at a time, but what is damaged."""
-        if self.videos:
-            index = {name: number for number, name in enumerate(self.names)}
-            for video in self.videos.values():
-                wanted = dict.fromkeys(range(count(video, self.fps)))
-                try:
-                    for frame, image in decoded(video, self.fps, wanted):
-                        yield index[_frame_name(video, frame, self.fps)], image
-                except DatasetError as error:  # cut off: what was whole was yielded
-                    warnings.warn(str(error), UserWarning, stacklevel=2)
-            return
         for number in range(len(self.names)):
             try:
                 image = self.read(number)
@@ -111,18 +84,10 @@ class Source:
             yield number, image
 
 
-def read_named(folder: Path, name: str, videos: dict[str, Video]) -> Image:
-    """Return the image of that name in a folder, a file or a frame of a video.
-
-    ``videos`` are those opened before, by name; others are added. DatasetError if the image cannot
-    be read.
-    """
+def read_named(folder: Path, name: str) -> Image:
+    """Return the image of that name in a folder; DatasetError if it cannot be read."""
     if not is_name(name):
         raise DatasetError(f"{shown(name)!r} is no image's name. Expected one within {folder}.")
-    if (frame := _FRAME.fullmatch(name)) is not None:
-        if frame[1] not in videos:
-            (videos[frame[1]],) = find_videos(inside(folder, frame[1]), "--video")
-        return frame_at(videos[frame[1]], float(frame[2]))
     try:
         return read_image(inside(folder, name))
     except InputError as error:
@@ -206,41 +171,6 @@ def labels_by_truth(run: Path) -> list[Label]:
     ]
 
 
-def of_videos(path: Path, fps: float) -> Source:
-    """Return the images of a video, or of all in a folder; each video is an episode."""
-    if not 0 < fps <= 1000:
-        raise ConfigError(field="video_fps", value=fps, expected="above 0 and at most 1000")
-    videos = find_videos(path, "--video")
-    kept = [video for video in videos if is_name(video.name)]
-    counts = [count(video, fps) for video in kept]
-    if (total := sum(counts)) > MAX_FRAMES:
-        raise ConfigError(
-            field="video_fps",
-            value=fps,
-            expected=f"at most {MAX_FRAMES} images, found {total}",
-            remedy="take fewer, or label a part of the videos",
-        )
-    names = [
-        _frame_name(video, frame, fps)
-        for video, frames in zip(kept, counts, strict=True)
-        for frame in range(frames)
-    ]
-    left_out = sum(count(video, fps) for video in videos) - total
-    _check_any(names, path, left_out)
-    return Source(
-        folder=path if path.is_dir() else path.parent,
-        names=names,
-        episodes=np.repeat(np.arange(len(kept)), counts).tolist(),
-        left_out=left_out,
-        videos={video.name: video for video in kept},
-        fps=fps,
-    )
-
-
-def _frame_name(video: Video, frame: int, fps: float) -> str:
-    return f"{video.name}@{second_of(frame, fps)}s"
-
-
 def _check_any(names: Sequence[str], folder: Path, left_out: int) -> None:
     if not names:
         unprintable = f" but {left_out} with unprintable names" if left_out else ""
@@ -251,7 +181,7 @@ def _check_any(names: Sequence[str], folder: Path, left_out: int) -> None:
 
 
 class Labelled(NamedTuple):
-    """Images with their settled labels."""
+    """Images with the label that everybody gave."""
 
     images: Image
     """``(N, H, W, 3)`` uint8 RGB."""
@@ -269,22 +199,21 @@ def labelled_images(
 ) -> Labelled:
     """Return the images on whose label everybody agrees, resized by PIL to (height, width).
 
-    Names are relative to ``folder``: of images, of the videos, or ``claims`` of a run. Images that
+    Names are relative to ``folder``, or ``claims`` of a run. Images that
     are skipped, contradicted, or (with a warning) no longer what was labelled are left out.
     ``crop``, (top, left, height, width) in pixels, is cut out of each image first.
 
     Raises:
         DatasetError: more images than fit into memory, or an image too small for ``crop``.
     """
-    chosen = settled(labels)
+    chosen = agreed_labels(labels)
     check_memory(folder, len(chosen), size)
     images = np.empty((len(chosen), *size, 3), dtype=np.uint8)
     kept: list[Label] = []
     lost: list[str] = []
-    videos: dict[str, Video] = {}
     for label in chosen:
         try:
-            image = read_named(folder, label.image, videos)
+            image = read_named(folder, label.image)
         except DatasetError:
             image = None
         if image is None or digest_of(image) != label.sha256:

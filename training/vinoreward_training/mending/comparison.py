@@ -115,8 +115,8 @@ def increase_pvalue(before: Check, after: Check) -> float | None:
 
     A measure is worse if it exceeds both its value before and its limit. For a share this is a
     one-sided binomial test of how many of both audits' claims are the second's, or, if the first
-    audit did not measure it, of the second's share against the bar. None for an area and for a
-    hole: both audits score the same states, so chance has no part in it.
+    audit did not measure it, of the second's share against the bar. None for a hole: both audits
+    score the same states, so chance has no part in it.
     """
     if after.value <= max(before.value, after.limit):
         return 1.0

@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward.images import ImageSpec
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices, inside
 from vinoreward_training.labelling.labels import LABELS, agreement, contradictions, read_labels
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, labelled_images, labels_by_truth
 from vinoreward_training.runs.next_command import FEW
+from vinoreward_training.tasks.recorded import success_label_of
 
 CATEGORY = "labelled"
 LEAST_TRAINED = 5
@@ -44,7 +45,7 @@ class Labelled:
 def read_all(folders: Sequence[Path], bundle: Bundle) -> Labelled:
     """Read the labelled images of some folders, each with its ``labels.jsonl``.
 
-    A run without one is labelled by the truth that its claims carry, if the simulator told it.
+    A run without one is labelled by the truth that its claims carry, as the simulator knows it.
 
     Raises:
         DatasetError: no labels, or too few.
@@ -105,11 +106,12 @@ def keep_held_out(labelled: Labelled, dataset: Dataset) -> Labelled:
     return dataclasses.replace(labelled, train=train)
 
 
-def read_data(folder: Path, image: ImageSpec, success_label: str) -> Dataset:
+def read_data(folder: Path, spec: BundleSpec) -> Dataset:
     """Return the labelled images of a folder, cut and resized as a bundle's network takes them.
 
     DatasetError: the folder is damaged, or its images are of another size.
     """
+    image, success_label = spec.image, success_label_of(spec)
     expected = image.height, image.width
     size = expected if image.resize != "none" else None
     dataset = load_dataset(
@@ -124,30 +126,15 @@ def read_data(folder: Path, image: ImageSpec, success_label: str) -> Dataset:
     return dataset
 
 
-def subset(dataset: Dataset, indices: Indices) -> Dataset:
-    """Return some images of a dataset."""
-    digest = hashlib.sha256(dataset.sha256.encode() + indices.tobytes())
-    names = ("images", "labels", "episodes", "categories", "distances")
-    parts: dict[str, Any] = {name: getattr(dataset, name)[indices] for name in names}
-    return dataclasses.replace(
-        dataset,
-        files=tuple(dataset.files[index] for index in indices.tolist()),
-        sha256=digest.hexdigest(),
-        **parts,
-    )
-
-
-def extended(
-    dataset: Dataset, images: npt.NDArray[np.uint8], labels: Indices, category: str = CATEGORY
-) -> Dataset:
-    """Return a dataset with more images behind the others, an episode each."""
+def extended(dataset: Dataset, images: npt.NDArray[np.uint8], labels: Indices) -> Dataset:
+    """Return a dataset with labelled images behind the others, an episode each."""
     count = len(labels)
     digest = hashlib.sha256(dataset.sha256.encode() + images.tobytes())
     more: dict[str, Any] = {
         "images": images,
         "labels": labels,
         "episodes": int(dataset.episodes.max()) + 1 + np.arange(count),
-        "categories": np.full(count, category),
+        "categories": np.full(count, CATEGORY),
         "distances": np.full(count, np.nan),
     }
     every: dict[str, Any] = {
@@ -155,7 +142,7 @@ def extended(
     }
     return dataclasses.replace(
         dataset,
-        files=(*dataset.files, *(f"{category}/{index}" for index in range(count))),
+        files=(*dataset.files, *(f"{CATEGORY}/{index}" for index in range(count))),
         sha256=digest.hexdigest(),
         **every,
     )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,22 +20,17 @@ from vinoreward_training.classifier.ood import trained_on_corruptions
 from vinoreward_training.configs import FinetuneConfig, MendConfig
 from vinoreward_training.data.dataset import Dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
-from vinoreward_training.mending.examples import PARTS, Examples, ExampleSource
-from vinoreward_training.mending.labelled import Labelled, extended, subset
+from vinoreward_training.mending.labelled import Labelled, extended
 from vinoreward_training.runs.bundles import of_cut_images
-from vinoreward_training.runs.run_folder import made
+from vinoreward_training.tasks.recorded import success_label_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 WEIGHTS = "model.safetensors"
 MOST_SHARE = 0.4
 """Share of a training step for labels all of which the bundle gets wrong."""
 LEAST_SHARE = 0.02
-EXAMPLES = "example"
-"""Category of what the environment labels itself."""
-SHARE_OF_EXAMPLES = 0.3
-"""Of what the labels leave of a training step."""
 IMAGES = 24000
 """At most so many are trained on where the number of passes is not given, but one pass at least.
 A network that was trained on few images loses in one pass what it regains in some."""
@@ -64,14 +56,9 @@ def refit(
     dataset: Dataset,
     labelled: Labelled,
     folder: Path,
-    source: ExampleSource | None = None,
     recipe: Recipe | None = None,
 ) -> Bundle:
-    """Train from the bundle's weights on its old data and the labels; return the new bundle.
-
-    With a ``source`` it trains in ``PARTS`` parts, each with examples that are hard for the network
-    as the part before has left it.
-    """
+    """Train from the bundle's weights on its old data and the labels; return the new bundle."""
     with needed_for("mending", "train"):
         from vinoreward.backends.torch_networks import WithPreprocess
         from vinoreward_training.classifier import training
@@ -86,10 +73,7 @@ def refit(
     both = extended(dataset, labelled.images, labelled.labels)
     new = len(dataset.labels) + np.flatnonzero(labelled.train)
     record = training.record_of(both, new, started=True, before=before)
-    share = recipe.share
-    if share is None:
-        # Half for the labels and half for the examples, which show the same faults.
-        share = share_of_labels(bundle, labelled) * (1.0 if source is None else 0.5)
+    share = share_of_labels(bundle, labelled) if recipe.share is None else recipe.share
     fit_config = _fit_config(config, recipe, bundle, weights, folder)
     # What it was not trained for would cost it more than a few steps can teach.
     corruptions = trained_on_corruptions(bundle.spec.metrics)
@@ -100,39 +84,25 @@ def refit(
     net = build_for(fit_config, height, width, [])
     module = training.ChannelsLast(WithPreprocess(net, *normalization(fit_config.network)))
     random = np.random.default_rng([config.seed, 0x3E4D])
-    some = validation[:: max(1, len(validation) // recipe.replay)]
-    history: list[dict[str, float]] = []
-    epochs, count = 0, 1 if source is None else PARTS
-    for part in range(count):
-        replayed = np.sort(random.permutation(train)[: recipe.replay // count])
-        place, images, kinds, checked = folder, both, [replayed, new], some
-        if source is not None:
-            place = made(folder / f"part{part + 1}")
-            examples = source.draw(partial(log_odds_of, module), place, part)
-            images, (replayed, ours, checked, drawn) = with_examples(
-                both, (replayed, new, some), examples
-            )
-            kinds = [replayed, ours, drawn]
-        chosen = np.concatenate(kinds)
-        passes = recipe.epochs or passes_over(len(chosen), count)
-        fit = training.ClassifierFit(
-            module,
-            images,
-            chosen,
-            checked,
-            replace(fit_config, epochs=passes),
-            place,
-            corrupted=training.CORRUPTED if corruptions else 0.0,
-            shares=shares_of(kinds, share),
-        )
-        fit.show("mend" if source is None else f"mend, part {part + 1} of {count}")
-        history, epochs = history + fit.history, epochs + passes
-        named = replace(images, sha256=both.sha256)
-        record = training.record_of(named, chosen, started=True, before=record)
+    replayed = np.sort(random.permutation(train)[: recipe.replay])
+    chosen = np.concatenate([replayed, new])
+    epochs = recipe.epochs or passes_over(len(chosen))
+    fit = training.ClassifierFit(
+        module,
+        both,
+        chosen,
+        validation[:: max(1, len(validation) // recipe.replay)],
+        replace(fit_config, epochs=epochs),
+        folder,
+        corrupted=training.CORRUPTED if corruptions else 0.0,
+        shares=shares_of(len(replayed), len(new), share),
+    )
+    fit.show("mend")
+    record = training.record_of(both, chosen, started=True, before=record)
     parts = (np.concatenate([train, new]), validation, test)
     recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
     fit_config = replace(fit_config, epochs=epochs)
-    about = folder, module, history, record, unseen, recall
+    about = folder, module, fit.history, record, unseen, recall
     make_bundle(fit_config, both, parts, *about, corruptions=corruptions)
     return Bundle.load(folder / "bundle")
 
@@ -150,56 +120,21 @@ def _fit_config(
         weights=weights,
         learning_rate=recipe.learning_rate,
         target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
-        success_label=config.success_label,
+        success_label=success_label_of(bundle.spec),
         seed=config.seed,
         resume=config.resume,
     )
 
 
-def log_odds_of(module: nn.Module, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Return a network's log-odds of success (N,) of images (N, H, W, 3), not calibrated.
-
-    In bfloat16 where that is faster: they only say what is hard.
-    """
-    import torch
-
-    from vinoreward_actors.actor_learner.learners.networks import has_bf16
-    from vinoreward_training.runs.fit import predict
-
-    if not len(images):
-        return np.zeros(0)
-    half = has_bf16(torch.device("cpu"))
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-        return np.diff(predict(module, images))[:, 0].astype(np.float64)
+def shares_of(old: int, labelled: int, share: float) -> npt.NDArray[np.float64]:
+    """Return how often each image is sampled: old ones, then the labelled ones with a share."""
+    parts = np.repeat([(1 - share) / max(1, old), share / max(1, labelled)], [old, labelled])
+    return np.asarray(parts / parts.sum())
 
 
-def with_examples(
-    dataset: Dataset, parts: Sequence[Indices], examples: Examples
-) -> tuple[Dataset, list[Indices]]:
-    """Return parts of a dataset with the examples behind them, and the new indices of each.
-
-    The other images stay out: a copy of all would take their memory twice.
-    """
-    some = subset(dataset, np.concatenate(parts))
-    ends = np.cumsum([0, *map(len, parts), len(examples.labels)]).tolist()
-    indices = [np.arange(first, last) for first, last in pairwise(ends)]
-    return extended(some, examples.images, examples.labels, EXAMPLES), indices
-
-
-def shares_of(kinds: Sequence[Indices], share: float) -> npt.NDArray[np.float64]:
-    """Return how often each image is drawn: old ones, labelled ones with a share, and examples.
-
-    Examples, if there are any, have ``SHARE_OF_EXAMPLES`` of what the labels leave.
-    """
-    drawn = SHARE_OF_EXAMPLES * (1 - share) if any(map(len, kinds[2:])) else 0.0
-    pairs = zip(kinds, (1 - share - drawn, share, drawn)[: len(kinds)], strict=True)
-    every = np.concatenate([np.full(len(one), part / max(1, len(one))) for one, part in pairs])
-    return np.asarray(every / every.sum())
-
-
-def passes_over(images: int, parts: int = 1) -> int:
-    """Return how often to go over so many images in one of some parts."""
-    return max(1, IMAGES // (parts * images))
+def passes_over(images: int) -> int:
+    """Return how often to go over so many images."""
+    return max(1, IMAGES // images)
 
 
 def share_of_labels(bundle: Bundle, labelled: Labelled) -> float:

@@ -140,7 +140,7 @@ class RunCallback(ClaimedVsTrue):
         if len(self.claims):
             self.claims.write()
             # In this order few labels say much of all claims.
-            line = command("label", "--run", self.folder, "--order", "drawn")
+            line = command("label", "--run", self.folder)
             self.say(f"Images of the claims: {line}")
 
     def _on_rollout_start(self) -> None:

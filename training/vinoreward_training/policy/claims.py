@@ -16,7 +16,7 @@ from vinoreward.files import write_bytes
 from vinoreward.images import read_image
 from vinoreward.rewards.alarms import PrecisionBound
 from vinoreward_training.data.tables import write_table
-from vinoreward_training.labelling.labels import LABELS, Label, read_labels, settled
+from vinoreward_training.labelling.labels import LABELS, Label, agreed_labels, read_labels
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, digest_of
 from vinoreward_training.runs.report import read_table
 
@@ -157,7 +157,7 @@ class ClaimSample:
         known = self._digests
         labels = [one for one in self._read_labels() if one.sha256 == known.get(one.image)]
         answers = {label.image: "unclear" for label in labels}
-        answers |= {label.image: label.label for label in settled(labels)}
+        answers |= {label.image: label.label for label in agreed_labels(labels)}
         if not answers:
             return None
         newest = max(self._claims[name].episode for name in answers)

@@ -173,9 +173,8 @@ class Reward:
         shutil.rmtree(out, ignore_errors=True)  # an audit that was stopped
         played: dict[str, Any] = {}
         if self.config.data is None:
-            source = self.config.image_source or ("render",)
-            played = {**self.task, "policy": self.config.policy, "image_source": source[0]}
-            played["learn_steps"] = 0  # the next stage learns
+            # The next stage learns.
+            played = {**self.task, "policy": self.config.policy, "learn_steps": 0}
         try:
             status = run_audit(AuditConfig(bundle=str(bundle), data=self.data, out=out, **played))
         except TooFewNegativesError as error:

@@ -99,18 +99,14 @@ def after_capture(data: Path) -> str:
     return command("finetune", "--data", data, "--out", out)
 
 
-def after_bundle(
-    bundle: Path, spec: BundleSpec, data: Path, tested: int, label: str = "success"
-) -> str:
+def after_bundle(bundle: Path, spec: BundleSpec, data: Path, tested: int) -> str:
     """Return the audit of a classifier, or the training where its data are too few for one.
 
-    ``tested`` test episodes have a success, or a failure if they are fewer. ``label`` is that of
-    successes.
+    ``tested`` test episodes have a success, or a failure if they are fewer.
     """
     if tested < LEAST_AUDITED:
         return to_train(bundle, spec)
-    more = [] if label == "success" else ["--success-label", label]
-    return command("audit", "--bundle", _from_here(bundle), "--data", data, *more)
+    return command("audit", "--bundle", _from_here(bundle), "--data", data)
 
 
 def to_more_images(data: Path, frames: int) -> str:
@@ -138,14 +134,17 @@ def after_mending(bundle: Path, config: MendConfig) -> str:
     # With another seed than the audit whose findings were learned.
     words = ["audit", "--bundle", _from_here(bundle), "--data", config.data]
     words += ["--seed", config.seed + 1]
-    names = ("success_label", "env", "env_kwargs", *OF_AUDIT)
+    names = ("env", "env_kwargs", *OF_AUDIT)
     return command(*words, *option_words(non_default_options(config, names)))
 
 
 def resume_mend(config: MendConfig) -> str:
-    """Return the command that goes on with a stopped mending, with all its options."""
-    names = (each.name for each in fields(config) if each.name != "resume")
-    return command("mend", *option_words(non_default_options(config, names)), "--resume")
+    """Return the command that continues a stopped mending."""
+    by_name = [*trust_args(config.env), *trust_args(config.truth, "--truth")]
+    for name in ("policy", "interventions"):
+        value = getattr(config, name)
+        by_name += [f"--{name}", value] if value and names_function(value) else []
+    return resume_command("mend", config.out, *by_name)
 
 
 def recorded(run: Path) -> dict[str, Any]:
@@ -207,8 +206,6 @@ def _to_mend(bundle: str, labels: Path) -> str:
     data = own.get("data")
     known = short_text(data) and Path(str(data)).is_dir()
     words: list[object] = ["mend", "--bundle", bundle, "--data", data if known else ITS_DATA]
-    if short_text(label := own.get("success_label")) and label != "success":
-        words += ["--success-label", label]
     # What an earlier mending learned is not in its data.
     before = own.get("labels")
     earlier = [Path(one) for one in before if short_text(one)] if isinstance(before, list) else []
@@ -225,11 +222,19 @@ def _to_mend(bundle: str, labels: Path) -> str:
     return line if known else f"{line}\n({ITS_DATA} stands for the images it was trained on)"
 
 
+def after_audit(bundle: str, findings: Path, count: int) -> str:
+    """Return what mends a classifier by so many false claims, or shows them if they are few."""
+    if count < FEW:
+        return command("label", "--data", findings, "--bundle", bundle)
+    return _to_mend(bundle, findings)
+
+
 def to_mend(run: Path, truths: int) -> str:
     """Return what mends the classifier by a run's claims, so many of which carry the truth."""
     bundle = _bundle_of(recorded(run))
     if bundle is None or truths < FEW:
-        return command("label", "--run", run, "--limit", LABELS)
+        useful = [] if bundle is None else ["--bundle", bundle]
+        return command("label", "--run", run, *useful, "--limit", LABELS)
     return _to_mend(bundle, run)
 
 

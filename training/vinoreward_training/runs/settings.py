@@ -180,7 +180,7 @@ class Settings(Generic[_Config]):
         for name in code:
             value, file = vars(config)[name], sources.get(name)
             if name not in named and file is not None and _runs(value) not in agreed:
-                agree_to_run(value, file, trust_run=values.get("trust_run", False), field=name)
+                agree_to_run(value, file, trust_run=values.get("trust_run"), field=name)
         return self.check(config, before)
 
 

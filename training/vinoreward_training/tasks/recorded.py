@@ -8,6 +8,8 @@ from typing import Any, TypeGuard
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import SPEC_FILE
+from vinoreward.bundles.schema import BundleSpec
+from vinoreward_training.data.dataset_files import ABOUT, read_about
 from vinoreward_training.tasks.environments import find_bundle
 
 MAX_OPTIONS = 50
@@ -63,3 +65,25 @@ def task_of_bundle(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | No
     if given.get("bundle") is not None and isinstance(hold, int):
         task["hold"] = hold
     return bundle.path / SPEC_FILE, task
+
+
+def task_of_audit(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
+    """Return the task of the environment that an audit is given, as bundle or data record it.
+
+    None without an environment, and where nothing records its task.
+    """
+    if not given.get("env"):
+        return None
+    found = task_of_bundle(given)
+    about = read_about(Path(given["data"])) if given.get("data") else {}
+    if same_environment(given["env"], about.get("env")) and (
+        found is None or "env" not in found[1]
+    ):
+        return Path(given["data"]) / ABOUT, recorded_task(about)
+    return found
+
+
+def success_label_of(spec: BundleSpec) -> str:
+    """Return the label of successes in the images that a bundle was trained or calibrated on."""
+    label = spec.dataset.get("success_label")
+    return label if short_text(label) else spec.success_label

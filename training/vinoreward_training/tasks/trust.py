@@ -19,14 +19,16 @@ def names_function(text: str) -> bool:
     return bool(where) and name.isidentifier() and not os.path.exists(text)
 
 
-def agree_to_run(named: object, named_by: Path, *, trust_run: bool = False, field: str) -> None:
+def agree_to_run(
+    named: object, named_by: Path, *, trust_run: bool | None = False, field: str
+) -> None:
     """Raise ConfigError unless the user agrees to run the code of what a file names.
 
     For ``package:Id-v0`` Gymnasium imports the package; a function's module or file is run. Asked
     on a terminal only; elsewhere the answer is no. A package that is imported already, or one of
-    ours, needs no agreement.
+    ours, needs no agreement. ``trust_run`` is None where there is no such option.
     """
-    if named is None or (isinstance(named, str) and os.path.exists(named)):
+    if named in (None, "") or (isinstance(named, str) and os.path.exists(named)):
         return
     if not isinstance(named, str) or not _NAME.fullmatch(named):
         raise ConfigError(
@@ -47,9 +49,10 @@ def agree_to_run(named: object, named_by: Path, *, trust_run: bool = False, fiel
         print(f"{asked} Import it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
+    option = "" if trust_run is None else ", or add --trust-run"
     raise ConfigError(
         f"{asked} Expected your agreement, as the file may come from somebody else; if you trust "
-        f"it, name it yourself, `{field}={named}`, or add --trust-run."
+        f"it, name it yourself, `{field}={named}`{option}."
     )
 
 
