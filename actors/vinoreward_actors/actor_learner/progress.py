@@ -12,7 +12,7 @@ import numpy as np
 from vinoreward_actors.actor_learner.acting.environments import Episode
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluation
 from vinoreward_actors.actor_learner.acting.profile import Breakdown
-from vinoreward_actors.actor_learner.engines.supervisor import Event
+from vinoreward_actors.actor_learner.engines.base import Event
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward_actors.policies.policy import Policy
@@ -172,27 +172,13 @@ class CompressedShare:
         if self._raised or share >= NEAR_ZERO or len(self._last) < WINDOW:
             return None
         self._raised = True
-        what = f"only {share:.0%} of the steps of the last {WINDOW} updates acted compressed: "
-        if not settings.enabled:
-            return (
-                f"{what}compression is switched off. Compress less, or watch without switching "
-                "(--monitor watch)"
-            )
-        if settings.alpha < 1.0:
-            return (
-                f"{what}the monitor lets the compressed network act in {settings.alpha:.0%} of "
-                "the blocks. Compress less, or choose another monitor"
-            )
         if behind is None:
-            return f"{what}there are no compressed weights yet. Use a cheaper compression"
-        if 2 * behind < limit:
-            return (
-                f"{what}the newest compressed weights are only {behind} pushes old, so actors "
-                "cannot act with them or rarely take them. See what actors report; compress less, "
-                "or pull more often (pull_period)"
-            )
+            newest = "there are no compressed weights yet"
+        else:
+            newest = f"the newest compressed weights are {behind} pushes old, the limit is {limit}"
+        mix = f"{settings.alpha:.0%} of the blocks" if settings.enabled else "switched off"
         return (
-            f"{what}the newest compressed weights are {behind} pushes old, and actors use none "
-            f"older than {limit}. Use a cheaper compression (distill batch=16, a smaller student), "
-            "push less often (push_period), or allow older weights (max_staleness)"
+            f"only {share:.0%} of the steps of the last {WINDOW} updates acted compressed "
+            f"(compression: {mix}; {newest}). Compress less or cheaper, push less often "
+            "(push_period), or allow older weights (max_staleness)"
         )

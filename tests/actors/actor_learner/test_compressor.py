@@ -96,7 +96,7 @@ def test_the_alarm_is_told_once_until_it_recovers():
         assert found.alarm(*late) is None
         found.add([rows(0, 0, 0)], 0)
     words = found.alarm(*late)
-    assert words is not None and "150 pushes old" in words and "older than 100" in words
+    assert words is not None and "150 pushes old" in words and "limit is 100" in words
     assert found.alarm(*late) is None
     for share, told in ((10, False), (0, True)):
         for _ in range(WINDOW):

@@ -285,20 +285,13 @@ class ControlBlock(InSegment):
         self.spec = spec
         self._words = segment.words(0, segment.spec.size // WORD)
         self._line = aligned(1 + len(spec.counters), LINE_WORDS)
-        self._places = {name: 1 + place for place, name in enumerate(spec.counters)}
 
     @classmethod
     def create(cls, processes: int, counters: Sequence[str]) -> ControlBlock:
         """Allocate the words, all 0."""
-        names = tuple(counters)
-        if processes < 1 or len(set(names)) != len(names):
-            raise ConfigError(
-                f"the control block is for {processes} processes with counters {names}. Expected "
-                "at least one process, and every name once."
-            )
-        words = LINE_WORDS + processes * aligned(1 + len(names), LINE_WORDS)
+        words = LINE_WORDS + processes * aligned(1 + len(counters), LINE_WORDS)
         segment = Segment.create(words * WORD)
-        return cls(segment, ControlSpec(segment.spec, processes, names))
+        return cls(segment, ControlSpec(segment.spec, processes, tuple(counters)))
 
     @classmethod
     def attach(cls, spec: ControlSpec) -> ControlBlock:
@@ -332,40 +325,32 @@ class ControlBlock(InSegment):
     def samples(self, count: int) -> None:
         self._words[_SAMPLES] = count
 
-    def _place(self, process: int, counter: str | None = None) -> int:
-        if not 0 <= process < self.spec.processes:
-            raise ConfigError(
-                f"the control block has no process {process}. Expected 0 to "
-                f"{self.spec.processes - 1}."
-            )
-        if counter is not None and counter not in self._places:
-            raise ConfigError(
-                f"the control block has no counter {counter!r}. Expected one of "
-                f"{self.spec.counters}."
-            )
-        place = LINE_WORDS + process * self._line
-        return place if counter is None else place + self._places[counter]
+    def _beat(self, process: int) -> int:
+        return LINE_WORDS + process * self._line
+
+    def _counter(self, process: int, name: str) -> int:
+        return self._beat(process) + 1 + self.spec.counters.index(name)
 
     def beat(self, process: int) -> None:
         """Record a heartbeat; called only by that process."""
-        self._words[self._place(process)] = time.monotonic_ns()
+        self._words[self._beat(process)] = time.monotonic_ns()
 
     def silence(self, process: int) -> float:
         """Return the seconds since a process's last heartbeat; infinity if there is none."""
-        last = self._words[self._place(process)]
+        last = self._words[self._beat(process)]
         return (time.monotonic_ns() - last) / 1e9 if last else math.inf
 
     def reset_beat(self, process: int) -> None:
         """Clear a dead process's heartbeat before its successor starts; counters stay."""
-        self._words[self._place(process)] = 0
+        self._words[self._beat(process)] = 0
 
     def add(self, process: int, counter: str, count: int = 1) -> None:
         """Increase a counter; called only by that process."""
-        self._words[self._place(process, counter)] += count
+        self._words[self._counter(process, counter)] += count
 
     def count(self, process: int, counter: str) -> int:
         """Return one process's counter."""
-        return self._words[self._place(process, counter)]
+        return self._words[self._counter(process, counter)]
 
     def total(self, counter: str) -> int:
         """Return a counter's sum over all processes."""
